@@ -1,0 +1,8 @@
+"""`python -m data_prep` is `alma-prep`."""
+
+import sys
+
+from data_prep.cli import main
+
+if __name__ == "__main__":  # worker processes import this module again
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""The one error of alma-prep that is meant for the person at the keyboard."""
+
+
+class PrepError(Exception):
+    """What was found, what was wanted, what to do. The command prints it on stderr and exits with 2."""

@@ -1,0 +1,46 @@
+"""What a person sees on stderr while alma-prep works."""
+
+import sys
+import time
+from typing import Self
+
+from tqdm import tqdm
+
+
+class Step:
+    """One step of the work: a bar on a terminal, one line when it is done in a log."""
+
+    def __init__(self, name: str, total: int, unit: str):
+        self._name, self._unit, self._start_seconds = name, unit, time.monotonic()
+        self._bar = tqdm(
+            total=total,
+            desc=name,
+            unit=unit,
+            unit_scale=True,
+            file=sys.stderr,
+            disable=not sys.stderr.isatty(),
+            leave=True,
+        )
+        self._done = 0
+
+    def advance(self, count: int):
+        self._done += count
+        self._bar.update(count)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error_type, error, traceback):
+        self._bar.close()
+        if self._bar.disable and error_type is None:
+            wall_seconds = time.monotonic() - self._start_seconds
+            print(
+                f"{self._name}: {self._done:,} {self._unit} in {wall_seconds:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def note(text: str):
+    """A line that is not an error."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,152 @@
+"""Text to token ids: training a tokenizer, loading it, encoding many passages at once.
+
+Both tokenizers give the same bytes on every machine, whatever the number of threads.
+"""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from data_prep.errors import PrepError
+
+
+class Tokenizer(Protocol):
+    """A way of turning text into ids 0..V-1. Instances are loaded from the file that `train` returned."""
+
+    file_name: str
+    smallest_vocab_size: int
+    max_training_words: int | None
+    """More text than this is thinned out evenly before training; None: all of it is used."""
+
+    @staticmethod
+    def train(texts: Iterator[str], vocab_size: int) -> bytes: ...
+    def __init__(self, file: Path): ...
+    def pieces(self) -> list[str]: ...
+    def encode(self, texts: list[str]) -> list[np.ndarray]: ...
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class ByteBPE:
+    """Byte-level BPE as GPT-2's, the paper's choice. Lossless: any text comes back exactly."""
+
+    file_name = "tokenizer.json"
+    smallest_vocab_size = 256  # every byte has a symbol
+    max_training_words = None  # only the distinct words are kept in memory
+
+    @staticmethod
+    def train(texts: Iterator[str], vocab_size: int) -> bytes:
+        """The tokenizer file. With too little text for `vocab_size` symbols it has fewer; the caller says so."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+            add_prefix_space=False, use_regex=True
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return tokenizer.to_str(pretty=False).encode("utf-8")
+
+    def __init__(self, file: Path):
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(file))
+
+    def pieces(self) -> list[str]:
+        """The symbols in the order of their ids."""
+        return [
+            self._tokenizer.id_to_token(index)
+            for index in range(self._tokenizer.get_vocab_size())
+        ]
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """The ids of each text, int32."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+class SentencePiece:
+    """A sentencepiece BPE with byte fallback: no unknown token. Spaces and line ends are kept.
+
+    Not quite lossless: a U+2581 in the text, which is how it writes a space, comes back as a space.
+    """
+
+    file_name = "sentencepiece.model"
+    smallest_vocab_size = (
+        259  # <unk>, the line end, every byte, and a letter to begin with
+    )
+    max_training_words = 50_000_000  # the trainer holds its text in memory
+
+    @staticmethod
+    def train(texts: Iterator[str], vocab_size: int) -> bytes:
+        """The model file. Raises PrepError if the text gives fewer symbols, or needs more, than `vocab_size`."""
+        import sentencepiece
+
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=texts,
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=vocab_size,
+                byte_fallback=True,
+                # What comes in must come out: nothing normalised, nothing trimmed, no space put in front.
+                normalization_rule_name="identity",
+                add_dummy_prefix=False,
+                remove_extra_whitespaces=False,
+                allow_whitespace_only_pieces=True,
+                # A piece of its own, so that no piece reaches over a line end.
+                user_defined_symbols=["\n"],
+                # <s>, <pad> and </s> are fairseq's.
+                unk_id=0,
+                bos_id=-1,
+                eos_id=-1,
+                pad_id=-1,
+                # Longer texts would be dropped without a word; the default is 4192 bytes. This is its maximum.
+                max_sentence_length=2**30,
+                # Written into the model file, so it must not follow the machine.
+                num_threads=1,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            reason = str(error).rpartition("] ")[2].strip()
+            raise PrepError(
+                f"sentencepiece cannot make {vocab_size} symbols of the training text: {reason} "
+                "Change --vocab-size accordingly, or add sources."
+            ) from error
+        return model.getvalue()
+
+    def __init__(self, file: Path):
+        import sentencepiece
+
+        self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
+
+    def pieces(self) -> list[str]:
+        """The symbols in the order of their ids."""
+        return [
+            self._processor.id_to_piece(index)
+            for index in range(self._processor.vocab_size())
+        ]
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """The ids of each text, int32."""
+        return self._processor.encode(texts, return_type="numpy", num_threads=1)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._processor.decode(ids)
+
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    "byte-bpe": ByteBPE,
+    "sentencepiece": SentencePiece,
+}
