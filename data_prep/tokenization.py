@@ -4,6 +4,8 @@ Both tokenizers give the same bytes on every machine, whatever the number of thr
 """
 
 import io
+import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +29,15 @@ class Tokenizer(Protocol):
     def pieces(self) -> list[str]: ...
     def encode(self, texts: list[str]) -> list[np.ndarray]: ...
     def decode(self, ids: list[int]) -> str: ...
+
+
+# Where GPT-2's regular expression certainly cuts a text: before the space that starts a word, and around other white
+# space. It never looks beyond such a piece, so that a piece has the same ids wherever it stands. The white space is
+# Unicode's, as the tokenizer library's; Python's \\s has four control characters more.
+_SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
+WORD = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
+MAX_KNOWN_WORDS = 1 << 18
+MAX_KNOWN_LETTERS = 64
 
 
 class ByteBPE:
@@ -58,6 +69,7 @@ class ByteBPE:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(file))
+        self._known: dict[str, list[int]] = {}
 
     def pieces(self) -> list[str]:
         """The symbols in the order of their ids."""
@@ -67,9 +79,26 @@ class ByteBPE:
         ]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """The ids of each text, int32."""
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        """The ids of each text, int32. Words are encoded once and then looked up: about three times as fast."""
+        words_of_texts = [WORD.findall(text) for text in texts]
+        new = list(
+            set(itertools.chain.from_iterable(words_of_texts)) - self._known.keys()
+        )
+        encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        self._known.update(
+            (word, encoding.ids) for word, encoding in zip(new, encodings, strict=True)
+        )
+        look_up = self._known.__getitem__
+        ids = [
+            np.fromiter(itertools.chain.from_iterable(map(look_up, words)), np.int32)
+            for words in words_of_texts
+        ]
+        if len(self._known) > MAX_KNOWN_WORDS:
+            self._known.clear()
+        for word in new:
+            if len(word) > MAX_KNOWN_LETTERS:
+                self._known.pop(word, None)
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
