@@ -46,11 +46,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def summary(stream: dict) -> str:
     """A table of the splits, and what was skipped."""
-    lines = [
-        f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}"
-    ]
+    lines = [f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}"]
     for name, split in stream["splits"].items():
-        counts = f"{split['documents']:>12,}{split['passages']:>12,}{split['words']:>16,}{split['tokens']:>16,}"
+        counts = (
+            f"{split['documents']:>12,}{split['passages']:>12,}{split['words']:>16,}{split['tokens']:>16,}"
+        )
         lines.append(f"{name:<16}{counts}")
     for source in stream["sources"]:
         name = ":".join(filter(None, (source["kind"], source["path"])))
@@ -59,8 +59,7 @@ def summary(stream: dict) -> str:
             f"{len(source['skipped']):,} files skipped or skipped in part"
         )
         lines += [
-            f"  skipped {entry['name']}: {entry['reason']}"
-            for entry in source["skipped"][:SKIPPED_SHOWN]
+            f"  skipped {entry['name']}: {entry['reason']}" for entry in source["skipped"][:SKIPPED_SHOWN]
         ]
         if len(source["skipped"]) > SKIPPED_SHOWN:
             lines.append(
@@ -81,9 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         "The same text and seed give the same bytes, whatever --workers and the order of files.",
     )
     parser.add_argument(
-        "out",
-        metavar="OUT",
-        help="the stream folder to write; a second run finds its work done",
+        "out", metavar="OUT", help="the stream folder to write; a second run finds its work done"
     )
     parser.add_argument(
         "--source",
@@ -95,28 +92,11 @@ def _parser() -> argparse.ArgumentParser:
         "file. python-docs: the docstrings of this Python's standard library, one document per module.",
     )
     parser.add_argument(
-        "--mega-batches",
-        type=int,
-        required=True,
-        metavar="B",
-        help="how many; one more becomes the test set",
+        "--mega-batches", type=int, required=True, metavar="B", help="how many; one more becomes the test set"
     )
-    parser.add_argument(
-        "--vocab-size",
-        type=int,
-        required=True,
-        metavar="V",
-        help="symbols of the tokenizer",
-    )
-    parser.add_argument(
-        "--seed", type=int, required=True, metavar="S", help="of the order of passages"
-    )
-    parser.add_argument(
-        "--tokenizer",
-        choices=TOKENIZERS,
-        default="byte-bpe",
-        help="default: %(default)s",
-    )
+    parser.add_argument("--vocab-size", type=int, required=True, metavar="V", help="symbols of the tokenizer")
+    parser.add_argument("--seed", type=int, required=True, metavar="S", help="of the order of passages")
+    parser.add_argument("--tokenizer", choices=TOKENIZERS, default="byte-bpe", help="default: %(default)s")
     parser.add_argument(
         "--valid-words",
         type=int,
@@ -131,10 +111,6 @@ def _parser() -> argparse.ArgumentParser:
         "words; default: min(2000, 0.2%% of a mega-batch)",
     )
     parser.add_argument(
-        "--workers",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="processes; default: all cores",
+        "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes; default: all cores"
     )
     return parser

@@ -26,9 +26,7 @@ def symbols(pieces: list[str]) -> list[str]:
     ]
     taken, names = set(_FAIRSEQ_OWN), []
     for number, piece in enumerate(pieces + padding):
-        name = "".join(
-            f"<U+{ord(char):04X}>" if char.isspace() else char for char in piece
-        )
+        name = "".join(f"<U+{ord(char):04X}>" if char.isspace() else char for char in piece)
         while name in taken:
             name = f"{name}#{number}"
         taken.add(name)
@@ -38,6 +36,4 @@ def symbols(pieces: list[str]) -> list[str]:
 
 def dictionary_text(names: list[str], counts: list[int]) -> str:
     """The content of dict.txt: `symbol count` per line, in the order of the ids, whatever the counts."""
-    return "".join(
-        f"{name} {count}\n" for name, count in zip(names, counts, strict=True)
-    )
+    return "".join(f"{name} {count}\n" for name, count in zip(names, counts, strict=True))

@@ -86,12 +86,7 @@ class MMapWriter:
         np.cumsum(sizes[:-1], out=pointers[1:], dtype=np.int64)
         pointers *= self._dtype.itemsize
         with open(f"{self._prefix}.idx", "wb") as file:
-            file.write(
-                MAGIC
-                + struct.pack(
-                    "<QBQ", VERSION, DTYPE_CODES[self._dtype.name], len(sizes)
-                )
-            )
+            file.write(MAGIC + struct.pack("<QBQ", VERSION, DTYPE_CODES[self._dtype.name], len(sizes)))
             file.write(sizes.data)
             file.write(pointers.data)
             sync(file)

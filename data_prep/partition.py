@@ -42,10 +42,7 @@ def default_passage_words(mega_batch_words: int) -> int:
 
 
 def make_plan(
-    total_words: int,
-    num_mega_batches: int,
-    valid_words: int | None,
-    passage_words: int | None,
+    total_words: int, num_mega_batches: int, valid_words: int | None, passage_words: int | None
 ) -> Plan:
     """Resolve the defaults. Raises PrepError if there is too little text, or passages are set too long."""
     if valid_words is None:
@@ -84,11 +81,7 @@ def cut_document(text: str, passage_words: int, limit_words: int) -> list[str]:
             pieces.append(paragraph)
             continue
         for line in _split_after(LINE_END, paragraph):
-            pieces += (
-                [line]
-                if _num_words(line) <= limit_words
-                else _split_after(WORD_END, line)
-            )
+            pieces += [line] if _num_words(line) <= limit_words else _split_after(WORD_END, line)
     return _join_up_to(passage_words, pieces)
 
 
@@ -134,15 +127,10 @@ def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> li
     is at most the longest passage away from an equal share.
     """
     cumulative = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
-    valid_end = max(
-        1, _nearest(cumulative, valid_words)
-    )  # never an empty validation set
+    valid_end = max(1, _nearest(cumulative, valid_words))  # never an empty validation set
     taken, total = int(cumulative[valid_end]), int(cumulative[-1])
     shares = num_mega_batches + 1
-    ends = [
-        _nearest(cumulative, taken + (total - taken) * share // shares)
-        for share in range(1, shares)
-    ]
+    ends = [_nearest(cumulative, taken + (total - taken) * share // shares) for share in range(1, shares)]
     return [0, valid_end, *ends, len(words)]
 
 

@@ -9,13 +9,7 @@ from data_prep.progress import note
 from data_prep.settings import PrepSettings
 from data_prep.sources import Source, SourceFile, fingerprint, list_files
 from data_prep.steps import make_pieces
-from data_prep.stream_folder import (
-    check_free,
-    check_whole,
-    finish,
-    read_stream,
-    work_folder,
-)
+from data_prep.stream_folder import check_free, check_whole, finish, read_stream, work_folder
 from data_prep.workers import Workers
 
 
@@ -50,28 +44,20 @@ def prepare(settings: PrepSettings) -> dict:
 
 def _check_out_is_not_a_source(settings: PrepSettings):
     for source in settings.sources:
-        if source.path and settings.out.resolve().is_relative_to(
-            Path(source.path).resolve()
-        ):
+        if source.path and settings.out.resolve().is_relative_to(Path(source.path).resolve()):
             raise PrepError(
                 f"the stream folder {settings.out} lies inside the source {source}, whose next reading "
                 "would find it. Choose a folder outside."
             )
 
 
-def _check_same(
-    settings: PrepSettings, files: dict[Source, list[SourceFile]], stream: dict
-):
+def _check_same(settings: PrepSettings, files: dict[Source, list[SourceFile]], stream: dict):
     """Raise PrepError if the finished stream was made with other settings or from other files."""
     before = stream["settings"]
     total_words = sum(source["words"] for source in stream["sources"])
     valid_words = settings.valid_words or partition.default_valid_words(total_words)
-    mega_batch_words = (total_words - before["valid_words"]) // (
-        before["num_mega_batches"] + 1
-    )
-    passage_words = settings.passage_words or partition.default_passage_words(
-        mega_batch_words
-    )
+    mega_batch_words = (total_words - before["valid_words"]) // (before["num_mega_batches"] + 1)
+    passage_words = settings.passage_words or partition.default_passage_words(mega_batch_words)
     now = settings.recorded(valid_words, passage_words)
     changed = [
         f"{name} was {before.get(name)} and is now {now[name]}"
@@ -80,13 +66,8 @@ def _check_same(
     ]
     what_to_do = f"Give the old value, choose another folder, or remove {settings.out} to make it anew."
     if changed:
-        raise PrepError(
-            f"{settings.out} was made with other settings: {'; '.join(changed)}. {what_to_do}"
-        )
-    recorded = {
-        Source(source["kind"], source["path"]): source["fingerprint"]
-        for source in stream["sources"]
-    }
+        raise PrepError(f"{settings.out} was made with other settings: {'; '.join(changed)}. {what_to_do}")
+    recorded = {Source(source["kind"], source["path"]): source["fingerprint"] for source in stream["sources"]}
     for source in settings.sources:
         if recorded[source] != fingerprint(files[source]):
             raise PrepError(

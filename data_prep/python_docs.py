@@ -8,14 +8,7 @@ import warnings
 from pathlib import Path
 
 # Installed packages are not the standard library, and its tests hold odd files rather than documentation.
-LEFT_OUT = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idle_test",
-    "__pycache__",
-}
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 def stdlib_root() -> Path:
@@ -38,20 +31,14 @@ def docstrings(source: bytes) -> str:
     Raises SyntaxError or ValueError if `source` is not Python of this version.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # old escapes in library code are not the user's business
+        warnings.simplefilter("ignore")  # old escapes in library code are not the user's business
         tree = ast.parse(source)
-    return "\n\n".join(
-        inspect.cleandoc(text) for text in _in_order(tree) if text.strip()
-    )
+    return "\n\n".join(inspect.cleandoc(text) for text in _in_order(tree) if text.strip())
 
 
 def _in_order(node: ast.AST):
     """Yield the raw docstrings below `node`, depth first: as a reader of the file meets them."""
-    if isinstance(
-        node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    ):
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node, clean=False)
         if text is not None:
             yield text

@@ -39,33 +39,20 @@ class PrepSettings:
             if self.sources.count(source) > 1:
                 raise ValueError(f"source {source} is given more than once")
         if self.tokenizer not in TOKENIZERS:
-            raise ValueError(
-                f"tokenizer={self.tokenizer} is unknown: use one of {', '.join(TOKENIZERS)}"
-            )
+            raise ValueError(f"tokenizer={self.tokenizer} is unknown: use one of {', '.join(TOKENIZERS)}")
         smallest = TOKENIZERS[self.tokenizer].smallest_vocab_size
         at_least = {"num_mega_batches": 1, "vocab_size": smallest, "workers": 1}
-        at_least |= {
-            name: 1
-            for name in ("valid_words", "passage_words")
-            if getattr(self, name) is not None
-        }
+        at_least |= {name: 1 for name in ("valid_words", "passage_words") if getattr(self, name) is not None}
         for name, minimum in at_least.items():
             if getattr(self, name) < minimum:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} is too small: it must be at least {minimum}"
-                )
+                raise ValueError(f"{name}={getattr(self, name)} is too small: it must be at least {minimum}")
 
     def command(self) -> str:
         """The command line that makes the same stream again."""
         words = ["alma-prep", str(self.out)]
         for source in self.sources:
             words += ["--source", str(source)]
-        words += [
-            "--mega-batches",
-            str(self.num_mega_batches),
-            "--vocab-size",
-            str(self.vocab_size),
-        ]
+        words += ["--mega-batches", str(self.num_mega_batches), "--vocab-size", str(self.vocab_size)]
         words += ["--seed", str(self.seed), "--tokenizer", self.tokenizer]
         if self.valid_words is not None:
             words += ["--valid-words", str(self.valid_words)]

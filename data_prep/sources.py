@@ -26,13 +26,9 @@ class Source:
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            raise ValueError(
-                f"source kind '{self.kind}' is unknown: use one of {', '.join(KINDS)}"
-            )
+            raise ValueError(f"source kind '{self.kind}' is unknown: use one of {', '.join(KINDS)}")
         if KINDS[self.kind].wants_path and not self.path:
-            raise ValueError(
-                f"source '{self.kind}' names no path: write {self.kind}:PATH"
-            )
+            raise ValueError(f"source '{self.kind}' names no path: write {self.kind}:PATH")
         if self.path and not KINDS[self.kind].wants_path:
             raise ValueError(f"source '{self}' takes no path: write {self.kind}")
 
@@ -88,32 +84,19 @@ def list_files(source: Source) -> list[SourceFile]:
     kind = KINDS[source.kind]
     root = Path(source.path) if kind.wants_path else python_docs.stdlib_root()
     if not root.exists():
-        raise PrepError(
-            f"source {source}: no such file or folder as {root}. Check the path."
-        )
+        raise PrepError(f"source {source}: no such file or folder as {root}. Check the path.")
     if root.is_file() and not kind.wants_folder:
         paths, root = [root], root.parent
     elif root.is_dir():
         paths = kind.list_paths(root)
     else:
-        raise PrepError(
-            f"source {source}: {root} is not a folder, and {source.kind} wants one."
-        )
+        raise PrepError(f"source {source}: {root} is not a folder, and {source.kind} wants one.")
     files = []
     for path in paths:
         status = path.stat()
-        files.append(
-            SourceFile(
-                path,
-                path.relative_to(root).as_posix(),
-                status.st_size,
-                status.st_mtime_ns,
-            )
-        )
+        files.append(SourceFile(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns))
     if not files:
-        raise PrepError(
-            f"source {source}: {root} holds no {kind.files_are}. Check the kind and the path."
-        )
+        raise PrepError(f"source {source}: {root} holds no {kind.files_are}. Check the kind and the path.")
     return sorted(files, key=lambda file: file.name)
 
 
@@ -124,17 +107,11 @@ def fingerprint(files: list[SourceFile]) -> str:
     """
     digest = hashlib.sha256()
     for file in files:
-        digest.update(
-            f"{file.name}\0{file.num_bytes}\0{file.mtime_ns}\n".encode(
-                "utf-8", "surrogateescape"
-            )
-        )
+        digest.update(f"{file.name}\0{file.num_bytes}\0{file.mtime_ns}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def split_into_parts(
-    source: Source, files: list[SourceFile], part_bytes: int
-) -> list[Part]:
+def split_into_parts(source: Source, files: list[SourceFile], part_bytes: int) -> list[Part]:
     """One part per file; files of a kind that can be split give one per `part_bytes` bytes."""
     parts = []
     for file in files:
@@ -250,16 +227,8 @@ class Kind:
 
 KINDS = {
     "text": Kind("*.txt file", _paths_ending_in(".txt"), _read_lines, splittable=True),
-    "books": Kind(
-        "*.txt or *.md file",
-        _paths_ending_in(".txt", ".md"),
-        _read_whole,
-        wants_folder=True,
-    ),
+    "books": Kind("*.txt or *.md file", _paths_ending_in(".txt", ".md"), _read_whole, wants_folder=True),
     "python-docs": Kind(
-        "*.py file",
-        lambda root: python_docs.module_files(),
-        _read_docstrings,
-        wants_path=False,
+        "*.py file", lambda root: python_docs.module_files(), _read_docstrings, wants_path=False
     ),
 }

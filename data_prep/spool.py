@@ -17,14 +17,8 @@ from data_prep.sources import Part, Skipped, read_documents
 # One entry per document or passage: 56 bytes, all that is held in memory of a corpus.
 ENTRY = np.dtype(
     [
-        (
-            "key",
-            "V16",
-        ),  # its place in the seeded order: hash(seed, identity, passage number)
-        (
-            "document",
-            "V16",
-        ),  # the key of its document's passage 0: equal for equal documents only
+        ("key", "V16"),  # its place in the seeded order: hash(seed, identity, passage number)
+        ("document", "V16"),  # the key of its document's passage 0: equal for equal documents only
         ("shard", np.int32),  # which spool file
         ("offset", np.int64),  # bytes
         ("num_bytes", np.int64),
@@ -57,29 +51,21 @@ def spool_parts(folder: Path, shard: int, seed: int, parts: list[Part]) -> Spool
                 content = document.encode("utf-8")
                 # A document is known by its content: names, paths and their order do not matter.
                 key = order_key(seed, hashlib.sha256(content).digest(), 0)
-                rows.append(
-                    (key, key, shard, offset, len(content), len(document.split()))
-                )
+                rows.append((key, key, shard, offset, len(content), len(document.split())))
                 offset += file.write(content)
     return Spooled(np.array(rows, dtype=ENTRY), skipped)
 
 
-def cut_documents(
-    folder: Path, seed: int, plan: Plan, entries: np.ndarray
-) -> np.ndarray:
+def cut_documents(folder: Path, seed: int, plan: Plan, entries: np.ndarray) -> np.ndarray:
     """The passages of documents: ENTRY per passage, each a stretch of its document's place in the spool."""
     rows = []
     for entry in entries:
         text, offset = read_text(folder, entry), int(entry["offset"])
         identity = hashlib.sha256(text.encode("utf-8")).digest()
-        for number, passage in enumerate(
-            cut_document(text, plan.passage_words, plan.limit_words)
-        ):
+        for number, passage in enumerate(cut_document(text, plan.passage_words, plan.limit_words)):
             num_bytes = len(passage.encode("utf-8"))
             key, document = order_key(seed, identity, number), bytes(entry["document"])
-            rows.append(
-                (key, document, entry["shard"], offset, num_bytes, len(passage.split()))
-            )
+            rows.append((key, document, entry["shard"], offset, num_bytes, len(passage.split())))
             offset += num_bytes
     return np.array(rows, dtype=ENTRY)
 
@@ -91,8 +77,6 @@ def read_text(folder: Path, entry: np.void) -> str:
     return file.read(int(entry["num_bytes"])).decode("utf-8")
 
 
-@functools.lru_cache(
-    maxsize=256
-)  # fewer than the usual limit of open files; a dropped file closes itself
+@functools.lru_cache(maxsize=256)  # fewer than the usual limit of open files; a dropped file closes itself
 def _open(path: Path) -> BinaryIO:
     return open(path, "rb")

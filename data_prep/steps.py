@@ -10,31 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import partition
-from data_prep.dictionary import (
-    EOS,
-    NUM_SPECIAL,
-    dictionary_size,
-    dictionary_text,
-    symbols,
-)
+from data_prep.dictionary import EOS, NUM_SPECIAL, dictionary_size, dictionary_text, symbols
 from data_prep.errors import PrepError
 from data_prep.mmap_writer import MMapWriter, best_dtype, sequence_sizes, sync
 from data_prep.progress import Step, note
 from data_prep.settings import PrepSettings
-from data_prep.sources import (
-    Source,
-    SourceFile,
-    fingerprint,
-    merge_skipped,
-    split_into_parts,
-)
+from data_prep.sources import Source, SourceFile, fingerprint, merge_skipped, split_into_parts
 from data_prep.spool import ENTRY, cut_documents, read_text, spool_parts
-from data_prep.stream_folder import (
-    FORMAT_VERSION,
-    WorkFolder,
-    split_names,
-    split_prefix,
-)
+from data_prep.stream_folder import FORMAT_VERSION, WorkFolder, split_names, split_prefix
 from data_prep.tokenization import TOKENIZERS, Tokenizer
 from data_prep.workers import Workers
 
@@ -45,25 +28,17 @@ TASK_BYTES = 1 << 20
 
 
 def make_pieces(
-    settings: PrepSettings,
-    files: dict[Source, list[SourceFile]],
-    work: WorkFolder,
-    workers: Workers,
+    settings: PrepSettings, files: dict[Source, list[SourceFile]], work: WorkFolder, workers: Workers
 ) -> dict:
     """Write every piece of the stream into the work folder; return what stream.json is to say."""
     documents, sources = _spool_sources(settings, files, work, workers)
     total_words = sum(source["words"] for source in sources)
     plan = partition.make_plan(
-        total_words,
-        settings.num_mega_batches,
-        settings.valid_words,
-        settings.passage_words,
+        total_words, settings.num_mega_batches, settings.valid_words, settings.passage_words
     )
     index = _order_passages(settings, plan, documents, work, workers)
     passages = np.load(index, mmap_mode="r")
-    cuts = partition.cut_points(
-        passages["num_words"], plan.valid_words, settings.num_mega_batches
-    )
+    cuts = partition.cut_points(passages["num_words"], plan.valid_words, settings.num_mega_batches)
 
     tokenizer_file = _train_tokenizer(settings, index, passages, cuts, work)
     pieces = TOKENIZERS[settings.tokenizer](tokenizer_file).pieces()
@@ -97,33 +72,22 @@ def make_pieces(
 
 
 def _spool_sources(
-    settings: PrepSettings,
-    files: dict[Source, list[SourceFile]],
-    work: WorkFolder,
-    workers: Workers,
+    settings: PrepSettings, files: dict[Source, list[SourceFile]], work: WorkFolder, workers: Workers
 ) -> tuple[np.ndarray, list[dict]]:
     """Copy all documents into the spool: (ENTRY per document, what stream.json says of each source)."""
-    total_bytes = sum(
-        file.num_bytes for source_files in files.values() for file in source_files
-    )
+    total_bytes = sum(file.num_bytes for source_files in files.values() for file in source_files)
     shard_bytes = max(MIN_SHARD_BYTES, total_bytes // MAX_SHARDS)
     documents, records, num_shards = [], [], 0
     with Step("read sources", total_bytes, "bytes") as step:
         for source, source_files in files.items():
-            batches = list(
-                _batches(
-                    split_into_parts(source, source_files, shard_bytes), shard_bytes
-                )
-            )
+            batches = list(_batches(split_into_parts(source, source_files, shard_bytes), shard_bytes))
             tasks = [
                 (work.spool, shard, settings.seed, batch)
                 for shard, batch in enumerate(batches, start=num_shards)
             ]
             num_shards += len(tasks)
             found, skipped = [np.empty(0, ENTRY)], []
-            for batch, spooled in zip(
-                batches, workers.run_in_order(spool_parts, tasks), strict=True
-            ):
+            for batch, spooled in zip(batches, workers.run_in_order(spool_parts, tasks), strict=True):
                 found.append(spooled.entries)
                 skipped += spooled.skipped
                 step.advance(sum(part.end - part.start for part in batch))
@@ -139,8 +103,7 @@ def _spool_sources(
                     "words": int(entries["num_words"].sum(dtype=np.int64)),
                     "bytes": int(entries["num_bytes"].sum()),
                     "skipped": [
-                        {"name": entry.name, "reason": entry.reason()}
-                        for entry in merge_skipped(skipped)
+                        {"name": entry.name, "reason": entry.reason()} for entry in merge_skipped(skipped)
                     ],
                 }
             )
@@ -170,11 +133,7 @@ def _batches(parts: list, most_bytes: int) -> Iterator[list]:
 
 
 def _order_passages(
-    settings: PrepSettings,
-    plan: partition.Plan,
-    documents: np.ndarray,
-    work: WorkFolder,
-    workers: Workers,
+    settings: PrepSettings, plan: partition.Plan, documents: np.ndarray, work: WorkFolder, workers: Workers
 ) -> Path:
     """Cut long documents into passages and write all passages' entries, in seeded order, to an index file."""
     is_long = documents["num_words"] > plan.limit_words
@@ -186,9 +145,7 @@ def _order_passages(
     ]
     passages = [documents[~is_long]]
     with Step("cut long documents", len(long_documents), "documents") as step:
-        for task, cut in zip(
-            tasks, workers.run_in_order(cut_documents, tasks), strict=True
-        ):
+        for task, cut in zip(tasks, workers.run_in_order(cut_documents, tasks), strict=True):
             passages.append(cut)
             step.advance(len(task[-1]))
     # A file and not an argument: workers map it instead of receiving it over and over.
@@ -204,27 +161,18 @@ def _ranges(entries: np.ndarray, start: int, end: int) -> Iterator[tuple[int, in
     done_bytes = 0
     position = start
     while position < end:
-        stop = max(
-            position + 1, start + int(np.searchsorted(ends, done_bytes + TASK_BYTES))
-        )
+        stop = max(position + 1, start + int(np.searchsorted(ends, done_bytes + TASK_BYTES)))
         stop = min(stop, end)
         yield position, stop
         done_bytes, position = int(ends[stop - start - 1]), stop
 
 
 def _train_tokenizer(
-    settings: PrepSettings,
-    index: Path,
-    passages: np.ndarray,
-    cuts: list[int],
-    work: WorkFolder,
+    settings: PrepSettings, index: Path, passages: np.ndarray, cuts: list[int], work: WorkFolder
 ) -> Path:
     """Train on mega-batches 1..B alone and write the tokenizer's file."""
     tokenizer = TOKENIZERS[settings.tokenizer]
-    start, end = (
-        cuts[1],
-        cuts[-2],
-    )  # neither the validation set before nor the test set behind
+    start, end = (cuts[1], cuts[-2])  # neither the validation set before nor the test set behind
     num_words = int(passages["num_words"][start:end].sum(dtype=np.int64))
     stride = math.ceil(num_words / (tokenizer.max_training_words or num_words))
     file_path = work.stream / tokenizer.file_name
@@ -249,13 +197,7 @@ def _train_tokenizer(
 
 
 def _train_on_range(
-    kind: str,
-    spool: Path,
-    index: Path,
-    start: int,
-    end: int,
-    stride: int,
-    vocab_size: int,
+    kind: str, spool: Path, index: Path, start: int, end: int, stride: int, vocab_size: int
 ) -> bytes:
     """In a worker: the tokenizer's file, from every stride-th passage."""
     passages = np.load(index, mmap_mode="r")
@@ -279,17 +221,8 @@ def _encode_splits(
     splits = {}
     with Step("encode", int(passages["num_bytes"].sum()), "bytes") as step:
         # One queue over all splits: the workers never wait for a split to end.
-        bounds = dict(
-            zip(
-                split_names(settings.num_mega_batches),
-                itertools.pairwise(cuts),
-                strict=True,
-            )
-        )
-        ranges = {
-            name: list(_ranges(passages, start, end))
-            for name, (start, end) in bounds.items()
-        }
+        bounds = dict(zip(split_names(settings.num_mega_batches), itertools.pairwise(cuts), strict=True))
+        ranges = {name: list(_ranges(passages, start, end)) for name, (start, end) in bounds.items()}
         tasks = (
             (settings.tokenizer, tokenizer_file, work.spool, index, start, end, dtype)
             for split_ranges in ranges.values()
@@ -306,21 +239,12 @@ def _encode_splits(
                     tokens, passage_tokens = next(results)
                     sizes = sequence_sizes(passage_tokens)
                     writer.write(tokens, sizes)
-                    num_tokens, num_sequences = (
-                        num_tokens + len(tokens),
-                        num_sequences + len(sizes),
-                    )
+                    num_tokens, num_sequences = (num_tokens + len(tokens), num_sequences + len(sizes))
                     if name not in ("valid", "test"):
                         counts += np.bincount(tokens, minlength=len(counts))
-                    step.advance(
-                        int(passages["num_bytes"][range_start:range_end].sum())
-                    )
+                    step.advance(int(passages["num_bytes"][range_start:range_end].sum()))
             splits[name] = {
-                "documents": len(
-                    np.unique(
-                        entries["document"].copy().view(">u8").reshape(-1, 2), axis=0
-                    )
-                ),
+                "documents": len(np.unique(entries["document"].copy().view(">u8").reshape(-1, 2), axis=0)),
                 "passages": len(entries),
                 "sequences": num_sequences,
                 "words": int(entries["num_words"].sum(dtype=np.int64)),
@@ -332,18 +256,10 @@ def _encode_splits(
 
 
 def _encode_range(
-    kind: str,
-    tokenizer_file: Path,
-    spool: Path,
-    index: Path,
-    start: int,
-    end: int,
-    dtype: str,
+    kind: str, tokenizer_file: Path, spool: Path, index: Path, start: int, end: int, dtype: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """In a worker: (fairseq ids of passages start..end one after another, each with eos; tokens per passage)."""
-    texts = [
-        read_text(spool, entry) for entry in np.load(index, mmap_mode="r")[start:end]
-    ]
+    texts = [read_text(spool, entry) for entry in np.load(index, mmap_mode="r")[start:end]]
     encoded = _load_tokenizer(kind, tokenizer_file).encode(texts)
     passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)
     tokens = np.full(passage_tokens.sum(), EOS, dtype=dtype)

@@ -37,11 +37,7 @@ class WorkFolder(NamedTuple):
 
 def split_names(num_mega_batches: int) -> list[str]:
     """The splits in the order of the partition."""
-    return [
-        "valid",
-        *(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)),
-        "test",
-    ]
+    return ["valid", *(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "test"]
 
 
 def split_prefix(root: Path, name: str) -> Path:
@@ -82,19 +78,14 @@ def check_whole(out: Path, stream: dict):
             found = path.stat().st_size if path.is_file() else None
             if found != wanted:
                 found = "is missing" if found is None else f"has {found} bytes"
-                raise _damaged(
-                    out, f"{path} {found}, and {STREAM_FILE} says {wanted} bytes"
-                )
+                raise _damaged(out, f"{path} {found}, and {STREAM_FILE} says {wanted} bytes")
     tokenizer = stream["tokenizer"]
     for name, wanted in {
         tokenizer["file"]: tokenizer["sha256"],
         "dict.txt": tokenizer["dict_sha256"],
     }.items():
         path = out / name
-        if (
-            not path.is_file()
-            or hashlib.sha256(path.read_bytes()).hexdigest() != wanted
-        ):
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
             raise _damaged(out, f"{path} is missing or was changed")
 
 
@@ -109,13 +100,9 @@ def check_free(out: Path):
     if out.exists() and not out.is_dir():
         raise PrepError(f"{out} is a file: name a folder for the stream.")
     ours = (out / WORK).is_dir()
-    foreign = [
-        name for name in _files_beside_work(out) if not (ours and PIECE.fullmatch(name))
-    ]
+    foreign = [name for name in _files_beside_work(out) if not (ours and PIECE.fullmatch(name))]
     if foreign:
-        names = ", ".join(foreign[:5]) + (
-            f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
-        )
+        names = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else "")
         raise PrepError(
             f"{out} holds files that are not of a stream by alma-prep: {names}. "
             "Nothing was changed. Choose an empty or new folder."
@@ -170,11 +157,7 @@ def _hold(lock, out: Path):
             f"another alma-prep is at work in {out}: wait for it, or choose another folder."
         ) from error
     except OSError as error:
-        if error.errno not in (
-            errno.ENOSYS,
-            errno.ENOTSUP,
-            errno.ENOLCK,
-        ):  # a file system without locks
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # a file system without locks
             raise
 
 

@@ -53,9 +53,7 @@ class ByteBPE:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
-            add_prefix_space=False, use_regex=True
-        )
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
@@ -73,21 +71,14 @@ class ByteBPE:
 
     def pieces(self) -> list[str]:
         """The symbols in the order of their ids."""
-        return [
-            self._tokenizer.id_to_token(index)
-            for index in range(self._tokenizer.get_vocab_size())
-        ]
+        return [self._tokenizer.id_to_token(index) for index in range(self._tokenizer.get_vocab_size())]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of each text, int32. Words are encoded once and then looked up: about three times as fast."""
         words_of_texts = [WORD.findall(text) for text in texts]
-        new = list(
-            set(itertools.chain.from_iterable(words_of_texts)) - self._known.keys()
-        )
+        new = list(set(itertools.chain.from_iterable(words_of_texts)) - self._known.keys())
         encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        self._known.update(
-            (word, encoding.ids) for word, encoding in zip(new, encodings, strict=True)
-        )
+        self._known.update((word, encoding.ids) for word, encoding in zip(new, encodings, strict=True))
         look_up = self._known.__getitem__
         ids = [
             np.fromiter(itertools.chain.from_iterable(map(look_up, words)), np.int32)
@@ -111,9 +102,7 @@ class SentencePiece:
     """
 
     file_name = "sentencepiece.model"
-    smallest_vocab_size = (
-        259  # <unk>, the line end, every byte, and a letter to begin with
-    )
+    smallest_vocab_size = 259  # <unk>, the line end, every byte, and a letter to begin with
     max_training_words = 50_000_000  # the trainer holds its text in memory
 
     @staticmethod
@@ -162,10 +151,7 @@ class SentencePiece:
 
     def pieces(self) -> list[str]:
         """The symbols in the order of their ids."""
-        return [
-            self._processor.id_to_piece(index)
-            for index in range(self._processor.vocab_size())
-        ]
+        return [self._processor.id_to_piece(index) for index in range(self._processor.vocab_size())]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of each text, int32."""
@@ -175,7 +161,4 @@ class SentencePiece:
         return self._processor.decode(ids)
 
 
-TOKENIZERS: dict[str, type[Tokenizer]] = {
-    "byte-bpe": ByteBPE,
-    "sentencepiece": SentencePiece,
-}
+TOKENIZERS: dict[str, type[Tokenizer]] = {"byte-bpe": ByteBPE, "sentencepiece": SentencePiece}

@@ -60,9 +60,7 @@ def _start_worker(parent: int, tokenizer_threads: int):
     # Read by the tokenizer library when it is first used.
     os.environ["RAYON_NUM_THREADS"] = str(tokenizer_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if tokenizer_threads > 1 else "false"
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the parent, which then ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 

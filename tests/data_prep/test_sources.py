@@ -1,0 +1,136 @@
+import os
+
+import pytest
+
+from data_prep import python_docs
+from data_prep.errors import PrepError
+from data_prep.sources import (
+    Skipped,
+    Source,
+    fingerprint,
+    list_files,
+    merge_skipped,
+    read_documents,
+    split_into_parts,
+)
+
+
+def read_all(source: Source, part_bytes: int = 1 << 20) -> list:
+    parts = split_into_parts(source, list_files(source), part_bytes)
+    return [document for part in parts for document in read_documents(part)]
+
+
+def test_text_is_one_document_per_line_that_is_not_blank(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone two\r\n\n  \n three \nlast")
+    (tmp_path / "b.md").write_text("not a text file")
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "c.txt").write_text("four\n")
+    assert read_all(Source("text", str(tmp_path))) == ["one two", " three ", "last", "four"]
+
+
+def test_text_may_be_one_file_of_any_name(tmp_path):
+    (tmp_path / "corpus.raw").write_text("one\ntwo\n")
+    assert read_all(Source("text", str(tmp_path / "corpus.raw"))) == ["one", "two"]
+
+
+@pytest.mark.parametrize("part_bytes", range(1, 20))
+def test_lines_are_read_once_wherever_a_file_is_split(tmp_path, part_bytes):
+    (tmp_path / "a.txt").write_bytes("ab\n\ncdé\nf\n\xff\ng h\n".encode() + b"\xff\nlast")
+    found = read_all(Source("text", str(tmp_path)), part_bytes)
+    assert [text for text in found if isinstance(text, str)] == ["ab", "cdé", "f", "\xff", "g h", "last"]
+    # ab, blank, cdé (2 bytes for é), f, \xff (2 bytes), g h: 3 + 1 + 5 + 2 + 3 + 4 bytes come before the bad line.
+    assert merge_skipped([entry for entry in found if isinstance(entry, Skipped)]) == [
+        Skipped("a.txt", "not valid UTF-8", num_lines=1, first_byte=18)
+    ]
+
+
+def test_bad_lines_are_counted_and_the_others_kept(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good\nbad \xff\n\xfe\nfine\n")
+    *texts, skipped = read_all(Source("text", str(tmp_path)))
+    assert texts == ["good", "fine"]
+    assert skipped.reason() == "2 lines not valid UTF-8, the first at byte 5"
+
+
+def test_a_book_is_one_document_and_a_bad_or_empty_one_is_skipped(tmp_path):
+    (tmp_path / "a.md").write_bytes("# Café\r\n\r\ntext\n".encode())
+    (tmp_path / "b.txt").write_bytes(b"abc\xe9")
+    (tmp_path / "c.txt").write_bytes(b"\n \n")
+    (tmp_path / "d.html").write_text("not a book")
+    assert read_all(Source("books", str(tmp_path))) == [
+        "# Café\r\n\r\ntext\n",
+        Skipped("b.txt", "not valid UTF-8 at byte 3"),
+        Skipped("c.txt", "empty file"),
+    ]
+
+
+def test_an_empty_text_file_is_skipped_by_name(tmp_path):
+    (tmp_path / "a.txt").touch()
+    assert read_all(Source("text", str(tmp_path))) == [Skipped("a.txt", "empty file")]
+
+
+def test_sources_are_read_from_the_command_line():
+    assert Source.parse("text:/a:b") == Source("text", "/a:b")
+    assert str(Source.parse("python-docs")) == "python-docs"
+    for text, message in {
+        "tweets:x": "unknown",
+        "text": "names no path",
+        "python-docs:x": "takes no path",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            Source.parse(text)
+
+
+def test_what_cannot_be_a_source_is_an_error(tmp_path):
+    with pytest.raises(PrepError, match="no such file or folder"):
+        list_files(Source("text", str(tmp_path / "missing")))
+    with pytest.raises(PrepError, match=r"holds no \*.txt file"):
+        list_files(Source("text", str(tmp_path)))
+    (tmp_path / "book.txt").write_text("a")
+    with pytest.raises(PrepError, match="is not a folder"):
+        list_files(Source("books", str(tmp_path / "book.txt")))
+
+
+def test_a_fingerprint_follows_names_sizes_and_times(tmp_path):
+    path = tmp_path / "a.txt"
+    source = Source("text", str(tmp_path))
+    path.write_text("one")
+    os.utime(path, ns=(0, 10))
+    first = fingerprint(list_files(source))
+    assert fingerprint(list_files(source)) == first
+    os.utime(path, ns=(0, 11))
+    assert fingerprint(list_files(source)) != first
+    path.rename(tmp_path / "b.txt")
+    os.utime(tmp_path / "b.txt", ns=(0, 10))
+    assert fingerprint(list_files(source)) != first
+
+
+def test_docstrings_come_in_the_order_of_the_file():
+    source = b'''"""Module
+    indented."""
+class A:
+    """Class A."""
+    def f(self):
+        """Method f."""
+        def inner():
+            "  Inner."
+    x = "no docstring"
+async def g():
+    """Function g."""
+'''
+    assert (
+        python_docs.docstrings(source)
+        == "Module\nindented.\n\nClass A.\n\nMethod f.\n\nInner.\n\nFunction g."
+    )
+
+
+def test_the_embedded_corpus_is_the_standard_library_without_its_tests():
+    source = Source("python-docs")
+    names = {file.name for file in list_files(source)}
+    assert {"argparse.py", "json/decoder.py"} <= names
+    folders = {folder for name in names for folder in name.split("/")[:-1]}
+    assert not folders & {"site-packages", "test", "tests", "idle_test"}
+    documents = [text for text in read_all(source) if isinstance(text, str)]
+    assert len(documents) > 500
+    assert (
+        sum(len(text.split()) for text in documents) > 200_000
+    )  # enough for four mega-batches of a small model
