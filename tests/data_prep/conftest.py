@@ -62,7 +62,7 @@ def alma_prep():
 def stream_folder(request, tmp_path_factory, books, alma_prep):
     """A finished stream of each tokenizer: three mega-batches out of the 12 books."""
     out = tmp_path_factory.mktemp("streams") / request.param
-    assert alma_prep(out, f"books:{books}", vocab_size=400, more=["--tokenizer", request.param]) == 0
+    assert alma_prep(out, f"books:{books}", vocab_size=341, more=["--tokenizer", request.param]) == 0
     return out
 
 
