@@ -48,9 +48,7 @@ def summary(stream: dict) -> str:
     """A table of the splits, and what was skipped."""
     lines = [f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}"]
     for name, split in stream["splits"].items():
-        counts = (
-            f"{split['documents']:>12,}{split['passages']:>12,}{split['words']:>16,}{split['tokens']:>16,}"
-        )
+        counts = f"{split['documents']:>12,}{split['passages']:>12,}{split['words']:>16,}{split['tokens']:>16,}"
         lines.append(f"{name:<16}{counts}")
     for source in stream["sources"]:
         name = ":".join(filter(None, (source["kind"], source["path"])))
@@ -58,13 +56,9 @@ def summary(stream: dict) -> str:
             f"{name}: {source['documents']:,} documents, {source['words']:,} words in {source['files']:,} files, "
             f"{len(source['skipped']):,} files skipped or skipped in part"
         )
-        lines += [
-            f"  skipped {entry['name']}: {entry['reason']}" for entry in source["skipped"][:SKIPPED_SHOWN]
-        ]
+        lines += [f"  skipped {entry['name']}: {entry['reason']}" for entry in source["skipped"][:SKIPPED_SHOWN]]
         if len(source["skipped"]) > SKIPPED_SHOWN:
-            lines.append(
-                f"  and {len(source['skipped']) - SKIPPED_SHOWN:,} more: all of them are in stream.json"
-            )
+            lines.append(f"  and {len(source['skipped']) - SKIPPED_SHOWN:,} more: all of them are in stream.json")
     return "\n".join(lines)
 
 
@@ -79,9 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Make a stream of mega-batches out of text: equal word counts, one tokenizer, fairseq mmap files. "
         "The same text and seed give the same bytes, whatever --workers and the order of files.",
     )
-    parser.add_argument(
-        "out", metavar="OUT", help="the stream folder to write; a second run finds its work done"
-    )
+    parser.add_argument("out", metavar="OUT", help="the stream folder to write; a second run finds its work done")
     parser.add_argument(
         "--source",
         action="append",

@@ -20,10 +20,7 @@ def symbols(pieces: list[str]) -> list[str]:
     White space inside a piece is written as <U+000A>; a name already taken, or one of fairseq's four special
     symbols, gets its number added. Names are for people and for fairseq's reader: text is decoded by ids.
     """
-    padding = [
-        f"madeupword{number:04d}"
-        for number in range(dictionary_size(len(pieces)) - NUM_SPECIAL - len(pieces))
-    ]
+    padding = [f"madeupword{number:04d}" for number in range(dictionary_size(len(pieces)) - NUM_SPECIAL - len(pieces))]
     taken, names = set(_FAIRSEQ_OWN), []
     for number, piece in enumerate(pieces + padding):
         name = "".join(f"<U+{ord(char):04X}>" if char.isspace() else char for char in piece)

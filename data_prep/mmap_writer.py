@@ -4,6 +4,7 @@ Byte for byte what fairseq's MMapIndexedDatasetBuilder writes (fairseq/data/inde
 through text, tensors and Python lists of pointers.
 """
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -58,10 +59,8 @@ class MMapWriter:
     def __exit__(self, error_type, error, traceback):
         if error_type is not None:
             # Close without hiding the error on its way: the file is given up anyway.
-            try:
+            with contextlib.suppress(OSError):
                 self._file.close()
-            except OSError:
-                pass
             return
         with self._file:
             sync(self._file)

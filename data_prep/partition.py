@@ -41,9 +41,7 @@ def default_passage_words(mega_batch_words: int) -> int:
     return min(2000, mega_batch_words // 500)
 
 
-def make_plan(
-    total_words: int, num_mega_batches: int, valid_words: int | None, passage_words: int | None
-) -> Plan:
+def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, passage_words: int | None) -> Plan:
     """Resolve the defaults. Raises PrepError if there is too little text, or passages are set too long."""
     if valid_words is None:
         valid_words = default_valid_words(total_words)
@@ -97,7 +95,9 @@ def _split_after(pattern: re.Pattern, text: str) -> list[str]:
 
 def _join_up_to(passage_words: int, pieces: list[str]) -> list[str]:
     """Join neighbours as long as they stay within `passage_words`. Pieces without a word never stand alone."""
-    passages, current, current_words = [], [], 0
+    passages: list[str] = []
+    current: list[str] = []
+    current_words = 0
     for piece in pieces:
         num_words = _num_words(piece)
         if current_words and num_words and current_words + num_words > passage_words:

@@ -59,11 +59,7 @@ def _check_same(settings: PrepSettings, files: dict[Source, list[SourceFile]], s
     mega_batch_words = (total_words - before["valid_words"]) // (before["num_mega_batches"] + 1)
     passage_words = settings.passage_words or partition.default_passage_words(mega_batch_words)
     now = settings.recorded(valid_words, passage_words)
-    changed = [
-        f"{name} was {before.get(name)} and is now {now[name]}"
-        for name in now
-        if before.get(name) != now[name]
-    ]
+    changed = [f"{name} was {before.get(name)} and is now {now[name]}" for name in now if before.get(name) != now[name]]
     what_to_do = f"Give the old value, choose another folder, or remove {settings.out} to make it anew."
     if changed:
         raise PrepError(f"{settings.out} was made with other settings: {'; '.join(changed)}. {what_to_do}")

@@ -129,7 +129,7 @@ def read_documents(part: Part) -> Iterator[str | Skipped]:
 
 def merge_skipped(skipped: list[Skipped]) -> list[Skipped]:
     """One entry per file, sorted by name, however many parts the file was read in."""
-    by_file = {}
+    by_file: dict[str, Skipped] = {}
     for entry in skipped:
         before = by_file.get(entry.name)
         if before is not None:
@@ -144,12 +144,7 @@ def merge_skipped(skipped: list[Skipped]) -> list[Skipped]:
 
 def _paths_ending_in(*endings: str) -> Callable[[Path], list[Path]]:
     def list_paths(root: Path) -> list[Path]:
-        return [
-            Path(folder, name)
-            for folder, _, names in os.walk(root)
-            for name in names
-            if name.endswith(endings)
-        ]
+        return [Path(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(endings)]
 
     return list_paths
 
@@ -228,7 +223,5 @@ class Kind:
 KINDS = {
     "text": Kind("*.txt file", _paths_ending_in(".txt"), _read_lines, splittable=True),
     "books": Kind("*.txt or *.md file", _paths_ending_in(".txt", ".md"), _read_whole, wants_folder=True),
-    "python-docs": Kind(
-        "*.py file", lambda root: python_docs.module_files(), _read_docstrings, wants_path=False
-    ),
+    "python-docs": Kind("*.py file", lambda root: python_docs.module_files(), _read_docstrings, wants_path=False),
 }

@@ -27,6 +27,9 @@ ENTRY = np.dtype(
 )
 
 
+INDEX = "passages.npy"
+
+
 class Spooled(NamedTuple):
     """What one task found."""
 
@@ -68,6 +71,17 @@ def cut_documents(folder: Path, seed: int, plan: Plan, entries: np.ndarray) -> n
             rows.append((key, document, entry["shard"], offset, num_bytes, len(passage.split())))
             offset += num_bytes
     return np.array(rows, dtype=ENTRY)
+
+
+def write_index(folder: Path, passages: np.ndarray):
+    """Keep the passages' entries beside the text: workers map this file instead of receiving it over and over."""
+    with open(folder / INDEX, "wb") as file:
+        np.save(file, passages)
+
+
+def read_index(folder: Path) -> np.ndarray:
+    """ENTRY per passage, as written by `write_index`; mapped, not loaded."""
+    return np.load(folder / INDEX, mmap_mode="r")
 
 
 def read_text(folder: Path, entry: np.void) -> str:

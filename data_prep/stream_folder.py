@@ -77,8 +77,8 @@ def check_whole(out: Path, stream: dict):
             path = Path(f"{prefix}.{ending}")
             found = path.stat().st_size if path.is_file() else None
             if found != wanted:
-                found = "is missing" if found is None else f"has {found} bytes"
-                raise _damaged(out, f"{path} {found}, and {STREAM_FILE} says {wanted} bytes")
+                state = "is missing" if found is None else f"has {found} bytes"
+                raise _damaged(out, f"{path} {state}, and {STREAM_FILE} says {wanted} bytes")
     tokenizer = stream["tokenizer"]
     for name, wanted in {
         tokenizer["file"]: tokenizer["sha256"],
@@ -90,9 +90,7 @@ def check_whole(out: Path, stream: dict):
 
 
 def _damaged(out: Path, what: str) -> PrepError:
-    return PrepError(
-        f"the stream in {out} is damaged: {what}. Remove the folder and run the same command again."
-    )
+    return PrepError(f"the stream in {out} is damaged: {what}. Remove the folder and run the same command again.")
 
 
 def check_free(out: Path):
@@ -140,9 +138,9 @@ def finish(out: Path, work: WorkFolder, stream: dict):
         json.dump(stream, file, indent=1, ensure_ascii=False)
         file.write("\n")
         sync(file)
-    for name in sorted(os.listdir(work.stream)):
-        _sync_folder(work.stream / name)
-        os.replace(work.stream / name, out / name)
+    for piece in sorted(work.stream.iterdir()):
+        _sync_folder(piece)
+        os.replace(piece, out / piece.name)
     _sync_folder(out)
     os.replace(file_in_work, out / STREAM_FILE)
     _sync_folder(out)
@@ -153,9 +151,7 @@ def _hold(lock, out: Path):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise PrepError(
-            f"another alma-prep is at work in {out}: wait for it, or choose another folder."
-        ) from error
+        raise PrepError(f"another alma-prep is at work in {out}: wait for it, or choose another folder.") from error
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # a file system without locks
             raise

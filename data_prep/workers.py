@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Self
 
@@ -29,6 +29,10 @@ class Workers:
         return self
 
     def __exit__(self, error_type, error, traceback):
+        if error_type is not None:
+            # Nobody wants the results any more, and training can take hours. Python 3.14 has terminate_workers().
+            for process in list((self._pool._processes or {}).values()):
+                process.terminate()
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, function: Callable, *arguments):
@@ -37,7 +41,7 @@ class Workers:
 
     def run_in_order(self, function: Callable, tasks: Iterable[tuple]) -> Iterator:
         """Yield function(*task) for each task, in order, with at most two tasks per process in flight."""
-        in_flight = collections.deque()
+        in_flight: collections.deque[Future] = collections.deque()
         for task in tasks:
             in_flight.append(self._pool.submit(function, *task))
             if len(in_flight) >= 2 * self._processes:
@@ -46,7 +50,7 @@ class Workers:
             yield _result(in_flight.popleft())
 
 
-def _result(future):
+def _result(future: Future):
     try:
         return future.result()
     except BrokenProcessPool as error:

@@ -9,7 +9,9 @@ import pytest
 
 from data_prep.cli import main
 
-SENTENCE = "the stream of mega-batches arrives and a small learner waits, naïve café größe слово 単語 don't 1984 3.14 (see)"
+SENTENCE = (
+    "the stream of mega-batches arrives and a small learner waits, naïve café größe слово 単語 don't 1984 3.14 (see)"
+)
 WORDS = SENTENCE.split()
 
 

@@ -25,7 +25,7 @@ def test_too_little_text_says_what_was_found_and_what_is_wanted():
 
 def test_passages_longer_than_one_percent_of_a_mega_batch_are_refused():
     assert make_plan(30_030, 2, 30, 100).passage_words == 100
-    with pytest.raises(PrepError, match="passage_words=101 .* at most 100"):
+    with pytest.raises(PrepError, match=r"passage_words=101 .* at most 100"):
         make_plan(30_030, 2, 30, 101)
 
 

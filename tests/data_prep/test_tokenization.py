@@ -76,9 +76,7 @@ def test_no_sentencepiece_symbol_reaches_over_a_line_end(sentencepiece):
 
 def test_sentencepiece_trains_on_lines_beyond_its_default_limit(tmp_path):
     # The default skips lines above 4192 bytes; here there is nothing else.
-    (tmp_path / "sentencepiece.model").write_bytes(
-        SentencePiece.train(iter(["zebra quagga " * 1000] * 2), 290)
-    )
+    (tmp_path / "sentencepiece.model").write_bytes(SentencePiece.train(iter(["zebra quagga " * 1000] * 2), 290))
     assert "\u2581zebra" in SentencePiece(tmp_path / "sentencepiece.model").pieces()
 
 
