@@ -1,0 +1,28 @@
+# make demo   sets up, then the main job on the embedded corpus, in runs/demo/
+# make test   sets up, then the whole test suite
+# Both use the same .venv; a second call starts at once. PYTHON=... chooses the interpreter.
+
+.PHONY: demo test test-slow lint setup clean
+.DEFAULT_GOAL := test
+
+PYTEST_ARGS ?=
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt launch/setup.sh
+	@sh launch/setup.sh
+
+demo: .venv/installed
+	@.venv/bin/python -m fairseq_alma.demo
+
+test: .venv/installed
+	@.venv/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: .venv/installed
+	@.venv/bin/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: .venv/installed
+	@.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy
+
+clean:
+	rm -rf .venv build *.egg-info

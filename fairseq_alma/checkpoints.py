@@ -1,0 +1,131 @@
+"""fairseq checkpoints as files: made untrained, found whole, mended after a kill, slimmed.
+
+What is saved is plain values and tensors only, so that torch loads it without running code.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairseq_alma.core.errors import SettingError, StageError
+
+logger = logging.getLogger(__name__)
+
+LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
+
+
+def parse_train_arguments(train_arguments: Sequence[str]):
+    """The namespace that `fairseq-train` with these arguments (without the program) would run.
+
+    Raises:
+        SettingError: fairseq does not know an option, or refuses its value.
+    """
+    import fairseq_alma
+
+    fairseq_alma.register()
+    from fairseq import options
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):  # argparse prints pages of usage before its one line
+            return options.parse_args_and_arch(options.get_training_parser(), list(train_arguments))
+    except SystemExit as error:
+        reason = said.getvalue().strip().splitlines()[-1]
+        raise SettingError(f"fairseq-train refuses these options: {reason}") from error
+
+
+def write_untrained(train_arguments: Sequence[str], path: Path) -> None:
+    """The checkpoint that `fairseq-train` with these arguments would start from, before its first update.
+
+    Raises:
+        SettingError: see parse_train_arguments.
+    """
+    arguments = parse_train_arguments(train_arguments)
+    from fairseq import tasks, utils
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.trainer import Trainer
+
+    cfg = convert_namespace_to_omegaconf(arguments)
+    np.random.seed(cfg.common.seed)
+    utils.set_torch_seed(cfg.common.seed)
+    task = tasks.setup_task(cfg.task)
+    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    trainer.consolidate_optimizer()  # fairseq calls it before each save; without it state_dict() fails
+    trainer.save_checkpoint(str(path), {"train_iterator": {"epoch": 1}, "val_loss": None, **task.get_checkpoint_dict()})
+
+
+def read_whole(path: Path) -> dict[str, Any] | None:
+    """The checkpoint in `path`, tensors still on disk; None when there is none or it is cut short."""
+    try:
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # torch raises many kinds for a damaged file
+        logger.warning("%s is damaged (%s)", path, error)
+        return None
+
+
+def num_updates(checkpoint: dict[str, Any]) -> int:
+    return checkpoint["optimizer_history"][-1]["num_updates"]
+
+
+def mend(folder: Path) -> None:
+    """Make a stage's folder fit to continue after a kill at any moment, inside a checkpoint write too.
+
+    fairseq writes one checkpoint in one step and then copies it, byte after byte, to its other names: a
+    kill in between leaves a copy cut short. Whatever is whole and newest becomes checkpoint_last.pt
+    again, and checkpoint_best.pt the one that it says is best. With nothing whole the stage begins anew.
+    """
+    found = {path: read_whole(path) for path in folder.glob("checkpoint*.pt")}
+    whole = {path: state for path, state in found.items() if state is not None}
+    for path in found.keys() - whole.keys():
+        path.unlink()
+    for leftover in folder.glob("*.tmp"):
+        leftover.unlink()
+    if not whole:
+        return
+    newest = max(whole, key=lambda path: (num_updates(whole[path]), path.name == LAST))
+    best_loss = whole[newest]["extra_state"].get("best")
+    best = folder / BEST
+    if best_loss is not None and (best not in whole or whole[best]["extra_state"]["val_loss"] != best_loss):
+        source = next((p for p, s in whole.items() if s["extra_state"]["val_loss"] == best_loss), None)
+        if source is None:
+            logger.warning("%s: the best checkpoint is lost, the stage begins anew", folder)
+            for path in whole:
+                path.unlink()
+            return
+        _copy_whole(source, best)
+    if newest.name != LAST:
+        _copy_whole(newest, folder / LAST)
+
+
+def slim(path: Path) -> None:
+    """Drop the optimizer's state, two thirds of the file: a finished stage is not continued.
+
+    Raises:
+        StageError: there is no whole checkpoint.
+    """
+    state = read_whole(path)
+    if state is None:
+        raise StageError(f"{path} is missing or damaged: run the same command again")
+    if "last_optimizer_state" not in state:
+        return
+    del state["last_optimizer_state"]
+    temporary = path.with_name(path.name + ".tmp")
+    torch.save(state, temporary)
+    os.replace(temporary, path)
+
+
+def _copy_whole(source: Path, target: Path) -> None:
+    temporary = target.with_name(target.name + ".tmp")
+    shutil.copyfile(source, temporary)
+    os.replace(temporary, target)

@@ -1,0 +1,192 @@
+"""The run folder: what was asked, what is done, and so what is left.
+
+RUN/settings.json       every setting, resolved       RUN/provenance.json  command, commit, versions, machine
+RUN/ledger.jsonl        one row per arrival           RUN/summary.json     the scalars
+RUN/arrivals.json       digests of the stream, decisions to train or wait
+RUN/stages/stage_001/   logs, checkpoints; {grow,train,evaluate}.done.json: the marks
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent, summarize
+
+RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
+
+
+class RunRecord:
+    """One run of one seed: its ledger, its marks and its way to continue.
+
+    Args:
+        folder: the run folder, made where missing.
+        settings: every setting, resolved, as plain JSON values.
+        digests: identity of each mega-batch of the stream.
+        free: names of settings that may differ when a run is continued (where things lie, not what is computed).
+
+    Raises:
+        RunError: the folder holds a run of other settings or of another stream; the message names the
+            differences. Nothing is written then.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        settings: Mapping[str, Any],
+        digests: Sequence[str],
+        free: Sequence[str] = (),
+    ):
+        self.folder = Path(folder)
+        self.ledger = Ledger(self.folder / "ledger.jsonl")
+        self._started = time.monotonic()
+        self._refuse_other_settings(settings, free)
+        arrivals = self._read_arrivals()
+        known = arrivals["digests"]
+        if known != list(digests[: len(known)]):
+            t = next(t for t, d in enumerate(known, start=1) if [d] != list(digests[t - 1 : t]))
+            raise RunError(
+                f"{self.folder} was made from another stream: mega-batch {t} differs. "
+                f"Give the stream it was made from, or choose another out="
+            )
+        # An extended stream continues the run: B is no part of its identity.
+        self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
+        self._rows = self.ledger.rows()
+        self._seconds_before = self._read_wall_seconds()
+        write_json(self.folder / "arrivals.json", self._arrivals)
+        write_json(self.folder / "settings.json", settings)
+        write_json(self.folder / "provenance.json", provenance(settings))
+
+    def stage_folder(self, k: int) -> Path:
+        """Where stage k lives; k = 0 is the untrained learner."""
+        folder = self.folder / "stages" / f"stage_{k:03d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def step(self, k: int, name: str, learner: Any, do: Callable[[], Any]) -> Any:
+        """Do step `name` ("grow", "train", "evaluate") of stage k, or pass it over when its mark is there.
+
+        After "grow" and "train" the learner is saved before the mark is set; a step that is passed over
+        loads what was saved. So the mark says that the step is done and its result is on disk.
+        """
+        folder = self.stage_folder(k)
+        mark = folder / f"{name}.done.json"
+        if mark.exists():
+            if name != "evaluate":
+                learner.load(folder / name)
+            return RESULT_OF_STEP[name](**read_json(mark))
+        result = do()
+        if name != "evaluate":
+            learner.save(folder / name)
+        write_json(mark, asdict(result))
+        return result
+
+    def decision(self, t: int, due: bool) -> bool:
+        """Record whether a stage was due at arrival t. A continued run repeats what was decided then."""
+        decisions = self._arrivals["decisions"]
+        if str(t) not in decisions:
+            decisions[str(t)] = due
+            write_json(self.folder / "arrivals.json", self._arrivals)
+        return decisions[str(t)]
+
+    def append(self, row: LedgerRow) -> None:
+        """Add a row to the ledger, unless it is there already; bring summary.json up to date.
+
+        Raises:
+            RunError: the ledger has another row for this arrival than the marks lead to.
+        """
+        if row.t < len(self._rows):
+            if self._rows[row.t] != row:
+                raise RunError(
+                    f"{self.ledger.path}, arrival t={row.t} does not follow from the done marks under "
+                    f"{self.folder / 'stages'}: one of them was changed by hand; restore it or start anew"
+                )
+            return
+        self.ledger.append(row)
+        self._rows.append(row)
+        if row.t >= 1:
+            seconds = self._seconds_before + time.monotonic() - self._started
+            write_json(self.folder / "summary.json", {**summarize(self._rows), "wall_seconds": round(seconds, 3)})
+
+    def _refuse_other_settings(self, settings: Mapping[str, Any], free: Sequence[str]) -> None:
+        path = self.folder / "settings.json"
+        if not path.exists():
+            if self.ledger.path.exists():
+                raise RunError(f"{self.folder} has a ledger but no settings.json: choose another out=")
+            return
+        before = _flat(read_json(path))
+        now = _flat(settings)
+        differing = [
+            f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}"
+            for key in sorted(before.keys() | now.keys())
+            if key.split(".")[0] not in free and before.get(key) != now.get(key)
+        ]
+        if differing:
+            raise RunError(
+                f"{self.folder} holds a run of other settings:\n  "
+                + "\n  ".join(differing)
+                + "\nGive the same settings to continue it, or another out= for a new run."
+            )
+
+    def _read_arrivals(self) -> dict[str, Any]:
+        path = self.folder / "arrivals.json"
+        return read_json(path) if path.exists() else {"digests": [], "decisions": {}}
+
+    def _read_wall_seconds(self) -> float:
+        path = self.folder / "summary.json"
+        return float(read_json(path)["wall_seconds"]) if path.exists() else 0.0
+
+
+def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Where numbers come from: command, commit, versions, machine, seed."""
+    versions = {"python": platform.python_version()}
+    for name in ("fairseq-alma", "torch", "fairseq-fixed", "numpy", "tokenizers", "sentencepiece"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "commit": _commit(),
+        "versions": versions,
+        "machine": {
+            "host": platform.node(),
+            "system": platform.platform(),
+            "processor": platform.processor() or platform.machine(),
+            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "job_id": os.environ.get("SLURM_JOB_ID"),
+        },
+        "seed": settings.get("seed"),
+    }
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,143 @@
+"""A stream of text on disk: written by `alma-prep`, read by `--task alma_lm` and `alma-lm`.
+
+STREAM/stream.json                      what is here
+STREAM/dict.txt, tokenizer.json         the fairseq dictionary and the tokenizer
+STREAM/mega_batch_1/train.bin, .idx     fairseq's mmap format, one folder a mega-batch
+STREAM/valid/valid.bin, .idx            STREAM/test/test.bin, .idx
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq_alma.core.errors import StreamError
+from fairseq_alma.core.files import sha256_of
+from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
+
+FORMAT_VERSION = 1
+ITEM_SIZE = {"uint16": 2, "int32": 4}
+IDX_HEADER_BYTES = 9 + 8 + 1 + 8  # magic, version, dtype code, number of sequences
+IDX_SEQUENCE_BYTES = 4 + 8  # int32 length, int64 pointer
+
+
+@dataclass(frozen=True)
+class StreamFolder:
+    """A stream folder whose files have been found whole. Make one with `StreamFolder.open`."""
+
+    path: Path
+    description: Mapping[str, Any]
+    """The content of stream.json."""
+
+    @classmethod
+    def open(cls, path: str | Path) -> "StreamFolder":
+        """Read stream.json and check every file it names against it (sizes, dictionary), not every byte.
+
+        Raises:
+            StreamError: no stream there, another format version, a file missing or cut short, or
+                a dictionary that is not the one the data were encoded with.
+        """
+        folder = cls(Path(path).absolute(), _read_description(Path(path)))
+        folder._check_dictionary()
+        for split in folder.splits:
+            folder._check_split(split)
+        return folder
+
+    @property
+    def num_mega_batches(self) -> int:
+        """B: how many mega-batches the folder holds (the test set is not one of them)."""
+        return self.description["num_mega_batches"]
+
+    @property
+    def splits(self) -> list[str]:
+        return [f"mega_batch_{t}" for t in range(1, self.num_mega_batches + 1)] + ["valid", "test"]
+
+    def counts(self, split: str) -> dict[str, int]:
+        """Documents, words, tokens ... of a split, as stream.json says."""
+        return {key: value for key, value in self.description["splits"][split].items() if isinstance(value, int)}
+
+    def digest(self, split: str) -> str:
+        return self.description["splits"][split]["sha256"]
+
+    def prefix(self, split: str) -> Path:
+        """What fairseq calls the path of a split: without .bin or .idx."""
+        return self.path / split / ("train" if split.startswith("mega_batch_") else split)
+
+    def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
+        """The mega-batches in order; the first `num_mega_batches` of them where given.
+
+        Raises:
+            StreamError: more mega-batches are asked for than the folder holds.
+        """
+        wanted = num_mega_batches or self.num_mega_batches
+        if wanted > self.num_mega_batches:
+            raise StreamError(
+                f"{wanted} mega-batches are asked for, {self.path} holds {self.num_mega_batches}: "
+                f"ask for fewer, or prepare a longer stream with `alma-prep`"
+            )
+        return MegaBatchStream(
+            [
+                MegaBatch(t, self.digest(split), self.path / split, self.counts(split))
+                for t, split in enumerate(self.splits[:wanted], start=1)
+            ]
+        )
+
+    def verify_bytes(self) -> None:
+        """Read every .bin and compare its digest with stream.json: slow, finds a flipped bit.
+
+        Raises:
+            StreamError: a file's bytes have changed since `alma-prep` wrote them.
+        """
+        for split in self.splits:
+            path = self.prefix(split).with_suffix(".bin")
+            if sha256_of(path) != self.digest(split):
+                raise StreamError(f"{path} has changed since alma-prep wrote it: prepare the stream again")
+
+    def _check_dictionary(self) -> None:
+        tokenizer = self.description["tokenizer"]
+        path = self.path / "dict.txt"
+        for name in ("dict.txt", tokenizer["file"]):
+            if not (self.path / name).is_file():
+                raise StreamError(f"{self.path / name} is missing: copy the whole stream, or run `alma-prep` again")
+        if sha256_of(path) != tokenizer["dict_sha256"]:
+            raise StreamError(
+                f"{path} is not the dictionary that this stream was encoded with: restore the file that "
+                f"`alma-prep` wrote (sha256 {tokenizer['dict_sha256'][:12]}...), or prepare the stream again"
+            )
+
+    def _check_split(self, split: str) -> None:
+        entry = self.description["splits"][split]
+        wanted = {
+            ".bin": entry["tokens"] * ITEM_SIZE[self.description["dtype"]],
+            ".idx": IDX_HEADER_BYTES + entry["sequences"] * IDX_SEQUENCE_BYTES,
+        }
+        for suffix, num_bytes in wanted.items():
+            path = self.prefix(split).with_suffix(suffix)
+            if not path.is_file():
+                raise StreamError(f"{path} is missing: copy the whole stream, or run `alma-prep` again")
+            if path.stat().st_size != num_bytes:
+                raise StreamError(
+                    f"{path} has {path.stat().st_size:,} bytes, stream.json says {num_bytes:,}: "
+                    f"it was cut short or overwritten; copy it again, or run `alma-prep` again"
+                )
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    file = path / "stream.json"
+    if not file.is_file():
+        raise StreamError(f"no stream at {path} (stream.json is missing): run `alma-prep {path} ...` first")
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+        version = description["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StreamError(f"{file} cannot be read ({error!r}): run `alma-prep` again") from error
+    if version != FORMAT_VERSION:
+        raise StreamError(
+            f"{file} has format version {version}, this release reads version {FORMAT_VERSION}: "
+            f"prepare the stream again with this release's `alma-prep`"
+        )
+    missing = {"num_mega_batches", "tokenizer", "dtype", "splits"} - description.keys()
+    if missing:
+        raise StreamError(f"{file} lacks {', '.join(sorted(missing))}: run `alma-prep` again")
+    return description

@@ -1,0 +1,1 @@
+"""Criteria registered with fairseq. Imports fairseq."""

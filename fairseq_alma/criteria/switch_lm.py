@@ -1,0 +1,115 @@
+"""Cross entropy of the next token plus the losses that keep the experts busy."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from torch.nn import functional as F
+
+from fairseq_alma.core.errors import SettingError
+
+
+@dataclass
+class SwitchLanguageModelCriterionConfig(FairseqDataclass):
+    balance_loss_weight: float = field(
+        default=0.01,
+        metadata={"help": "alpha of the Switch paper's balance loss, added for each mixture layer"},
+    )
+    router_z_loss_weight: float = field(default=0.0, metadata={"help": "weight of the router z-loss (ST-MoE)"})
+
+
+@register_criterion("switch_lm", dataclass=SwitchLanguageModelCriterionConfig)
+class SwitchLanguageModelCriterion(FairseqCriterion):
+    """Logs `nll_loss` (base 2, as fairseq does), `ppl` of it alone, balance loss (mean over
+    layers, 1 when even), overflow % and load entropy.
+
+    Select checkpoints by `ppl`: fairseq's default, `loss`, holds the balance loss too. On validation
+    each token's loss is charged to the expert it used (SwitchFeedForward.charge_validation_loss).
+    """
+
+    def __init__(self, task, balance_loss_weight: float, router_z_loss_weight: float):
+        super().__init__(task)
+        if balance_loss_weight < 0 or router_z_loss_weight < 0:
+            raise SettingError("--balance-loss-weight and --router-z-loss-weight must not be negative")
+        self.balance_loss_weight = balance_loss_weight
+        self.router_z_loss_weight = router_z_loss_weight
+
+    def forward(self, model, sample, reduce=True):
+        """Returns (loss summed over tokens, number of tokens, logging output)."""
+        scores, extra = model(**sample["net_input"])
+        target = model.get_targets(sample, (scores, extra))
+        loss_T = F.cross_entropy(
+            scores.flatten(0, 1).float(), target.flatten(), ignore_index=self.padding_idx, reduction="none"
+        )
+        nll = loss_T.sum()
+        num_tokens = sample["ntokens"]
+        logging_output = {
+            "nll_loss": nll.detach(),
+            "ntokens": num_tokens,
+            "nsentences": target.size(0),
+            "sample_size": num_tokens,
+            # FLOPs of a row of L tokens are a L + b L^2: these two sums give those of any set of batches.
+            "processed_tokens": target.numel(),
+            "processed_token_pairs": target.numel() * target.size(1),
+        }
+        loss = nll
+        mixtures = extra.get("mixtures", [])
+        if mixtures:
+            balance = torch.stack([m.routing.balance_loss for m in mixtures]).sum()
+            z_loss = torch.stack([m.routing.z_loss for m in mixtures]).sum()
+            loss = nll + num_tokens * (self.balance_loss_weight * balance + self.router_z_loss_weight * z_loss)
+            logging_output |= {
+                "balance_loss": balance.detach() / len(mixtures) * num_tokens,
+                "router_z_loss": z_loss.detach() / len(mixtures) * num_tokens,
+                "routed": sum(m.routing.expert_T.numel() for m in mixtures),
+                "overflow": sum(m.num_dropped for m in mixtures),
+                "load_entropy": sum(_entropy_bits(m.plan.load_E) for m in mixtures) / len(mixtures) * num_tokens,
+            }
+            if not self.training:
+                self._charge_experts(model, mixtures, loss_T.detach(), extra["token_mask"])
+        logging_output["loss"] = loss.detach()
+        return loss, num_tokens, logging_output
+
+    @staticmethod
+    def _charge_experts(model, mixtures, loss_T, token_mask) -> None:
+        if token_mask is not None:
+            loss_T = loss_T[token_mask.flatten()]
+        model = getattr(model, "module", model)
+        for module, output in zip(model.mixtures, mixtures, strict=True):
+            module.charge_validation_loss(output, loss_T)
+
+    @staticmethod
+    def reduce_metrics(logging_outputs) -> None:
+        """Aggregate over micro-batches and ranks. Nothing is rounded here: checkpoints are chosen by these."""
+
+        def total(key):
+            return sum(log.get(key, 0) for log in logging_outputs)
+
+        num_tokens = total("ntokens")
+        metrics.log_scalar("loss", total("loss") / num_tokens / math.log(2), num_tokens, round=3)
+        metrics.log_scalar("nll_loss", total("nll_loss") / num_tokens / math.log(2), num_tokens)
+        metrics.log_derived("ppl", lambda meters: _perplexity(meters["nll_loss"].avg))
+        routed = total("routed")
+        if routed:
+            metrics.log_scalar("balance_loss", total("balance_loss") / num_tokens, num_tokens, round=4)
+            metrics.log_scalar("router_z_loss", total("router_z_loss") / num_tokens, num_tokens, round=4)
+            metrics.log_scalar("overflow_percent", 100 * total("overflow") / routed, routed, round=2)
+            metrics.log_scalar("load_entropy_bits", total("load_entropy") / num_tokens, num_tokens, round=3)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
+
+
+def _perplexity(bits) -> float:
+    bits = float(bits)
+    return 2.0**bits if bits < 1000 else math.inf
+
+
+def _entropy_bits(load_E: torch.Tensor) -> torch.Tensor:
+    """Entropy of the share of tokens each expert was asked to take: log2(E) when even, 0 when one takes all."""
+    share_E = load_E.float() / load_E.sum().clamp(min=1)
+    return -torch.xlogy(share_E, share_E).sum() / math.log(2)

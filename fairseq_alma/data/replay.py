@@ -1,0 +1,61 @@
+"""Replay by share: a fixed part of every batch comes from the past, the number of steps unchanged."""
+
+import numpy as np
+from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset, data_utils
+
+from fairseq_alma.core.errors import SettingError
+
+
+class ReplayShareDataset(BaseWrapperDataset):
+    """New blocks, one pass an epoch, with past blocks mixed in at a constant share of every batch.
+
+    An epoch has as many batches as the new data alone would make, so a stage takes the steps it would
+    take without replay: the past replaces new blocks in each batch, and the new blocks it replaces wait
+    for a later epoch. Which past and which new blocks an epoch sees is drawn from (seed, epoch).
+
+    Args:
+        new, past: datasets of blocks.
+        share: of each batch, in (0, 1); rounded to a whole number of blocks, at least one of each kind.
+    """
+
+    def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int):
+        super().__init__(ConcatDataset([new, past]))
+        if not 0 < share < 1:
+            raise SettingError(f"replay share {share} must lie between 0 and 1")
+        self.num_new, self.num_past = len(new), len(past)
+        self.share = share
+        self.seed = seed
+        self.epoch = 1
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+    def ordered_indices(self) -> np.ndarray:
+        """As many blocks as there are new ones; `batch_by_size` mixes them."""
+        return np.arange(self.num_new)
+
+    def batch_by_size(self, indices, max_tokens=None, max_sentences=None, required_batch_size_multiple=1):
+        """Batches of `max_sentences` blocks, `share` of each from the past.
+
+        Raises:
+            SettingError: no --batch-size, or one too small to hold a block of each kind.
+        """
+        if max_sentences is None or max_sentences < 2:
+            raise SettingError("replay by share needs --batch-size of at least 2 (blocks a batch)")
+        from_past = min(max(round(self.share * max_sentences), 1), max_sentences - 1)
+        num_batches = -(-len(indices) // max_sentences)
+        with data_utils.numpy_seed(self.seed, self.epoch):
+            past = self.num_new + _draw(self.num_past, num_batches * from_past)
+            new = _draw(self.num_new, num_batches * (max_sentences - from_past))
+        return np.concatenate([new.reshape(num_batches, -1), past.reshape(num_batches, -1)], axis=1).tolist()
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        return False
+
+
+def _draw(population: int, count: int) -> np.ndarray:
+    """`count` indices: shuffled passes over the population, so that none comes twice before all came once."""
+    passes = [np.random.permutation(population) for _ in range(-(-count // population))]
+    return np.concatenate(passes)[:count]

@@ -1,0 +1,119 @@
+"""What a person sees: a stage while it runs, a run when it is done."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fairseq_alma.core.ledger import LedgerRow
+from fairseq_alma.core.protocol import Stage
+
+LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
+
+
+class StageDisplay:
+    """Follows the log lines of a fairseq-train process: a live line on a terminal, a line now and then elsewhere.
+
+    Args:
+        stage: that is run.
+        updates: optimizer updates it takes.
+        num_mega_batches: B.
+    """
+
+    def __init__(self, stage: Stage, updates: int, num_mega_batches: int, console: Console | None = None):
+        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._title = f"mega-batch {stage.new[-1].t}/{num_mega_batches}  stage {stage.index}"
+        self._updates = updates
+        self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
+        self._started, self._first_update, self._next_plain_line = time.monotonic(), None, 0.0
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("update {task.completed}/{task.total}  {task.fields[state]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task(self._title, total=updates, state="starting")
+
+    def __enter__(self) -> "StageDisplay":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._progress.stop()
+
+    def __call__(self, line: str) -> None:
+        """Take one line of the log."""
+        match = LOG_RECORD.search(line)
+        if not match:
+            return
+        kind, values = match[1], json.loads(match[2])
+        if kind == "valid":
+            self._validation = f"{float(values['valid_ppl']):.2f}"
+            update = int(values["valid_num_updates"])
+        else:
+            self._loss = f"{float(values['nll_loss']):.3f}"
+            self._perplexity = f"{float(values['ppl']):.2f}"
+            self._tokens_per_second = f"{float(values.get('wps', 0)):,.0f}"
+            update = int(values["num_updates"])
+        self._show(update)
+
+    def _show(self, update: int) -> None:
+        state = (
+            f"loss {self._loss} bits  ppl {self._perplexity}  valid ppl {self._validation}  "
+            f"{self._tokens_per_second} tokens/s"
+        )
+        self._progress.update(self._task, completed=update, state=state)
+        now = time.monotonic()
+        if self._first_update is None:
+            self._first_update = (now, update)
+        if not self._console.is_terminal and now >= self._next_plain_line:
+            self._next_plain_line = now + 15
+            since, first = self._first_update
+            left = (now - since) / (update - first) * (self._updates - update) if update > first else None
+            left_text = f"{left:.0f} s left" if left is not None else ""
+            self._console.print(f"{self._title}  update {update}/{self._updates}  {state}  {left_text}", soft_wrap=True)
+
+
+def wide_console(stream=None) -> Console:
+    """A console for tables: where there is no terminal to fit, wide enough for all columns."""
+    console = Console(file=stream or sys.stdout, highlight=False)
+    return console if console.is_terminal else Console(file=stream or sys.stdout, highlight=False, width=120)
+
+
+def ledger_table(rows: Sequence[LedgerRow], title: str) -> Table:
+    """The ledger for reading; * stands for the score of an untrained learner, as in the paper's tables."""
+    table = Table(title=title, title_justify="left")
+    for name in (
+        "t",
+        "stage",
+        "perplexity",
+        "per word",
+        "validation",
+        "params",
+        "updates",
+        "train TFLOP",
+        "seconds",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        scores, trained = row.scores, row.stage > 0
+        table.add_row(
+            str(row.t),
+            str(row.stage),
+            f"{scores.perplexity:.2f}" if trained else "*",
+            f"{scores.word_perplexity:,.1f}" if trained else "*",
+            f"{scores.validation_perplexity:.2f}" if trained else "*",
+            f"{scores.num_params / 1e6:.2f}M",
+            f"{row.spent.num_updates:,}",
+            f"{row.spent.train_flops / 1e12:,.2f}",
+            f"{row.spent.train_seconds:,.0f}",
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Models registered with fairseq. Imports fairseq and `fairseq_alma.modules`."""

@@ -1,0 +1,134 @@
+"""Every setting of a language-model run, checked when it is made."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.protocol import Replay, StreamSettings
+
+FREE_SETTINGS = ("stream", "out", "mega_batches", "preset", "seeds")
+"""May differ when a run is continued: where things lie, how far to go."""
+
+OWNED_BY_DRIVER = (
+    "--task", "--arch", "--criterion", "--user-dir", "--save-dir", "--seed", "--mega-batches", "--max-update",
+    "--max-epoch", "--replay-mega-batches", "--replay-share", "--num-experts", "--finetune-from-model",
+    "--restore-file", "--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler",
+    "--update-freq", "--batch-size", "--max-sentences", "--max-tokens", "--tokens-per-sample", "--lr",
+    "--log-format", "--log-interval", "--best-checkpoint-metric", "--no-save", "--train-subset",
+    "--valid-subset", "--warmup-updates", "--total-num-update", "--clip-norm", "--dropout",
+    "--save-interval-updates", "--keep-interval-updates", "--no-last-checkpoints",
+)  # fmt: skip
+"""fairseq options that a stage sets itself: given through `fairseq=` they would break the protocol."""
+
+
+@dataclass(frozen=True)
+class LanguageModelSettings:
+    """What `alma-lm` runs. One seed: several seeds are several of these."""
+
+    stream: str
+    """The stream folder."""
+    out: str
+    """The run folder."""
+    learner: str = "sm"
+    wait: int = 1
+    """w, in mega-batches."""
+    replay: Replay = False
+    mega_batches: int | None = None
+    """B: how many arrive; all that the stream holds by default."""
+    experts: int = 4
+    """In each mixture."""
+    updates: int | None = None
+    """Optimizer updates per member in each stage, whatever w."""
+    updates_per_mega_batch: int | None = None
+    """Times the mega-batches a stage trains on: those gathered, and with replay=all those replayed."""
+    arch: str = "switch_lm_base"
+    tokens_per_sample: int = 512
+    sequences_per_update: int = 192
+    batch_size: int = 8
+    """Sequences in one forward pass on one device; an update gathers as many passes as it needs."""
+    lr: float = 5e-4
+    """Highest learning rate of a stage: linear warm-up to it, then linear decay to 0."""
+    warmup_updates: int | None = None
+    """min(4000, 5% of the stage) by default."""
+    dropout: float = 0.1
+    clip_norm: float = 1.0
+    """Largest gradient norm; 0 does not clip."""
+    validations: int = 10
+    """Per stage, evenly spread, each with a checkpoint: the best one by validation perplexity is kept."""
+    seed: int = 0
+    """Of initialisation and order. The partition of the data has its own, in the stream."""
+    fairseq: str = ""
+    """Further options of fairseq-train, as on its command line."""
+    preset: str = "paper"
+    seeds: int = 1
+    """How many seeds, from `seed` on."""
+
+    def __post_init__(self):
+        if not self.stream:
+            raise SettingError("stream= is missing: the folder that alma-prep wrote, e.g. stream=streams/books")
+        if (self.updates is None) == (self.updates_per_mega_batch is None):
+            raise SettingError(
+                "give exactly one of updates= (per stage) and updates_per_mega_batch= (times the mega-batches of "
+                f"the stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}"
+            )
+        at_least_one = ("experts", "updates", "updates_per_mega_batch", "tokens_per_sample", "validations", "seeds",
+                        "sequences_per_update", "batch_size", "mega_batches")  # fmt: skip
+        for name in at_least_one:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise SettingError(f"{name}={value!r} must be a whole number of at least 1")
+        if not self.lr > 0:
+            raise SettingError(f"lr={self.lr} must be above 0")
+        if not 0 <= self.dropout < 1:
+            raise SettingError(f"dropout={self.dropout} must lie in [0, 1)")
+        if self.clip_norm < 0:
+            raise SettingError(f"clip_norm={self.clip_norm} must not be negative")
+        try:
+            options = shlex.split(self.fairseq)
+        except ValueError as error:
+            raise SettingError(f"fairseq={self.fairseq!r} cannot be split into words: {error}") from error
+        owned = sorted({option.split("=")[0] for option in options} & set(OWNED_BY_DRIVER))
+        if owned:
+            raise SettingError(f"fairseq={self.fairseq!r}: {', '.join(owned)} is set by alma-lm's own settings")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "LanguageModelSettings":
+        """From resolved configuration values.
+
+        Raises:
+            SettingError: a key that is no setting, or a value out of range.
+        """
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(values.keys() - known)
+        if unknown:
+            raise SettingError(f"unknown settings {', '.join(unknown)}: there are {', '.join(sorted(known))}")
+        return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def stream_settings(self, num_mega_batches: int) -> StreamSettings:
+        return StreamSettings(num_mega_batches, self.wait, self.replay)
+
+    def updates_of_stage(self, num_mega_batches: int) -> int:
+        """Optimizer updates of a stage that trains on so many mega-batches."""
+        return self.updates or self.updates_per_mega_batch * num_mega_batches
+
+    def warmup_of_stage(self, updates: int) -> int:
+        return min(4000, updates // 20) if self.warmup_updates is None else self.warmup_updates
+
+    def update_freq(self, num_devices: int) -> int:
+        """Forward passes per update on each device.
+
+        Raises:
+            SettingError: sequences_per_update cannot be cut evenly.
+        """
+        passes, remainder = divmod(self.sequences_per_update, self.batch_size * num_devices)
+        if remainder or passes == 0:
+            raise SettingError(
+                f"sequences_per_update={self.sequences_per_update} must be a multiple of batch_size="
+                f"{self.batch_size} times {num_devices} device(s): change batch_size="
+            )
+        return passes

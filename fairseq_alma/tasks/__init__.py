@@ -1,0 +1,1 @@
+"""Tasks registered with fairseq. Imports fairseq and `fairseq_alma.core`."""

@@ -1,0 +1,1 @@
+"""Where processes run: here (local.py). Knows nothing of what they compute."""
