@@ -7,15 +7,19 @@ from typing import Self
 from tqdm import tqdm
 
 
+class _Bar(tqdm):
+    monitor_interval = 0  # no thread of its own: it would catch the Ctrl-C that `Workers` lets wait
+
+
 class Step:
     """One step of the work: a bar on a terminal, one line when it is done in a log."""
 
     def __init__(self, name: str, total: int, unit: str):
         self._name, self._unit, self._start_seconds = name, unit, time.monotonic()
-        self._bar = tqdm(
+        self._bar = _Bar(
             total=total,
             desc=name,
-            unit=unit,
+            unit=f" {unit}",
             unit_scale=True,
             file=sys.stderr,
             disable=not sys.stderr.isatty(),
@@ -31,8 +35,9 @@ class Step:
         return self
 
     def __exit__(self, error_type, error, traceback):
+        in_log = self._bar.disable  # closing disables every bar
         self._bar.close()
-        if self._bar.disable and error_type is None:
+        if in_log and error_type is None:
             wall_seconds = time.monotonic() - self._start_seconds
             print(
                 f"{self._name}: {self._done:,} {self._unit} in {wall_seconds:.1f} s",

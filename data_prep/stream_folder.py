@@ -11,9 +11,9 @@ import json
 import os
 import re
 import shutil
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from data_prep.errors import PrepError
 from data_prep.mmap_writer import index_num_bytes, sync
@@ -21,6 +21,7 @@ from data_prep.mmap_writer import index_num_bytes, sync
 FORMAT_VERSION = 1
 STREAM_FILE = "stream.json"
 WORK = ".alma-prep"
+LOCK = "lock"
 PIECE = re.compile(
     r"(mega_batch_\d+/train|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json|sentencepiece\.model"
 )
@@ -115,20 +116,27 @@ def work_folder(out: Path):
     """
     was_there = out.is_dir()
     work = WorkFolder(out / WORK / "spool", out / WORK / "stream")
-    (out / WORK).mkdir(parents=True, exist_ok=True)
-    with open(out / WORK / "lock", "w") as lock:
-        _hold(lock, out)
-        try:
-            _remove_leftovers(out)
-            work.spool.mkdir()
-            work.stream.mkdir()
-            yield work
-        finally:
-            if not (out / STREAM_FILE).exists():
-                _remove_leftovers(out)
-            shutil.rmtree(out / WORK)
-            if not was_there and not any(out.iterdir()):
-                out.rmdir()
+    lock = _hold(out)
+    try:
+        _remove_leftovers(out)
+        work.spool.mkdir()
+        work.stream.mkdir()
+        yield work
+    finally:
+        _remove_leftovers(out)
+        lock.close()
+        remove_work(out)
+        if not was_there and not any(out.iterdir()):
+            out.rmdir()
+
+
+def remove_work(out: Path):
+    """Delete the work folder of a run that has ended."""
+    for name in ("spool", "stream"):
+        shutil.rmtree(out / WORK / name, ignore_errors=True)
+    with suppress(OSError):  # not there, or another run has just begun in it
+        (out / WORK / LOCK).unlink()
+        (out / WORK).rmdir()
 
 
 def finish(out: Path, work: WorkFolder, stream: dict):
@@ -146,15 +154,22 @@ def finish(out: Path, work: WorkFolder, stream: dict):
     _sync_folder(out)
 
 
-def _hold(lock, out: Path):
-    # The lock goes with the process, however it ends.
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise PrepError(f"another alma-prep is at work in {out}: wait for it, or choose another folder.") from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # a file system without locks
-            raise
+def _hold(out: Path) -> TextIO:
+    """Make the work folder and keep others out of it. The lock goes with the process, however it ends."""
+    (out / WORK).mkdir(parents=True, exist_ok=True)
+    with ExitStack() as undo:
+        lock = undo.enter_context(open(out / WORK / LOCK, "w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PrepError(f"another alma-prep is at work in {out}: wait for it, or choose another folder.") from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # a file system without locks
+                raise
+        if (out / STREAM_FILE).exists():
+            raise PrepError(f"another alma-prep has just finished in {out}: run the same command again to check it.")
+        undo.pop_all()
+        return lock
 
 
 def _files_beside_work(out: Path) -> list[str]:
@@ -171,15 +186,15 @@ def _files_beside_work(out: Path) -> list[str]:
 
 
 def _remove_leftovers(out: Path):
-    """Delete what a killed run left: the work folder's content and the pieces beside it, nothing else."""
-    for name in _files_beside_work(out):
-        if PIECE.fullmatch(name):
+    """Delete what a run left that did not end well: its work, and the pieces beside it unless they are a stream."""
+    if not (out / STREAM_FILE).exists():
+        for name in filter(PIECE.fullmatch, _files_beside_work(out)):
             (out / name).unlink()
             if "/" in name and not any((out / name).parent.iterdir()):
                 (out / name).parent.rmdir()
-    for folder in (out / WORK / "spool", out / WORK / "stream"):
-        if folder.exists():
-            shutil.rmtree(folder)
+    for name in ("spool", "stream"):
+        if (out / WORK / name).exists():
+            shutil.rmtree(out / WORK / name)
 
 
 def _sync_folder(path: Path):

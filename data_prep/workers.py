@@ -37,17 +37,26 @@ class Workers:
 
     def run(self, function: Callable, *arguments):
         """function(*arguments) in a worker. Raises what it raises, and PrepError when the worker dies."""
-        return _result(self._pool.submit(function, *arguments))
+        return _result(self._submit(function, arguments))
 
     def run_in_order(self, function: Callable, tasks: Iterable[tuple]) -> Iterator:
         """Yield function(*task) for each task, in order, with at most two tasks per process in flight."""
         in_flight: collections.deque[Future] = collections.deque()
         for task in tasks:
-            in_flight.append(self._pool.submit(function, *task))
+            in_flight.append(self._submit(function, task))
             if len(in_flight) >= 2 * self._processes:
                 yield _result(in_flight.popleft())
         while in_flight:
             yield _result(in_flight.popleft())
+
+    def _submit(self, function: Callable, arguments: tuple) -> Future:
+        # Submitting may start a worker, which a Ctrl-C in the middle would leave without its orders: let it wait.
+        # The worker inherits this, so that a Ctrl-C in the terminal is for the parent alone, which ends its workers.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._pool.submit(function, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _result(future: Future):
@@ -64,7 +73,6 @@ def _start_worker(parent: int, tokenizer_threads: int):
     # Read by the tokenizer library when it is first used.
     os.environ["RAYON_NUM_THREADS"] = str(tokenizer_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if tokenizer_threads > 1 else "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 

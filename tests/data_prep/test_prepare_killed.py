@@ -93,6 +93,17 @@ def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, large_text,
     assert folder_bytes(out) == uninterrupted
 
 
+def test_a_run_killed_in_its_last_moment_is_whole_and_tidied_up(tmp_path, large_text, uninterrupted, folder_bytes):
+    out = tmp_path / "out"
+    argv = command(out, f"books:{large_text}")
+    subprocess.run(argv, check=True, capture_output=True)
+    (out / ".alma-prep" / "spool").mkdir(parents=True)
+    (out / ".alma-prep" / "lock").touch()
+    assert "nothing to do" in subprocess.run(argv, check=True, capture_output=True, text=True).stderr
+    assert folder_bytes(out) == uninterrupted
+    assert not (out / ".alma-prep").exists()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_killed_worker_ends_the_run_with_an_error(tmp_path, large_text):
     out = tmp_path / "out"
