@@ -21,7 +21,7 @@ from data_prep.stream_folder import FORMAT_VERSION, WorkFolder, split_names, spl
 from data_prep.tokenization import TOKENIZERS, Tokenizer
 from data_prep.workers import Workers
 
-MIN_SHARD_BYTES = 8 << 20
+MIN_SHARD_BYTES = 2 << 20
 MAX_SHARDS = 500
 TASK_BYTES = 1 << 20
 """Text that a worker cuts or encodes at a time."""

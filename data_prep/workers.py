@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Self
 
 from data_prep.errors import PrepError
@@ -23,17 +24,19 @@ class Workers:
     def __init__(self, processes: int, tokenizer_threads: int = 1):
         self._processes = processes
         arguments = (os.getpid(), tokenizer_threads)
-        self._pool = ProcessPoolExecutor(processes, CONTEXT, _start_worker, arguments)
+        with _ctrl_c_waits():
+            self._pool = ProcessPoolExecutor(processes, CONTEXT, _start_worker, arguments)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error_type, error, traceback):
-        if error_type is not None:
-            # Nobody wants the results any more, and training can take hours. Python 3.14 has terminate_workers().
-            for process in list((self._pool._processes or {}).values()):
-                process.terminate()
-        self._pool.shutdown(cancel_futures=True)
+        with _ctrl_c_waits():
+            if error_type is not None:
+                # Nobody wants the results any more, and training can take hours. Python 3.14 has terminate_workers().
+                for process in list((self._pool._processes or {}).values()):
+                    process.terminate()
+            self._pool.shutdown(cancel_futures=True)
 
     def run(self, function: Callable, *arguments):
         """function(*arguments) in a worker. Raises what it raises, and PrepError when the worker dies."""
@@ -50,13 +53,19 @@ class Workers:
             yield _result(in_flight.popleft())
 
     def _submit(self, function: Callable, arguments: tuple) -> Future:
-        # Submitting may start a worker, which a Ctrl-C in the middle would leave without its orders: let it wait.
-        # The worker inherits this, so that a Ctrl-C in the terminal is for the parent alone, which ends its workers.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        # Submitting may start a worker. It inherits that Ctrl-C is kept out: that is for the parent, which ends it.
+        with _ctrl_c_waits():
             return self._pool.submit(function, *arguments)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def _ctrl_c_waits():
+    """Put an interrupt off: in the middle of starting or ending workers it would leave them without orders."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _result(future: Future):
