@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fairseq_alma.core.errors import RunError
+
 
 def write_whole(path: str | Path, text: str) -> None:
     """Replace `path` by `text` in one step. On return the bytes have reached the disk."""
@@ -21,19 +23,26 @@ def write_whole(path: str | Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    _sync_folder(path.parent)
 
 
 def write_json(path: str | Path, value: Any) -> None:
     """`write_whole` for a JSON value, indented for people."""
-    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # A path whose bytes are not UTF-8 reaches us with lone surrogates: in JSON they are spelled as escapes.
+    write_whole(path, text.encode("utf-8", errors="backslashreplace").decode("utf-8"))
 
 
 def read_json(path: str | Path) -> Any:
-    """The value in a JSON file. Raises ValueError that names the file when it does not parse."""
+    """The value in a JSON file of a run folder.
+
+    Raises:
+        RunError: it does not parse; the message names the file.
+    """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:  # both JSONDecodeError and UnicodeDecodeError
-        raise ValueError(f"{path} is not whole JSON ({error}): restore it or remove it") from error
+        raise RunError(f"{path} is not whole JSON ({error}): restore it or remove it") from error
 
 
 def sha256_of(path: str | Path) -> str:
@@ -43,3 +52,16 @@ def sha256_of(path: str | Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the disk take a rename: without it a power cut may undo it, and keep what was written after it."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # some network file systems cannot: they order by themselves
+    finally:
+        os.close(descriptor)

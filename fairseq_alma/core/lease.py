@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
 import socket
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from fairseq_alma.core.errors import RunError
@@ -13,16 +16,21 @@ from fairseq_alma.core.files import write_json
 HEARTBEAT_SECONDS = 15.0
 STALE_SECONDS = 120.0
 """A lease of another machine whose heart has not beaten for so long is taken over."""
+HALF_WRITTEN_SECONDS = 2.0
+"""A lease file that is still empty after so long: its writer died in the middle."""
+CLAIM_SECONDS = 10.0
+"""Removing a stale lease takes milliseconds: who is at it for so long has died at it."""
 
 
 class Lease:
     """Holds `folder` from `with` to its end; renewed by a thread.
 
     A lease left by a process of this machine that is gone is taken over at once, one of another
-    machine when its heart has stopped for STALE_SECONDS.
+    machine when its heart has stopped for STALE_SECONDS. A process that finds its own lease taken
+    over (it slept for longer than that) interrupts itself, as Ctrl-C does.
 
     Raises:
-        RunError: another process holds the folder; says which one.
+        RunError: another process holds the folder, and which one; or the folder cannot be written.
     """
 
     def __init__(self, folder: str | Path, stale_seconds: float = STALE_SECONDS):
@@ -38,48 +46,66 @@ class Lease:
         }
 
     def __enter__(self) -> "Lease":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-            except FileExistsError:
-                self._take_over_or_refuse()
-                continue
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(self._me, file)
-            break
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            while not self._create():
+                if self._is_left_behind():
+                    self._remove_left_behind()
+                time.sleep(0.02)
+        except OSError as error:
+            raise RunError(
+                f"{self.path.parent} cannot be used as a run folder ({error.strerror}): "
+                f"make it writable, or choose another out="
+            ) from error
         self._thread.start()
         return self
 
     def __exit__(self, *exception) -> None:
         self._stop.set()
         self._thread.join()
-        if self._is_mine():
+        if _read(self.path) == self._me:
             self.path.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
-            if not self._is_mine():
-                return  # taken over while this machine was asleep: the new holder goes on
-            try:
-                write_json(self.path, self._me)
-            except OSError:
-                continue  # a full disk must not end the run by way of its heartbeat
+            holder = _read(self.path)
+            if holder == self._me:
+                with suppress(OSError):  # a full disk must not end the run by way of its heartbeat
+                    write_json(self.path, self._me)
+            elif holder is not None:
+                # Taken over while this machine was asleep. Two writers would spoil the run: the new one goes on.
+                who = f"process {holder['pid']} on {holder['host']}"
+                print(f"{self.path.parent} was taken over by {who}: this process stops", file=sys.stderr, flush=True)
+                os.kill(os.getpid(), signal.SIGINT)
+                return
 
-    def _is_mine(self) -> bool:
-        return _read(self.path) == self._me
+    def _create(self) -> bool:
+        """Whether the lease is ours now; False where there is one already."""
+        try:
+            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:
+            return False
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(self._me, file)
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            raise
+        return _read(self.path) == self._me  # not so if we fell asleep here and were taken for dead
 
-    def _take_over_or_refuse(self) -> None:
+    def _is_left_behind(self) -> bool:
+        """Whether the lease has no living holder. False where it has just been given back, or is being written.
+
+        Raises:
+            RunError: it has one.
+        """
         holder = _read(self.path)
         try:
             silent_seconds = time.time() - self.path.stat().st_mtime
         except FileNotFoundError:
-            return  # it was given back in this moment
-        if holder is None:  # empty or half written: its writer died, or is writing now
-            if silent_seconds > 2.0:
-                self._remove_stale()
-            time.sleep(0.1)
-            return
+            return False
+        if holder is None:  # empty or half written
+            return silent_seconds > HALF_WRITTEN_SECONDS
         if holder["host"] == self._me["host"]:
             gone = _process_start(holder["pid"]) != holder["process_start"]
         else:
@@ -90,16 +116,25 @@ class Lease:
                 f"{self.path.parent} is in use by process {holder['pid']} on {holder['host']}{job} "
                 f"(heartbeat {silent_seconds:.0f} s ago): wait for it, stop it, or choose another out="
             )
-        self._remove_stale()
+        return True
 
-    def _remove_stale(self) -> None:
-        # Two processes may see the same stale lease: a rename succeeds for one of them only.
-        grave = self.path.with_name(f".lease.{self._me['host']}.{self._me['pid']}.stale")
+    def _remove_left_behind(self) -> None:
+        # One process at a time looks again and removes: since the first look another may have taken over, and
+        # its new lease must stay. Making a folder succeeds for one process only, on network file systems too.
+        claim = self.path.with_name(".lease.claim")
         try:
-            os.rename(self.path, grave)
-        except FileNotFoundError:
+            claim.mkdir()
+        except FileExistsError:
+            with suppress(OSError):
+                if time.time() - claim.stat().st_mtime > CLAIM_SECONDS:
+                    claim.rmdir()
             return
-        grave.unlink(missing_ok=True)
+        try:
+            if self._is_left_behind():
+                self.path.unlink(missing_ok=True)
+        finally:
+            with suppress(FileNotFoundError):
+                claim.rmdir()
 
 
 def _read(path: Path) -> dict | None:

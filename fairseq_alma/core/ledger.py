@@ -100,7 +100,7 @@ class Ledger:
         if not self.path.exists():
             return []
         rows: list[LedgerRow] = []
-        for number, line in enumerate(self._whole_lines(), start=1):
+        for number, line in enumerate(self._whole_lines().splitlines(), start=1):
             try:
                 row = LedgerRow.from_json(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
@@ -112,17 +112,19 @@ class Ledger:
 
     def append(self, row: LedgerRow) -> None:
         """Add one whole line. What a killed append left behind is cut off first."""
-        whole = "".join(line + "\n" for line in self._whole_lines()) if self.path.exists() else ""
+        whole = self._whole_lines() if self.path.exists() else b""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "r+b" if self.path.exists() else "wb") as file:
-            file.truncate(len(whole.encode()))
+            file.truncate(len(whole))
             file.seek(0, os.SEEK_END)
             file.write((json.dumps(row.to_json()) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
 
-    def _whole_lines(self) -> list[str]:
-        return self.path.read_text(encoding="utf-8").split("\n")[:-1]
+    def _whole_lines(self) -> bytes:
+        # Bytes: what a disk left there need not be text, and their number must be that of the file.
+        content = self.path.read_bytes()
+        return content[: content.rfind(b"\n") + 1]
 
 
 def cumulative_error_rate(rows: Sequence[LedgerRow]) -> float:

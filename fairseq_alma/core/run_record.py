@@ -6,6 +6,7 @@ RUN/arrivals.json       digests of the stream, decisions to train or wait
 RUN/stages/stage_001/   logs, checkpoints; {grow,train,evaluate}.done.json: the marks
 """
 
+import json
 import os
 import platform
 import subprocess
@@ -53,14 +54,17 @@ class RunRecord:
         known = arrivals["digests"]
         if known != list(digests[: len(known)]):
             t = next(t for t, d in enumerate(known, start=1) if [d] != list(digests[t - 1 : t]))
+            how = "differs" if t <= len(digests) else f"is missing (it had {len(known)}, this one has {len(digests)})"
             raise RunError(
-                f"{self.folder} was made from another stream: mega-batch {t} differs. "
+                f"{self.folder} was made from another stream: mega-batch {t} {how}. "
                 f"Give the stream it was made from, or choose another out="
             )
         # An extended stream continues the run: B is no part of its identity.
         self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
         self._rows = self.ledger.rows()
-        self._seconds_before = self._read_wall_seconds()
+        before = self._read_summary()
+        self._seconds_before = float(before.get("wall_seconds", 0.0))
+        self._summed_up = int(before.get("num_arrivals", 0))
         write_json(self.folder / "arrivals.json", self._arrivals)
         write_json(self.folder / "settings.json", settings)
         write_json(self.folder / "provenance.json", provenance(settings))
@@ -82,7 +86,7 @@ class RunRecord:
         if mark.exists():
             if name != "evaluate":
                 learner.load(folder / name)
-            return RESULT_OF_STEP[name](**read_json(mark))
+            return _read_mark(mark, RESULT_OF_STEP[name])
         result = do()
         if name != "evaluate":
             learner.save(folder / name)
@@ -100,21 +104,24 @@ class RunRecord:
     def append(self, row: LedgerRow) -> None:
         """Add a row to the ledger, unless it is there already; bring summary.json up to date.
 
+        A process may have been killed between the two.
+
         Raises:
             RunError: the ledger has another row for this arrival than the marks lead to.
         """
         if row.t < len(self._rows):
-            if self._rows[row.t] != row:
+            if _as_written(self._rows[row.t]) != _as_written(row):
                 raise RunError(
                     f"{self.ledger.path}, arrival t={row.t} does not follow from the done marks under "
                     f"{self.folder / 'stages'}: one of them was changed by hand; restore it or start anew"
                 )
-            return
-        self.ledger.append(row)
-        self._rows.append(row)
-        if row.t >= 1:
+        else:
+            self.ledger.append(row)
+            self._rows.append(row)
+        if row.t == len(self._rows) - 1 and row.t > self._summed_up:
             seconds = self._seconds_before + time.monotonic() - self._started
             write_json(self.folder / "summary.json", {**summarize(self._rows), "wall_seconds": round(seconds, 3)})
+            self._summed_up = row.t
 
     def _refuse_other_settings(self, settings: Mapping[str, Any], free: Sequence[str]) -> None:
         path = self.folder / "settings.json"
@@ -140,9 +147,9 @@ class RunRecord:
         path = self.folder / "arrivals.json"
         return read_json(path) if path.exists() else {"digests": [], "decisions": {}}
 
-    def _read_wall_seconds(self) -> float:
+    def _read_summary(self) -> dict[str, Any]:
         path = self.folder / "summary.json"
-        return float(read_json(path)["wall_seconds"]) if path.exists() else 0.0
+        return read_json(path) if path.exists() else {}
 
 
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,6 +173,18 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
         },
         "seed": settings.get("seed"),
     }
+
+
+def _read_mark(path: Path, kind: type) -> Any:
+    try:
+        return kind(**read_json(path))
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{path} is not a done mark of this release ({error}): restore it or start anew") from error
+
+
+def _as_written(row: LedgerRow) -> str:
+    # A diverged model may score NaN, which equals nothing but its own spelling.
+    return json.dumps(row.to_json())
 
 
 def _commit() -> str | None:

@@ -137,7 +137,31 @@ def _read_description(path: Path) -> dict[str, Any]:
             f"{file} has format version {version}, this release reads version {FORMAT_VERSION}: "
             f"prepare the stream again with this release's `alma-prep`"
         )
-    missing = {"num_mega_batches", "tokenizer", "dtype", "splits"} - description.keys()
+    missing = _missing(description)
     if missing:
-        raise StreamError(f"{file} lacks {', '.join(sorted(missing))}: run `alma-prep` again")
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise StreamError(f"{file} lacks {', '.join(missing[:3])}{more}: run `alma-prep` again")
+    num_mega_batches = description["num_mega_batches"]
+    if type(num_mega_batches) is not int or num_mega_batches < 1:
+        raise StreamError(f"{file} has num_mega_batches={num_mega_batches!r}, wanted is 1 or more: run `alma-prep` again")
+    if description["dtype"] not in ITEM_SIZE:
+        known = " and ".join(ITEM_SIZE)
+        raise StreamError(f"{file} has dtype {description['dtype']!r}, there are {known}: run `alma-prep` again")
     return description
+
+
+def _missing(description: Mapping[str, Any]) -> list[str]:
+    """What stream.json should say and does not, as dotted names."""
+    needed = [("num_mega_batches",), ("dtype",), ("tokenizer", "file"), ("tokenizer", "dict_sha256")]
+    num_mega_batches = description.get("num_mega_batches")
+    if isinstance(num_mega_batches, int):
+        splits = [*(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "valid", "test"]
+        needed += [("splits", split, key) for split in splits for key in ("tokens", "sequences", "sha256")]
+    missing = []
+    for path in needed:
+        value: Any = description
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is None:
+            missing.append(".".join(path))
+    return missing

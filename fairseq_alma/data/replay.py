@@ -27,6 +27,9 @@ class ReplayShareDataset(BaseWrapperDataset):
         self.seed = seed
         self.epoch = 1
 
+    def __getitem__(self, index: int) -> dict:
+        return {**self.dataset[index], "id": index}  # a block's own id counts within new or past
+
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         self.epoch = epoch

@@ -1,0 +1,27 @@
+"""The commands of this environment, as a user types them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_command(*command, **options) -> subprocess.CompletedProcess:
+    """Run a command of this environment, e.g. `fairseq-train`, from the top of the repository."""
+    program = Path(sys.executable).parent / command[0]
+    return subprocess.run([str(program), *map(str, command[1:])], cwd=ROOT, capture_output=True, text=True, **options)
+
+
+STAGE = (
+    "--user-dir", "fairseq_alma", "--task", "alma_lm", "--arch", "switch_lm_tiny", "--num-experts", 4,
+    "--criterion", "switch_lm", "--tokens-per-sample", 32, "--batch-size", 8, "--optimizer", "adam",
+    "--lr", 0.005, "--dropout", 0.0, "--best-checkpoint-metric", "ppl", "--no-epoch-checkpoints",
+    "--log-format", "json", "--log-interval", 5, "--num-workers", 0,
+)  # fmt: skip
+"""A stage by hand, small enough for a test."""
+
+RUN = (
+    "preset=quickstart", "tokens_per_sample=32", "sequences_per_update=8", "batch_size=8", "lr=0.005",
+)  # fmt: skip
+"""Settings of alma-lm that make a stage of the test stream take a second."""

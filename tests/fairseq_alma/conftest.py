@@ -1,0 +1,31 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.commands import STAGE, run_command
+from tests.streams import make_stream
+
+
+@pytest.fixture(scope="session")
+def stream(tmp_path_factory) -> Path:
+    """Three mega-batches of about 3000 tokens over 20 words. Not to be written to."""
+    return make_stream(tmp_path_factory.mktemp("streams") / "markov")
+
+
+@pytest.fixture
+def own_stream(stream, tmp_path) -> Path:
+    """A copy of the stream that a test may damage."""
+    return shutil.copytree(stream, tmp_path / "stream")
+
+
+@pytest.fixture(scope="session")
+def trained(stream, tmp_path_factory) -> Path:
+    """checkpoint_best.pt of 30 updates on mega-batches 1 and 2, by fairseq-train itself; log.txt beside it."""
+    folder = tmp_path_factory.mktemp("trained")
+    result = run_command(
+        "fairseq-train", stream, *STAGE, "--mega-batches", "1-2", "--max-update", 30, "--save-dir", folder
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    (folder / "log.txt").write_text(result.stdout)
+    return folder / "checkpoint_best.pt"

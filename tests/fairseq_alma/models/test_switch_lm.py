@@ -1,0 +1,122 @@
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_alma.models import switch_lm
+from fairseq_alma.models.switch_lm import SwitchDecoder, SwitchLanguageModel, SwitchLanguageModelConfig
+
+
+def make(arch="switch_lm_tiny", num_words=40, **options) -> SwitchLanguageModel:
+    dictionary = Dictionary()
+    for i in range(num_words - len(dictionary)):
+        dictionary.add_symbol(f"w{i}")
+    sizes = Namespace()
+    getattr(switch_lm, arch)(sizes)
+    options = {"dropout": 0.0, "tokens_per_sample": 16, **options}
+    torch.manual_seed(0)
+    cfg = SwitchLanguageModelConfig(**vars(sizes), **options)
+    return SwitchLanguageModel.build_model(cfg, Namespace(source_dictionary=dictionary))
+
+
+def num_params(model) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def closed_form(layers, d, num_words, num_experts, positions=1024) -> int:
+    expert = (d * 4 * d + 4 * d) + (4 * d * d + d)  # two linear maps with their biases
+    attention = 4 * (d * d + d)
+    mixtures = layers // 2
+    norms = 2 * d * (2 * layers + 1)
+    shared = (num_words + positions) * d + layers * attention + norms + (layers - mixtures) * expert
+    return shared + num_experts * mixtures * (expert + d)  # d: the router's row
+
+
+def test_parameters_of_the_tiny_arch():
+    assert num_params(make(num_experts=3)) == closed_form(4, 128, 40, 3)
+
+
+@pytest.mark.parametrize(
+    ("arch", "layers", "d", "shared_millions", "expert_millions"),
+    [("switch_lm_base", 6, 512, 38.9, 6.30), ("switch_lm_large", 12, 768, 96.1, 28.34)],
+)
+def test_parameters_of_the_papers_sizes(arch, layers, d, shared_millions, expert_millions):
+    with torch.device("meta"):
+        one, two = (num_params(make(arch, 50264, num_experts=e)) for e in (1, 2))
+    assert one == closed_form(layers, d, 50264, 1)
+    assert (two - one) / 1e6 == pytest.approx(expert_millions, abs=0.005)
+    assert (one - (two - one)) / 1e6 == pytest.approx(shared_millions, abs=0.05)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_no_token_sees_what_comes_after_it(training):
+    # In training too: who finds an expert full depends on earlier tokens of the sequence only.
+    model = make(capacity_factor=0.5).train(training)
+    tokens = torch.randint(4, 40, (1, 16))
+    changed = tokens.clone()
+    changed[0, 9] = 4 + (changed[0, 9] - 4 + 1) % 36
+    before, after = model(tokens)[0], model(changed)[0]
+    torch.testing.assert_close(before[0, :9], after[0, :9])
+    assert not torch.allclose(before[0, 9:], after[0, 9:])
+
+
+def test_padding_changes_nothing_and_takes_nobodys_place():
+    model = make().eval()
+    row = torch.randint(4, 40, (1, 10))
+    pad = model.decoder.pad
+    padded = torch.cat([row, torch.full((1, 6), pad)], dim=1)
+    batch = torch.cat([padded, torch.randint(4, 40, (1, 16))])
+    scores, extra = model(batch)
+    torch.testing.assert_close(scores[0, :10], model(row)[0][0])
+    assert [len(m.routing.expert_T) for m in extra["mixtures"]] == [26, 26]
+
+
+def test_every_other_layer_is_a_mixture():
+    model = make()
+    assert [layer.mixture is not None for layer in model.decoder.layers] == [False, True, False, True]
+    assert len(model.mixtures) == 2
+
+
+def test_recomputed_activations_give_the_same_gradients():
+    tokens = torch.randint(4, 40, (2, 16))
+    gradients = []
+    for recompute in (False, True):
+        model = make(checkpoint_activations=recompute).train()
+        model(tokens)[0].logsumexp(-1).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_features_only_leaves_out_the_words():
+    model = make().eval()
+    tokens = torch.randint(4, 40, (1, 8))
+    features, _ = model(tokens, features_only=True)
+    assert features.shape == (1, 8, 128)
+    torch.testing.assert_close(model.decoder.output_layer(features), model(tokens)[0])
+
+
+def test_inputs_longer_than_the_positions_are_refused():
+    with pytest.raises(ValueError, match="--tokens-per-sample 32 is longer than --learned-positions 16"):
+        make(tokens_per_sample=32, learned_positions=16)
+
+
+def test_a_width_that_heads_cannot_share_is_refused():
+    with pytest.raises(ValueError, match="multiple of"):
+        SwitchLanguageModel.build_model(
+            SwitchLanguageModelConfig(decoder_embed_dim=10, decoder_attention_heads=3, tokens_per_sample=8),
+            Namespace(source_dictionary=Dictionary()),
+        )
+
+
+def test_checkpoints_carry_the_version_of_their_layout():
+    assert make().state_dict()["decoder.version"].tolist() == [1]
+    assert make(num_experts=3).state_dict()["decoder.layers.1.mixture.fc1_weight"].shape == (3, 512, 128)
+
+
+def test_the_decoder_is_what_fairseq_takes_for_one():
+    from fairseq.models import FairseqDecoder
+
+    assert isinstance(make().decoder, FairseqDecoder)
+    assert SwitchDecoder.max_positions(make().decoder) == 1024

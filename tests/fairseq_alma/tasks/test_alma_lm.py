@@ -1,0 +1,115 @@
+import json
+
+import numpy as np
+import pytest
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+import fairseq_alma
+from fairseq_alma.core.errors import SettingError, StreamError
+from fairseq_alma.core.stream_folder import StreamFolder
+from tests.commands import STAGE
+
+
+def make_task(stream, *extra):
+    fairseq_alma.register()
+    from fairseq import tasks
+
+    words = [str(stream), *map(str, STAGE[2:]), *map(str, extra)]  # without --user-dir: it is registered
+    arguments = options.parse_args_and_arch(options.get_training_parser(), words)
+    return tasks.setup_task(convert_namespace_to_omegaconf(arguments).task)
+
+
+def batches(task, split, epoch=1, seed=0, **kwargs):
+    iterator = task.get_batch_iterator(task.dataset(split), max_sentences=8, seed=seed, epoch=epoch, **kwargs)
+    return list(iterator.next_epoch_itr(shuffle=True))
+
+
+def tokens_on_disk(stream, split):
+    return np.fromfile(StreamFolder.open(stream).prefix(split).with_suffix(".bin"), dtype=np.uint16)
+
+
+def test_a_stage_trains_on_its_mega_batches_end_to_end(stream):
+    task = make_task(stream, "--mega-batches", "1,3")
+    task.load_dataset("train")
+    blocks = task.dataset("train")
+    targets = np.concatenate([blocks[i]["target"].numpy() for i in range(len(blocks))])
+    expected = np.concatenate([tokens_on_disk(stream, "mega_batch_1"), tokens_on_disk(stream, "mega_batch_3")])
+    assert targets.tolist() == expected.tolist()
+    # Each block is fed the token before it: none is predicted from itself, none is left out.
+    assert blocks[1]["source"][0] == blocks[0]["target"][-1]
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_no_block_is_dropped_whatever_the_batch_size_multiple(stream, split):
+    task = make_task(stream, "--mega-batches", "2")
+    task.load_dataset(split)
+    for multiple in (1, 8):
+        seen = [int(i) for batch in batches(task, split, required_batch_size_multiple=multiple) for i in batch["id"]]
+        assert sorted(seen) == list(range(len(task.dataset(split))))
+
+
+def test_an_epochs_batches_depend_on_seed_and_epoch_only(stream):
+    # fairseq makes batches once, in the first epoch of a process: a stage resumed in epoch 3 would see others.
+    def ids(task, epoch, seed=0):
+        return [batch["id"].tolist() for batch in batches(task, "train", epoch, seed)]
+
+    first, resumed = (make_task(stream, "--mega-batches", "1") for _ in range(2))
+    for task in (first, resumed):
+        task.load_dataset("train")
+    uninterrupted = [ids(first, epoch) for epoch in (1, 2, 3)]
+    assert ids(resumed, 3) == uninterrupted[2]
+    assert uninterrupted[0] != uninterrupted[1]
+    assert ids(resumed, 3, seed=1) != uninterrupted[2]
+
+
+@pytest.mark.parametrize(("share", "from_past"), [(0.25, 2), (0.5, 4), (0.01, 1), (0.99, 7)])
+def test_replay_by_share_gives_every_batch_its_part_and_changes_no_step(stream, share, from_past):
+    plain = make_task(stream, "--mega-batches", "3")
+    task = make_task(stream, "--mega-batches", "3", "--replay-mega-batches", "1-2", "--replay-share", share)
+    for t in (plain, task):
+        t.load_dataset("train")
+    num_new = len(plain.dataset("train"))
+    mixed = batches(task, "train")
+    assert len(mixed) == len(batches(plain, "train"))
+    assert all((batch["id"] >= num_new).sum() == from_past and len(batch["id"]) == 8 for batch in mixed)
+
+
+def test_replay_draws_other_blocks_in_each_epoch_and_all_before_any_twice(stream):
+    task = make_task(stream, "--mega-batches", "3", "--replay-mega-batches", "1", "--replay-share", "0.5")
+    task.load_dataset("train")
+    epochs = [[i for batch in batches(task, "train", epoch) for i in batch["id"].tolist()] for epoch in (1, 2, 1)]
+    assert sorted(epochs[0]) != sorted(epochs[1])
+    assert epochs[0] == epochs[2]
+    assert len(set(epochs[0])) == len(epochs[0])
+
+
+@pytest.mark.parametrize("option", ["--train-subset", "--valid-subset"])
+def test_the_test_set_is_refused_in_training_and_validation(stream, option):
+    with pytest.raises(SettingError, match="kept from training and validation"):
+        make_task(stream, option, "test")
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (("--mega-batches", "4"), "1 to 3"),
+        (("--replay-share", "0.5"), "go together"),
+        (("--sample-break-mode", "eos"), "leave it at none"),
+    ],
+)
+def test_settings_the_stream_cannot_serve_are_refused(stream, extra, message):
+    with pytest.raises(SettingError, match=message):
+        make_task(stream, *extra)
+
+
+def test_a_stream_of_another_format_version_is_refused(own_stream):
+    description = json.loads((own_stream / "stream.json").read_text())
+    (own_stream / "stream.json").write_text(json.dumps({**description, "format_version": 99}))
+    with pytest.raises(StreamError, match="format version 99"):
+        make_task(own_stream)
+
+
+def test_another_split_than_the_streams_is_refused(stream):
+    with pytest.raises(SettingError, match="a stream has train"):
+        make_task(stream).load_dataset("valid1")

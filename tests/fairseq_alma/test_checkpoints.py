@@ -1,0 +1,112 @@
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_alma.checkpoints import BEST, LAST, mend, num_updates, read_whole, slim
+from fairseq_alma.core.errors import StageError
+
+
+def write(path: Path, updates: int, val_loss: float | None, best: float | None) -> None:
+    extra = {"val_loss": val_loss} | ({} if best is None else {"best": best})
+    torch.save(
+        {
+            "model": {"w": torch.full((2000,), float(updates))},
+            "last_optimizer_state": {"m": torch.zeros(4000)},
+            "optimizer_history": [{"num_updates": updates}],
+            "extra_state": extra,
+        },
+        path,
+    )
+
+
+def cut(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def state_of(folder: Path) -> dict[str, int]:
+    return {path.name: num_updates(read_whole(path)) for path in folder.glob("*.pt")}
+
+
+def test_a_whole_folder_is_left_alone(tmp_path):
+    write(tmp_path / BEST, 20, 5.0, 5.0)
+    write(tmp_path / LAST, 40, 6.0, 5.0)
+    mend(tmp_path)
+    assert state_of(tmp_path) == {BEST: 20, LAST: 40}
+
+
+def test_killed_while_last_was_copied(tmp_path):
+    # fairseq had written the new best under its interval name and copied it to best, but not to last.
+    for name in ("checkpoint_2_40.pt", BEST, LAST):
+        write(tmp_path / name, 40, 4.0, 4.0)
+    cut(tmp_path / LAST)
+    mend(tmp_path)
+    assert state_of(tmp_path) == {"checkpoint_2_40.pt": 40, BEST: 40, LAST: 40}
+
+
+def test_killed_while_best_was_copied(tmp_path):
+    write(tmp_path / LAST, 20, 5.0, 5.0)
+    for name in ("checkpoint_2_40.pt", BEST):
+        write(tmp_path / name, 40, 4.0, 4.0)
+    cut(tmp_path / BEST)
+    mend(tmp_path)
+    assert state_of(tmp_path) == {"checkpoint_2_40.pt": 40, BEST: 40, LAST: 40}
+
+
+def test_killed_before_best_was_copied(tmp_path):
+    # Whole files everywhere, but best is still the one before.
+    write(tmp_path / BEST, 20, 5.0, 5.0)
+    write(tmp_path / LAST, 20, 5.0, 5.0)
+    write(tmp_path / "checkpoint_2_40.pt", 40, 4.0, 4.0)
+    mend(tmp_path)
+    assert state_of(tmp_path) == {"checkpoint_2_40.pt": 40, BEST: 40, LAST: 40}
+
+
+def test_killed_while_a_worse_one_was_copied_to_last(tmp_path):
+    write(tmp_path / BEST, 20, 5.0, 5.0)
+    write(tmp_path / "checkpoint_2_40.pt", 40, 6.0, 5.0)
+    write(tmp_path / LAST, 40, 6.0, 5.0)
+    cut(tmp_path / LAST)
+    mend(tmp_path)
+    assert state_of(tmp_path) == {"checkpoint_2_40.pt": 40, BEST: 20, LAST: 40}
+
+
+def test_killed_inside_the_first_write(tmp_path):
+    (tmp_path / "checkpoint_1_10.pt.tmp").write_bytes(b"half")
+    mend(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_when_the_best_is_lost_the_stage_begins_anew(tmp_path):
+    write(tmp_path / BEST, 20, 5.0, 5.0)
+    cut(tmp_path / BEST)
+    write(tmp_path / LAST, 40, 6.0, 5.0)
+    mend(tmp_path)
+    assert state_of(tmp_path) == {}
+
+
+def test_a_slim_checkpoint_keeps_the_model(tmp_path):
+    write(tmp_path / BEST, 20, 5.0, 5.0)
+    before = (tmp_path / BEST).stat().st_size
+    slim(tmp_path / BEST)
+    state = read_whole(tmp_path / BEST)
+    assert state["model"]["w"].tolist() == [20.0] * 2000
+    assert "last_optimizer_state" not in state
+    assert (tmp_path / BEST).stat().st_size < before / 2
+    slim(tmp_path / BEST)  # again: nothing to do
+
+
+def test_a_missing_or_damaged_best_is_told(tmp_path):
+    with pytest.raises(StageError, match="run the same command again"):
+        slim(tmp_path / BEST)
+
+
+def test_a_real_checkpoint_of_fairseq_is_read_and_slimmed(trained, tmp_path):
+    copy = Path(shutil.copy(trained, tmp_path / BEST))
+    assert num_updates(read_whole(copy)) <= 30
+    slim(copy)
+    assert read_whole(copy)["model"].keys() == read_whole(trained)["model"].keys()
+    cut(copy)
+    assert read_whole(copy) is None

@@ -1,0 +1,119 @@
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_alma.checkpoints import read_whole
+from fairseq_alma.core.errors import StreamError
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.perplexity import load_members, main, score
+from tests.commands import STAGE, run_command
+from tests.streams import make_stream
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def second(stream, tmp_path_factory) -> Path:
+    """Another checkpoint, of another seed."""
+    folder = tmp_path_factory.mktemp("second")
+    result = run_command(
+        "fairseq-train", stream, *STAGE, "--mega-batches", "2", "--max-update", 15, "--seed", 7, "--save-dir", folder
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return folder / "checkpoint_best.pt"
+
+
+def plain_loop(models, tokens, length):
+    """Perplexity token by token, one block after the other: sum of log of the mean probability."""
+    total = 0.0
+    stream = [2, *tokens]  # fairseq feeds an end-of-document first
+    for start in range(0, len(tokens), length):
+        source = torch.tensor([stream[start : start + length]])[:, : len(tokens) - start]
+        probabilities = [model(source)[0][0].double().softmax(-1) for model in models]
+        for position, target in enumerate(tokens[start : start + length]):
+            total -= math.log(sum(p[position, target].item() for p in probabilities) / len(models))
+    return total
+
+
+@torch.no_grad()
+def test_one_model_and_an_ensemble_equal_a_plain_loop(stream, trained, second):
+    folder = StreamFolder.open(stream)
+    models, task = load_members([trained, second], folder, CPU)
+    task.load_dataset("test")
+    blocks = task.dataset("test")
+    tokens = [t for i in range(len(blocks)) for t in blocks[i]["target"].tolist()]
+    assert len(tokens) == folder.counts("test")["tokens"]
+    results = {}
+    for name, members in {"one": models[:1], "other": models[1:], "both": models}.items():
+        results[name] = score(members, task, "test")
+        assert results[name].num_tokens == len(tokens)
+        expected = plain_loop(members, tokens, 32)
+        assert results[name].nll_sum == pytest.approx(expected, rel=1e-5)
+        assert results[name].perplexity == pytest.approx(math.exp(expected / len(tokens)), rel=1e-4)
+        assert results[name].word_perplexity == pytest.approx(math.exp(expected / folder.counts("test")["words"]))
+    assert results["both"].loss < (results["one"].loss + results["other"].loss) / 2
+
+
+def test_scores_do_not_depend_on_the_batch(stream, trained):
+    models, task = load_members([trained], StreamFolder.open(stream), CPU)
+    small, large = (score(models, task, "test", tokens_per_batch=n) for n in (32, 100_000))
+    assert small.nll_sum == pytest.approx(large.nll_sum, rel=1e-6)
+    assert small.load == large.load
+    assert large.overflow == 0
+    assert [sum(layer) for layer in large.load] == pytest.approx([1.0, 1.0])
+
+
+def test_it_agrees_with_what_training_logged_on_the_validation_set(stream, trained):
+    models, task = load_members([trained], StreamFolder.open(stream), CPU)
+    logged = read_whole(trained)["extra_state"]["val_loss"]
+    assert score(models, task, "valid").perplexity == pytest.approx(logged, rel=1e-6)
+
+
+def test_alma_eval_prints_that_every_token_was_scored(stream, trained, capsys):
+    assert main([str(trained), "--stream", str(stream), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["num_tokens"] == StreamFolder.open(stream).counts("test")["tokens"]
+    assert main([str(trained), str(trained), "--stream", str(stream)]) == 0
+    text = capsys.readouterr().out
+    assert "2 member(s)" in text
+    # An ensemble of a model with itself is the model.
+    assert f"{result['perplexity']:.3f}" in text
+
+
+def test_bad_input_is_told_in_one_message(stream, trained, tmp_path, capsys):
+    other_words = make_stream(tmp_path / "other", num_words=30, tokens=400)
+    same_size = make_stream(tmp_path / "same_size", tokens=400)
+    dictionary = same_size / "dict.txt"
+    dictionary.write_text(dictionary.read_text().replace("w0 1", "x0 1"))
+    description = json.loads((same_size / "stream.json").read_text())
+    from fairseq_alma.core.files import sha256_of
+
+    description["tokenizer"]["dict_sha256"] = sha256_of(dictionary)
+    (same_size / "stream.json").write_text(json.dumps(description))
+    cut_short = shutil.copy(trained, tmp_path / "cut_short.pt")
+    with open(cut_short, "r+b") as file:
+        file.truncate(10_000)
+    for arguments, message in [
+        ([str(trained)], "--stream"),
+        ([str(tmp_path / "none.pt"), "--stream", str(stream)], "no whole checkpoint"),
+        ([str(cut_short), "--stream", str(stream)], "no whole checkpoint"),
+        ([str(trained), "--stream", str(tmp_path / "nowhere")], "alma-prep"),
+        ([str(trained), "--stream", str(other_words)], "dictionary of 24 types"),
+        ([str(trained), "--stream", str(same_size)], "another dictionary"),
+        ([str(tmp_path)], "no predictor.json"),
+    ]:
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("alma-eval: ")
+        assert message in said
+        assert "Traceback" not in said
+
+
+def test_members_of_other_dictionaries_make_no_ensemble(stream, trained, tmp_path):
+    other = make_stream(tmp_path / "other", num_words=30, tokens=400)
+    with pytest.raises(StreamError, match="dictionary of 24 types"):
+        load_members([trained], StreamFolder.open(other), CPU)
