@@ -41,11 +41,17 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def stop_when(process: subprocess.Popen, exists: Path):
+    """Halt a run at the moment when a file of its work appears, so that it cannot hurry past."""
+    wait_until(exists.exists)
+    process.send_signal(signal.SIGSTOP)
+
+
 def wait_until(condition):
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+        time.sleep(0.002)
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +68,12 @@ def uninterrupted(tmp_path_factory, large_text, folder_bytes):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("moment", ["spool/000000.text", "stream/mega_batch_2/train.bin"])
+@pytest.mark.parametrize("moment", ["spool/000000.text", "stream/mega_batch_1/train.bin"])
 def test_a_killed_run_is_finished_by_the_same_command(tmp_path, large_text, uninterrupted, folder_bytes, moment):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until((out / ".alma-prep" / moment).exists)
+    stop_when(process, out / ".alma-prep" / moment)
     workers = children(process.pid)
     process.kill()
     process.wait()
@@ -108,9 +114,10 @@ def test_a_run_killed_in_its_last_moment_is_whole_and_tidied_up(tmp_path, large_
 def test_a_killed_worker_ends_the_run_with_an_error(tmp_path, large_text):
     out = tmp_path / "out"
     process = subprocess.Popen(command(out, f"books:{large_text}"), stderr=subprocess.PIPE, text=True)
-    wait_until((out / ".alma-prep" / "spool" / "000000.text").exists)
+    stop_when(process, out / ".alma-prep" / "spool" / "000000.text")
     # The youngest child is a worker; the oldest may be multiprocessing's resource tracker.
     os.kill(max(children(process.pid)), signal.SIGKILL)
+    process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 2
     assert "alma-prep: a worker process died" in errors
@@ -134,7 +141,7 @@ def test_two_runs_at_once_do_not_meet(tmp_path, large_text):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until((out / ".alma-prep" / "lock").exists)
+    stop_when(process, out / ".alma-prep" / "spool")
     second = subprocess.run(argv, capture_output=True, text=True)
     assert second.returncode == 2
     assert "another alma-prep is at work" in second.stderr
