@@ -6,9 +6,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+
+GRACE_SECONDS = 10.0
+"""Between asking a process to end and killing it."""
 
 # OpenMP threads that spin while they wait take the processor from whoever has work: with one busy neighbour
 # on two cores a stage ran at a tenth of its speed. Short spins cost a free machine little.
@@ -28,14 +32,16 @@ def run_process(
     process is killed with its parent, so that a killed run leaves nobody writing into its folder.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "ab") as file:
-        process = subprocess.Popen(
+    with (
+        open(log, "ab") as file,
+        subprocess.Popen(
             list(command),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**SPIN, **os.environ, **(environment or {})},
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-        )
+            preexec_fn=_dying_with(os.getpid()) if sys.platform == "linux" else None,
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -46,14 +52,21 @@ def run_process(
         except BaseException:
             process.terminate()
             try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=GRACE_SECONDS)
+            finally:  # a second Ctrl-C does not leave it behind either
                 process.kill()
                 process.wait()
             raise
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # the parent died between fork and prctl
-        os._exit(1)
+def _dying_with(parent: int) -> Callable[[], None]:
+    """What a child of process `parent` does first: ask to be killed when that ends."""
+    libc = ctypes.CDLL(None)  # before the fork: after it, with other threads about, loading might wait for ever
+
+    def ask() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died between fork and prctl. (1 is no sign: in a container we may be 1.)
+            os._exit(1)
+
+    return ask
