@@ -76,7 +76,8 @@ class Lease:
                 # Taken over while this machine was asleep. Two writers would spoil the run: the new one goes on.
                 who = f"process {holder['pid']} on {holder['host']}"
                 print(f"{self.path.parent} was taken over by {who}: this process stops", file=sys.stderr, flush=True)
-                os.kill(os.getpid(), signal.SIGINT)
+                ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in the background of a shell script
+                os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
                 return
 
     def _create(self) -> bool:

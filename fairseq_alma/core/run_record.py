@@ -6,7 +6,6 @@ RUN/arrivals.json       digests of the stream, decisions to train or wait
 RUN/stages/stage_001/   logs, checkpoints; {grow,train,evaluate}.done.json: the marks
 """
 
-import json
 import os
 import platform
 import subprocess
@@ -110,7 +109,7 @@ class RunRecord:
             RunError: the ledger has another row for this arrival than the marks lead to.
         """
         if row.t < len(self._rows):
-            if _as_written(self._rows[row.t]) != _as_written(row):
+            if self._rows[row.t] != row:
                 raise RunError(
                     f"{self.ledger.path}, arrival t={row.t} does not follow from the done marks under "
                     f"{self.folder / 'stages'}: one of them was changed by hand; restore it or start anew"
@@ -180,11 +179,6 @@ def _read_mark(path: Path, kind: type) -> Any:
         return kind(**read_json(path))
     except (TypeError, ValueError) as error:
         raise RunError(f"{path} is not a done mark of this release ({error}): restore it or start anew") from error
-
-
-def _as_written(row: LedgerRow) -> str:
-    # A diverged model may score NaN, which equals nothing but its own spelling.
-    return json.dumps(row.to_json())
 
 
 def _commit() -> str | None:

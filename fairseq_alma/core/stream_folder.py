@@ -17,7 +17,7 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 
 FORMAT_VERSION = 1
-ITEM_SIZE = {"uint16": 2, "int32": 4}
+ITEM_SIZE = {"uint16": 2, "uint32": 4, "int32": 4}
 IDX_HEADER_BYTES = 9 + 8 + 1 + 8  # magic, version, dtype code, number of sequences
 IDX_SEQUENCE_BYTES = 4 + 8  # int32 length, int64 pointer
 
@@ -143,7 +143,9 @@ def _read_description(path: Path) -> dict[str, Any]:
         raise StreamError(f"{file} lacks {', '.join(missing[:3])}{more}: run `alma-prep` again")
     num_mega_batches = description["num_mega_batches"]
     if type(num_mega_batches) is not int or num_mega_batches < 1:
-        raise StreamError(f"{file} has num_mega_batches={num_mega_batches!r}, wanted is 1 or more: run `alma-prep` again")
+        raise StreamError(
+            f"{file} has num_mega_batches={num_mega_batches!r}, wanted is 1 or more: run `alma-prep` again"
+        )
     if description["dtype"] not in ITEM_SIZE:
         known = " and ".join(ITEM_SIZE)
         raise StreamError(f"{file} has dtype {description['dtype']!r}, there are {known}: run `alma-prep` again")

@@ -1,0 +1,264 @@
+"""Who may write into a run folder, with real processes that hold it, die in it and race for it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fairseq_alma.core import lease as lease_module
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.lease import Lease
+from tests.core.tiny_learner import ledger_without_seconds, tiny_run
+
+HOLD = """
+import signal, sys
+from fairseq_alma.core import lease
+lease.HEARTBEAT_SECONDS = float(sys.argv[2])
+signal.signal(signal.SIGINT, signal.default_int_handler if sys.argv[3] == "hears" else signal.SIG_IGN)
+with lease.Lease(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def start_holder():
+    """start_holder(folder): a process that holds the folder until its stdin is closed."""
+    processes = []
+
+    def start(folder, heartbeat_seconds=15.0, sigint="hears"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(folder), str(heartbeat_seconds), sigint],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def write_lease(folder, silent_seconds=0.0, **holder):
+    """The lease of another process, whose heart beat so long ago."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "lease.json"
+    value = {"host": "elsewhere", "pid": 4321, "process_start": "1", "job_id": None, **holder}
+    path.write_text(json.dumps(value))
+    os.utime(path, (time.time() - silent_seconds,) * 2)
+    return path
+
+
+def test_the_lease_names_its_holder_and_is_gone_when_given_back(tmp_path):
+    with Lease(tmp_path / "new" / "run"):
+        holder = json.loads((tmp_path / "new" / "run" / "lease.json").read_text())
+        assert (holder["host"], holder["pid"]) == (socket.gethostname(), os.getpid())
+    assert list((tmp_path / "new" / "run").iterdir()) == []
+
+
+def test_an_exception_gives_the_lease_back(tmp_path):
+    with pytest.raises(KeyboardInterrupt), Lease(tmp_path):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_does_not_hold_a_folder_twice(tmp_path):
+    with Lease(tmp_path):
+        with pytest.raises(RunError, match=f"in use by process {os.getpid()} "):
+            Lease(tmp_path).__enter__()
+        assert (tmp_path / "lease.json").exists()
+
+
+def test_a_folder_held_by_a_living_process_is_refused_with_its_number_and_host(tmp_path, start_holder):
+    holder = start_holder(tmp_path)
+    with pytest.raises(RunError) as error:
+        Lease(tmp_path).__enter__()
+    assert f"{tmp_path} is in use by process {holder.pid} on {socket.gethostname()}" in str(error.value)
+    assert "wait for it, stop it, or choose another out=" in str(error.value)
+    holder.communicate()  # closes its stdin: it gives the lease back
+    with Lease(tmp_path):
+        pass
+
+
+def test_the_job_of_the_holder_is_named(tmp_path):
+    write_lease(tmp_path, job_id="1234_5")
+    with pytest.raises(RunError, match="process 4321 on elsewhere, job 1234_5 "):
+        Lease(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_what_a_killed_process_held_is_taken_over_at_once(tmp_path, start_holder, reaped):
+    holder = start_holder(tmp_path)
+    holder.kill()
+    # Until somebody asks for its status, a dead process keeps its number as a zombie.
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | (0 if reaped else os.WNOWAIT))
+    start = time.monotonic()
+    with Lease(tmp_path):
+        assert json.loads((tmp_path / "lease.json").read_text())["pid"] == os.getpid()
+    assert time.monotonic() - start < 1
+
+
+def test_a_process_that_was_given_the_number_of_the_dead_one_does_not_hold_its_lease(tmp_path, start_holder):
+    lease = start_holder(tmp_path / "other")  # alive, and started at another time than the lease says
+    write_lease(tmp_path, host=socket.gethostname(), pid=lease.pid, process_start="1")
+    with Lease(tmp_path):
+        pass
+
+
+def test_a_lease_of_another_machine_holds_while_its_heart_beats(tmp_path):
+    path = write_lease(tmp_path, silent_seconds=100)
+    with pytest.raises(RunError, match=r"process 4321 on elsewhere \(heartbeat 10\d s ago\)"):
+        Lease(tmp_path).__enter__()
+    assert json.loads(path.read_text())["host"] == "elsewhere"
+
+
+def test_a_lease_of_another_machine_whose_heart_has_stopped_is_taken_over(tmp_path):
+    path = write_lease(tmp_path, silent_seconds=121)
+    with Lease(tmp_path):
+        assert json.loads(path.read_text())["host"] == socket.gethostname()
+
+
+@pytest.mark.parametrize("half", [b"", b'{"host": "else', b"[]", b'{"host": "elsewhere"}'])
+def test_a_half_written_lease_whose_writer_died_is_taken_over(tmp_path, half):
+    (tmp_path / "lease.json").write_bytes(half)
+    os.utime(tmp_path / "lease.json", (time.time() - 3,) * 2)
+    with Lease(tmp_path):
+        pass
+
+
+def test_a_lease_that_is_just_being_written_is_waited_for(tmp_path):
+    (tmp_path / "lease.json").touch()
+    writer = threading.Timer(0.2, write_lease, [tmp_path])
+    writer.start()
+    with pytest.raises(RunError, match="process 4321 on elsewhere"):
+        Lease(tmp_path).__enter__()
+    writer.join()
+
+
+RACE = """
+import sys, time
+from pathlib import Path
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.lease import Lease
+
+me, num_processes, root = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+
+def meet(place):
+    (place / me).touch()
+    while len(list(place.iterdir())) < num_processes:
+        time.sleep(0.0002)
+
+for run in sorted(root.iterdir()):
+    meet(run / "start")
+    try:
+        with Lease(run):
+            (run / "winners" / me).touch()
+            meet(run / "end")  # held until all have tried
+    except RunError:
+        meet(run / "end")
+"""
+
+
+def test_of_processes_that_race_for_a_stale_lease_exactly_one_wins(tmp_path):
+    num_races, num_processes = 40, 3
+    for race in range(num_races):
+        run = tmp_path / f"run_{race:02d}"
+        write_lease(run, silent_seconds=1000)
+        for name in ("start", "end", "winners"):
+            (run / name).mkdir()
+    processes = [
+        subprocess.Popen([sys.executable, "-c", RACE, str(i), str(num_processes), str(tmp_path)])
+        for i in range(num_processes)
+    ]
+    assert [process.wait(timeout=60) for process in processes] == [0] * num_processes
+    assert [len(list((run / "winners").iterdir())) for run in sorted(tmp_path.iterdir())] == [1] * num_races
+
+
+def test_who_comes_late_to_a_stale_lease_leaves_the_new_one_alone(tmp_path, start_holder):
+    write_lease(tmp_path, silent_seconds=1000)
+    late = Lease(tmp_path)
+    assert late._is_left_behind()  # ... and here it is not the only one to have seen that
+    holder = start_holder(tmp_path)
+    with pytest.raises(RunError, match=f"in use by process {holder.pid}"):
+        late._remove_left_behind()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lease.json"]
+
+
+def test_who_died_while_taking_over_does_not_block_the_next(tmp_path):
+    write_lease(tmp_path, silent_seconds=1000)
+    (tmp_path / ".lease.claim").mkdir()
+    os.utime(tmp_path / ".lease.claim", (time.time() - 11,) * 2)
+    with Lease(tmp_path):
+        assert not (tmp_path / ".lease.claim").exists()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def test_the_heart_of_a_held_lease_beats(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.02)
+    with Lease(tmp_path):
+        path = tmp_path / "lease.json"
+        os.utime(path, (time.time() - 1000,) * 2)
+        wait_until(lambda: time.time() - path.stat().st_mtime < 500)
+
+
+def test_a_lease_removed_by_hand_is_not_written_again(tmp_path, monkeypatch):
+    # Whoever removed the whole run folder does not want to find a lease.json in it.
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.02)
+    run = tmp_path / "run"
+    with Lease(run):
+        (run / "lease.json").unlink()
+        run.rmdir()
+        time.sleep(0.1)
+        assert not run.exists()
+
+
+@pytest.mark.parametrize(("sigint", "ended_by"), [("hears", signal.SIGINT), ("ignores", signal.SIGTERM)])
+def test_a_process_taken_for_dead_stops_and_leaves_the_lease_to_the_new_holder(
+    tmp_path, start_holder, sigint, ended_by
+):
+    sleeper = start_holder(tmp_path, 0.02, sigint)
+    path = tmp_path / "lease.json"
+    taken = tmp_path / "taken"
+    write_lease(taken)
+    os.replace(taken / "lease.json", path)
+    assert sleeper.wait(timeout=20) == -ended_by
+    assert "was taken over by process 4321 on elsewhere: this process stops" in sleeper.stderr.read()
+    assert json.loads(path.read_text())["host"] == "elsewhere"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(RunError, match=rf"{folder} cannot be used as a run folder \(.*\): .*another out="):
+            Lease(folder).__enter__()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")  # noqa: PTH110
+def test_a_run_killed_inside_a_stage_is_continued_at_once_by_the_same_command(tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "tests.core.tiny_learner", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("in stage 2")
+    process.kill()
+    process.communicate()
+    with Lease(folder):
+        tiny_run(folder)
+    tiny_run(tmp_path / "whole")
+    assert ledger_without_seconds(folder) == ledger_without_seconds(tmp_path / "whole")

@@ -1,0 +1,155 @@
+"""Algorithm 1, with a learner whose every number can be worked out by hand (see tiny_learner.py)."""
+
+import gc
+import types
+
+import pytest
+
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.files import read_json
+from fairseq_alma.core.protocol import StreamSettings
+from tests.core.tiny_learner import TestSet, TinyEvaluator, TinyLearner, tiny_run
+
+
+def times(mega_batches):
+    return [m.t for m in mega_batches]
+
+
+@pytest.mark.parametrize(
+    ("wait", "new", "past"),
+    [
+        (1, [[1], [2], [3], [4]], [[], [1], [1, 2], [1, 2, 3]]),
+        (3, [[1, 2, 3], [4]], [[], [1, 2, 3]]),  # the last group is smaller and trained on all the same
+        (4, [[1, 2, 3, 4]], [[]]),
+    ],
+)
+def test_what_each_stage_sees(tmp_path, wait, new, past):
+    learner = TinyLearner()
+    tiny_run(tmp_path, num_mega_batches=4, wait=wait, learner=learner)
+    assert [times(stage.new) for stage in learner.stages] == new
+    assert [times(stage.past) for stage in learner.stages] == past
+    assert [stage.index for stage in learner.stages] == list(range(1, len(new) + 1))
+    assert [stage.folder for stage in learner.stages] == [
+        tmp_path / "stages" / f"stage_{k:03d}" for k in range(1, len(new) + 1)
+    ]
+
+
+def test_the_ledger_of_4_mega_batches_at_wait_3(tmp_path):
+    rows = tiny_run(tmp_path, num_mega_batches=4, wait=3)
+    assert [row.t for row in rows] == [0, 1, 2, 3, 4]
+    assert [row.stage for row in rows] == [0, 0, 0, 1, 2]
+    assert [row.updated for row in rows] == [False, False, False, True, True]
+    assert [row.scores.perplexity for row in rows] == [8, 8, 8, 5, 4]  # between stages the last value again
+    assert [row.scores.num_params for row in rows] == [10, 10, 10, 10, 20]
+    assert [row.spent.train_flops for row in rows] == [0, 0, 0, 300, 100]
+    assert [row.spent.num_updates for row in rows] == [0, 0, 0, 3, 1]
+    assert [row.spent.validation_flops for row in rows] == [0, 0, 0, 0, 7]  # what growing spent is in its row
+
+
+def test_growth_comes_from_the_second_stage_on_and_before_training(tmp_path):
+    calls = []
+    tiny_run(tmp_path, num_mega_batches=5, wait=2, learner=TinyLearner(calls), evaluate=TinyEvaluator(calls))
+    assert calls == [
+        ("evaluate", []),
+        ("train", 1),
+        ("evaluate", [1, 2]),
+        ("grow", 2),
+        ("train", 2),
+        ("evaluate", [1, 2, 3, 4]),
+        ("grow", 3),
+        ("train", 3),
+        ("evaluate", [1, 2, 3, 4, 5]),
+    ]
+
+
+def test_the_model_is_evaluated_once_per_change(tmp_path):
+    evaluate = TinyEvaluator()
+    rows = tiny_run(tmp_path, num_mega_batches=7, wait=7, evaluate=evaluate)
+    assert len(evaluate.calls) == 2  # untrained, and after the only stage
+    assert [row.scores.perplexity for row in rows] == [8] * 7 + [1]
+
+
+def test_with_replay_a_stage_may_train_on_the_past_again(tmp_path):
+    learner = TinyLearner(replay=True)
+    rows = tiny_run(tmp_path, num_mega_batches=3, wait=1, replay="all", learner=learner)
+    assert [stage.replay for stage in learner.stages] == ["all"] * 3
+    assert learner.numbers == [1, 1, 2, 1, 2, 3]
+    assert [row.spent.train_flops for row in rows] == [0, 100, 200, 300]
+
+
+@pytest.mark.parametrize("replay", [False, "all", 0.5, 0.001])
+def test_replay_is_false_all_or_a_share(replay):
+    assert StreamSettings(4, replay=replay).replay == replay
+
+
+@pytest.mark.parametrize("replay", [True, 0, 0.0, 1, 1.0, -0.5, 1.5, "none", None, float("nan")])
+def test_other_replays_are_refused(replay):
+    with pytest.raises(SettingError, match=r"must be false, all, or a share between 0 and 1"):
+        StreamSettings(4, replay=replay)
+
+
+@pytest.mark.parametrize(("num_mega_batches", "wait"), [(4, 0), (4, 5), (4, -1), (0, 1)])
+def test_the_wait_lies_between_1_and_the_number_of_mega_batches(num_mega_batches, wait):
+    with pytest.raises(SettingError, match=f"wait={wait} must lie between 1 and {num_mega_batches} mega-batches"):
+        StreamSettings(num_mega_batches, wait)
+
+
+def test_decisions_are_recorded(tmp_path):
+    tiny_run(tmp_path, num_mega_batches=4, wait=3)
+    assert read_json(tmp_path / "arrivals.json") == {
+        "digests": ["digest of 1", "digest of 2", "digest of 3", "digest of 4"],
+        "decisions": {"1": False, "2": False, "3": True, "4": True},
+    }
+
+
+def test_an_extended_stream_continues_the_run_and_repeats_its_decisions(tmp_path):
+    before = tiny_run(tmp_path, num_mega_batches=4, wait=3)
+    written = (tmp_path / "ledger.jsonl").read_bytes()
+    learner = TinyLearner()
+    after = tiny_run(tmp_path, num_mega_batches=7, wait=3, learner=learner)
+    assert after[:5] == before
+    assert (tmp_path / "ledger.jsonl").read_bytes().startswith(written)
+    # A run of 7 from its start would train at t = 3, 6 and 7. This one has trained at 4, where its stream ended.
+    assert [row.stage for row in after] == [0, 0, 0, 1, 2, 2, 2, 3]
+    assert [row.scores.perplexity for row in after] == [8, 8, 8, 5, 4, 4, 4, 1]
+    assert learner.calls == [("grow", 3), ("train", 3)]
+    assert times(learner.stages[0].new) == [5, 6, 7]
+    assert times(learner.stages[0].past) == [1, 2, 3, 4]
+    assert read_json(tmp_path / "summary.json")["num_arrivals"] == 7
+
+
+def reachable_from(start):
+    """Every object that references lead to, as the learner's own code could follow them: through its attributes,
+    containers and closures; not through modules, classes and globals, which every Python object leads to."""
+    seen, left = {}, [start]
+    while left:
+        found = left.pop()
+        if id(found) in seen or isinstance(found, type | types.ModuleType):
+            continue
+        seen[id(found)] = found
+        if isinstance(found, types.FunctionType):
+            left += [found.__closure__, found.__defaults__, found.__kwdefaults__]
+        else:
+            left += gc.get_referents(found)
+    return list(seen.values())
+
+
+def holds_test_data(learner):
+    return any(isinstance(found, TestSet) for found in reachable_from(learner))
+
+
+def test_no_reference_leads_from_the_learner_to_the_test_set(tmp_path):
+    learner, evaluate = TinyLearner(), TinyEvaluator()
+    tiny_run(tmp_path, num_mega_batches=4, wait=2, learner=learner, evaluate=evaluate)
+    assert learner.stages[1].past[0].data == 1  # it has kept its stages, and the walk goes through them:
+    assert any(found is learner.stages[1].past[0] for found in reachable_from(learner))
+    assert not holds_test_data(learner)
+
+
+def test_the_walk_would_find_a_learner_that_cheats():
+    evaluate = TinyEvaluator()
+    by_attribute, by_closure = TinyLearner(), TinyLearner()
+    by_attribute.teacher = {"deep": [evaluate]}
+    by_closure.ask = lambda: evaluate(by_closure)
+    assert holds_test_data(by_attribute)
+    assert holds_test_data(by_closure)

@@ -1,0 +1,274 @@
+"""The run folder: what it refuses, what it writes, and that the same command finishes what was killed anywhere."""
+
+import json
+import os
+import platform
+
+import pytest
+
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.ledger import LedgerRow, Scores
+from fairseq_alma.core.run_record import RunRecord
+from tests.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_run
+
+STEPS = [(0, "evaluate"), (1, "train"), (1, "evaluate"), (2, "grow"), (2, "train"), (2, "evaluate")]
+"""Of a run with B = 3 and w = 2."""
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing between the side effect and the test catches it."""
+
+
+class Executioner:
+    """Ends the run at its n-th side effect: before or after it."""
+
+    def __init__(self, kill_at=None):
+        self.kill_at = kill_at
+        self.num_moments = 0
+
+    def moment(self):
+        self.num_moments += 1
+        if self.num_moments == self.kill_at:
+            raise Killed
+
+    def around(self, function):
+        def watched(*arguments):
+            self.moment()
+            result = function(*arguments)
+            self.moment()
+            return result
+
+        return watched
+
+
+def attempt(folder, monkeypatch, kill_at=None):
+    """One process of the run, with objects of its own. Returns the calls, and the executioner."""
+    executioner, calls = Executioner(kill_at), []
+    learner, evaluate = TinyLearner(calls), TinyEvaluator(calls)
+    for name in ("grow", "train", "save", "load"):
+        setattr(learner, name, executioner.around(getattr(learner, name)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", executioner.around(os.replace))  # of every file that is written whole
+        patch.setattr(os, "fsync", lambda descriptor: executioner.moment())  # a ledger line among them
+        try:
+            tiny_run(folder, num_mega_batches=3, wait=2, learner=learner, evaluate=executioner.around(evaluate))
+        except Killed:
+            assert kill_at
+    return calls, executioner
+
+
+def finished_steps(folder):
+    return [(k, name) for k, name in STEPS if (folder / "stages" / f"stage_{k:03d}" / f"{name}.done.json").exists()]
+
+
+def numbers_of(folder):
+    """All that equal runs agree in."""
+    summary = read_json(folder / "summary.json")
+    del summary["wall_seconds"]
+    return ledger_without_seconds(folder), summary, read_json(folder / "arrivals.json")
+
+
+def test_killed_at_any_moment_the_same_command_finishes_the_run_and_does_no_finished_step_twice(tmp_path, monkeypatch):
+    calls, whole = attempt(tmp_path / "whole", monkeypatch)
+    assert len(calls) == len(STEPS)
+    assert finished_steps(tmp_path / "whole") == STEPS
+    assert whole.num_moments > 50
+    for kill_at in range(1, whole.num_moments + 1):
+        folder = tmp_path / f"killed_at_{kill_at}"
+        attempt(folder, monkeypatch, kill_at)
+        finished = finished_steps(folder)
+        calls, _ = attempt(folder, monkeypatch)
+        wanted = [name for k, name in STEPS if (k, name) not in finished]
+        assert [name for name, _ in calls] == wanted, f"killed at moment {kill_at}"
+        assert numbers_of(folder) == numbers_of(tmp_path / "whole"), f"killed at moment {kill_at}"
+
+
+def test_killed_again_and_again_the_run_ends_all_the_same(tmp_path, monkeypatch):
+    folder, num_attempts = tmp_path / "run", 0
+    while True:  # each attempt gets a few writes beyond what it takes to start
+        num_attempts += 1
+        _, executioner = attempt(folder, monkeypatch, kill_at=25)
+        if executioner.num_moments < 25:
+            break
+        assert num_attempts < 50
+    attempt(tmp_path / "whole", monkeypatch)
+    assert num_attempts > 3
+    assert numbers_of(folder) == numbers_of(tmp_path / "whole")
+
+
+def test_a_finished_run_is_passed_over(tmp_path, monkeypatch):
+    attempt(tmp_path, monkeypatch)
+    content = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    calls, _ = attempt(tmp_path, monkeypatch)
+    assert calls == []
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == content
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A finished run of B = 4, w = 3."""
+    folder = tmp_path / "größe"
+    tiny_run(folder)
+    return folder
+
+
+def content_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+DIGESTS = [f"digest of {t}" for t in range(1, 5)]
+
+
+def test_other_settings_are_refused_by_name_with_old_and_new_and_nothing_is_written(run_folder):
+    content = content_of(run_folder)
+    with pytest.raises(RunError) as error:
+        RunRecord(run_folder, {"wait": 2, "seed": 5, "replay": False, "lr": 0.1}, DIGESTS)
+    lines = str(error.value).splitlines()
+    assert lines == [
+        f"{run_folder} holds a run of other settings:",
+        "  lr: was 'not set', is 0.1",
+        "  wait: was 3, is 2",
+        "Give the same settings to continue it, or another out= for a new run.",
+    ]
+    assert content_of(run_folder) == content
+
+
+def test_a_setting_inside_another_is_named_with_its_path(tmp_path):
+    RunRecord(tmp_path, {"grow": {"experts": [2, 2], "rank": "loss"}}, DIGESTS)
+    with pytest.raises(RunError, match=r"grow\.experts: was \[2, 2\], is \[2, 4\]\n"):
+        RunRecord(tmp_path, {"grow": {"experts": [2, 4], "rank": "loss"}}, DIGESTS)
+
+
+def test_free_settings_may_differ_and_the_last_ones_are_kept(tmp_path):
+    free = ("out", "cluster")
+    RunRecord(tmp_path, {"out": "here", "cluster": {"partition": "day"}, "seed": 0}, DIGESTS, free)
+    RunRecord(tmp_path, {"out": "there", "cluster": {"partition": "week"}, "seed": 0}, DIGESTS, free)
+    assert read_json(tmp_path / "settings.json")["out"] == "there"
+    with pytest.raises(RunError, match="seed: was 0, is 1"):
+        RunRecord(tmp_path, {"out": "there", "cluster": {}, "seed": 1}, DIGESTS, free)
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_another_stream_is_refused_with_the_mega_batch_that_differs(run_folder, t):
+    content = content_of(run_folder)
+    digests = [*DIGESTS]
+    digests[t - 1] = "other"
+    with pytest.raises(RunError, match=f"made from another stream: mega-batch {t} differs.*another out="):
+        RunRecord(run_folder, {"wait": 3, "replay": False, "seed": 5}, digests)
+    assert content_of(run_folder) == content
+
+
+def test_a_shorter_stream_is_refused_with_both_lengths(run_folder):
+    with pytest.raises(RunError, match=r"mega-batch 3 is missing \(it had 4, this one has 2\)"):
+        RunRecord(run_folder, {"wait": 3, "replay": False, "seed": 5}, DIGESTS[:2])
+
+
+@pytest.mark.parametrize(
+    ("mark", "key", "value", "t"),
+    [("stage_000/evaluate", "perplexity", 7.0, 0), ("stage_001/train", "train_flops", 1, 3),
+     ("stage_001/evaluate", "num_params", 1, 3), ("stage_002/grow", "validation_flops", 8, 4)],
+)  # fmt: skip
+def test_a_mark_changed_by_hand_is_found_at_its_arrival(run_folder, mark, key, value, t):
+    path = run_folder / "stages" / f"{mark}.done.json"
+    write_json(path, {**read_json(path), key: value})
+    ledger = (run_folder / "ledger.jsonl").read_bytes()
+    with pytest.raises(RunError, match=f"arrival t={t} does not follow from the done marks .* changed by hand"):
+        tiny_run(run_folder)
+    assert (run_folder / "ledger.jsonl").read_bytes() == ledger
+
+
+@pytest.mark.parametrize("content", ['{"train_flops": 3', '{"speed": 3}', "[1, 2]", "3"])
+def test_a_damaged_mark_is_named(run_folder, content):
+    mark = run_folder / "stages" / "stage_001" / "train.done.json"
+    mark.write_text(content)
+    with pytest.raises(RunError, match=r"train\.done\.json is not"):
+        tiny_run(run_folder)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "arrivals.json", "summary.json"])
+def test_a_damaged_file_of_the_run_is_named(run_folder, name):
+    (run_folder / name).write_text('{"half')
+    with pytest.raises(RunError, match=f"{name} is not whole JSON"):
+        tiny_run(run_folder)
+
+
+def test_a_ledger_without_its_settings_is_not_written_to(run_folder):
+    (run_folder / "settings.json").unlink()
+    with pytest.raises(RunError, match=r"has a ledger but no settings.json: choose another out="):
+        tiny_run(run_folder)
+
+
+def test_a_diverged_run_whose_scores_are_not_a_number_continues(tmp_path):
+    class Diverged(TinyEvaluator):
+        def __call__(self, learner):
+            super().__call__(learner)
+            return Scores(learner.num_params, 3, perplexity=float("nan"))
+
+    before = tiny_run(tmp_path, num_mega_batches=2, wait=1, evaluate=Diverged())
+    evaluate = Diverged()
+    assert len(tiny_run(tmp_path, num_mega_batches=3, wait=1, evaluate=evaluate)) == len(before) + 1
+    assert evaluate.calls == [("evaluate", [1, 2, 3])]
+
+
+def test_the_summary_holds_the_scalars(run_folder):
+    # Perplexities 8 | 8 8 5 4 and parameters 10 10 10 10 20: worked out in test_protocol.py.
+    summary = read_json(run_folder / "summary.json")
+    assert 0 <= summary.pop("wall_seconds") < 60
+    assert summary == {
+        "average_perplexity": 6.25,
+        "average_perplexity_after_first_stage": 4.5,
+        "final": 4.0,
+        "final_validation": 4.0,
+        "mem": 60,
+        "comp": 400,
+        "num_arrivals": 4,
+        "num_stages": 2,
+    }
+
+
+def test_the_seconds_of_earlier_processes_count(run_folder):
+    summary = read_json(run_folder / "summary.json")
+    write_json(run_folder / "summary.json", {**summary, "wall_seconds": 1000.0})
+    tiny_run(run_folder, num_mega_batches=5)
+    assert 1000 <= read_json(run_folder / "summary.json")["wall_seconds"] < 1060
+
+
+def test_the_summary_over_seeds_that_lies_in_a_folder_does_not_stop_a_run_there(tmp_path):
+    write_json(tmp_path / "summary.json", {"mean": {"mem": 60}, "stderr": {"mem": 0.0}, "per_seed": []})
+    tiny_run(tmp_path)
+    assert read_json(tmp_path / "summary.json")["mem"] == 60
+
+
+def test_provenance_tells_command_commit_versions_machine_and_seed(run_folder):
+    provenance = read_json(run_folder / "provenance.json")
+    assert provenance["command"]
+    assert provenance["commit"] is None or len(provenance["commit"].removesuffix("-dirty")) >= 7
+    assert provenance["versions"]["python"] == platform.python_version()
+    assert "torch" in provenance["versions"]
+    assert provenance["machine"]["host"] == platform.node()
+    assert provenance["machine"]["cpus"] >= 1
+    assert provenance["seed"] == 5
+
+
+def test_two_equal_runs_differ_only_in_seconds(tmp_path):
+    for name in ("one", "two"):
+        tiny_run(tmp_path / name)
+    assert ledger_without_seconds(tmp_path / "one") == ledger_without_seconds(tmp_path / "two")
+    one, two = ((tmp_path / name / "ledger.jsonl").read_text().splitlines() for name in ("one", "two"))
+    differing = {
+        key
+        for row_one, row_two in zip(map(json.loads, one), map(json.loads, two), strict=True)
+        for key in row_one
+        if row_one[key] != row_two[key]
+    }
+    assert differing == {"train_seconds"}  # the tiny learner reads a clock there; nothing else may
+
+
+def test_a_row_is_not_appended_twice(tmp_path):
+    row = LedgerRow(0, 0, False, Scores(1, 1, perplexity=2.0))
+    for _ in range(2):
+        record = RunRecord(tmp_path, {}, DIGESTS)
+        record.append(row)
+        record.append(row)
+    assert len(record.ledger.rows()) == 1
