@@ -147,7 +147,7 @@ def _read_description(path: Path) -> dict[str, Any]:
             f"{file} has num_mega_batches={num_mega_batches!r}, wanted is 1 or more: run `alma-prep` again"
         )
     if description["dtype"] not in ITEM_SIZE:
-        known = " and ".join(ITEM_SIZE)
+        known = ", ".join(ITEM_SIZE)
         raise StreamError(f"{file} has dtype {description['dtype']!r}, there are {known}: run `alma-prep` again")
     return description
 

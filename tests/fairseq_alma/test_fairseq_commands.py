@@ -1,0 +1,84 @@
+"""fairseq's own commands on our stream and our checkpoints, as real processes."""
+
+import json
+import re
+
+import pytest
+
+from fairseq_alma.checkpoints import num_updates, read_whole
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.perplexity import main as alma_eval
+from tests.commands import ROOT, STAGE, run_command
+
+
+def records(log: str, kind: str) -> list[dict]:
+    return [json.loads(m[1]) for m in re.finditer(rf"\| INFO \| {kind} \| (\{{.*\}})", log)]
+
+
+def test_training_logs_what_a_mixture_does_and_keeps_the_best_by_perplexity(trained):
+    log = (trained.parent / "log.txt").read_text()
+    inner, valid = records(log, "train_inner"), records(log, "valid")
+    for key in ("loss", "nll_loss", "ppl", "balance_loss", "overflow_percent", "load_entropy_bits"):
+        assert key in inner[-1]
+    assert float(inner[-1]["ppl"]) < float(inner[0]["ppl"])
+    assert float(inner[-1]["overflow_percent"]) > 0  # capacity factor 1 in training
+    assert float(valid[-1]["valid_overflow_percent"]) == 0  # no limit in evaluation
+    best = min(float(v["valid_ppl"]) for v in valid)
+    assert read_whole(trained)["extra_state"]["val_loss"] == pytest.approx(best, rel=1e-4)
+
+
+def test_a_checkpoint_carries_the_ranking_of_its_experts(trained, stream):
+    state = read_whole(trained)["model"]
+    tokens = StreamFolder.open(stream).counts("valid")["tokens"]
+    for layer in (1, 3):
+        assert state[f"decoder.layers.{layer}.mixture.valid_tokens_E"].sum() == tokens
+        assert (state[f"decoder.layers.{layer}.mixture.valid_loss_E"] >= 0).all()
+
+
+def test_eval_lm_and_alma_eval_agree(trained, stream, capsys):
+    result = run_command(
+        "fairseq-eval-lm", stream, "--user-dir", "fairseq_alma", "--task", "alma_lm", "--path", trained,
+        "--gen-subset", "test", "--tokens-per-sample", 32, "--batch-size", 8,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    said = result.stdout + result.stderr
+    alma_eval([str(trained), "--stream", str(stream), "--json"])
+    ours = json.loads(capsys.readouterr().out)
+    assert float(re.search(r"Perplexity: ([\d.]+)", said)[1]) == pytest.approx(ours["perplexity"], abs=0.006)
+    scored = int(re.search(r"Evaluated ([\d,]+) tokens", said)[1].replace(",", ""))
+    assert scored == ours["num_tokens"] == StreamFolder.open(stream).counts("test")["tokens"]
+
+
+def test_validate_scores_what_training_scored(trained, stream):
+    result = run_command(
+        "fairseq-validate", stream, "--user-dir", "fairseq_alma", "--task", "alma_lm", "--path", trained,
+        "--batch-size", 5,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    perplexity = float(re.search(r"\| ppl ([\d.]+)", result.stdout + result.stderr)[1])
+    assert perplexity == pytest.approx(read_whole(trained)["extra_state"]["val_loss"], rel=1e-4)
+
+
+def test_a_stage_through_fairseqs_hydra(stream, tmp_path):
+    result = run_command(
+        "fairseq-hydra-train", "--config-dir", ROOT / "fairseq_alma/configs/stage", "--config-name", "switch_lm_tiny",
+        f"common.user_dir={ROOT}/fairseq_alma", f"task.data={stream}", "task.mega_batches=2-3",
+        "task.tokens_per_sample=32", "optimization.max_update=6", "lr_scheduler.total_num_update=6",
+        "lr_scheduler.warmup_updates=1", f"checkpoint.save_dir={tmp_path}", f"hydra.run.dir={tmp_path}/hydra",
+    )  # fmt: skip
+    assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
+    state = read_whole(tmp_path / "checkpoint_last.pt")
+    assert num_updates(state) == 6
+    assert state["cfg"]["task"]["mega_batches"] == "2-3"
+
+
+def test_the_test_set_is_refused_by_the_commands_too(stream, trained, tmp_path):
+    for command in (
+        ("fairseq-train", stream, *STAGE, "--valid-subset", "test", "--max-update", 1, "--save-dir", tmp_path),
+        ("fairseq-validate", stream, "--user-dir", "fairseq_alma", "--task", "alma_lm", "--path", trained,
+         "--batch-size", 5, "--valid-subset", "test"),
+    ):  # fmt: skip
+        result = run_command(*command)
+        assert result.returncode != 0
+        assert "kept from training and validation" in result.stderr + result.stdout
+    assert list(tmp_path.glob("*.pt")) == []

@@ -1,0 +1,77 @@
+"""Which process a stage is: what it trains on, from where, for how long."""
+
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.learner import make_learner
+from fairseq_alma.settings import LanguageModelSettings
+
+
+def command_of_stage(stream: Path, out: Path, new, past, replay, **settings) -> dict[str, str]:
+    """The options of the fairseq-train process that a stage would be."""
+    commands: list[list[str]] = []
+
+    def run_process(command, log, stage):
+        commands.append(command)
+        return 1
+
+    folder = StreamFolder.open(stream)
+    learner = make_learner(
+        LanguageModelSettings(
+            stream=str(stream),
+            out=str(out),
+            arch="switch_lm_tiny",
+            tokens_per_sample=32,
+            sequences_per_update=8,
+            replay=replay,
+            **settings,
+        ),
+        folder,
+        run_process,
+    )
+    arrivals = list(folder.stream())
+    stage = Stage(2, tuple(arrivals[t - 1] for t in new), tuple(arrivals[t - 1] for t in past), replay, out / "stage")
+    with pytest.raises(StageError, match="ended with status 1"):
+        learner.train(stage)
+    words = commands[0]
+    return {word: words[i + 1] for i, word in enumerate(words[:-1]) if word.startswith("--")}
+
+
+def test_without_replay_a_stage_trains_on_what_is_new(stream, tmp_path):
+    options = command_of_stage(stream, tmp_path, new=(2, 3), past=(1,), replay=False, updates=40)
+    assert options["--mega-batches"] == "2-3"
+    assert "--replay-share" not in options
+    assert options["--max-update"] == options["--total-num-update"] == "40"
+    assert options["--warmup-updates"] == "2"  # 5% of the stage
+    assert options["--finetune-from-model"].endswith("checkpoint_untrained.pt")
+
+
+def test_replay_of_all_joins_the_past_and_its_cost_grows_with_history(stream, tmp_path):
+    options = command_of_stage(stream, tmp_path, new=(3,), past=(1, 2), replay="all", updates_per_mega_batch=40)
+    assert options["--mega-batches"] == "1-3"
+    assert options["--max-update"] == "120"
+
+
+def test_replay_by_share_leaves_the_number_of_updates_alone(stream, tmp_path):
+    options = command_of_stage(stream, tmp_path, new=(3,), past=(1, 2), replay=0.25, updates_per_mega_batch=40)
+    assert (options["--mega-batches"], options["--replay-mega-batches"]) == ("3", "1-2")
+    assert options["--replay-share"] == "0.25"
+    assert options["--max-update"] == "40"
+
+
+def test_updates_do_not_depend_on_the_wait_and_updates_per_mega_batch_do(stream, tmp_path):
+    fixed = command_of_stage(stream, tmp_path / "a", new=(1, 2, 3), past=(), replay=False, updates=40)
+    times = command_of_stage(stream, tmp_path / "b", new=(1, 2, 3), past=(), replay=False, updates_per_mega_batch=40)
+    assert (fixed["--max-update"], times["--max-update"]) == ("40", "120")
+
+
+def test_the_papers_warm_up_is_at_most_4000_updates():
+    settings = LanguageModelSettings(stream="s", out="o", updates=120_000)
+    assert settings.warmup_of_stage(120_000) == 4000
+    assert settings.warmup_of_stage(1000) == 50
+    assert LanguageModelSettings(stream="s", out="o", updates=9, warmup_updates=7).warmup_of_stage(1000) == 7
+    assert settings.update_freq(num_devices=8) == 3  # 192 sequences: 8 devices, 8 each, 3 passes

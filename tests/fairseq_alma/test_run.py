@@ -1,0 +1,315 @@
+"""alma-lm from settings to ledger, as real processes: continued, refused, killed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_alma.checkpoints import read_whole
+from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluator import PerplexityEvaluator
+from fairseq_alma.flops import count_forward_flops, count_training_flops
+from fairseq_alma.perplexity import load_members
+from fairseq_alma.perplexity import main as alma_eval
+from tests.commands import ROOT, RUN, run_command
+from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
+
+CPU = torch.device("cpu")
+
+SETTINGS = (*RUN, "wait=2", "updates=12", "dropout=0.1", "validations=4")
+
+
+@pytest.fixture(scope="module")
+def run(stream, tmp_path_factory) -> Path:
+    """SM at wait 2 over 3 mega-batches, never interrupted."""
+    out = tmp_path_factory.mktemp("run") / "sm"
+    result = run_command("alma-lm", f"stream={stream}", f"out={out}", *SETTINGS)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "perplexity" in result.stdout  # the table
+    assert "mega-batch 3/3" in result.stderr  # the display
+    return out
+
+
+def rows_without_seconds(run: Path) -> list[dict]:
+    lines = (run / "ledger.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.endswith("_seconds")} for line in lines]
+
+
+def same_ledger(a: Path, b: Path) -> None:
+    """Counts exactly, perplexities within 1e-6, as a stage that was killed promises."""
+    for x, y in zip(rows_without_seconds(a), rows_without_seconds(b), strict=True):
+        for key in x.keys() | y.keys():
+            if isinstance(x[key], float):
+                assert x[key] == pytest.approx(y[key], rel=1e-6), key
+            else:
+                assert x[key] == y[key], key
+
+
+def test_the_ledger_has_a_row_for_each_arrival(run):
+    rows = Ledger(run / "ledger.jsonl").rows()
+    assert [(row.t, row.stage, row.updated) for row in rows] == [
+        (0, 0, False),
+        (1, 0, False),
+        (2, 1, True),
+        (3, 2, True),
+    ]
+    assert [row.spent.num_updates for row in rows] == [0, 0, 12, 12]  # the last group is smaller, and trained on
+    perplexity = [row.scores.perplexity for row in rows]
+    assert perplexity[0] == perplexity[1] > perplexity[2]
+    assert rows[0].scores.num_experts == 4
+    assert rows[0].scores.num_members == 1
+    assert rows[2].scores.overflow == 0
+    assert all(sum(layer) == pytest.approx(1, abs=1e-3) for layer in rows[2].scores.expert_load)
+
+
+def test_what_a_run_spent_equals_the_closed_form(run, stream):
+    """FLOPs of the very batches that 12 updates saw, row by row, from the counter of torch."""
+    (model,), _ = load_members([run / "stages/stage_001/member_1/checkpoint_best.pt"], StreamFolder.open(stream), CPU)
+    flops = count_training_flops(model)
+    rows = Ledger(run / "ledger.jsonl").rows()
+    for row, mega_batches in ((rows[2], "1-2"), (rows[3], "3")):
+        task = make_task(stream, "--mega-batches", mega_batches)
+        task.load_dataset("train")
+        epochs = [batches(task, "train", epoch) for epoch in (1, 2, 3)]
+        seen = [batch["target"].shape for epoch in epochs for batch in epoch][:12]
+        assert row.spent.train_flops == sum(num_rows * flops.of_row(length) for num_rows, length in seen)
+    assert rows[0].scores.forward_flops == count_forward_flops(model).of_row(32)
+    assert rows[2].scores.num_params == sum(p.numel() for p in model.parameters())
+
+
+def test_the_summary_follows_from_the_rows(run):
+    rows = Ledger(run / "ledger.jsonl").rows()
+    summary = json.loads((run / "summary.json").read_text())
+    perplexity = [row.scores.perplexity for row in rows]
+    assert summary["average_perplexity"] == pytest.approx(sum(perplexity[1:]) / 3)
+    assert summary["average_perplexity_after_first_stage"] == pytest.approx(sum(perplexity[2:]) / 2)
+    assert summary["final"] == perplexity[3]
+    assert summary["mem"] == 4 * rows[0].scores.num_params
+    assert summary["comp"] == rows[2].spent.train_flops + rows[3].spent.train_flops
+    assert summary["wall_seconds"] > 0
+
+
+def test_the_run_says_what_it_would_deploy_and_alma_eval_scores_it(run, capsys):
+    predictor = json.loads((run / "predictor.json").read_text())
+    assert [c["path"] for c in predictor["checkpoints"]] == ["stages/stage_002/member_1/checkpoint_best.pt"]
+    assert alma_eval([str(run), "--json"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert scored["perplexity"] == pytest.approx(rows_without_seconds(run)[3]["perplexity"], rel=1e-9)
+
+
+def test_a_stage_keeps_its_best_checkpoint_and_nothing_it_does_not_need(run):
+    for k in (1, 2):
+        folder = run / "stages" / f"stage_{k:03d}" / "member_1"
+        assert {path.name for path in folder.iterdir()} == {"checkpoint_best.pt", "done.json", "log.txt"}
+        assert "last_optimizer_state" not in read_whole(folder / "checkpoint_best.pt")
+
+
+def test_the_second_stage_starts_from_the_first_ones_best(run):
+    log = (run / "stages/stage_002/member_1/log.txt").read_text()
+    assert "loading pretrained model from" in log
+    assert "stage_001/member_1/checkpoint_best.pt" in log
+
+
+def test_a_finished_run_is_passed_over(run, stream):
+    before = (run / "ledger.jsonl").read_bytes()
+    result = run_command("alma-lm", f"stream={stream}", f"out={run}", *SETTINGS)
+    assert result.returncode == 0
+    assert "mega-batch" not in result.stderr
+    assert (run / "ledger.jsonl").read_bytes() == before
+
+
+def test_other_settings_are_refused_by_name_and_nothing_is_touched(run, stream):
+    before = {path: path.read_bytes() for path in run.glob("*.json*")}
+    result = run_command("alma-lm", f"stream={stream}", f"out={run}", *SETTINGS, "updates=13", "seed=4")
+    assert result.returncode == 2
+    assert "seed: was 0, is 4" in result.stderr
+    assert "updates: was 12, is 13" in result.stderr
+    assert {path: path.read_bytes() for path in run.glob("*.json*")} == before
+
+
+def test_a_stream_that_moved_is_the_same_stream(run, own_stream):
+    result = run_command("alma-lm", f"stream={own_stream}", f"out={run}", *SETTINGS)
+    assert result.returncode == 0, result.stderr
+
+
+def test_status_tells_where_a_run_stands(run, tmp_path):
+    result = run_command("alma-lm", "status", run)
+    assert result.returncode == 0
+    assert "finished" in result.stdout
+    result = run_command("alma-lm", "status", tmp_path)
+    assert result.returncode != 0
+    assert "no run at" in result.stderr
+
+
+def test_the_learner_holds_no_test_data(run, stream):
+    """A walk over everything reachable from a learner meets no array or file of the test set."""
+    import gc
+    import io
+
+    import numpy as np
+
+    from fairseq_alma.learner import make_learner
+    from fairseq_alma.settings import LanguageModelSettings
+
+    settings = json.loads((run / "settings.json").read_text())
+    settings = {k: v for k, v in settings.items() if k not in ("evaluated_on", "dictionary")}
+    folder = StreamFolder.open(stream)
+    learner = make_learner(LanguageModelSettings.from_mapping(settings), folder, lambda *_: 0)
+    learner.load(run / "stages/stage_002/train")
+    PerplexityEvaluator(folder)(learner)  # the environment has read the test set by now
+    seen, queue = set(), [learner.__dict__]
+    while queue:
+        thing = queue.pop()
+        if id(thing) in seen or isinstance(thing, type) or type(thing).__name__ in ("module", "function"):
+            continue
+        seen.add(id(thing))
+        assert not isinstance(thing, np.ndarray | torch.Tensor | io.IOBase), thing
+        if isinstance(thing, str):
+            assert not thing.startswith(str(folder.path / "test")), thing
+        queue += gc.get_referents(thing)
+    assert len(seen) > 10
+
+
+def start(stream, out) -> subprocess.Popen:
+    """alma-lm in a process group of its own."""
+    program = Path(sys.executable).parent / "alma-lm"
+    return subprocess.Popen(
+        [str(program), f"stream={stream}", f"out={out}", *SETTINGS],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def wait_until(condition, process, seconds=120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run, stream, tmp_path):
+    out = tmp_path / "killed"
+    stage_1, stage_2 = (out / "stages" / f"stage_00{k}" for k in (1, 2))
+
+    process = start(stream, out)
+    wait_until(lambda: list((stage_1 / "member_1").glob("checkpoint_*_*.pt")), process)  # inside stage 1
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (stage_1 / "train.done.json").exists()
+
+    process = start(stream, out)
+    wait_until((stage_1 / "train.done.json").exists, process)  # between training and its evaluation
+    process.kill()  # the driver alone: its fairseq-train, if there is one, must not outlive it
+    process.wait()
+    assert "Loaded checkpoint" in (stage_1 / "member_1/log.txt").read_text()  # it went on, not anew
+
+    process = start(stream, out)
+    wait_until((stage_2 / "member_1/log.txt").exists, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+    result = run_command("alma-lm", f"stream={stream}", f"out={out}", *SETTINGS)
+    assert result.returncode == 0, result.stderr[-3000:]
+    same_ledger(out, run)
+
+
+def test_a_run_in_use_is_not_entered(run, stream, tmp_path):
+    out = tmp_path / "busy"
+    process = start(stream, out)
+    try:
+        wait_until((out / "settings.json").exists, process)
+        result = run_command("alma-lm", f"stream={stream}", f"out={out}", *SETTINGS)
+        assert result.returncode == 2
+        assert f"in use by process {process.pid}" in result.stderr
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_loss_that_is_not_finite_ends_the_stage_with_advice(stream, tmp_path):
+    out = tmp_path / "nan"
+    arguments = (f"stream={stream}", f"out={out}", *RUN, "wait=3", "updates=20", "lr=1e18", "clip_norm=0")
+    result = run_command("alma-lm", *arguments)
+    assert result.returncode == 2
+    assert "FloatingPointError" in result.stderr
+    assert "lower lr=1e+18" in result.stderr
+    assert "log.txt" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (out / "stages/stage_001/train.done.json").exists()
+    assert len((out / "ledger.jsonl").read_text().splitlines()) == 3  # t = 0, 1, 2: nothing was lost or made up
+
+
+def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
+    result = run_command(
+        "alma-lm", "-m", f"stream={stream}", f"out={tmp_path}/sweep", *RUN[:-1], "wait=3", "updates=10",
+        "lr=0.0001,0.01",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    runs = json.loads((tmp_path / "sweep/sweep.json").read_text())
+    assert len(runs) == 2
+    assert runs[0]["final_validation"] < runs[1]["final_validation"]
+    assert "lr=0.01" in runs[0]["run"]
+    assert result.stdout.rindex("lr=0.01") < result.stdout.rindex("lr=0.0001")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("learner=foo", "updates=5"), "learner='foo' is not one of sm"),
+        (("wait=4", "updates=5"), "wait=4 must lie between 1 and 3"),
+        ((), "exactly one of updates= "),
+        (("updates=5", "updates_per_mega_batch=5"), "exactly one of updates= "),
+        (("updates=5", "replay=1.5"), "replay=1.5 must be false, all, or a share"),
+        (("updates=5", "mega_batches=9"), "9 mega-batches are asked for"),
+        (("updates=5", "batch_size=3"), "must be a multiple of batch_size=3"),
+        (("updates=5", "fairseq='--no-such-option 1'"), "no-such-option"),
+        (("updates=5", "fairseq='--save-dir elsewhere'"), "--save-dir is set by alma-lm"),
+        (("updates=5", "arch=switch_lm_huge"), "switch_lm_huge"),
+        (("updates=5", "experts=0"), "experts=0 must be a whole number"),
+        (("updates=5", "colour=red"), "colour"),
+    ],
+)
+def test_bad_settings_are_told_before_anything_is_written(stream, tmp_path, settings, message):
+    out = tmp_path / "out"
+    result = run_command("alma-lm", f"stream={stream}", f"out={out}", *RUN, *settings)
+    assert result.returncode != 0
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not out.exists() or list(out.iterdir()) == []
+
+
+def test_bad_streams_are_told_before_anything_is_written(own_stream, tmp_path):
+    out = tmp_path / "out"
+
+    def said() -> str:
+        result = run_command("alma-lm", f"stream={own_stream}", f"out={out}", *RUN, "updates=5")
+        assert result.returncode == 2
+        assert "Traceback" not in result.stderr
+        assert not out.exists() or list(out.iterdir()) == []
+        return result.stderr
+
+    train = own_stream / "mega_batch_2/train"
+    whole = {suffix: train.with_suffix(suffix).read_bytes() for suffix in (".bin", ".idx")}
+    train.with_suffix(".bin").write_bytes(whole[".bin"][:-10])
+    assert "cut short" in said()
+    train.with_suffix(".bin").write_bytes(whole[".bin"])
+    train.with_suffix(".idx").unlink()
+    assert "train.idx is missing" in said()
+    train.with_suffix(".idx").write_bytes(whole[".idx"])
+    dictionary = (own_stream / "dict.txt").read_text()
+    (own_stream / "dict.txt").write_text(dictionary.replace("w1 ", "v1 "))
+    assert "not the dictionary" in said()
+    (own_stream / "dict.txt").write_text(dictionary)
+    shutil.rmtree(own_stream)
+    assert "run `alma-prep" in said()
