@@ -122,7 +122,17 @@ def test_the_number_of_mega_batches_is_a_whole_number_of_at_least_1(stream, numb
 
 def test_an_unknown_dtype_is_refused(stream):
     change(stream, dtype="float32")
-    assert "has dtype 'float32', there are uint16 and int32: run `alma-prep` again" in refusal(stream)
+    assert "has dtype 'float32', there are uint16, uint32, int32: run `alma-prep` again" in refusal(stream)
+
+
+@pytest.mark.parametrize(("dtype", "item_size"), [("uint16", 2), ("uint32", 4), ("int32", 4)])
+def test_the_size_of_a_bin_is_its_tokens_times_the_size_of_one(stream, dtype, item_size):
+    change(stream, dtype=dtype)
+    tokens = json.loads((stream / "stream.json").read_text())["splits"]["mega_batch_1"]["tokens"]
+    if item_size == 2:
+        StreamFolder.open(stream)
+    else:
+        assert f"train.bin has {2 * tokens:,} bytes, stream.json says {item_size * tokens:,}" in refusal(stream)
 
 
 @pytest.mark.parametrize("lost", ["mega_batch_3/train.bin", "mega_batch_1/train.idx", "test/test.idx", "dict.txt",
