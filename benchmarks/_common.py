@@ -1,0 +1,129 @@
+"""What every benchmark needs: CPU time of process trees, interleaving, the machine, Markdown tables."""
+
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """CPU time, user and system, of a process and all its descendants: those alive and those waited for."""
+    parents, ticks = {}, {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(") ")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        parents[int(folder.name)] = int(fields[1])
+        ticks[int(folder.name)] = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+    tree, found = set(), {pid}
+    while found:
+        tree |= found
+        found = {child for child, parent in parents.items() if parent in found} - tree
+    return sum(ticks.get(member, 0) for member in tree) / TICKS_PER_SECOND
+
+
+def cpu_seconds_of(command: Sequence[str], environment: dict[str, str] | None = None) -> tuple[float, str]:
+    """Run a command to its end: (CPU time of it and its descendants, what it printed)."""
+    before = os.times()
+    result = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\nended with status {result.returncode}:\n{result.stderr[-3000:]}")
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system, result.stdout
+
+
+class StepByStep:
+    """A process that runs until it prints a line of interest and then sleeps until it is asked for the next.
+
+    Several of these take turns, line by line: a busy moment of the machine falls on all of them. CPU time is
+    the process's own, so that it does not matter where between two lines it was put to sleep.
+    """
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], is_wanted: Callable[[str], bool]):
+        self._command, self._is_wanted, self._lines = command, is_wanted, []
+        self._process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._cpu_seconds = 0.0
+
+    def next(self) -> tuple[float, str]:
+        """(CPU seconds since the last wanted line, the next wanted line)."""
+        self._process.send_signal(signal.SIGCONT)
+        for line in self._process.stdout:
+            self._lines.append(line)
+            if self._is_wanted(line):
+                now = tree_cpu_seconds(self._process.pid)
+                self._process.send_signal(signal.SIGSTOP)
+                spent, self._cpu_seconds = now - self._cpu_seconds, now
+                return spent, line
+        raise RuntimeError(f"{' '.join(self._command)}\nended early:\n{''.join(self._lines[-30:])}")
+
+    def end(self):
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def ratio_columns(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """Of interleaved measurements: (ratio of the minima, median of the ratios of neighbours, largest less smallest)."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return min(ours) / min(theirs), statistics.median(ratios), max(ratios) - min(ratios)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines of a Markdown table: the first column to the left, the others to the right."""
+    marks = ["---", *["---:"] * (len(header) - 1)]
+    return [f"| {' | '.join(map(str, row))} |" for row in (header, marks, *rows)]
+
+
+def verdict(value: float, target: float, at_most: bool) -> str:
+    """PASS or by how much it falls short."""
+    if value <= target if at_most else value >= target:
+        return "PASS"
+    return f"short of target by {abs(value / target - 1):.0%}"
+
+
+def provenance(load_at_start: float) -> list[str]:
+    """Command, commit, date, machine, versions."""
+    from importlib.metadata import version
+
+    packages = [f"{name} {version(name)}" for name in ("torch", "fairseq-fixed", "tokenizers", "numpy")]
+    data, script = "ALMA_DATA=DATA " * ("ALMA_DATA" in os.environ), Path(sys.argv[0]).resolve().relative_to(ROOT)
+    load = f"load average {load_at_start:.1f} at the start, {os.getloadavg()[0]:.1f} at the end (a part itself makes 1)"
+    return [
+        f"- command: `{data}python {script} {' '.join(sys.argv[1:])}`",
+        f"- commit: {_commit()}",
+        f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        f"- machine: {_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB; {load}",
+        f"- Python {platform.python_version()}, {', '.join(packages)}",
+    ]
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "fairseq_alma", "data_prep", "launch", "benchmarks/*.py")
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with changes not committed" if changed else "")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return " ".join(line.partition(":")[2].split())
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

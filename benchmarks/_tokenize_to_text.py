@@ -1,0 +1,30 @@
+"""The way of lm_quick.py's rival from text to tokens: TOKENIZER OUT IN.. writes each IN (texts, a NUL after each)
+to OUT/name, a line of symbols for each text. Its last line of output: CPU seconds without imports and loading.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+TEXTS_AT_ONCE = 64
+
+
+def main(tokenizer_file: str, out: str, *inputs: str):
+    tokenizer = Tokenizer.from_file(tokenizer_file)
+    index_of = tokenizer.get_vocab()
+    symbol_of = sorted(index_of, key=index_of.__getitem__).__getitem__  # the fast way leaves `tokens` empty
+    start = time.process_time()
+    for name in inputs:
+        texts = Path(name).read_bytes().decode("utf-8").split("\0")[:-1]
+        with open(Path(out) / Path(name).name, "w", encoding="utf-8") as file:
+            for first in range(0, len(texts), TEXTS_AT_ONCE):
+                batch = texts[first : first + TEXTS_AT_ONCE]
+                for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                    file.write(" ".join(map(symbol_of, encoding.ids)) + "\n")
+    print(time.process_time() - start)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
