@@ -124,8 +124,9 @@ def measure_layer(repeats: int, threads: Sequence[int]) -> list[str]:
         "## (a) Mixture layer against a dense feed-forward network of the same active size",
         "",
         f"Forward and backward, {NUM_TOKENS} tokens, d = {MODEL_DIM}, ffn = {FFN_DIM}, fp32, gradients of input and "
-        ff"weights, router and balance loss included; {repeats} rounds in random order; threads that wait spin as briefly "
-        f"as in a stage ({', '.join(f'{name}={value}' for name, value in SPIN.items())}). The like-for-like is dropless: "
+        f"weights, router and balance loss included; {repeats} rounds in random order; threads that wait spin as "
+        f"briefly as in a stage ({', '.join(f'{name}={value}' for name, value in SPIN.items())}). The like-for-like is "
+        "dropless: "
         "at capacity factor 1 dropped tokens are not computed, which makes the layer look cheaper by their share.",
         "",
         *table(header, rows),
