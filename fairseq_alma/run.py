@@ -5,6 +5,7 @@ alma-lm -m stream=STREAM out=SWEEP updates=1000 lr=0.001,0.002 dropout=0,0.1
 alma-lm status RUN
 """
 
+import errno
 import logging
 import os
 import sys
@@ -107,6 +108,11 @@ def hydra_main(config: DictConfig) -> float | None:
         print(f"alma-lm: {error}", file=sys.stderr)
         if isinstance(error, StageError) and HydraConfig.get().mode == RunMode.MULTIRUN:
             return float("inf")  # while tuning, a setting that diverges is a result: the sweep goes on
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        print(f"alma-lm: {error}: make room or give access, then run the same command: it continues", file=sys.stderr)
         sys.exit(2)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -93,7 +94,7 @@ def run_stream(
     Every step goes through `record.step`, which passes over what an earlier process has finished:
     running it again after a kill continues.
     """
-    scores = record.step(0, "evaluate", learner, lambda: evaluate(learner))
+    scores = record.step(0, "evaluate", learner, partial(evaluate, learner))
     record.append(LedgerRow(t=0, stage=0, updated=False, scores=scores))
     gathered: list[MegaBatch] = []
     past: list[MegaBatch] = []
@@ -106,9 +107,9 @@ def run_stream(
             k += 1
             stage = Stage(k, tuple(gathered), tuple(past), settings.replay, record.stage_folder(k))
             if k > 1:  # as in Algorithm 1, before training; Algorithm 2 grows after it, which is the same from here
-                spent += record.step(k, "grow", learner, lambda: learner.grow(stage))  # noqa: B023
-            spent += record.step(k, "train", learner, lambda: learner.train(stage))  # noqa: B023
-            scores = record.step(k, "evaluate", learner, lambda: evaluate(learner))
+                spent += record.step(k, "grow", learner, partial(learner.grow, stage))
+            spent += record.step(k, "train", learner, partial(learner.train, stage))
+            scores = record.step(k, "evaluate", learner, partial(evaluate, learner))
             past += gathered
             gathered = []
         # Between stages the model has not changed: the last value is charged again.

@@ -66,7 +66,7 @@ class RunRecord:
         self._summed_up = int(before.get("num_arrivals", 0))
         write_json(self.folder / "arrivals.json", self._arrivals)
         write_json(self.folder / "settings.json", settings)
-        write_json(self.folder / "provenance.json", provenance(settings))
+        self._note_provenance(provenance(settings))
 
     def stage_folder(self, k: int) -> Path:
         """Where stage k lives; k = 0 is the untrained learner."""
@@ -121,6 +121,18 @@ class RunRecord:
             seconds = self._seconds_before + time.monotonic() - self._started
             write_json(self.folder / "summary.json", {**summarize(self._rows), "wall_seconds": round(seconds, 3)})
             self._summed_up = row.t
+
+    def _note_provenance(self, now: dict[str, Any]) -> None:
+        """The first process's, and under "continued" every later one that ran by other means."""
+        path = self.folder / "provenance.json"
+        if not path.exists():
+            write_json(path, {**now, "continued": []})
+            return
+        before = read_json(path)
+        first = {key: value for key, value in before.items() if key != "continued"}
+        continued = before.get("continued", [])
+        if now != first and now not in continued:
+            write_json(path, {**first, "continued": [*continued, now]})
 
     def _refuse_other_settings(self, settings: Mapping[str, Any], free: Sequence[str]) -> None:
         path = self.folder / "settings.json"

@@ -272,3 +272,17 @@ def test_a_row_is_not_appended_twice(tmp_path):
         record.append(row)
         record.append(row)
     assert len(record.ledger.rows()) == 1
+
+
+def test_a_run_continued_by_other_means_keeps_the_first_ones_provenance(run_folder, monkeypatch):
+    path = run_folder / "provenance.json"
+    before = read_json(path)
+    settings, digests = read_json(run_folder / "settings.json"), read_json(run_folder / "arrivals.json")["digests"]
+    RunRecord(run_folder, settings, digests)
+    assert read_json(path) == before  # the same means: nothing new
+    monkeypatch.setattr("sys.argv", ["alma-lm", "on", "another", "machine"])
+    RunRecord(run_folder, settings, digests)
+    RunRecord(run_folder, settings, digests)
+    after = read_json(path)
+    assert after["command"] == before["command"]
+    assert [entry["command"] for entry in after["continued"]] == [["alma-lm", "on", "another", "machine"]]
