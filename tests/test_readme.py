@@ -1,0 +1,46 @@
+"""The README's commands, exactly as they stand there, in an empty folder."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from fairseq_alma.core.ledger import Ledger
+from tests.commands import ROOT
+
+README = (ROOT / "README.md").read_text()
+TESTED = re.findall(r"<!-- tested[^>]*-->\n```bash\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_what_the_readme_says_to_type_works(tmp_path):
+    assert len(TESTED) == 2
+    (tmp_path / "fairseq_alma").symlink_to(ROOT / "fairseq_alma")  # --user-dir is relative to the repository
+    scripts = Path(sys.executable).parent
+    result = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", "\n".join(TESTED)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    rows = Ledger(tmp_path / "runs/sm_w1/ledger.jsonl").rows()
+    perplexity = [row.scores.perplexity for row in rows]
+    assert len(rows) == 5
+    assert perplexity == sorted(perplexity, reverse=True)  # it falls along the stream
+    assert "all of the .idx" in result.stdout
+    assert "Perplexity:" in result.stdout + result.stderr  # fairseq-eval-lm
+    assert (tmp_path / "checkpoints/by_hand/checkpoint_best.pt").is_file()
+
+
+def test_the_readme_names_files_that_exist():
+    for path in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_readme_names_every_command_that_is_installed():
+    scripts = re.findall(r"^(alma-\w+) =", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    assert len(scripts) == 3
+    for script in scripts:
+        assert script in README
