@@ -25,11 +25,6 @@ def best_dtype(dictionary_size: int) -> str:
     return "uint16" if dictionary_size < 65_500 else "uint32"
 
 
-def index_num_bytes(num_sequences: int) -> int:
-    """The size of an `.idx` file."""
-    return len(MAGIC) + 8 + 1 + 8 + num_sequences * (4 + 8)
-
-
 def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
     """Tokens per stored sequence: passages longer than MAX_SEQUENCE_TOKENS (with eos) become several."""
     if not (passage_tokens > MAX_SEQUENCE_TOKENS).any():

@@ -120,6 +120,11 @@ def in_order(entries: np.ndarray) -> np.ndarray:
     return entries[np.lexsort((halves[:, 1], halves[:, 0]))]
 
 
+def split_order(num_mega_batches: int) -> list[str]:
+    """The splits in the order in which `cut_points` cuts them off."""
+    return ["valid", *(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "test"]
+
+
 def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> list[int]:
     """Where splits begin in passages of so many `words`: [0, end of valid, end of mega-batch 1, .., end of test].
 

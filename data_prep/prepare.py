@@ -9,7 +9,7 @@ from data_prep.progress import note
 from data_prep.settings import PrepSettings
 from data_prep.sources import Source, SourceFile, fingerprint, list_files
 from data_prep.steps import make_pieces
-from data_prep.stream_folder import check_free, check_whole, finish, read_stream, remove_work, work_folder
+from data_prep.stream_folder import check_free, finish, read_stream, remove_work, work_folder
 from data_prep.workers import Workers
 
 
@@ -21,10 +21,10 @@ def prepare(settings: PrepSettings) -> dict:
     """
     files = {source: list_files(source) for source in settings.sources}
     _check_out_is_not_a_source(settings)
-    stream = read_stream(settings.out)
-    if stream is not None:
+    finished = read_stream(settings.out)
+    if finished is not None:
+        stream = dict(finished.description)
         _check_same(settings, files, stream)
-        check_whole(settings.out, stream)
         remove_work(settings.out)  # there only if the run was killed in its last moment
         note(f"{settings.out} is whole and was made with these settings: nothing to do")
         return stream

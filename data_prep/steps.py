@@ -17,9 +17,10 @@ from data_prep.progress import Step, note
 from data_prep.settings import PrepSettings
 from data_prep.sources import Part, Source, SourceFile, fingerprint, merge_skipped, split_into_parts
 from data_prep.spool import ENTRY, cut_documents, read_index, read_text, spool_parts, write_index
-from data_prep.stream_folder import FORMAT_VERSION, WorkFolder, split_names, split_prefix
+from data_prep.stream_folder import WorkFolder
 from data_prep.tokenization import TOKENIZERS, Tokenizer
 from data_prep.workers import Workers
+from fairseq_alma.core.stream_folder import FORMAT_VERSION, split_prefix
 
 MIN_SHARD_BYTES = 2 << 20
 MAX_SHARDS = 500
@@ -194,7 +195,7 @@ def _encode_splits(
     """Write every split's dataset: (what stream.json says of each, how often training text has each fairseq id)."""
     dtype = best_dtype(num_symbols)
     counts = np.zeros(num_symbols, dtype=np.int64)
-    bounds = dict(zip(split_names(settings.num_mega_batches), itertools.pairwise(cuts), strict=True))
+    bounds = dict(zip(partition.split_order(settings.num_mega_batches), itertools.pairwise(cuts), strict=True))
     ranges = {name: list(_ranges(passages, start, end)) for name, (start, end) in bounds.items()}
     # One queue over all splits: no worker waits for a split to end.
     tasks = (

@@ -6,7 +6,6 @@ folder without it is not a stream. While .alma-prep is there, pieces beside it a
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from data_prep.errors import PrepError
-from data_prep.mmap_writer import index_num_bytes, sync
+from data_prep.mmap_writer import sync
+from fairseq_alma.core.errors import StreamError
+from fairseq_alma.core.stream_folder import STREAM_FILE, StreamFolder
 
-FORMAT_VERSION = 1
-STREAM_FILE = "stream.json"
 WORK = ".alma-prep"
 LOCK = "lock"
 PIECE = re.compile(
@@ -36,62 +35,19 @@ class WorkFolder(NamedTuple):
     """The pieces, laid out as they will be in OUT."""
 
 
-def split_names(num_mega_batches: int) -> list[str]:
-    """The splits in the order of the partition."""
-    return ["valid", *(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "test"]
+def read_stream(out: Path) -> StreamFolder | None:
+    """A finished stream whose files are whole; None where there is none.
 
-
-def split_prefix(root: Path, name: str) -> Path:
-    """Where a split's dataset lies, without `.bin` and `.idx`."""
-    return root / name / ("train" if name.startswith("mega_batch_") else name)
-
-
-def read_stream(out: Path) -> dict | None:
-    """stream.json of a finished stream; None where there is none. Raises PrepError if it cannot be read."""
-    path = out / STREAM_FILE
-    try:
-        stream = json.loads(path.read_text(encoding="utf-8"))
-        version = stream["format_version"]
-    except (FileNotFoundError, NotADirectoryError):
+    Raises PrepError if it was not written by this release, or is damaged.
+    """
+    if not (out / STREAM_FILE).is_file():
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    try:
+        return StreamFolder.open(out)
+    except StreamError as error:
         raise PrepError(
-            f"{path} was not written by alma-prep ({error!r}). Choose another folder, or remove this one."
+            f"the stream in {out} cannot be used: {error}. Remove the folder and run the same command again."
         ) from error
-    if version != FORMAT_VERSION:
-        raise PrepError(
-            f"{path} has format version {version}, and this alma-prep writes {FORMAT_VERSION}. "
-            "Choose another folder, or remove this one."
-        )
-    return stream
-
-
-def check_whole(out: Path, stream: dict):
-    """Raise PrepError unless every file is there with the size, and the small ones with the digest, on record."""
-    for name, split in stream["splits"].items():
-        prefix = split_prefix(out, name)
-        num_bytes = {
-            "bin": split["tokens"] * {"uint16": 2, "uint32": 4}[stream["dtype"]],
-            "idx": index_num_bytes(split["sequences"]),
-        }
-        for ending, wanted in num_bytes.items():
-            path = Path(f"{prefix}.{ending}")
-            found = path.stat().st_size if path.is_file() else None
-            if found != wanted:
-                state = "is missing" if found is None else f"has {found} bytes"
-                raise _damaged(out, f"{path} {state}, and {STREAM_FILE} says {wanted} bytes")
-    tokenizer = stream["tokenizer"]
-    for name, wanted in {
-        tokenizer["file"]: tokenizer["sha256"],
-        "dict.txt": tokenizer["dict_sha256"],
-    }.items():
-        path = out / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
-            raise _damaged(out, f"{path} is missing or was changed")
-
-
-def _damaged(out: Path, what: str) -> PrepError:
-    return PrepError(f"the stream in {out} is damaged: {what}. Remove the folder and run the same command again.")
 
 
 def check_free(out: Path):

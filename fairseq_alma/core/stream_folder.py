@@ -17,9 +17,30 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 
 FORMAT_VERSION = 1
+STREAM_FILE = "stream.json"
 ITEM_SIZE = {"uint16": 2, "uint32": 4, "int32": 4}
+MEND = "copy the whole stream again, or remove the folder and run `alma-prep` again"
 IDX_HEADER_BYTES = 9 + 8 + 1 + 8  # magic, version, dtype code, number of sequences
 IDX_SEQUENCE_BYTES = 4 + 8  # int32 length, int64 pointer
+
+
+def split_names(num_mega_batches: int) -> list[str]:
+    """mega_batch_1 .. mega_batch_B, valid, test."""
+    return [*(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "valid", "test"]
+
+
+def split_prefix(root: Path, split: str) -> Path:
+    """Where a split's dataset lies under a stream folder: what fairseq calls its path, without .bin and .idx."""
+    return root / split / ("train" if split.startswith("mega_batch_") else split)
+
+
+def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
+    """Bytes of the .bin and the .idx of a split, as they follow from stream.json."""
+    entry = description["splits"][split]
+    return {
+        ".bin": entry["tokens"] * ITEM_SIZE[description["dtype"]],
+        ".idx": IDX_HEADER_BYTES + entry["sequences"] * IDX_SEQUENCE_BYTES,
+    }
 
 
 @dataclass(frozen=True)
@@ -51,7 +72,8 @@ class StreamFolder:
 
     @property
     def splits(self) -> list[str]:
-        return [f"mega_batch_{t}" for t in range(1, self.num_mega_batches + 1)] + ["valid", "test"]
+        """The mega-batches in order, then valid and test."""
+        return split_names(self.num_mega_batches)
 
     def counts(self, split: str) -> dict[str, int]:
         """Documents, words, tokens ... of a split, as stream.json says."""
@@ -62,7 +84,7 @@ class StreamFolder:
 
     def prefix(self, split: str) -> Path:
         """What fairseq calls the path of a split: without .bin or .idx."""
-        return self.path / split / ("train" if split.startswith("mega_batch_") else split)
+        return split_prefix(self.path, split)
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
         """The mega-batches in order; the first `num_mega_batches` of them where given.
@@ -92,39 +114,36 @@ class StreamFolder:
         for split in self.splits:
             path = self.prefix(split).with_suffix(".bin")
             if sha256_of(path) != self.digest(split):
-                raise StreamError(f"{path} has changed since alma-prep wrote it: prepare the stream again")
+                raise StreamError(f"{path} has changed since alma-prep wrote it: {MEND}")
 
     def _check_dictionary(self) -> None:
         tokenizer = self.description["tokenizer"]
-        path = self.path / "dict.txt"
-        for name in ("dict.txt", tokenizer["file"]):
-            if not (self.path / name).is_file():
-                raise StreamError(f"{self.path / name} is missing: copy the whole stream, or run `alma-prep` again")
-        if sha256_of(path) != tokenizer["dict_sha256"]:
-            raise StreamError(
-                f"{path} is not the dictionary that this stream was encoded with: restore the file that "
-                f"`alma-prep` wrote (sha256 {tokenizer['dict_sha256'][:12]}...), or prepare the stream again"
-            )
+        digests = {"dict.txt": tokenizer["dict_sha256"], tokenizer["file"]: tokenizer.get("sha256")}
+        for name, digest in digests.items():
+            path = self.path / name
+            if not path.is_file():
+                raise StreamError(f"{path} is missing: {MEND}")
+            if digest and sha256_of(path) != digest:
+                kind = "dictionary" if name == "dict.txt" else "tokenizer"
+                raise StreamError(
+                    f"{path} is not the {kind} that this stream was encoded with: restore the file that "
+                    f"`alma-prep` wrote (sha256 {digest[:12]}...), or remove the folder and run `alma-prep` again"
+                )
 
     def _check_split(self, split: str) -> None:
-        entry = self.description["splits"][split]
-        wanted = {
-            ".bin": entry["tokens"] * ITEM_SIZE[self.description["dtype"]],
-            ".idx": IDX_HEADER_BYTES + entry["sequences"] * IDX_SEQUENCE_BYTES,
-        }
-        for suffix, num_bytes in wanted.items():
+        for suffix, num_bytes in file_sizes(self.description, split).items():
             path = self.prefix(split).with_suffix(suffix)
             if not path.is_file():
-                raise StreamError(f"{path} is missing: copy the whole stream, or run `alma-prep` again")
+                raise StreamError(f"{path} is missing: {MEND}")
             if path.stat().st_size != num_bytes:
                 raise StreamError(
                     f"{path} has {path.stat().st_size:,} bytes, stream.json says {num_bytes:,}: "
-                    f"it was cut short or overwritten; copy it again, or run `alma-prep` again"
+                    f"it was cut short or overwritten; {MEND}"
                 )
 
 
 def _read_description(path: Path) -> dict[str, Any]:
-    file = path / "stream.json"
+    file = path / STREAM_FILE
     if not file.is_file():
         raise StreamError(f"no stream at {path} (stream.json is missing): run `alma-prep {path} ...` first")
     try:
@@ -157,7 +176,7 @@ def _missing(description: Mapping[str, Any]) -> list[str]:
     needed = [("num_mega_batches",), ("dtype",), ("tokenizer", "file"), ("tokenizer", "dict_sha256")]
     num_mega_batches = description.get("num_mega_batches")
     if isinstance(num_mega_batches, int):
-        splits = [*(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "valid", "test"]
+        splits = split_names(num_mega_batches)
         needed += [("splits", split, key) for split in splits for key in ("tokens", "sequences", "sha256")]
     missing = []
     for path in needed:

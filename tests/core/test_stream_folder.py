@@ -141,7 +141,7 @@ def test_a_missing_file_is_named(stream, lost):
     (stream / lost).unlink()
     message = refusal(stream)
     assert f"{stream / lost} is missing" in message
-    assert "copy the whole stream, or run `alma-prep` again" in message
+    assert "copy the whole stream again, or remove the folder and run `alma-prep` again" in message
 
 
 @pytest.mark.parametrize("cut", ["mega_batch_2/train.bin", "valid/valid.bin", "mega_batch_2/train.idx"])
@@ -150,7 +150,7 @@ def test_a_file_cut_short_by_one_byte_is_named_with_both_sizes(stream, cut):
     (stream / cut).write_bytes(content[:-1])
     message = refusal(stream)
     assert f"{stream / cut} has {len(content) - 1:,} bytes, stream.json says {len(content):,}" in message
-    assert "copy it again, or run `alma-prep` again" in message
+    assert "it was cut short or overwritten; copy the whole stream again" in message
 
 
 def test_another_dictionary_is_refused(stream):

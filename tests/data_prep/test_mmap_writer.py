@@ -3,7 +3,7 @@ import pytest
 import torch
 from fairseq.data import indexed_dataset
 
-from data_prep.mmap_writer import MMapWriter, best_dtype, index_num_bytes, sequence_sizes
+from data_prep.mmap_writer import MMapWriter, best_dtype, sequence_sizes
 
 
 @pytest.mark.parametrize("dictionary_size", [8, 65_496, 65_504, 70_000])
@@ -23,7 +23,7 @@ def test_files_are_byte_for_byte_those_of_fairseq(tmp_path, dictionary_size):
         writer.write(np.array(sequences[2]), np.array([4]))
     for ending in ("bin", "idx"):
         assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()
-    assert (tmp_path / "ours.idx").stat().st_size == index_num_bytes(3) == 26 + 3 * 12
+    assert (tmp_path / "ours.idx").stat().st_size == 26 + 3 * 12
     dataset = indexed_dataset.MMapIndexedDataset(str(tmp_path / "ours"))
     assert [dataset[index].tolist() for index in range(3)] == sequences
 

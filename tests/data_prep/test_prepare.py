@@ -14,8 +14,8 @@ import pytest
 from fairseq.data import Dictionary, indexed_dataset
 
 from data_prep.partition import cut_document
-from data_prep.stream_folder import split_names, split_prefix
 from data_prep.tokenization import TOKENIZERS
+from fairseq_alma.core.stream_folder import split_names, split_prefix
 
 
 def load(out: Path) -> dict:

@@ -110,10 +110,10 @@ def test_a_source_whose_files_changed(tmp_path, write_corpus, alma_prep, refused
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("mega_batch_2/train.bin", b"12", "train.bin has 2 bytes, and stream.json says"),
+        ("mega_batch_2/train.bin", b"12", "train.bin has 2 bytes, stream.json says"),
         ("test/test.idx", None, "test.idx is missing"),
-        ("dict.txt", b"a 1\n", "dict.txt is missing or was changed"),
-        ("tokenizer.json", None, "tokenizer.json is missing or was changed"),
+        ("dict.txt", b"a 1\n", "dict.txt is not the dictionary"),
+        ("tokenizer.json", None, "tokenizer.json is missing"),
     ],
 )
 def test_a_damaged_stream(finished, stream_copy, refused, name, content, message):
@@ -127,9 +127,9 @@ def test_a_damaged_stream(finished, stream_copy, refused, name, content, message
 def test_a_stream_of_another_format_version(finished, stream_copy, refused):
     stream = json.loads((stream_copy / "stream.json").read_text())
     (stream_copy / "stream.json").write_text(json.dumps(stream | {"format_version": 2}))
-    assert "format version 2, and this alma-prep writes 1" in refused(stream_copy, f"books:{finished}/books")
+    assert "format version 2, this release reads version 1" in refused(stream_copy, f"books:{finished}/books")
     (stream_copy / "stream.json").write_text('{"format')
-    assert "was not written by alma-prep" in refused(stream_copy, f"books:{finished}/books")
+    assert "cannot be read" in refused(stream_copy, f"books:{finished}/books")
 
 
 def test_a_folder_with_files_that_are_not_ours(finished, tmp_path, refused):
