@@ -200,8 +200,9 @@ def measure_train(repeats: int, scratch: Path) -> list[str]:
         f"{SEQUENCES} sequences of {SEQUENCE_TOKENS} an update, fp32, 1 thread. The processes take turns update by "
         f"update; {repeats} updates each after {SKIPPED_UPDATES} that are not counted, from the end of one update to "
         "the end of the next: batches, forward, backward, clipping, Adam, log line; no start, no validation, no "
-        "checkpoint. Ours has 3 E more experts' worth of weights for Adam to update. "
-        "Dropped tokens make capacity 1 look cheaper; the like-for-like is dropless.",
+        "checkpoint. Ours has 3 (E - 1) = 9 more networks of weights for Adam to update. "
+        "Dropped tokens make capacity 1 look cheaper, and in the first updates they are many: the router has learnt no "
+        "balance yet. The like-for-like is dropless.",
         "",
         *table(header, rows),
     ]
