@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError
+from fairseq_alma.core.errors import AlmaError, RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Ledger, LedgerRow, mean_and_standard_error
@@ -27,6 +27,8 @@ from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.display import StageDisplay, ledger_table, wide_console
 from fairseq_alma.settings import FREE_SETTINGS, LanguageModelSettings
 from launch.local import run_process
+
+CONFIGS = Path(__file__).parent / "configs" / "alma_lm"
 
 
 def run(settings: LanguageModelSettings) -> list[LedgerRow]:
@@ -94,13 +96,11 @@ def status(folder: Path) -> int:
     return 0
 
 
-@hydra.main(version_base="1.1", config_path=str(Path(__file__).parent / "configs"), config_name="alma_lm")
+@hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_lm")
 def hydra_main(config: DictConfig) -> float | None:
     """One job of Hydra: a run, or one of a sweep."""
     values = {key: value for key, value in OmegaConf.to_container(config, resolve=True).items() if key != "hydra"}
     try:
-        if values["out"] is None:
-            raise SettingError("out= is missing: the folder of the run, e.g. out=runs/sm_w1")
         # In a sweep each job has a folder of its own below out=.
         values["out"] = str(Path(HydraConfig.get().runtime.output_dir))
         return run_seeds(LanguageModelSettings.from_mapping(values))
@@ -123,11 +123,19 @@ def main() -> None:
         # fairseq and fairscale use what torch and Hydra have since deprecated: nothing a user can mend.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
-    if len(sys.argv) == 3 and sys.argv[1] == "status":
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["status"]:
+        if len(arguments) != 2:
+            sys.exit("alma-lm: usage: alma-lm status RUN")
         try:
-            sys.exit(status(Path(sys.argv[2])))
-        except (AlmaError, ValueError) as error:
+            sys.exit(status(Path(arguments[1])))
+        except AlmaError as error:
             sys.exit(f"alma-lm: {error}")
+    # Hydra needs out= to place its job, and without it fails in a way that helps nobody.
+    flags = {"--help", "-h", "--hydra-help", "--info", "-i", "--cfg", "-c", "--version"}
+    if not flags & set(arguments) and not any(a.startswith(("out=", "hydra.sweep.dir=")) for a in arguments):
+        print(f"alma-lm: out= is missing: the folder of the run, e.g. out=runs/sm_w1\n\n{__doc__}", file=sys.stderr)
+        sys.exit(2)
     try:
         hydra_main()
     except KeyboardInterrupt:

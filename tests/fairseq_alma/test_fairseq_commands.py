@@ -61,7 +61,8 @@ def test_validate_scores_what_training_scored(trained, stream):
 
 def test_a_stage_through_fairseqs_hydra(stream, tmp_path):
     result = run_command(
-        "fairseq-hydra-train", "--config-dir", ROOT / "fairseq_alma/configs/stage", "--config-name", "switch_lm_tiny",
+        "fairseq-hydra-train", "--config-dir", ROOT / "fairseq_alma/configs/fairseq_hydra_train",
+        "--config-name", "switch_lm_tiny",
         f"common.user_dir={ROOT}/fairseq_alma", f"task.data={stream}", "task.mega_batches=2-3",
         "task.tokens_per_sample=32", "optimization.max_update=6", "lr_scheduler.total_num_update=6",
         "lr_scheduler.warmup_updates=1", f"checkpoint.save_dir={tmp_path}", f"hydra.run.dir={tmp_path}/hydra",

@@ -313,3 +313,12 @@ def test_bad_streams_are_told_before_anything_is_written(own_stream, tmp_path):
     (own_stream / "dict.txt").write_text(dictionary)
     shutil.rmtree(own_stream)
     assert "run `alma-prep" in said()
+
+
+def test_a_missing_out_or_verb_argument_is_told_with_the_usage(stream, tmp_path):
+    for arguments, message in [((), "out= is missing"), (("updates=5",), "out= is missing"), (("status",), "usage:")]:
+        result = run_command("alma-lm", *arguments)
+        assert result.returncode != 0
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
+    assert "a sweep, ordered by validation" in run_command("alma-lm", "--help").stdout
