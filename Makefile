@@ -5,7 +5,7 @@
 .PHONY: demo test test-slow lint setup clean
 .DEFAULT_GOAL := test
 
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto --dist loadfile
 
 setup: .venv/installed
 

@@ -4,10 +4,13 @@ What is saved is plain values and tensors only, so that torch loads it without r
 """
 
 import contextlib
+import errno
 import io
 import logging
 import os
+import pickle
 import shutil
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,16 @@ from fairseq_alma.core.errors import SettingError, StageError
 
 logger = logging.getLogger(__name__)
 
-LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
+LAST, BEST, CRASH = "checkpoint_last.pt", "checkpoint_best.pt", "crash.pt"
+DAMAGE = (
+    "PytorchStreamReader",
+    "mmap can only be used",
+    "central directory",
+    "Invalid magic number",
+    "corrupt",
+    "unexpected EOF",
+)
+"""What torch says of a file that was cut short, and not of a machine that is out of memory or file handles."""
 
 
 def parse_train_arguments(train_arguments: Sequence[str]):
@@ -64,12 +76,20 @@ def write_untrained(train_arguments: Sequence[str], path: Path) -> None:
 
 
 def read_whole(path: Path) -> dict[str, Any] | None:
-    """The checkpoint in `path`, tensors still on disk; None when there is none or it is cut short."""
+    """The checkpoint in `path`, tensors still on disk; None when there is none or it is cut short.
+
+    Raises:
+        OSError, RuntimeError: it cannot be read now (no memory, no file handle, a file system that is away).
+    """
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except FileNotFoundError:
         return None
-    except Exception as error:  # torch raises many kinds for a damaged file
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in DAMAGE):
+            raise
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek beyond the end of the file
+            raise
         logger.warning("%s is damaged (%s)", path, error)
         return None
 
@@ -88,9 +108,9 @@ def mend(folder: Path) -> None:
     found = {path: read_whole(path) for path in folder.glob("checkpoint*.pt")}
     whole = {path: state for path, state in found.items() if state is not None}
     for path in found.keys() - whole.keys():
-        path.unlink()
-    for leftover in folder.glob("*.tmp"):
-        leftover.unlink()
+        os.replace(path, path.with_name(path.name + ".damaged"))
+    for leftover in [*folder.glob("*.tmp"), folder / CRASH]:
+        leftover.unlink(missing_ok=True)
     if not whole:
         return
     newest = max(whole, key=lambda path: (num_updates(whole[path]), path.name == LAST))

@@ -13,7 +13,7 @@ from fairseq_alma.display import ledger_table, wide_console
 from fairseq_alma.plots import plot_perplexity
 
 MEGA_BATCHES = 4
-UPDATES_PER_MEGA_BATCH = 120
+UPDATES_PER_MEGA_BATCH = 90
 
 
 def main() -> int:

@@ -26,6 +26,8 @@ class PerplexityEvaluator:
             if results[split].num_tokens != wanted:
                 raise StreamError(f"{split}: {results[split].num_tokens} tokens scored, the .idx holds {wanted}")
         length = task.args.tokens_per_sample
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # the next stage is another process, and wants the memory
         num_experts = {mixture.num_experts for model in models for mixture in model.mixtures}
         return Scores(
             num_params=sum(p.numel() for model in models for p in model.parameters()),

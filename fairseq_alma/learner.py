@@ -10,6 +10,7 @@ import torch
 
 from fairseq_alma.checkpoints import (
     BEST,
+    CRASH,
     LAST,
     mend,
     num_updates,
@@ -73,9 +74,9 @@ class SingleModel:
             mend(folder)
             self._run(stage, folder, start)
             write_json(done, asdict(self._spent(folder, start)))
-        for leftover in folder.glob("checkpoint*.pt*"):
+        for leftover in [*folder.glob("checkpoint*.pt*"), folder / CRASH]:
             if leftover.name != BEST:
-                leftover.unlink()
+                leftover.unlink(missing_ok=True)
         self._checkpoint = folder / BEST
         return Spent(**read_json(done))
 
@@ -166,13 +167,16 @@ class SingleModel:
             "--keep-interval-updates": 1,
             "--save-interval": 10**6,  # epochs: only the interval above decides
             "--validate-interval": 10**6,
+            "--validate-interval-updates": interval,  # without it a save that falls on an epoch end validates nothing
             "--best-checkpoint-metric": "ppl",
             "--log-format": "json",
             "--log-interval": max(1, min(100, updates // 50)),
             "--num-workers": 0,
         }
         flat = [str(word) for option in options.items() for word in option]
-        return [str(self._stream_path), *flat, "--no-epoch-checkpoints", *shlex.split(s.fairseq)]
+        # fairseq sends a checkpoint from rank to rank by a way on which torch refuses its configuration.
+        switches = ["--no-epoch-checkpoints", "--load-checkpoint-on-all-dp-ranks"]
+        return [str(self._stream_path), *flat, *switches, *shlex.split(s.fairseq)]
 
     def _spent(self, folder: Path, start: Path) -> Spent:
         """What the stage cost: the batches it counted, times FLOPs of its model."""

@@ -74,6 +74,8 @@ def load_members(checkpoints: Sequence[Path], stream: StreamFolder, device: torc
         _check_checkpoint(Path(path), stream)
         # The checkpoint remembers where its stream and our package lay: they may have moved.
         overrides = {"data": str(stream.path), "user_dir": str(Path(__file__).parent.absolute())}
+        # What its stage trained on need not be in this stream.
+        overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0}
         loaded, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, task=task)
         models += [model.to(device).eval() for model in loaded]
     return models, task
@@ -212,6 +214,9 @@ def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Pa
         run = paths[0]
         predictor = run / "predictor.json"
         if not predictor.is_file():
+            runs = [str(path.parent) for path in sorted(run.glob("*/predictor.json"))]
+            if runs:
+                raise StreamError(f"{run} holds several runs, score one of them: {', '.join(runs)}")
             raise StreamError(f"{run} has no predictor.json: no stage is finished there; run alma-lm first")
         checkpoints = [run / entry["path"] for entry in read_json(predictor)["checkpoints"]]
         return checkpoints, stream or Path(read_json(run / "settings.json")["stream"])

@@ -18,7 +18,10 @@ OWNED_BY_DRIVER = (
     "--update-freq", "--batch-size", "--max-sentences", "--max-tokens", "--tokens-per-sample", "--lr",
     "--log-format", "--log-interval", "--best-checkpoint-metric", "--no-save", "--train-subset",
     "--valid-subset", "--warmup-updates", "--total-num-update", "--clip-norm", "--dropout",
-    "--save-interval-updates", "--keep-interval-updates", "--no-last-checkpoints",
+    "--save-interval-updates", "--keep-interval-updates", "--no-last-checkpoints", "--save-interval",
+    "--validate-interval", "--validate-interval-updates", "--validate-after-updates", "--disable-validation",
+    "--patience", "--stop-time-hours", "--stop-min-lr", "--checkpoint-suffix", "--no-save-optimizer-state",
+    "--maximize-best-checkpoint-metric", "--load-checkpoint-on-all-dp-ranks",
 )  # fmt: skip
 """fairseq options that a stage sets itself: given through `fairseq=` they would break the protocol."""
 
@@ -73,12 +76,19 @@ class LanguageModelSettings:
                 "give exactly one of updates= (per stage) and updates_per_mega_batch= (times the mega-batches of "
                 f"the stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}"
             )
-        at_least_one = ("experts", "updates", "updates_per_mega_batch", "tokens_per_sample", "validations", "seeds",
-                        "sequences_per_update", "batch_size", "mega_batches")  # fmt: skip
+        at_least_one = ("wait", "experts", "updates", "updates_per_mega_batch", "tokens_per_sample", "validations",
+                        "seeds", "sequences_per_update", "batch_size", "mega_batches")  # fmt: skip
         for name in at_least_one:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise SettingError(f"{name}={value!r} must be a whole number of at least 1")
+        for name in ("lr", "dropout", "clip_norm"):
+            if not isinstance(getattr(self, name), int | float) or isinstance(getattr(self, name), bool):
+                raise SettingError(f"{name}={getattr(self, name)!r} must be a number")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise SettingError(f"seed={self.seed!r} must be a whole number")
+        if self.warmup_updates is not None and (not isinstance(self.warmup_updates, int) or self.warmup_updates < 0):
+            raise SettingError(f"warmup_updates={self.warmup_updates!r} must be a whole number of at least 0")
         if not self.lr > 0:
             raise SettingError(f"lr={self.lr} must be above 0")
         if not 0 <= self.dropout < 1:

@@ -1,6 +1,7 @@
 """After `alma-lm -m`: the runs of the sweep, best validation perplexity first."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,17 @@ class BestByValidation(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
-        runs = []
-        for path in sorted(folder.glob("*/summary.json")):
-            summary = json.loads(path.read_text())
-            summary = summary.get("mean", summary)  # several seeds
-            runs.append({"run": path.parent.name, **summary})
+        runs, unfinished = [], []
+        for run in sorted(path for path in folder.iterdir() if path.is_dir()):
+            seeds = sorted(run.glob("seed_*")) or [run]
+            if all(_is_finished(seed) for seed in seeds):
+                summary = json.loads((run / "summary.json").read_text())
+                runs.append({"run": run.name, **summary.get("mean", summary)})
+            else:
+                unfinished.append(run.name)
         runs.sort(key=lambda run: run["final_validation"])
+        if unfinished:
+            wide_console(sys.stderr).print(f"not finished, so not compared: {'; '.join(unfinished)}")
         if not runs:
             return
         (folder / "sweep.json").write_text(json.dumps(runs, indent=2) + "\n")
@@ -33,3 +39,13 @@ class BestByValidation(Callback):
             name = ",".join(part for part in run["run"].split(",") if part not in common)
             table.add_row(name, f"{run['final_validation']:.3f}", f"{run['final']:.3f}", f"{run['comp'] / 1e12:.2f}")
         wide_console().print(table)
+
+
+def _is_finished(run: Path) -> bool:
+    """Whether every mega-batch of its stream has arrived: a run that died early would look best on what it saw."""
+    try:
+        arrivals = json.loads((run / "arrivals.json").read_text())
+        summary = json.loads((run / "summary.json").read_text())
+    except FileNotFoundError:
+        return False
+    return summary["num_arrivals"] == len(arrivals["digests"])

@@ -27,7 +27,11 @@ command -v "${CXX:-c++}" >/dev/null 2>&1 || fail "no C++ compiler: fairseq's ext
 include=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
 [ -f "$include/Python.h" ] || fail "no Python headers ($include/Python.h): fairseq's extensions need them (Debian: apt-get install python3-dev)"
 
-if [ ! -x .venv/bin/python ] || ! suits .venv/bin/python; then
+# A .venv is kept if it is whole, and of the interpreter that was asked for.
+wanted=$("$python" -c 'import sys; print(*sys.version_info[:2])')
+found=$(.venv/bin/python -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null)
+if { [ -n "${PYTHON:-}" ] && [ "$found" != "$wanted" ]; } || ! suits .venv/bin/python ||
+    ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     free_gb=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
     [ "$free_gb" -ge "$minimum_disk_gb" ] || fail "$free_gb GB are free here, $minimum_disk_gb GB are needed (torch alone takes 5): make room"
     rm -rf .venv

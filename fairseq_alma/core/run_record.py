@@ -8,6 +8,7 @@ RUN/stages/stage_001/   logs, checkpoints; {grow,train,evaluate}.done.json: the 
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -147,7 +148,10 @@ class RunRecord:
             for key in sorted(before.keys() | now.keys())
             if key.split(".")[0] not in free and before.get(key) != now.get(key)
         ]
-        if differing:
+        if differing and not any(self.folder.glob("stages/*/*.done.json")):
+            # It failed before its first step was done, perhaps for its settings: there is nothing to protect.
+            shutil.rmtree(self.folder / "stages", ignore_errors=True)
+        elif differing:
             raise RunError(
                 f"{self.folder} holds a run of other settings:\n  "
                 + "\n  ".join(differing)

@@ -34,6 +34,8 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
         super().__init__(task)
         if balance_loss_weight < 0 or router_z_loss_weight < 0:
             raise SettingError("--balance-loss-weight and --router-z-loss-weight must not be negative")
+        self.charge_experts = True
+        """Whether validation losses are charged: the task switches it off for a batch that only fills a rank."""
         self.balance_loss_weight = balance_loss_weight
         self.router_z_loss_weight = router_z_loss_weight
 
@@ -68,7 +70,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
                 "overflow": sum(m.num_dropped for m in mixtures),
                 "load_entropy": sum(_entropy_bits(m.plan.load_E) for m in mixtures) / len(mixtures) * num_tokens,
             }
-            if not self.training:
+            if not self.training and self.charge_experts:
                 self._charge_experts(model, mixtures, loss_T.detach(), extra["token_mask"])
         logging_output["loss"] = loss.detach()
         return loss, num_tokens, logging_output
@@ -77,7 +79,8 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
     def _charge_experts(model, mixtures, loss_T, token_mask) -> None:
         if token_mask is not None:
             loss_T = loss_T[token_mask.flatten()]
-        model = getattr(model, "module", model)
+        while hasattr(model, "module"):  # fairseq wraps a distributed model twice
+            model = model.module
         for module, output in zip(model.mixtures, mixtures, strict=True):
             module.charge_validation_loss(output, loss_T)
 

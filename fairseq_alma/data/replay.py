@@ -1,9 +1,12 @@
 """Replay by share: a fixed part of every batch comes from the past, the number of steps unchanged."""
 
+import math
+
 import numpy as np
 from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset, data_utils
 
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.data.blocks import fill_shards
 
 
 class ReplayShareDataset(BaseWrapperDataset):
@@ -15,8 +18,11 @@ class ReplayShareDataset(BaseWrapperDataset):
 
     Args:
         new, past: datasets of blocks.
-        share: of each batch, in (0, 1); rounded to a whole number of blocks, at least one of each kind.
+        share: of each batch, in (0, 1).
     """
+
+    num_shards = 1
+    """Ranks that share the batches; set by the task."""
 
     def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int):
         super().__init__(ConcatDataset([new, past]))
@@ -39,19 +45,26 @@ class ReplayShareDataset(BaseWrapperDataset):
         return np.arange(self.num_new)
 
     def batch_by_size(self, indices, max_tokens=None, max_sentences=None, required_batch_size_multiple=1):
-        """Batches of `max_sentences` blocks, `share` of each from the past.
+        """Batches of `max_sentences` blocks, `share` of each from the past, to the nearest block.
+
+        Where the share of a batch is no whole number of blocks, batches take turns (2, 2, 3, 2 ... of 8 for
+        0.3): no batch is off by more than one block, and the sum of all by less than one.
 
         Raises:
-            SettingError: no --batch-size, or one too small to hold a block of each kind.
+            SettingError: no --batch-size.
         """
-        if max_sentences is None or max_sentences < 2:
-            raise SettingError("replay by share needs --batch-size of at least 2 (blocks a batch)")
-        from_past = min(max(round(self.share * max_sentences), 1), max_sentences - 1)
+        if max_sentences is None:
+            raise SettingError("replay by share needs --batch-size (blocks a batch)")
         num_batches = -(-len(indices) // max_sentences)
+        past_ends = [math.floor(i * self.share * max_sentences + 1e-9) for i in range(num_batches + 1)]
+        new_ends = [i * max_sentences - end for i, end in enumerate(past_ends)]
         with data_utils.numpy_seed(self.seed, self.epoch):
-            past = self.num_new + _draw(self.num_past, num_batches * from_past)
-            new = _draw(self.num_new, num_batches * (max_sentences - from_past))
-        return np.concatenate([new.reshape(num_batches, -1), past.reshape(num_batches, -1)], axis=1).tolist()
+            past = (self.num_new + _draw(self.num_past, past_ends[-1])).tolist()
+            new = _draw(self.num_new, new_ends[-1]).tolist()
+        batches = [
+            new[new_ends[i] : new_ends[i + 1]] + past[past_ends[i] : past_ends[i + 1]] for i in range(num_batches)
+        ]
+        return fill_shards(batches, self.num_shards)
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
@@ -61,4 +74,4 @@ class ReplayShareDataset(BaseWrapperDataset):
 def _draw(population: int, count: int) -> np.ndarray:
     """`count` indices: shuffled passes over the population, so that none comes twice before all came once."""
     passes = [np.random.permutation(population) for _ in range(-(-count // population))]
-    return np.concatenate(passes)[:count]
+    return np.concatenate([np.empty(0, dtype=np.int64), *passes])[:count]

@@ -68,7 +68,8 @@ class SwitchFeedForward(nn.Module):
         # Summed loss and number of validation tokens by expert, since the last validation began: what
         # growth ranks the experts by. Saved, so that a checkpoint carries its own ranking.
         self.register_buffer("valid_loss_E", torch.zeros(num_experts, dtype=torch.float64))
-        self.register_buffer("valid_tokens_E", torch.zeros(num_experts, dtype=torch.int64))
+        # Floating, though one of them counts: fairseq's --store-ema averages every entry of a state dict.
+        self.register_buffer("valid_tokens_E", torch.zeros(num_experts, dtype=torch.float64))
         self.capacity_factor = capacity_factor
         self.eval_capacity_factor = eval_capacity_factor
         self.activation_dropout = activation_dropout
@@ -97,12 +98,12 @@ class SwitchFeedForward(nn.Module):
         if output.kept_T is not None:
             expert_T, loss_T = expert_T[output.kept_T], loss_T[output.kept_T]
         self.valid_loss_E.index_add_(0, expert_T, loss_T.to(self.valid_loss_E.dtype))
-        self.valid_tokens_E += torch.bincount(expert_T, minlength=self.num_experts)
+        self.valid_tokens_E += torch.bincount(expert_T, minlength=self.num_experts).to(self.valid_tokens_E.dtype)
 
     def reset_validation_loss(self) -> None:
         # Made anew: a model cast to bf16 has cast this buffer too, and bf16 cannot add up a validation set.
         self.valid_loss_E = torch.zeros_like(self.valid_loss_E, dtype=torch.float64)
-        self.valid_tokens_E.zero_()
+        self.valid_tokens_E = torch.zeros_like(self.valid_tokens_E, dtype=torch.float64)
 
     def _experts(self):
         # unbind, not w[e]: its backward writes each gradient once, w[e]'s adds E full-size zeros.

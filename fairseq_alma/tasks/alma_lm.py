@@ -6,17 +6,29 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 import torch
-from fairseq.data import ConcatDataset, MonolingualDataset, TokenBlockDataset, data_utils
+from fairseq.data import ConcatDataset, TokenBlockDataset, data_utils
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.data.blocks import Blocks
 from fairseq_alma.data.mega_batch_set import parse_mega_batches
 from fairseq_alma.data.replay import ReplayShareDataset
 
 logger = logging.getLogger(__name__)
+
+UNUSED_OPTIONS = {
+    "add_bos_token": False,
+    "self_target": False,
+    "past_target": False,
+    "pad_to_fixed_length": False,
+    "pad_to_fixed_bsz": False,
+    "shorten_method": "none",
+    "output_dictionary_size": -1,
+}
+"""Of fairseq's language_modeling, and their defaults: blocks of a stream have no use for them."""
 
 
 @dataclass
@@ -48,6 +60,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def __init__(self, args: Namespace, dictionary, output_dictionary=None, targets=None, stream=None):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream: StreamFolder = stream
+        self._first_valid_ids: list[int] = []
         # Counts of this stage, kept through kill and resume (get_checkpoint_dict).
         self.processed = {kind: {"tokens": 0, "token_pairs": 0} for kind in ("training", "validation")}
 
@@ -77,6 +90,9 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
                 f"--sample-break-mode {args.sample_break_mode}: perplexities are defined on blocks of "
                 f"tokens_per_sample; leave it at none"
             )
+        for name, default in UNUSED_OPTIONS.items():
+            if (given := getattr(args, name, default)) not in (default, None):
+                raise SettingError(f"--{name.replace('_', '-')} {given} has no meaning for alma_lm: leave it out")
         dictionary, output_dictionary = cls.setup_dictionary(args, **kwargs)
         wanted = stream.description["dictionary_size"]
         if len(dictionary) != wanted:
@@ -105,23 +121,41 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """
         if dataset is self.datasets.get("train"):
             kwargs["disable_iterator_cache"] = True
-        return super().get_batch_iterator(dataset, *args, required_batch_size_multiple=1, **kwargs)
+            # Each rank gets as many batches: fairseq would fill up with dummies and forget what ran beside them.
+            dataset.num_shards = kwargs.get("num_shards", 1)
+        iterator = super().get_batch_iterator(dataset, *args, required_batch_size_multiple=1, **kwargs)
+        if dataset is self.datasets.get("valid"):
+            self._first_valid_ids = [int(i) for i in iterator.frozen_batches[0]]
+        return iterator
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """One forward and backward pass.
 
         Raises:
             FloatingPointError: the loss is not finite. Checkpoints written before are not touched.
+            MemoryError: the device has no room for the batch.
         """
-        loss, sample_size, logging_output = super().train_step(
-            sample, model, criterion, optimizer, update_num, ignore_grad
-        )
+        try:
+            loss, sample_size, logging_output = super().train_step(
+                sample, model, criterion, optimizer, update_num, ignore_grad
+            )
+        except RuntimeError as error:
+            # On one device fairseq passes over a batch that finds no memory, without end if all do.
+            if "out of memory" in str(error):
+                raise MemoryError(f"out of memory at update {update_num + 1}: lower --batch-size ({error})") from error
+            raise
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"the loss is {loss.item()} at update {update_num + 1}: lower the learning rate, lengthen the "
                 f"warm-up or clip the gradient (--clip-norm). Checkpoints saved before are whole."
             )
         return loss, sample_size, logging_output
+
+    def valid_step(self, sample, model, criterion):
+        """One forward pass. A batch that only fills a rank, a copy of the first one, is charged to no expert."""
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        criterion.charge_experts = rank == 0 or sample["id"].tolist() != self._first_valid_ids
+        return super().valid_step(sample, model, criterion)
 
     def reduce_metrics(self, logging_outputs, criterion) -> None:
         super().reduce_metrics(logging_outputs, criterion)
@@ -158,7 +192,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def _mega_batch_splits(self, text: str) -> list[str]:
         return [f"mega_batch_{t}" for t in parse_mega_batches(text, self.stream.num_mega_batches)]
 
-    def _blocks(self, splits: list[str], shuffle: bool) -> MonolingualDataset:
+    def _blocks(self, splits: list[str], shuffle: bool) -> Blocks:
         """The tokens of the splits, end to end, in non-overlapping blocks of tokens_per_sample."""
         datasets = [self._load(split) for split in splits]
         documents = datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)
@@ -171,9 +205,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             break_mode="none",
             include_targets=True,
         )
-        return MonolingualDataset(
-            blocks, blocks.sizes, self.dictionary, self.dictionary, shuffle=shuffle, targets=["future"]
-        )
+        return Blocks(blocks, blocks.sizes, self.dictionary, self.dictionary, shuffle=shuffle, targets=["future"])
 
     def _load(self, split: str):
         return data_utils.load_indexed_dataset(str(self.stream.prefix(split)), self.dictionary, "mmap")

@@ -1,3 +1,4 @@
+import errno
 import shutil
 from pathlib import Path
 
@@ -77,6 +78,27 @@ def test_killed_inside_the_first_write(tmp_path):
     (tmp_path / "checkpoint_1_10.pt.tmp").write_bytes(b"half")
     mend(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_out_of_file_handles_is_no_damage(tmp_path, monkeypatch):
+    write(tmp_path / BEST, 20, 5.0, 5.0)
+    write(tmp_path / LAST, 40, 6.0, 5.0)
+
+    def no_handles(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Too many"):
+        patch.setattr(torch, "load", no_handles)
+        mend(tmp_path)
+    assert state_of(tmp_path) == {BEST: 20, LAST: 40}
+
+
+def test_what_is_damaged_is_set_aside_not_deleted(tmp_path):
+    for name in ("checkpoint_2_40.pt", BEST, LAST):
+        write(tmp_path / name, 40, 4.0, 4.0)
+    cut(tmp_path / LAST)
+    mend(tmp_path)
+    assert (tmp_path / f"{LAST}.damaged").exists()
 
 
 def test_when_the_best_is_lost_the_stage_begins_anew(tmp_path):

@@ -21,6 +21,7 @@ from fairseq_alma.perplexity import load_members
 from fairseq_alma.perplexity import main as alma_eval
 from tests.commands import ROOT, RUN, run_command
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
+from tests.fairseq_alma.test_fairseq_commands import records
 
 CPU = torch.device("cpu")
 
@@ -277,6 +278,10 @@ def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
         (("updates=5", "fairseq='--save-dir elsewhere'"), "--save-dir is set by alma-lm"),
         (("updates=5", "arch=switch_lm_huge"), "switch_lm_huge"),
         (("updates=5", "experts=0"), "experts=0 must be a whole number"),
+        (("updates=5", "wait=1.5"), "wait=1.5 must be a whole number"),
+        (("updates=5", "lr=fast"), "lr='fast' must be a number"),
+        (("updates=5", "warmup_updates=-1"), "warmup_updates=-1"),
+        (("updates=5", "fairseq='--disable-validation'"), "--disable-validation is set by alma-lm"),
         (("updates=5", "colour=red"), "colour"),
     ],
 )
@@ -287,6 +292,23 @@ def test_bad_settings_are_told_before_anything_is_written(stream, tmp_path, sett
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not out.exists() or list(out.iterdir()) == []
+
+
+def test_a_run_that_failed_before_its_first_step_takes_better_settings(stream, tmp_path):
+    arguments = (f"stream={stream}", f"out={tmp_path}/out", *RUN, "wait=3", "updates=4", "validations=1")
+    result = run_command("alma-lm", *arguments, "fairseq='--learned-positions 16'")
+    assert result.returncode == 2
+    assert "--tokens-per-sample 32 is longer than --learned-positions 16" in result.stderr
+    result = run_command("alma-lm", *arguments, "fairseq='--learned-positions 64'")
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_every_validation_takes_place_at_epoch_ends_too(run):
+    # 12 updates, 4 validations; mega-batch 3 has 12 batches an epoch, so that the last one ends the epoch.
+    for k in (1, 2):
+        log = (run / "stages" / f"stage_{k:03d}" / "member_1/log.txt").read_text()
+        assert [int(r["valid_num_updates"]) for r in records(log, "valid")] == [3, 6, 9, 12]
+        assert "score None" not in log
 
 
 def test_bad_streams_are_told_before_anything_is_written(own_stream, tmp_path):

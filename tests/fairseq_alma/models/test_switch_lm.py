@@ -4,6 +4,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.models import switch_lm
 from fairseq_alma.models.switch_lm import SwitchDecoder, SwitchLanguageModel, SwitchLanguageModelConfig
 
@@ -98,12 +99,12 @@ def test_features_only_leaves_out_the_words():
 
 
 def test_inputs_longer_than_the_positions_are_refused():
-    with pytest.raises(ValueError, match="--tokens-per-sample 32 is longer than --learned-positions 16"):
+    with pytest.raises(SettingError, match="--tokens-per-sample 32 is longer than --learned-positions 16"):
         make(tokens_per_sample=32, learned_positions=16)
 
 
 def test_a_width_that_heads_cannot_share_is_refused():
-    with pytest.raises(ValueError, match="multiple of"):
+    with pytest.raises(SettingError, match="multiple of"):
         SwitchLanguageModel.build_model(
             SwitchLanguageModelConfig(decoder_embed_dim=10, decoder_attention_heads=3, tokens_per_sample=8),
             Namespace(source_dictionary=Dictionary()),
@@ -111,7 +112,7 @@ def test_a_width_that_heads_cannot_share_is_refused():
 
 
 def test_checkpoints_carry_the_version_of_their_layout():
-    assert make().state_dict()["decoder.version"].tolist() == [1]
+    assert make().state_dict()["decoder.version"].tolist() == [1.0]
     assert make(num_experts=3).state_dict()["decoder.layers.1.mixture.fc1_weight"].shape == (3, 512, 128)
 
 

@@ -63,16 +63,43 @@ def test_an_epochs_batches_depend_on_seed_and_epoch_only(stream):
     assert ids(resumed, 3, seed=1) != uninterrupted[2]
 
 
-@pytest.mark.parametrize(("share", "from_past"), [(0.25, 2), (0.5, 4), (0.01, 1), (0.99, 7)])
+@pytest.mark.parametrize(
+    ("share", "from_past"), [(0.25, [2, 2, 2, 2]), (0.5, [4, 4, 4, 4]), (0.3, [2, 2, 3, 2]), (0.1, [0, 1, 1, 1])]
+)
 def test_replay_by_share_gives_every_batch_its_part_and_changes_no_step(stream, share, from_past):
     plain = make_task(stream, "--mega-batches", "3")
     task = make_task(stream, "--mega-batches", "3", "--replay-mega-batches", "1-2", "--replay-share", share)
     for t in (plain, task):
         t.load_dataset("train")
+    dataset = task.dataset("train")
     num_new = len(plain.dataset("train"))
-    mixed = batches(task, "train")
-    assert len(mixed) == len(batches(plain, "train"))
-    assert all((batch["id"] >= num_new).sum() == from_past and len(batch["id"]) == 8 for batch in mixed)
+    mixed = dataset.batch_by_size(dataset.ordered_indices(), max_sentences=8)
+    assert len(mixed) == len(batches(plain, "train")) == len(batches(task, "train"))
+    found = [sum(i >= num_new for i in batch) for batch in mixed]
+    assert found[:4] == from_past
+    assert abs(sum(found) - share * 8 * len(mixed)) < 1
+    assert all(len(batch) == 8 for batch in mixed)
+    assert mixed[0] != sorted(mixed[0])  # drawn, not in order
+
+
+def test_replay_by_share_works_one_block_at_a_time(stream):
+    task = make_task(stream, "--mega-batches", "3", "--replay-mega-batches", "1", "--replay-share", "0.25")
+    task.load_dataset("train")
+    dataset = task.dataset("train")
+    found = [batch[0] >= dataset.num_new for batch in dataset.batch_by_size(dataset.ordered_indices(), max_sentences=1)]
+    assert found[:8] == [False, False, False, True] * 2
+
+
+def test_every_rank_gets_as_many_batches(stream):
+    # fairseq fills up with a dummy, and then forgets what the rank's other micro-batches did.
+    for extra in ((), ("--replay-mega-batches", "1", "--replay-share", "0.5")):
+        task = make_task(stream, "--mega-batches", "3", *extra)
+        task.load_dataset("train")
+        alone = len(batches(task, "train"))
+        for num_shards in (2, 5):
+            shards = [batches(task, "train", num_shards=num_shards, shard_id=i) for i in range(num_shards)]
+            assert {len(shard) for shard in shards} == {-(-alone // num_shards)}
+            assert all(len(batch["id"]) > 0 for shard in shards for batch in shard)
 
 
 def test_replay_draws_other_blocks_in_each_epoch_and_all_before_any_twice(stream):
@@ -96,6 +123,8 @@ def test_the_test_set_is_refused_in_training_and_validation(stream, option):
         (("--mega-batches", "4"), "1 to 3"),
         (("--replay-share", "0.5"), "go together"),
         (("--sample-break-mode", "eos"), "leave it at none"),
+        (("--add-bos-token",), "has no meaning for alma_lm"),
+        (("--shorten-method", "truncate"), "has no meaning for alma_lm"),
     ],
 )
 def test_settings_the_stream_cannot_serve_are_refused(stream, extra, message):
