@@ -32,6 +32,9 @@ def plot_perplexity(runs: Mapping[str, Path], picture: Path) -> Path:
         if not trained:
             raise RunError(f"{run} has no finished stage to draw: run it first")
         last_t = max(last_t, rows[-1].t)
+        for row in trained:
+            at = (row.t, row.scores.perplexity)
+            axes.annotate(f"{at[1]:.3g}", at, textcoords="offset points", xytext=(6, 5), fontsize="small")
         axes.plot(
             [row.t for row in trained],
             [row.scores.perplexity for row in trained],
@@ -43,7 +46,7 @@ def plot_perplexity(runs: Mapping[str, Path], picture: Path) -> Path:
     axes.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axes.set_xticks(range(1, last_t + 1))
-    axes.set_xlim(0.8, last_t + 0.2)
+    axes.set_xlim(0.8, last_t + 0.3)
     axes.set_xlabel("mega-batches arrived")
     axes.set_ylabel("test perplexity per token (log scale)")
     axes.grid(which="both", alpha=0.3)

@@ -134,8 +134,24 @@ def test_other_settings_are_refused_by_name_with_old_and_new_and_nothing_is_writ
     assert content_of(run_folder) == content
 
 
+def finish_first_step(record):
+    record.step(0, "evaluate", None, lambda: Scores(num_params=1, forward_flops=1, error_rate=0.9))
+
+
+def test_before_its_first_step_is_done_a_run_takes_other_settings(tmp_path):
+    # It may have failed for its settings: there is nothing to protect yet.
+    record = RunRecord(tmp_path, {"width": -1}, DIGESTS)
+    (record.stage_folder(0) / "untrained.pt").write_text("made with width -1")
+    record = RunRecord(tmp_path, {"width": 4}, DIGESTS)
+    assert read_json(tmp_path / "settings.json") == {"width": 4}
+    assert not (tmp_path / "stages").exists()
+    finish_first_step(record)
+    with pytest.raises(RunError, match="width: was 4, is 8"):
+        RunRecord(tmp_path, {"width": 8}, DIGESTS)
+
+
 def test_a_setting_inside_another_is_named_with_its_path(tmp_path):
-    RunRecord(tmp_path, {"grow": {"experts": [2, 2], "rank": "loss"}}, DIGESTS)
+    finish_first_step(RunRecord(tmp_path, {"grow": {"experts": [2, 2], "rank": "loss"}}, DIGESTS))
     with pytest.raises(RunError, match=r"grow\.experts: was \[2, 2\], is \[2, 4\]\n"):
         RunRecord(tmp_path, {"grow": {"experts": [2, 4], "rank": "loss"}}, DIGESTS)
 
@@ -143,7 +159,7 @@ def test_a_setting_inside_another_is_named_with_its_path(tmp_path):
 def test_free_settings_may_differ_and_the_last_ones_are_kept(tmp_path):
     free = ("out", "cluster")
     RunRecord(tmp_path, {"out": "here", "cluster": {"partition": "day"}, "seed": 0}, DIGESTS, free)
-    RunRecord(tmp_path, {"out": "there", "cluster": {"partition": "week"}, "seed": 0}, DIGESTS, free)
+    finish_first_step(RunRecord(tmp_path, {"out": "there", "cluster": {"partition": "week"}, "seed": 0}, DIGESTS, free))
     assert read_json(tmp_path / "settings.json")["out"] == "there"
     with pytest.raises(RunError, match="seed: was 0, is 1"):
         RunRecord(tmp_path, {"out": "there", "cluster": {}, "seed": 1}, DIGESTS, free)
