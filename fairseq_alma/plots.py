@@ -43,6 +43,7 @@ def plot_perplexity(runs: Mapping[str, Path], picture: Path) -> Path:
             linestyle=["-", "--", ":", "-."][number % 4],
         )
     axes.set_yscale("log")
+    axes.margins(y=0.12)
     axes.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axes.set_xticks(range(1, last_t + 1))
