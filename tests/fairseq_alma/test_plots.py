@@ -1,4 +1,5 @@
 import pytest
+
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.plots import plot_perplexity
 from tests.commands import ROOT
