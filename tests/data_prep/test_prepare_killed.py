@@ -128,10 +128,11 @@ def test_a_killed_worker_ends_the_run_with_an_error(tmp_path, large_text):
 def test_an_interrupted_run_leaves_nothing(tmp_path, large_text):
     out = tmp_path / "out"
     process = subprocess.Popen(command(out, f"books:{large_text}"), stderr=subprocess.PIPE, text=True)
-    wait_until((out / ".alma-prep" / "spool" / "passages.npy").exists)
+    stop_when(process, out / ".alma-prep" / "spool" / "000000.text")
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=DEADLINE_SECONDS)
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert errors.splitlines()[-1] == "alma-prep: interrupted; the same command starts anew"
     assert "Traceback" not in errors
     assert not out.exists()
