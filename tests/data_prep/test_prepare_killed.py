@@ -127,7 +127,13 @@ def test_a_killed_worker_ends_the_run_with_an_error(tmp_path, large_text):
 
 def test_an_interrupted_run_leaves_nothing(tmp_path, large_text):
     out = tmp_path / "out"
-    process = subprocess.Popen(command(out, f"books:{large_text}"), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(out, f"books:{large_text}"),
+        stderr=subprocess.PIPE,
+        text=True,
+        # A suite that a shell runs in the background ignores Ctrl-C, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     stop_when(process, out / ".alma-prep" / "spool" / "000000.text")
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
