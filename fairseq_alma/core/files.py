@@ -1,5 +1,6 @@
 """Writing a file whole or not at all: a reader, or the next process after a kill, never sees half of one."""
 
+import errno
 import hashlib
 import json
 import os
@@ -61,7 +62,9 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError:
-        pass  # some network file systems cannot: they order by themselves
+    except OSError as error:
+        # Some network file systems cannot, and order by themselves. A full or failing disk is told.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
+            raise
     finally:
         os.close(descriptor)

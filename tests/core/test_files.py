@@ -100,3 +100,22 @@ def test_a_value_that_is_no_json_leaves_the_old_content(tmp_path):
 def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path):
     (tmp_path / "abc").write_bytes(b"abc")  # the example of FIPS 180-2
     assert sha256_of(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_folder_that_cannot_be_synced_is_passed_over_and_a_failing_disk_is_told(tmp_path, monkeypatch):
+    real = os.fsync
+
+    def fail_on_folders_with(number):
+        def fsync(descriptor):
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(number, os.strerror(number))
+            real(descriptor)
+
+        return fsync
+
+    monkeypatch.setattr(os, "fsync", fail_on_folders_with(errno.EINVAL))
+    write_json(tmp_path / "a.json", 1)
+    assert read_json(tmp_path / "a.json") == 1
+    monkeypatch.setattr(os, "fsync", fail_on_folders_with(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        write_json(tmp_path / "a.json", 2)

@@ -111,9 +111,9 @@ def test_what_a_killed_process_held_is_taken_over_at_once(tmp_path, start_holder
 
 def test_a_process_that_was_given_the_number_of_the_dead_one_does_not_hold_its_lease(tmp_path, start_holder):
     lease = start_holder(tmp_path / "other")  # alive, and started at another time than the lease says
-    write_lease(tmp_path, host=socket.gethostname(), pid=lease.pid, process_start="1")
+    path = write_lease(tmp_path, host=socket.gethostname(), pid=lease.pid, process_start="1")
     with Lease(tmp_path):
-        pass
+        assert json.loads(path.read_text())["pid"] == os.getpid()
 
 
 def test_a_lease_of_another_machine_holds_while_its_heart_beats(tmp_path):
@@ -134,7 +134,7 @@ def test_a_half_written_lease_whose_writer_died_is_taken_over(tmp_path, half):
     (tmp_path / "lease.json").write_bytes(half)
     os.utime(tmp_path / "lease.json", (time.time() - 3,) * 2)
     with Lease(tmp_path):
-        pass
+        assert json.loads((tmp_path / "lease.json").read_text())["pid"] == os.getpid()
 
 
 def test_a_lease_that_is_just_being_written_is_waited_for(tmp_path):
@@ -216,6 +216,7 @@ def test_the_heart_of_a_held_lease_beats(tmp_path, monkeypatch):
         path = tmp_path / "lease.json"
         os.utime(path, (time.time() - 1000,) * 2)
         wait_until(lambda: time.time() - path.stat().st_mtime < 500)
+        assert json.loads(path.read_text())["pid"] == os.getpid()
 
 
 def test_a_lease_removed_by_hand_is_not_written_again(tmp_path, monkeypatch):
