@@ -41,13 +41,16 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
 
     def forward(self, model, sample, reduce=True):
         """Returns (loss summed over tokens, number of tokens, logging output)."""
-        scores, extra = model(**sample["net_input"])
-        target = model.get_targets(sample, (scores, extra))
-        loss_T = F.cross_entropy(
-            scores.flatten(0, 1).float(), target.flatten(), ignore_index=self.padding_idx, reduction="none"
-        )
-        nll = loss_T.sum()
-        num_tokens = sample["ntokens"]
+        target, num_tokens = sample["target"], sample["ntokens"]
+        loss_T = None
+        if self.training:
+            nll, extra = model(**sample["net_input"], nll_of=target)
+        else:
+            scores, extra = model(**sample["net_input"])
+            loss_T = F.cross_entropy(
+                scores.flatten(0, 1).float(), target.flatten(), ignore_index=self.padding_idx, reduction="none"
+            )
+            nll = loss_T.sum()
         logging_output = {
             "nll_loss": nll.detach(),
             "ntokens": num_tokens,
@@ -70,7 +73,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
                 "overflow": sum(m.num_dropped for m in mixtures),
                 "load_entropy": sum(_entropy_bits(m.plan.load_E) for m in mixtures) / len(mixtures) * num_tokens,
             }
-            if not self.training and self.charge_experts:
+            if loss_T is not None and self.charge_experts:
                 self._charge_experts(model, mixtures, loss_T.detach(), extra["token_mask"])
         logging_output["loss"] = loss.detach()
         return loss, num_tokens, logging_output

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.modules.output_loss import summed_nll
 from fairseq_alma.modules.switch_feed_forward import MixtureOutput, SwitchFeedForward
 
 # B sequences of L tokens, H heads, D model width, V words.
@@ -108,13 +109,21 @@ class SwitchDecoder(FairseqDecoder):
         nn.init.normal_(self.embed_positions.weight, std=dim**-0.5)
 
     def forward(
-        self, prev_output_tokens: Tensor, encoder_out=None, features_only: bool = False, **unused
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out=None,
+        features_only: bool = False,
+        nll_of: Tensor | None = None,
+        **unused,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Scores of the next word at each position.
 
         Args:
             prev_output_tokens: [B, L], padded on the right.
             features_only: return features [B, L, D] in place of scores [B, L, V].
+            nll_of: [B, L] target words; return their summed negative log-likelihood (nats, padding left out)
+                in place of scores. Here, not in the criterion, so that wrappers which shard or synchronise
+                parameters see the output layer used inside forward.
 
         Returns:
             scores, and {"mixtures": one MixtureOutput a mixture layer, "token_mask": bool [B, L] of
@@ -135,7 +144,9 @@ class SwitchDecoder(FairseqDecoder):
             if mixture is not None:
                 mixtures.append(mixture)
         x = self.layer_norm(x)
-        if not features_only:
+        if nll_of is not None:
+            x = summed_nll(x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad)
+        elif not features_only:
             x = self.output_layer(x)
         return x, {"mixtures": mixtures, "token_mask": token_mask}
 
