@@ -395,7 +395,7 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
     (mega_batch,) = folder.stream(1)
     walls, cpus = [], []
 
-    def run(command: list[str], log: Path, stage: Stage) -> int:
+    def start(command: list[str], log: Path) -> int:
         wall, cpu = time.perf_counter(), tree_cpu_seconds(os.getpid()) - own_cpu_seconds()
 
         def on_line(line: str):
@@ -406,12 +406,19 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
 
         return run_process(command, log, on_line)
 
+    class OneProcess:
+        def num_devices(self, num_jobs: int) -> int:
+            return 1
+
+        def run(self, stage: Stage, jobs: dict, num_jobs: int) -> dict[int, int | None]:
+            return {number: start(command, log) for number, (command, log) in jobs.items()}
+
     for repeat in range(-1, repeats):  # the first is a warm-up: files come into the cache
         settings = LanguageModelSettings(
             stream=str(folder.path), out=str(scratch / f"start_run_{repeat}"), arch="switch_lm_tiny", updates=20,
             tokens_per_sample=128, sequences_per_update=16, batch_size=16,
         )  # fmt: skip
-        learner = make_learner(settings, folder, run)
+        learner = make_learner(settings, folder, OneProcess())
         stage = Stage(1, (mega_batch,), (), False, Path(settings.out) / "stages" / "stage_001")
         try:
             learner.train(stage)

@@ -140,6 +140,12 @@ def slim(path: Path) -> None:
     if "last_optimizer_state" not in state:
         return
     del state["last_optimizer_state"]
+    write_checkpoint(state, path)
+
+
+def write_checkpoint(state: dict[str, Any], path: Path) -> None:
+    """Replace `path` in one step by `state` (plain values and tensors)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     torch.save(state, temporary)
     os.replace(temporary, path)

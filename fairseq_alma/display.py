@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,30 +17,30 @@ LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
 
 
 class StageDisplay:
-    """Follows the log lines of a fairseq-train process: a live line on a terminal, a line now and then elsewhere.
+    """Follows the log lines of fairseq-train processes: a live line each on a terminal, a line now and then elsewhere.
 
     Args:
         stage: that is run.
-        updates: optimizer updates it takes.
+        updates: optimizer updates that each member takes, by its number.
         num_mega_batches: B.
     """
 
-    def __init__(self, stage: Stage, updates: int, num_mega_batches: int, console: Console | None = None):
-        self._console = console or Console(file=sys.stderr, highlight=False)
-        self._title = f"mega-batch {stage.new[-1].t}/{num_mega_batches}  stage {stage.index}"
-        self._updates = updates
-        self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
-        self._started, self._first_update, self._next_plain_line = time.monotonic(), None, 0.0
+    def __init__(self, stage: Stage, updates: Mapping[int, int], num_mega_batches: int, console: Console | None = None):
+        console = console or Console(file=sys.stderr, highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             TextColumn("update {task.completed}/{task.total}  {task.fields[state]}"),
             TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
+            console=console,
+            disable=not console.is_terminal,
             transient=True,
         )
-        self._task = self._progress.add_task(self._title, total=updates, state="starting")
+        title = f"mega-batch {stage.new[-1].t}/{num_mega_batches}  stage {stage.index}"
+        self._members = {}
+        for number, total in updates.items():
+            name = title if set(updates) == {1} else f"{title}  member {number}"
+            self._members[number] = _MemberDisplay(name, total, self._progress, console)
 
     def __enter__(self) -> "StageDisplay":
         self._progress.start()
@@ -49,8 +49,19 @@ class StageDisplay:
     def __exit__(self, *exception) -> None:
         self._progress.stop()
 
+    def member(self, number: int) -> Callable[[str], None]:
+        """Takes the log of member m, line by line."""
+        return self._members[number]
+
+
+class _MemberDisplay:
+    def __init__(self, title: str, updates: int, progress: Progress, console: Console):
+        self._title, self._updates, self._progress, self._console = title, updates, progress, console
+        self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
+        self._first_update, self._next_plain_line = None, 0.0
+        self._task = progress.add_task(title, total=updates, state="starting")
+
     def __call__(self, line: str) -> None:
-        """Take one line of the log."""
         match = LOG_RECORD.search(line)
         if not match:
             return

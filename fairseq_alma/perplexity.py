@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,21 +28,31 @@ from fairseq_alma.core.stream_folder import StreamFolder
 TOKENS_PER_BATCH = 8192
 """Of one forward pass. Scores do not depend on it while evaluation has no capacity limit."""
 
+TOKENS_PER_PIECE = 1 << 20
+"""Of an ensemble's log-probabilities that are averaged at a time."""
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What one model says of a split."""
+
+    log_probability_T: np.ndarray
+    """float32, in nats: of every token of the split, in the order in which they stand there."""
+    load: list[list[float]]
+    """[M][E]: share of the tokens that the router sent to each expert; empty without mixtures."""
+    overflow: float
+    """Share of the routed tokens that found their expert full; 0 without a capacity limit."""
+
 
 @dataclass(frozen=True)
 class PerplexityScore:
-    """What scoring a split gives. Documents are scored end to end, end-of-document tokens included."""
+    """Documents are scored end to end, end-of-document tokens included."""
 
     nll_sum: float
     """Nats, summed over tokens."""
     num_tokens: int
     num_words: int
     """Whitespace-separated words of the raw text."""
-    load: list[list[float]]
-    """[M][E]: share of the tokens that the router sent to each expert; empty without mixtures, or for
-    an ensemble."""
-    overflow: float
-    """Share of the routed tokens that found their expert full; 0 without a capacity limit."""
 
     @property
     def loss(self) -> float:
@@ -58,54 +69,59 @@ class PerplexityScore:
         return _exp(self.nll_sum / self.num_words)
 
 
-def load_members(checkpoints: Sequence[Path], stream: StreamFolder, device: torch.device) -> tuple[list, Any]:
-    """Models in evaluation mode, and the task that reads `stream` as the first of them was trained.
+def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) -> tuple[Any, Any]:
+    """A model in evaluation mode, and the task that reads `stream` as it was trained.
 
     Raises:
-        StreamError: a checkpoint is missing or damaged, or was trained with another dictionary.
+        StreamError: the checkpoint is missing or damaged, or was trained with another dictionary.
     """
     import fairseq_alma
 
     fairseq_alma.register()
     from fairseq import checkpoint_utils
 
-    task, models = None, []
-    for path in checkpoints:
-        _check_checkpoint(Path(path), stream)
-        # The checkpoint remembers where its stream and our package lay: they may have moved.
-        overrides = {"data": str(stream.path), "user_dir": str(Path(__file__).parent.absolute())}
-        # What its stage trained on need not be in this stream.
-        overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0}
-        loaded, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, task=task)
-        models += [model.to(device).eval() for model in loaded]
-    return models, task
+    _check_checkpoint(Path(checkpoint), stream)
+    # The checkpoint remembers where its stream and our package lay: they may have moved.
+    overrides = {"data": str(stream.path), "user_dir": str(Path(__file__).parent.absolute())}
+    # What its stage trained on need not be in this stream.
+    overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0}
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
+    return model.to(device).eval(), task
 
 
 @torch.no_grad()
-def score(models: Sequence[Any], task, split: str, tokens_per_batch: int = TOKENS_PER_BATCH) -> PerplexityScore:
-    """Score every token of `split` ("valid" or "test") once.
+def score_tokens(model, task, split: str, tokens_per_batch: int = TOKENS_PER_BATCH) -> TokenScores:
+    """Score every token of `split` ("valid" or "test") once, in order.
 
     Blocks of tokens_per_sample as fairseq-eval-lm cuts them: a block's first input is the last token
-    of the block before. Log-probabilities are float32; members' probabilities are averaged token by token.
+    of the block before. Log-probabilities are float32.
     """
     task.load_dataset(split)
     dataset = task.dataset(split)
-    device = next(models[0].parameters()).device
-    nll_sum, num_tokens = 0.0, 0
+    device = next(model.parameters()).device
+    pieces = []
     routing = _RoutingCounts()
     for sample in _batches(dataset, max(1, tokens_per_batch // task.args.tokens_per_sample)):
         source, target = sample["net_input"]["src_tokens"].to(device), sample["target"].to(device)
-        is_token = target.ne(task.target_dictionary.pad())
-        log_probability_N = []
-        for model in models:
-            scores, extra = model(source)
-            log_probability_N.append(-_nll(scores, target)[is_token])
-            routing.add(extra)
-        log_probability = torch.stack(log_probability_N).logsumexp(0) - math.log(len(models))
-        nll_sum -= log_probability.double().sum().item()
-        num_tokens += log_probability.numel()
-    load, overflow = routing.summary() if len(models) == 1 else ([], routing.summary()[1])
-    return PerplexityScore(nll_sum, num_tokens, task.stream.counts(split)["words"], load, overflow)
+        scores, extra = model(source)
+        pieces.append(-_nll(scores, target)[target.ne(task.target_dictionary.pad())].cpu().numpy())
+        routing.add(extra)
+    return TokenScores(np.concatenate(pieces), *routing.summary())
+
+
+def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> PerplexityScore:
+    """The score of an ensemble: its members' probabilities are averaged token by token, in float64.
+
+    Args:
+        log_probability_N: log_probability_T of each of the N members, of one split.
+    """
+    num_tokens, nll_sum = len(log_probability_N[0]), 0.0
+    for start in range(0, num_tokens, TOKENS_PER_PIECE):
+        piece_NT = np.stack(
+            [np.asarray(one[start : start + TOKENS_PER_PIECE], np.float64) for one in log_probability_N]
+        )
+        nll_sum -= float((np.logaddexp.reduce(piece_NT, axis=0) - math.log(len(piece_NT))).sum())
+    return PerplexityScore(nll_sum, num_tokens, num_words)
 
 
 def _nll(scores: Tensor, target: Tensor) -> Tensor:
@@ -131,8 +147,7 @@ class _RoutingCounts:
         if not self._load:
             self._load = [torch.zeros_like(m.plan.load_E) for m in mixtures]
         for layer, mixture in enumerate(mixtures):
-            if self._load[layer].shape == mixture.plan.load_E.shape:  # members may differ in their experts
-                self._load[layer] += mixture.plan.load_E
+            self._load[layer] += mixture.plan.load_E
             self._routed += mixture.routing.expert_T.numel()
             self._dropped += mixture.num_dropped
 
@@ -180,8 +195,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         checkpoints, stream_path = _resolve(arguments.path, arguments.stream)
         stream = StreamFolder.open(stream_path)
-        models, task = load_members(checkpoints, stream, default_device())
-        result = score(models, task, arguments.split, arguments.tokens_per_batch)
+        members = []
+        for checkpoint in checkpoints:  # one model in memory at a time
+            model, task = load_member(checkpoint, stream, default_device())
+            members.append(score_tokens(model, task, arguments.split, arguments.tokens_per_batch).log_probability_T)
+        result = combine(members, stream.counts(arguments.split)["words"])
     except AlmaError as error:
         print(f"alma-eval: {error}", file=sys.stderr)
         return 2
@@ -191,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     summary = {
         "split": arguments.split,
-        "num_members": len(models),
+        "num_members": len(members),
         "num_tokens": result.num_tokens,
         "num_words": result.num_words,
         "loss": result.loss,
@@ -201,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps(summary))
     else:
-        print(f"{len(models)} member(s) on {stream.path}, {arguments.split} split")
+        print(f"{len(members)} member(s) on {stream.path}, {arguments.split} split")
         print(f"tokens scored     {result.num_tokens:,} (all of the .idx), {result.num_words:,} words")
         print(f"perplexity        {result.perplexity:.4f} per token, {result.word_perplexity:.4f} per word")
         print(f"loss              {result.loss:.6f} nats per token")

@@ -21,12 +21,12 @@ from fairseq_alma.core.errors import AlmaError, RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Ledger, LedgerRow, mean_and_standard_error
-from fairseq_alma.core.protocol import Stage, run_stream
+from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.display import StageDisplay, ledger_table, wide_console
+from fairseq_alma.display import ledger_table, wide_console
 from fairseq_alma.settings import FREE_SETTINGS, LanguageModelSettings
-from launch.local import run_process
+from fairseq_alma.stage_processes import LocalProcesses
 
 CONFIGS = Path(__file__).parent / "configs" / "alma_lm"
 
@@ -45,12 +45,7 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     stream = stream_folder.stream(settings.mega_batches)
     stream_settings = settings.stream_settings(len(stream))
 
-    def run_with_display(command: list[str], log: Path, stage: Stage) -> int:
-        updates = int(command[command.index("--max-update") + 1])
-        with StageDisplay(stage, updates, len(stream)) as display:
-            return run_process(command, log, display)
-
-    learner = make_learner(settings, stream_folder, run_with_display)
+    learner = make_learner(settings, stream_folder, LocalProcesses(len(stream), settings.parallel))
     evaluated_on = [stream_folder.digest(split) for split in ("valid", "test")]
     identity = {
         **settings.to_json(),
@@ -59,7 +54,8 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     }
     with Lease(settings.out):
         record = RunRecord(settings.out, identity, stream.digests, FREE_SETTINGS)
-        return run_stream(stream, learner, PerplexityEvaluator(stream_folder), stream_settings, record)
+        evaluator = PerplexityEvaluator(stream_folder, Path(settings.out) / "evaluated")
+        return run_stream(stream, learner, evaluator, stream_settings, record)
 
 
 def run_seeds(settings: LanguageModelSettings) -> float:

@@ -8,8 +8,10 @@ from typing import Any
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Replay, StreamSettings
 
-FREE_SETTINGS = ("stream", "out", "mega_batches", "preset", "seeds")
-"""May differ when a run is continued: where things lie, how far to go."""
+FREE_SETTINGS = ("stream", "out", "mega_batches", "preset", "seeds", "parallel")
+"""May differ when a run is continued: where things lie, how far to go, where it runs."""
+
+MAX_SEED = 1_000_000
 
 OWNED_BY_DRIVER = (
     "--task", "--arch", "--criterion", "--user-dir", "--save-dir", "--seed", "--mega-batches", "--max-update",
@@ -41,7 +43,18 @@ class LanguageModelSettings:
     mega_batches: int | None = None
     """B: how many arrive; all that the stream holds by default."""
     experts: int = 4
-    """In each mixture."""
+    """In each mixture; for gmoe: before the first growth."""
+    members: int | None = None
+    """ens: how many members."""
+    grow_experts: int | list[int] | None = None
+    """gmoe: how many experts each growth adds to every mixture. A list says it growth by growth, the first before
+    stage 2; its last number holds for all further ones."""
+    grow_router: str = "copy"
+    """gmoe: "copy" (the paper's) or "tree" (keeps output and loss); see growth.grow_experts."""
+    grow_noise: float = 0.01
+    """gmoe: of new router rows, relative to the old."""
+    parallel: int | None = None
+    """Members that train side by side; by default as many as there are GPUs, or cores without any."""
     updates: int | None = None
     """Optimizer updates per member in each stage, whatever w."""
     updates_per_mega_batch: int | None = None
@@ -77,16 +90,18 @@ class LanguageModelSettings:
                 f"the stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}"
             )
         at_least_one = ("wait", "experts", "updates", "updates_per_mega_batch", "tokens_per_sample", "validations",
-                        "seeds", "sequences_per_update", "batch_size", "mega_batches")  # fmt: skip
+                        "seeds", "sequences_per_update", "batch_size", "mega_batches", "members",
+                        "parallel")  # fmt: skip
         for name in at_least_one:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise SettingError(f"{name}={value!r} must be a whole number of at least 1")
-        for name in ("lr", "dropout", "clip_norm"):
+        for name in ("lr", "dropout", "clip_norm", "grow_noise"):
             if not isinstance(getattr(self, name), int | float) or isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name}={getattr(self, name)!r} must be a number")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise SettingError(f"seed={self.seed!r} must be a whole number")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < MAX_SEED:
+            raise SettingError(f"seed={self.seed!r} must be a whole number from 0 to {MAX_SEED - 1}")
+        self._check_learner()
         if self.warmup_updates is not None and (not isinstance(self.warmup_updates, int) or self.warmup_updates < 0):
             raise SettingError(f"warmup_updates={self.warmup_updates!r} must be a whole number of at least 0")
         if not self.lr > 0:
@@ -102,6 +117,38 @@ class LanguageModelSettings:
         owned = sorted({option.split("=")[0] for option in options} & set(OWNED_BY_DRIVER))
         if owned:
             raise SettingError(f"fairseq={self.fairseq!r}: {', '.join(owned)} is set by alma-lm's own settings")
+
+    def _check_learner(self) -> None:
+        for name, learner in {"members": "ens", "grow_experts": "gmoe"}.items():
+            value = getattr(self, name)
+            if self.learner == learner and value is None:
+                raise SettingError(f"learner={learner} needs {name}=, e.g. {name}=2")
+            if self.learner != learner and value is not None:
+                raise SettingError(f"{name}={value} is for learner={learner}, not for learner={self.learner}")
+        if self.grow_router not in ("copy", "tree"):
+            raise SettingError(f"grow_router={self.grow_router!r} is not one of copy, tree")
+        if not self.grow_noise > 0:
+            raise SettingError(f"grow_noise={self.grow_noise} must be above 0: equal router rows never part")
+        if self.grow_experts is None:
+            return
+        growths = self.grow_experts if isinstance(self.grow_experts, list) else [self.grow_experts]
+        if not growths or not all(isinstance(k, int) and not isinstance(k, bool) for k in growths):
+            raise SettingError(f"grow_experts={self.grow_experts!r} must be a whole number or a list of them")
+        experts = self.experts
+        for number, added in enumerate(growths, start=1):
+            if added < 0:
+                raise SettingError(f"grow_experts={self.grow_experts}: growth adds experts, it never takes any away")
+            if added > experts:
+                raise SettingError(
+                    f"grow_experts={self.grow_experts}: growth {number} is to copy {added} of {experts} experts, "
+                    f"and one growth can at most double them"
+                )
+            experts += added
+
+    def grown_experts(self, stage_index: int) -> int:
+        """How many experts growth before stage k >= 2 adds to every mixture."""
+        growths = self.grow_experts if isinstance(self.grow_experts, list) else [self.grow_experts]
+        return growths[min(stage_index - 2, len(growths) - 1)]
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "LanguageModelSettings":

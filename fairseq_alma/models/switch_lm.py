@@ -77,10 +77,42 @@ class SwitchLanguageModel(FairseqLanguageModel):
         except ValueError as error:  # sizes that the mixtures refuse
             raise SettingError(str(error)) from error
 
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Bring a saved model to this form, and tell one of other sizes before torch lists every tensor of it.
+
+        Raises:
+            SettingError: layers, widths, words or experts differ from this model's.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        own = self.state_dict()
+        for key in own.keys() - state_dict.keys():
+            if key.endswith("router.split_E"):  # saved before routers had trees: they were flat
+                state_dict[key] = torch.full((len(state_dict[key.replace("split_E", "weight")]),), -1.0)
+        _refuse_other_sizes(state_dict, own)
+
     @property
     def mixtures(self) -> list[SwitchFeedForward]:
         """The mixtures, from the first layer to the last."""
         return [module for module in self.modules() if isinstance(module, SwitchFeedForward)]
+
+
+def _refuse_other_sizes(saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    differing = [key for key in own if key in saved and saved[key].shape != own[key].shape]
+    only_one_side = [*(own.keys() - saved.keys()), *(saved.keys() - own.keys())]
+    if not differing and not only_one_side:
+        return
+    if not only_one_side and all("mixture." in k and saved[k].shape[1:] == own[k].shape[1:] for k in differing):
+        there, here = len(saved[differing[0]]), len(own[differing[0]])
+        raise SettingError(
+            f"the checkpoint has {there} experts in each mixture, this model {here}: give --num-experts {there}"
+            + (f", or add {here - there} with alma-grow first" if there < here else "; experts cannot be taken away")
+        )
+    found = [f"{key} is {list(saved[key].shape)} there, {list(own[key].shape)} here" for key in differing]
+    found += [f"{key} is only {'here' if key in own else 'there'}" for key in sorted(only_one_side)]
+    raise SettingError(
+        f"the checkpoint is of a model of other sizes ({'; '.join(found[:2])}{' ...' if found[2:] else ''}): "
+        f"give the --arch and the sizes it was trained with"
+    )
 
 
 class SwitchDecoder(FairseqDecoder):

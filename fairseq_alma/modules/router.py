@@ -16,7 +16,7 @@ class Routing:
     expert_T: Tensor
     """int64: the likeliest expert."""
     probability_T: Tensor
-    """float32: its gate probability, which scales the expert's output."""
+    """float32: its gate probability, which scales the expert's output; below a split that of the pair."""
     balance_loss: Tensor
     """Scalar; 1 when the load is even (equation 4 of the Switch paper, without alpha)."""
     z_loss: Tensor
@@ -26,6 +26,14 @@ class Routing:
 class Router(nn.Module):
     """Top-1 routing: a bias-free linear map from D to E, computed in float32 whatever the model's type.
 
+    A new router is flat: a softmax over E logits, of which the largest wins. Growth may split an expert e in two
+    (`growth.grow_experts(..., router="tree")`): the row of the new expert n is then no logit of that softmax but a
+    node below e, and a token that arrives at e goes on to n where sigmoid(w_n x) > 1/2. This is the tree of gates of
+    the paper's appendix A with a hard choice at each node. What scales the output stays the probability of the
+    softmax: multiplied by that of the node, as for soft gates, it would drop at growth, for a hard gate sees one
+    branch only. The node learns through g / stop_gradient(g), which is 1 and has the gradient of log g, and through
+    the balance loss, which sees each leaf's full product of probabilities.
+
     Args:
         jitter: while training, each input feature is multiplied by a factor drawn from
             U(1 - jitter, 1 + jitter) (Switch paper, section 2.4). 0 switches it off.
@@ -34,6 +42,10 @@ class Router(nn.Module):
     def __init__(self, model_dim: int, num_experts: int, jitter: float = 0.0):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, model_dim))
+        # The expert that each expert was split off, an earlier one; -1: none, its row is a logit of the softmax.
+        # Floating, though these are numbers of experts: fairseq's --store-ema averages every entry of a state dict.
+        self.register_buffer("split_E", torch.full((num_experts,), -1.0))
+        self._splits: list[tuple[int, int]] | None = None
         self.jitter = jitter
         nn.init.normal_(self.weight, std=model_dim**-0.5)
 
@@ -43,14 +55,55 @@ class Router(nn.Module):
             if self.training and self.jitter > 0:
                 x_TD = x_TD * torch.empty_like(x_TD).uniform_(1 - self.jitter, 1 + self.jitter)
             logits_TE = x_TD @ self.weight.float().t()
-            probability_TE = logits_TE.softmax(dim=-1)
+            splits = self.splits()
+            softmax_logits_TE = logits_TE
+            if splits:
+                is_node_E = torch.zeros_like(logits_TE[0], dtype=torch.bool)
+                is_node_E[[new for _, new in splits]] = True
+                softmax_logits_TE = logits_TE.masked_fill(is_node_E, -torch.inf)
+            probability_TE = softmax_logits_TE.softmax(dim=-1)
             probability_T, expert_T = probability_TE.max(dim=-1)
+            if splits:
+                probability_TE, probability_T, expert_T = _descend(
+                    splits, logits_TE, probability_TE, probability_T, expert_T
+                )
             return Routing(
                 expert_T,
                 probability_T,
                 balance_loss(probability_TE, expert_T),
-                logits_TE.logsumexp(dim=-1).square().mean(),
+                softmax_logits_TE.logsumexp(dim=-1).square().mean(),
             )
+
+    def splits(self) -> list[tuple[int, int]]:
+        """(expert, the one split off it), from the first growth to the last; empty for a flat router."""
+        if self._splits is None:  # read once: on a GPU it waits for the device
+            parents = self.split_E.round().int().tolist()
+            self._splits = [(parent, new) for new, parent in enumerate(parents) if parent >= 0]
+        return self._splits
+
+    def _load_from_state_dict(self, *arguments, **keywords) -> None:
+        super()._load_from_state_dict(*arguments, **keywords)
+        self._splits = None
+
+
+def _descend(
+    splits: list[tuple[int, int]], logits_TE: Tensor, probability_TE: Tensor, probability_T: Tensor, expert_T: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """From what the softmax chose down to a leaf: probabilities of all leaves, and scale and leaf of each token.
+
+    An expert's nodes come in the order in which they were made, and each before those of the experts split off it.
+    """
+    leaf_probabilities = list(probability_TE.unbind(dim=1))
+    for parent, new in splits:
+        to_new_T = logits_TE[:, new].sigmoid()
+        leaf_probabilities[new] = leaf_probabilities[parent] * to_new_T
+        leaf_probabilities[parent] = leaf_probabilities[parent] * (1 - to_new_T)
+        is_here_T = expert_T == parent
+        goes_on_T = is_here_T & (logits_TE[:, new] > 0)
+        taken_T = torch.where(goes_on_T, to_new_T, 1 - to_new_T)
+        probability_T = torch.where(is_here_T, probability_T * (taken_T / taken_T.detach()), probability_T)
+        expert_T = torch.where(goes_on_T, new, expert_T)
+    return torch.stack(leaf_probabilities, dim=1), probability_T, expert_T
 
 
 def balance_loss(probability_TE: Tensor, expert_T: Tensor) -> Tensor:

@@ -9,16 +9,12 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.learner import make_learner
 from fairseq_alma.settings import LanguageModelSettings
+from tests.fairseq_alma.processes import NoProcesses
 
 
 def command_of_stage(stream: Path, out: Path, new, past, replay, **settings) -> dict[str, str]:
     """The options of the fairseq-train process that a stage would be."""
-    commands: list[list[str]] = []
-
-    def run_process(command, log, stage):
-        commands.append(command)
-        return 1
-
+    processes = NoProcesses()
     folder = StreamFolder.open(stream)
     learner = make_learner(
         LanguageModelSettings(
@@ -31,13 +27,13 @@ def command_of_stage(stream: Path, out: Path, new, past, replay, **settings) -> 
             **settings,
         ),
         folder,
-        run_process,
+        processes,
     )
     arrivals = list(folder.stream())
     stage = Stage(2, tuple(arrivals[t - 1] for t in new), tuple(arrivals[t - 1] for t in past), replay, out / "stage")
     with pytest.raises(StageError, match="ended with status 1"):
         learner.train(stage)
-    words = commands[0]
+    (words,) = processes.commands
     return {word: words[i + 1] for i, word in enumerate(words[:-1]) if word.startswith("--")}
 
 

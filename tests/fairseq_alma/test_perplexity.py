@@ -9,7 +9,7 @@ import torch
 from fairseq_alma.checkpoints import read_whole
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.perplexity import load_members, main, score
+from fairseq_alma.perplexity import combine, load_member, main, score_tokens
 from tests.commands import STAGE, run_command
 from tests.streams import make_stream
 
@@ -42,14 +42,16 @@ def plain_loop(models, tokens, length):
 @torch.no_grad()
 def test_one_model_and_an_ensemble_equal_a_plain_loop(stream, trained, second):
     folder = StreamFolder.open(stream)
-    models, task = load_members([trained, second], folder, CPU)
+    loaded = [load_member(checkpoint, folder, CPU) for checkpoint in (trained, second)]
+    models, task = [model for model, _ in loaded], loaded[0][1]
     task.load_dataset("test")
     blocks = task.dataset("test")
     tokens = [t for i in range(len(blocks)) for t in blocks[i]["target"].tolist()]
     assert len(tokens) == folder.counts("test")["tokens"]
     results = {}
     for name, members in {"one": models[:1], "other": models[1:], "both": models}.items():
-        results[name] = score(members, task, "test")
+        outputs = [score_tokens(model, task, "test").log_probability_T for model in members]
+        results[name] = combine(outputs, folder.counts("test")["words"])
         assert results[name].num_tokens == len(tokens)
         expected = plain_loop(members, tokens, 32)
         assert results[name].nll_sum == pytest.approx(expected, rel=1e-5)
@@ -59,18 +61,19 @@ def test_one_model_and_an_ensemble_equal_a_plain_loop(stream, trained, second):
 
 
 def test_scores_do_not_depend_on_the_batch(stream, trained):
-    models, task = load_members([trained], StreamFolder.open(stream), CPU)
-    small, large = (score(models, task, "test", tokens_per_batch=n) for n in (32, 100_000))
-    assert small.nll_sum == pytest.approx(large.nll_sum, rel=1e-6)
+    model, task = load_member(trained, StreamFolder.open(stream), CPU)
+    small, large = (score_tokens(model, task, "test", tokens_per_batch=n) for n in (32, 100_000))
+    assert abs(small.log_probability_T - large.log_probability_T).max() < 1e-5
     assert small.load == large.load
     assert large.overflow == 0
     assert [sum(layer) for layer in large.load] == pytest.approx([1.0, 1.0])
 
 
 def test_it_agrees_with_what_training_logged_on_the_validation_set(stream, trained):
-    models, task = load_members([trained], StreamFolder.open(stream), CPU)
+    model, task = load_member(trained, StreamFolder.open(stream), CPU)
     logged = read_whole(trained)["extra_state"]["val_loss"]
-    assert score(models, task, "valid").perplexity == pytest.approx(logged, rel=1e-6)
+    scored = combine([score_tokens(model, task, "valid").log_probability_T], num_words=1)
+    assert scored.perplexity == pytest.approx(logged, rel=1e-6)
 
 
 def test_alma_eval_prints_that_every_token_was_scored(stream, trained, capsys):
@@ -81,7 +84,7 @@ def test_alma_eval_prints_that_every_token_was_scored(stream, trained, capsys):
     text = capsys.readouterr().out
     assert "2 member(s)" in text
     # An ensemble of a model with itself is the model.
-    assert f"{result['perplexity']:.3f}" in text
+    assert f"{result['perplexity']:.4f} per token" in text
 
 
 def test_bad_input_is_told_in_one_message(stream, trained, tmp_path, capsys):
@@ -116,4 +119,4 @@ def test_bad_input_is_told_in_one_message(stream, trained, tmp_path, capsys):
 def test_members_of_other_dictionaries_make_no_ensemble(stream, trained, tmp_path):
     other = make_stream(tmp_path / "other", num_words=30, tokens=400)
     with pytest.raises(StreamError, match="dictionary of 24 types"):
-        load_members([trained], StreamFolder.open(other), CPU)
+        load_member(trained, StreamFolder.open(other), CPU)

@@ -17,9 +17,10 @@ from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluator import PerplexityEvaluator
 from fairseq_alma.flops import count_forward_flops, count_training_flops
-from fairseq_alma.perplexity import load_members
+from fairseq_alma.perplexity import load_member
 from fairseq_alma.perplexity import main as alma_eval
 from tests.commands import ROOT, RUN, run_command
+from tests.fairseq_alma.processes import NoProcesses
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
 from tests.fairseq_alma.test_fairseq_commands import records
 
@@ -73,7 +74,7 @@ def test_the_ledger_has_a_row_for_each_arrival(run):
 
 def test_what_a_run_spent_equals_the_closed_form(run, stream):
     """FLOPs of the very batches that 12 updates saw, row by row, from the counter of torch."""
-    (model,), _ = load_members([run / "stages/stage_001/member_1/checkpoint_best.pt"], StreamFolder.open(stream), CPU)
+    model, _ = load_member(run / "stages/stage_001/member_1/checkpoint_best.pt", StreamFolder.open(stream), CPU)
     flops = count_training_flops(model)
     rows = Ledger(run / "ledger.jsonl").rows()
     for row, mega_batches in ((rows[2], "1-2"), (rows[3], "3")):
@@ -150,7 +151,7 @@ def test_status_tells_where_a_run_stands(run, tmp_path):
     assert "no run at" in result.stderr
 
 
-def test_the_learner_holds_no_test_data(run, stream):
+def test_the_learner_holds_no_test_data(run, stream, tmp_path):
     """A walk over everything reachable from a learner meets no array or file of the test set."""
     import gc
     import io
@@ -163,9 +164,9 @@ def test_the_learner_holds_no_test_data(run, stream):
     settings = json.loads((run / "settings.json").read_text())
     settings = {k: v for k, v in settings.items() if k not in ("evaluated_on", "dictionary")}
     folder = StreamFolder.open(stream)
-    learner = make_learner(LanguageModelSettings.from_mapping(settings), folder, lambda *_: 0)
+    learner = make_learner(LanguageModelSettings.from_mapping(settings), folder, NoProcesses())
     learner.load(run / "stages/stage_002/train")
-    PerplexityEvaluator(folder)(learner)  # the environment has read the test set by now
+    PerplexityEvaluator(folder, tmp_path)(learner)  # the environment has read the test set by now
     seen, queue = set(), [learner.__dict__]
     while queue:
         thing = queue.pop()
@@ -269,7 +270,7 @@ def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("learner=foo", "updates=5"), "learner='foo' is not one of sm"),
+        (("learner=foo", "updates=5"), "learner='foo' is not one of sm, ens, gens, gmoe"),
         (("wait=4", "updates=5"), "wait=4 must lie between 1 and 3"),
         ((), "exactly one of updates= "),
         (("updates=5", "updates_per_mega_batch=5"), "exactly one of updates= "),

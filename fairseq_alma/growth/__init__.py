@@ -1,0 +1,1 @@
+"""Growth between stages: state dict -> state dict, checkpoint -> checkpoint, no hidden state."""
