@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -29,6 +30,9 @@ from fairseq_alma.settings import FREE_SETTINGS, LanguageModelSettings
 from fairseq_alma.stage_processes import LocalProcesses
 
 CONFIGS = Path(__file__).parent / "configs" / "alma_lm"
+
+NO_SETTINGS = ("hydra", "table_updates")
+"""Keys of the configuration that only other keys are made from."""
 
 
 def run(settings: LanguageModelSettings) -> list[LedgerRow]:
@@ -92,10 +96,16 @@ def status(folder: Path) -> int:
     return 0
 
 
+def setting_values(config: DictConfig) -> dict[str, Any]:
+    """What a composed configuration says of the settings, every reference resolved."""
+    resolved = OmegaConf.to_container(config, resolve=True)
+    return {key: value for key, value in resolved.items() if key not in NO_SETTINGS}
+
+
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_lm")
 def hydra_main(config: DictConfig) -> float | None:
     """One job of Hydra: a run, or one of a sweep."""
-    values = {key: value for key, value in OmegaConf.to_container(config, resolve=True).items() if key != "hydra"}
+    values = setting_values(config)
     try:
         # In a sweep each job has a folder of its own below out=.
         values["out"] = str(Path(HydraConfig.get().runtime.output_dir))
