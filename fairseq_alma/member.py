@@ -26,6 +26,7 @@ from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.flops import RowFlops, count_forward_flops, count_training_flops
 from fairseq_alma.settings import LanguageModelSettings
+from fairseq_alma.shared_stages import SharedStages, key_of
 
 USER_DIR = str(Path(__file__).parent.absolute())
 MEMBER_SEED_STRIDE = 10_000_000
@@ -70,7 +71,8 @@ class MemberTraining:
 
     def __init__(self, settings: LanguageModelSettings, stream: StreamFolder, processes: Processes):
         self.settings = settings
-        self._stream_path = stream.path
+        self._stream = stream
+        self._shared = SharedStages(settings.share) if settings.share else None
         self._processes = processes
         self._flops: dict[int, tuple[RowFlops, RowFlops]] = {}
 
@@ -94,7 +96,8 @@ class MemberTraining:
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Spent]]:
         """Train each member from its checkpoint; its best checkpoint by validation, and what it cost, by number.
 
-        Members that an earlier process has finished are passed over; those it had begun go on.
+        Members that an earlier process has finished are passed over; those it had begun go on; those that another
+        run has trained in the same way are taken from `share`.
 
         Raises:
             StageError: a process ended without its result; the message holds the end of its log. The others have
@@ -108,6 +111,8 @@ class MemberTraining:
             if (folder / "done.json").exists():
                 continue
             mend(folder)
+            if self._shared and self._shared.take(self._key(stage, member, start), folder):
+                continue
             if not self._is_trained(folder, updates):
                 jobs[member.number] = (self._command(stage, member, folder, start), folder / "log.txt")
         statuses = self._processes.run(stage, jobs, len(starts)) if jobs else {}
@@ -121,6 +126,8 @@ class MemberTraining:
                         failures.append(_why(folder / "log.txt", status, self.settings))
                     continue
                 write_json(done, asdict(self._spent(folder, start, member)))
+                if self._shared:
+                    self._shared.give(self._key(stage, member, start), folder)
             for leftover in [*folder.glob("checkpoint*.pt*"), folder / CRASH]:
                 if leftover.name != BEST:
                     leftover.unlink(missing_ok=True)
@@ -136,6 +143,17 @@ class MemberTraining:
         """Also true for a stage that was killed after its last update and before its done mark."""
         last = read_whole(folder / LAST)
         return last is not None and num_updates(last) >= updates
+
+    def _key(self, stage: Stage, member: Member, start: Path) -> str:
+        """Names this training for `share`: folders are left out, data and weights stand by their digests."""
+        data, _ = _data_of_stage(stage)
+        arguments = self._arguments(member, Path(), data, self._updates(stage))
+        paths = {"--user-dir", "--save-dir", "--mega-batches", "--replay-mega-batches"}
+        options = [word for i, word in enumerate(arguments) if i and not {word, arguments[i - 1]} & paths]
+        digests = {"new": [m.digest for m in stage.new], "past": [m.digest for m in stage.past] if stage.replay else []}
+        digests |= {"valid": self._stream.digest("valid"), "dict": self._stream.dictionary_digest}
+        recipe = {"options": options, "replay": stage.replay, **digests, "devices": self._num_devices}
+        return key_of(recipe, start)
 
     def _updates(self, stage: Stage) -> int:
         replayed = len(stage.past) if stage.replay == "all" else 0
@@ -186,7 +204,7 @@ class MemberTraining:
         flat = [str(word) for option in options.items() for word in option]
         # fairseq sends a checkpoint from rank to rank by a way on which torch refuses its configuration.
         switches = ["--no-epoch-checkpoints", "--load-checkpoint-on-all-dp-ranks"]
-        return [str(self._stream_path), *flat, *switches, *shlex.split(s.fairseq)]
+        return [str(self._stream.path), *flat, *switches, *shlex.split(s.fairseq)]
 
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
         """What the stage cost: the batches it counted, times FLOPs of its model."""

@@ -1,20 +1,25 @@
 """The picture of a run: perplexity after each arrival."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.ledger import Ledger, mean_and_standard_error
+
+FEW = 4
+"""Lines up to which each point is labelled with its number."""
 
 
-def plot_perplexity(runs: Mapping[str, Path], picture: Path) -> Path:
+def plot_perplexity(runs: Mapping[str, Path | Sequence[Path]], picture: Path) -> Path:
     """Draw test perplexity after each arrival, one line a run, and return the path of the picture.
+
+    Runs of several seeds are one line, of their means, with standard errors.
 
     An untrained learner has a perplexity near the size of its vocabulary: it is left out, as the
     paper's tables print * for it.
 
     Args:
-        runs: label to run folder.
+        runs: label to run folder, or to those of its seeds.
 
     Raises:
         RunError: a run has no finished stage.
@@ -26,22 +31,29 @@ def plot_perplexity(runs: Mapping[str, Path], picture: Path) -> Path:
 
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     last_t = 0
-    for number, (label, run) in enumerate(runs.items()):
-        rows = Ledger(run / "ledger.jsonl").rows()
-        trained = [row for row in rows if row.stage > 0]
+    for number, (label, folders) in enumerate(runs.items()):
+        seeds = [
+            Ledger(folder / "ledger.jsonl").rows() for folder in ([folders] if isinstance(folders, Path) else folders)
+        ]
+        trained = [rows for rows in zip(*seeds, strict=True) if rows[0].stage > 0]
         if not trained:
-            raise RunError(f"{run} has no finished stage to draw: run it first")
-        last_t = max(last_t, rows[-1].t)
-        for row in trained:
-            at = (row.t, row.scores.perplexity)
-            axes.annotate(f"{at[1]:.3g}", at, textcoords="offset points", xytext=(6, 5), fontsize="small")
-        axes.plot(
-            [row.t for row in trained],
-            [row.scores.perplexity for row in trained],
+            raise RunError(f"{folders} has no finished stage to draw: run it first")
+        last_t = max(last_t, trained[-1][0].t)
+        moments = [mean_and_standard_error([{"ppl": row.scores.perplexity} for row in rows]) for rows in trained]
+        times, means = [rows[0].t for rows in trained], [moment["mean"]["ppl"] for moment in moments]
+        axes.errorbar(
+            times,
+            means,
+            yerr=[moment["stderr"]["ppl"] or 0.0 for moment in moments],
             label=label,
+            color=f"C{number}",
             marker="os^Dv"[number % 5],
             linestyle=["-", "--", ":", "-."][number % 4],
+            capsize=2,
         )
+        if len(runs) <= FEW:  # many numbers would hide each other
+            for at in zip(times, means, strict=True):
+                axes.annotate(f"{at[1]:.3g}", at, textcoords="offset points", xytext=(6, 5), fontsize="small")
     axes.set_yscale("log")
     axes.margins(y=0.12)
     axes.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
@@ -51,7 +63,7 @@ def plot_perplexity(runs: Mapping[str, Path], picture: Path) -> Path:
     axes.set_xlabel("mega-batches arrived")
     axes.set_ylabel("test perplexity per token (log scale)")
     axes.grid(which="both", alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize="small")
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=150)
     plt.close(figure)

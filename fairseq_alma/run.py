@@ -54,7 +54,7 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     identity = {
         **settings.to_json(),
         "evaluated_on": evaluated_on,
-        "dictionary": stream_folder.description["tokenizer"]["dict_sha256"],
+        "dictionary": stream_folder.dictionary_digest,
     }
     with Lease(settings.out):
         record = RunRecord(settings.out, identity, stream.digests, FREE_SETTINGS)

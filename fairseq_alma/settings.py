@@ -8,7 +8,7 @@ from typing import Any
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Replay, StreamSettings
 
-FREE_SETTINGS = ("stream", "out", "mega_batches", "preset", "seeds", "parallel")
+FREE_SETTINGS = ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share")
 """May differ when a run is continued: where things lie, how far to go, where it runs."""
 
 MAX_SEED = 1_000_000
@@ -55,6 +55,8 @@ class LanguageModelSettings:
     """gmoe: of new router rows, relative to the old."""
     parallel: int | None = None
     """Members that train side by side; by default as many as there are GPUs, or cores without any."""
+    share: str | None = None
+    """A folder in which runs share the stages that they would compute alike (shared_stages.py)."""
     updates: int | None = None
     """Optimizer updates per member in each stage, whatever w."""
     updates_per_mega_batch: int | None = None

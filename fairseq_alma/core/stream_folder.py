@@ -82,6 +82,10 @@ class StreamFolder:
     def digest(self, split: str) -> str:
         return self.description["splits"][split]["sha256"]
 
+    @property
+    def dictionary_digest(self) -> str:
+        return self.description["tokenizer"]["dict_sha256"]
+
     def prefix(self, split: str) -> Path:
         """What fairseq calls the path of a split: without .bin or .idx."""
         return split_prefix(self.path, split)

@@ -1,0 +1,229 @@
+"""The learners of the paper's Table 2 on nine books, small enough for two cores.
+
+python results/books/study.py run --books FOLDER --out runs/books      train, two runs at a time; run again to go on
+python results/books/study.py report --out runs/books                  ledgers, table and picture into results/books/
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq_alma.core.ledger import Ledger, LedgerRow
+from fairseq_alma.plots import plot_perplexity
+
+HERE = Path(__file__).parent
+SEEDS = (0, 1, 2)
+PARTS = 40
+"""Equal parts the books are cut into; the first 4 are the stream, a 41st is its test set. More would be better and
+would not fit the 90 minutes."""
+MEGA_BATCHES = 4
+PASSES = 5
+SEQUENCES_PER_UPDATE, TOKENS_PER_SAMPLE = 8, 128
+LEFT_OUT = "gitenberg_moby_dick"
+"""A second copy of a book that is there."""
+SETTINGS = ("preset=quickstart", f"sequences_per_update={SEQUENCES_PER_UPDATE}", "batch_size=8", "lr=0.005",
+            "dropout=0.2", f"mega_batches={MEGA_BATCHES}", "parallel=1")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of the study."""
+
+    name: str
+    label: str
+    experts: str
+    settings: tuple[str, ...]
+    steps: str = "updates"
+    """Which of alma-lm's two ways to say how long a stage is; the number is that of one mega-batch in either."""
+    paper: tuple[float | None, ...] = ()
+    """Test perplexity of the base model in the paper's Table 2 at t = 1..4, where it has this row."""
+
+
+ROWS = (
+    Row("sm_w1_4", "SM_w1", "4", ("learner=sm", "wait=1", "experts=4"), paper=(28.57, 27.45, 26.91, 26.53)),
+    Row("sm_w4_4_4x", "SM_w4 (4x steps)", "4", ("learner=sm", "wait=4", "experts=4"), "updates_per_mega_batch"),
+    Row("sm_w1_8", "SM_w1", "8", ("learner=sm", "wait=1", "experts=8"), paper=(26.29, 25.29, 24.74, 24.40)),
+    Row("sm_w1_12", "SM_w1", "12", ("learner=sm", "wait=1", "experts=12"), paper=(25.63, 24.70, 24.17, 23.78)),
+    Row("gmoe_w1", "gMoE_w1", "4, 6, 8, 12", ("learner=gmoe", "wait=1", "experts=4", "grow_experts=[2,2,4]"),
+        paper=(28.57, 26.46, 25.66, 25.28)),
+    Row("ens_w1_4at2", "Ens_w1", "4@2", ("learner=ens", "wait=1", "experts=4", "members=2"),
+        paper=(26.20, 25.12, 24.57, 24.35)),
+    Row("ens_w4_4at2_4x", "Ens_w4 (4x steps)", "4@2", ("learner=ens", "wait=4", "experts=4", "members=2"),
+        "updates_per_mega_batch", paper=(None, None, None, 24.13)),
+    Row("gens_w1", "gEns_w1", "4@1 .. 4@4", ("learner=gens", "wait=1", "experts=4"),
+        paper=(28.57, 26.27, 25.41, 25.01)),
+    Row("sm_w4_4", "SM_w4", "4", ("learner=sm", "wait=4", "experts=4")),
+)  # fmt: skip
+"""In the order in which they are run: what shares stages with an earlier row comes after it."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An ordering of the paper's tables: after the last mega-batch `better` has the lower test perplexity."""
+
+    text: str
+    better: str
+    worse: str
+
+
+CLAIMS = (
+    Claim("larger is better: 8 experts against 4", "sm_w1_8", "sm_w1_4"),
+    Claim("larger is better: 12 experts against 8", "sm_w1_12", "sm_w1_8"),
+    Claim("Ens against SM of nearly its size (8 experts)", "ens_w1_4at2", "sm_w1_8"),
+    Claim("Ens against the largest SM (12 experts)", "ens_w1_4at2", "sm_w1_12"),
+    Claim("growing no better than fixed: SM 8 (gMoE's average size) against gMoE", "sm_w1_8", "gmoe_w1"),
+    Claim("growing no better than fixed: Ens 4@2 against gEns", "ens_w1_4at2", "gens_w1"),
+    Claim("i.i.d. is easier than a sequence: Ens at wait 4, 4x steps, against wait 1", "ens_w4_4at2_4x", "ens_w1_4at2"),
+    Claim("i.i.d. is easier than a sequence: SM at wait 4, 4x steps, against wait 1", "sm_w4_4_4x", "sm_w1_4"),
+    Claim("more steps help: SM at wait 4, 4x steps, against as many steps as one mega-batch", "sm_w4_4_4x", "sm_w4_4"),
+)
+
+
+def run(books: Path, out: Path, processes: int) -> None:
+    """Stream and runs, or what is left of them."""
+    sources = out / "books"
+    sources.mkdir(parents=True, exist_ok=True)
+    for book in sorted(books.iterdir()):
+        if book.suffix in (".md", ".txt") and not book.name.startswith(LEFT_OUT):
+            (link := sources / book.name).unlink(missing_ok=True)
+            link.symlink_to(book.absolute())
+    stream = out / "stream"
+    _command(["alma-prep", str(stream), "--source", f"books:{sources}", "--mega-batches", str(PARTS),
+              "--vocab-size", "8000", "--valid-words", "10000", "--seed", "0"], out / "stream.log")  # fmt: skip
+    splits = json.loads((stream / "stream.json").read_text())["splits"]
+    largest = max(splits[f"mega_batch_{t}"]["tokens"] for t in range(1, MEGA_BATCHES + 1))
+    updates = -(-PASSES * largest // (SEQUENCES_PER_UPDATE * TOKENS_PER_SAMPLE))
+
+    def one(task: tuple[int, Row]) -> None:
+        seed, row = task
+        folder = out / row.name / f"seed_{seed}"
+        started = time.monotonic()
+        _command(["alma-lm", f"stream={stream}", f"out={folder}", *SETTINGS, *row.settings, f"{row.steps}={updates}",
+                  f"seed={seed}", f"share={out / 'shared'}"], folder.with_suffix(".log"))  # fmt: skip
+        print(f"{row.name} seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(one, [(seed, row) for seed in SEEDS for row in ROWS]))
+    print(f"all runs: {(time.monotonic() - started) / 60:.1f} minutes in this process")
+
+
+def _command(words: Sequence[str], log: Path) -> None:
+    program = Path(sysconfig.get_path("scripts")) / words[0]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # One thread each: two runs side by side do more than one run on two threads.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    with open(log, "a") as file:
+        status = subprocess.run([program, *words[1:]], env=environment, stdout=file, stderr=file).returncode
+    if status:
+        sys.exit(f"{words[0]} ended with status {status}: see {log}")
+
+
+def report(out: Path) -> None:
+    """Copy the ledgers of finished runs, write table.md and perplexity.png from the copies."""
+    for row in ROWS:
+        for seed in SEEDS:
+            source, target = out / row.name / f"seed_{seed}", HERE / "ledgers" / row.name / f"seed_{seed}"
+            summary = source / "summary.json"
+            if not summary.exists() or json.loads(summary.read_text())["num_arrivals"] < MEGA_BATCHES:
+                continue
+            target.mkdir(parents=True, exist_ok=True)
+            for name in ("ledger.jsonl", "settings.json", "summary.json", "provenance.json"):
+                shutil.copyfile(source / name, target / name)
+    ledgers = {row.name: _ledgers(row) for row in ROWS}
+    table = "\n".join([*_table(ledgers), "", *_claims(ledgers), ""])
+    (HERE / "table.md").write_text(table)
+    print(table)
+    shown = {
+        f"{row.label}, {row.experts}": _folders(row) for row in ROWS if row.name != "sm_w4_4" and ledgers[row.name]
+    }
+    plot_perplexity(shown, HERE / "perplexity.png")
+
+
+def _folders(row: Row) -> list[Path]:
+    return [f for seed in SEEDS if (f := HERE / "ledgers" / row.name / f"seed_{seed}").exists()]
+
+
+def _ledgers(row: Row) -> list[list[LedgerRow]]:
+    return [Ledger(folder / "ledger.jsonl").rows() for folder in _folders(row)]
+
+
+def _table(ledgers: dict[str, list[list[LedgerRow]]]) -> list[str]:
+    columns = ["setting", "experts", "params, last", *(f"t = {t}" for t in range(1, MEGA_BATCHES + 1))]
+    columns += [f"mean, t = 1..{MEGA_BATCHES}", "training TFLOP", "seeds", "the paper's base model"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in ROWS:
+        runs = ledgers[row.name]
+        if not runs:
+            continue
+        cells = []
+        for t in range(1, MEGA_BATCHES + 1):
+            cells.append(_mean_se([rows[t].scores.perplexity for rows in runs]) if runs[0][t].stage else "*")
+        average = _mean_se([sum(r.scores.perplexity for r in rows[1:]) / MEGA_BATCHES for rows in runs])
+        flops = sum(r.spent.train_flops for r in runs[0]) / 1e12
+        paper = ", ".join("*" if value is None else f"{value:.2f}" for value in row.paper) or "-"
+        params = f"{runs[0][-1].scores.num_params / 1e6:.2f}M"
+        mean = "*" if "*" in cells else average
+        line = [row.label, row.experts, params, *cells, mean, f"{flops:.1f}", str(len(runs)), paper]
+        lines.append(f"| {' | '.join(line)} |")
+    return lines
+
+
+def _claims(ledgers: dict[str, list[list[LedgerRow]]]) -> list[str]:
+    lines = ["| after the last mega-batch | difference of test perplexity, seed by seed | mean and standard error | |",
+             "|---|---|---|---|"]  # fmt: skip
+    for claim in CLAIMS:
+        pairs = list(zip(ledgers[claim.worse], ledgers[claim.better], strict=False))
+        if not pairs:
+            continue
+        gains = [worse[-1].scores.perplexity - better[-1].scores.perplexity for worse, better in pairs]
+        mean, se = _moments(gains)
+        verdict = f"{len(gains)} seed(s): not claimed"
+        if se is not None and len(gains) >= 3:
+            verdict = (
+                "reproduced" if mean > 2 * se else "not reproduced: the opposite" if mean < -2 * se else "undecided"
+            )
+        lines.append(
+            f"| {claim.text} | {', '.join(f'{gain:+.1f}' for gain in gains)} | {_mean_se(gains)} | {verdict} |"
+        )
+    return lines
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float | None]:
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, (sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)) ** 0.5
+
+
+def _mean_se(values: Sequence[float]) -> str:
+    mean, se = _moments(values)
+    return f"{mean:.1f}" if se is None else f"{mean:.1f} ± {se:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=["run", "report"])
+    parser.add_argument("--books", type=Path, help="folder of the books (ALMA_DATA/books by default)")
+    parser.add_argument("--out", type=Path, default=Path("runs/books"))
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time, one thread each")
+    arguments = parser.parse_args()
+    if arguments.verb == "report":
+        report(arguments.out)
+        return
+    if arguments.books is None and "ALMA_DATA" not in os.environ:
+        sys.exit("which books? Give --books FOLDER, or set ALMA_DATA to the folder that holds books/")
+    run(arguments.books or Path(os.environ["ALMA_DATA"]) / "books", arguments.out, arguments.processes)
+
+
+if __name__ == "__main__":
+    main()
