@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_alma.core.ledger import Ledger
@@ -13,11 +14,28 @@ from fairseq_alma.display import ledger_table, wide_console
 from fairseq_alma.plots import plot_perplexity
 
 MEGA_BATCHES = 4
-UPDATES_PER_MEGA_BATCH = 90
+UPDATES_PER_MEGA_BATCH = 75
+
+
+@dataclass(frozen=True)
+class Part:
+    """One learner of the demo."""
+
+    label: str
+    folder: str
+    settings: tuple[str, ...]
+
+
+PARTS = (
+    Part("SM, wait 1", "sm/wait_1", ("learner=sm", "wait=1")),
+    Part(f"SM, wait {MEGA_BATCHES}", f"sm/wait_{MEGA_BATCHES}", ("learner=sm", f"wait={MEGA_BATCHES}")),
+    Part("gMoE, 4 to 12 experts", "gmoe", ("learner=gmoe", "wait=1", "experts=4", "grow_experts=[2,2,4]")),
+    Part("Ens, 2 members", "ens", ("learner=ens", "wait=1", "members=2")),
+)
 
 
 def main() -> int:
-    """Stream, SM at waits 1 and 4, ledger tables, one picture. A second call finds its work done."""
+    """Stream, learners, ledger tables, one picture. A second call finds its work done."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
     parser.add_argument("--updates-per-mega-batch", type=int, default=UPDATES_PER_MEGA_BATCH)
@@ -27,24 +45,26 @@ def main() -> int:
     say = wide_console().print
     say(
         f"Real text, no download: the docstrings of Python's standard library arrive in {MEGA_BATCHES} mega-batches.\n"
-        "SM is trained on each as it comes (wait 1), or on all of them at the end (wait 4): as many updates in all."
+        "One model (SM) is trained on each as it comes, or waits for all of them; a mixture (gMoE) gets more experts\n"
+        "before each stage; two models (Ens) are trained side by side and vote. Each model sees as many updates."
     )
     _command("alma-prep", str(stream), "--source", "python-docs", "--mega-batches", str(MEGA_BATCHES),
              "--vocab-size", "4000", "--valid-words", "10000", "--seed", "0")  # fmt: skip
-    waits = {wait: out / "sm" / f"wait_{wait}" for wait in (1, MEGA_BATCHES)}
-    for wait, run in waits.items():
-        _command("alma-lm", f"stream={stream}", f"out={run}", "preset=quickstart", "learner=sm", f"wait={wait}",
+    for part in PARTS:
+        _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", "preset=quickstart", *part.settings,
                  f"updates_per_mega_batch={arguments.updates_per_mega_batch}")  # fmt: skip
-    picture = plot_perplexity({f"SM, wait {wait}": run for wait, run in waits.items()}, out / "perplexity.png")
-    for wait, run in waits.items():
-        say(ledger_table(Ledger(run / "ledger.jsonl").rows(), title=f"SM, wait {wait}"))
+    runs = {part.label: out / part.folder for part in PARTS}
+    picture = plot_perplexity(runs, out / "perplexity.png")
+    for label, run in runs.items():
+        say(ledger_table(Ledger(run / "ledger.jsonl").rows(), title=label))
+    first = next(iter(runs.values()))
     say(
         f"* untrained.\n"
         f"picture         {picture}\n"
-        f"ledgers         {', '.join(str(run / 'ledger.jsonl') for run in waits.values())}\n"
-        f"logs            {waits[1]}/stages/stage_001/member_1/log.txt ...\n"
+        f"ledgers         {out}/.../ledger.jsonl\n"
+        f"logs            {first}/stages/stage_001/member_1/log.txt ...\n"
         f"stream          {stream} (stream.json says what is in it)\n"
-        f"score a model   .venv/bin/alma-eval {waits[1]}\n"
+        f"score a model   .venv/bin/alma-eval {first}\n"
         f"the paper's own settings: README.md"
     )
     return 0

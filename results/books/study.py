@@ -22,8 +22,8 @@ from fairseq_alma.plots import plot_perplexity
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1, 2)
-PARTS = 40
-"""Equal parts the books are cut into; the first 4 are the stream, a 41st is its test set. More would be better and
+PARTS = 50
+"""Equal parts the books are cut into; the first 4 are the stream, a 51st is its test set. More would be better and
 would not fit the 90 minutes."""
 MEGA_BATCHES = 4
 PASSES = 5
