@@ -1,0 +1,81 @@
+"""Stages that two runs would compute alike are computed once."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from fairseq_alma.checkpoints import read_whole, write_checkpoint
+from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.shared_stages import SharedStages, digest_of_model, key_of
+from tests.commands import RUN, run_command
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A member's folder as a finished stage leaves it."""
+    folder = tmp_path / "run" / "member_1"
+    folder.mkdir(parents=True)
+    for name in SharedStages.FILES:
+        (folder / name).write_text(f"{name}\n")
+    return folder
+
+
+def test_what_one_run_gives_another_takes(finished, tmp_path):
+    shared = SharedStages(tmp_path / "shared")
+    other = tmp_path / "other" / "member_2"
+    assert not shared.take("key", other)
+    assert not other.exists()
+    shared.give("key", finished)
+    assert shared.take("key", other)
+    assert {p.name for p in other.iterdir()} == set(SharedStages.FILES)
+    assert (other / "checkpoint_best.pt").read_bytes() == (finished / "checkpoint_best.pt").read_bytes()
+    assert "not trained here" in (other / "log.txt").read_text()
+
+
+def test_the_first_to_finish_counts_and_nothing_half_is_left(finished, tmp_path):
+    shared = SharedStages(tmp_path / "shared")
+    shared.give("key", finished)
+    (finished / "done.json").write_text("later\n")
+    shared.give("key", finished)
+    assert (shared.folder / "key" / "done.json").read_text() == "done.json\n"
+    assert [p.name for p in shared.folder.iterdir()] == ["key"]
+    (finished / "log.txt").unlink()
+    with pytest.raises(FileNotFoundError):
+        shared.give("other", finished)
+    assert not (shared.folder / "other").exists()
+
+
+def test_the_key_names_options_data_and_weights_and_no_folder(trained, tmp_path):
+    recipe = {"options": ["--seed", "0"], "new": ["digest"]}
+    key = key_of(recipe, trained)
+    assert key == key_of(dict(recipe), shutil.copy(trained, tmp_path / "moved.pt"))
+    assert key != key_of({**recipe, "options": ["--seed", "1"]}, trained)
+    assert key != key_of({**recipe, "new": ["other"]}, trained)
+    checkpoint = read_whole(trained)
+    checkpoint["extra_state"]["previous_training_time"] = 7.0  # clocks differ between equal runs
+    write_checkpoint(checkpoint, tmp_path / "other_clock.pt")
+    assert key == key_of(recipe, tmp_path / "other_clock.pt")
+    name = "decoder.layers.1.mixture.fc1_bias"
+    checkpoint["model"][name] = checkpoint["model"][name] + torch.finfo(torch.float32).tiny
+    write_checkpoint(checkpoint, tmp_path / "other_weight.pt")
+    assert digest_of_model(tmp_path / "other_weight.pt") != digest_of_model(trained)
+
+
+def test_an_ensemble_takes_its_first_member_from_a_run_of_one_model(stream, tmp_path):
+    arguments = (f"stream={stream}", *RUN, "mega_batches=1", "updates=4", "validations=1", f"share={tmp_path}/shared")
+    ledgers, logs = {}, {}
+    for learner in (("sm",), ("ens", "members=2")):
+        out = tmp_path / learner[0]
+        result = run_command("alma-lm", *arguments, f"out={out}", f"learner={learner[0]}", *learner[1:])
+        assert result.returncode == 0, result.stderr[-2000:]
+        ledgers[learner[0]] = Ledger(out / "ledger.jsonl").rows()
+        logs[learner[0]] = [path.read_text() for path in sorted(out.glob("stages/stage_001/*/log.txt"))]
+    assert ["not trained here" in log for log in logs["sm"] + logs["ens"]] == [False, True, False]
+    sm, ens = (json.loads((tmp_path / name / "predictor.json").read_text())["checkpoints"] for name in ("sm", "ens"))
+    assert sm[0]["sha256"] == ens[0]["sha256"] != ens[1]["sha256"]
+    # It is charged as if it had been trained here: what a result costs does not depend on what ran before.
+    assert ledgers["ens"][1].spent.num_updates == 2 * ledgers["sm"][1].spent.num_updates == 8
+    assert ledgers["ens"][1].spent.train_flops == pytest.approx(2 * ledgers["sm"][1].spent.train_flops, rel=0.1)
+    assert len(list((tmp_path / "shared").iterdir())) == 2
