@@ -1,5 +1,6 @@
 """Processes on this machine: what they print, how they end, and who ends with whom. All of them are real."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch import local
-from launch.local import run_process
+from launch.local import Job, run_process, run_processes, share_of_machine
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -179,3 +180,210 @@ def test_a_parent_that_is_process_1_of_a_container_can_have_children(tmp_path):
     command = [*namespace, *python("import os; assert os.getpid() == 1\n" + PARENT), "print('here')"]
     done = subprocess.run([*command, str(tmp_path / "log")], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "here\n"), done.stderr
+
+
+def wait_for(path, then="pass"):
+    """A program that says it is here, and goes on when `path` is there."""
+    code = f"import pathlib, time\nprint('here', flush=True)\nwhile not pathlib.Path({str(path)!r}).exists():\n"
+    return python(code + f"    time.sleep(0.005)\n{then}")
+
+
+def test_jobs_run_side_by_side(tmp_path):
+    # Each waits for the file of the other: one after the other they would never end.
+    code = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\nend = time.monotonic() + 20\n"
+    code += "while not pathlib.Path(sys.argv[2]).exists():\n    assert time.monotonic() < end\n    time.sleep(0.005)"
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    jobs = [Job([*python(code), *names], tmp_path / f"log_{i}") for i, names in enumerate([(a, b), (b, a)])]
+    assert run_processes(jobs, slots=[{}, {}]) == [0, 0]
+
+
+def test_no_more_run_at_once_than_there_are_slots_and_they_start_in_order(tmp_path):
+    # Each leaves a file while it runs and says how many there are. Starts are in order, as log lines are.
+    code = "import pathlib, sys, time\nhere = pathlib.Path(sys.argv[1])\n(here / sys.argv[2]).touch()\n"
+    code += "print(sys.argv[2], flush=True)\ntime.sleep(0.05)\nprint(len(list(here.iterdir())), flush=True)\n"
+    code += "(here / sys.argv[2]).unlink()"
+    here = tmp_path / "here"
+    here.mkdir()
+    said: list[tuple[int, str]] = []
+    jobs = [
+        Job([*python(code), str(here), f"job_{i}"], tmp_path / f"log_{i}", lambda line, i=i: said.append((i, line)))
+        for i in range(5)
+    ]
+    assert run_processes(jobs, slots=[{}, {}]) == [0] * 5
+    assert max(int(line) for _, line in said if line.isdigit()) <= 2
+    assert sorted(i for i, line in said if line.startswith("job")) == list(range(5))
+    said.clear()
+    assert run_processes(jobs) == [0] * 5  # one slot: one after the other
+    assert [i for i, line in said if line.startswith("job")] == list(range(5))
+    assert [line for _, line in said if line.isdigit()] == ["1"] * 5
+
+
+def test_each_job_has_the_environment_of_its_place_and_the_next_one_gets_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALMA_INHERITED", "machine")
+    code = "import os; print(*(os.environ.get(f'ALMA_{name}') for name in ('INHERITED', 'GPU', 'JOB')), flush=True)"
+    first_is_over = tmp_path / "over"
+    lines: dict[int, list[str]] = {i: [] for i in range(3)}
+
+    def heard(i):
+        def on_line(line):
+            lines[i].append(line)
+            if i == 2:
+                first_is_over.touch()  # job 0 keeps its place until job 2 has had that of job 1
+
+        return on_line
+
+    jobs = [
+        Job(wait_for(first_is_over, code), tmp_path / "0", heard(0), {"ALMA_JOB": "j0"}),
+        Job(python(code), tmp_path / "1", heard(1), {"ALMA_JOB": "j1"}),
+        Job(python(code), tmp_path / "2", heard(2)),
+    ]
+    assert run_processes(jobs, slots=[{"ALMA_GPU": "a"}, {"ALMA_GPU": "b"}]) == [0, 0, 0]
+    assert lines == {0: ["here", "machine a j0"], 1: ["machine b j1"], 2: ["machine b None"]}
+    # A job's own goes before its place's.
+    own = Job(python(code), tmp_path / "2", heard(2), {"ALMA_GPU": "own"})
+    assert run_processes([own], slots=[{"ALMA_GPU": "a"}]) == [0]
+    assert lines[2][1:] == ["machine own None"]
+
+
+def test_statuses_come_in_the_order_of_the_jobs_and_logs_are_kept_apart(tmp_path):
+    # The first ends last.
+    done = tmp_path / "done"
+    jobs = [
+        Job(wait_for(done, "print('slow')"), tmp_path / "a" / "log.txt"),
+        Job(python(f"import pathlib; print('quick'); pathlib.Path({str(done)!r}).touch()"), tmp_path / "b" / "log.txt"),
+    ]
+    assert run_processes(jobs, slots=[{}, {}]) == [0, 0]
+    assert (tmp_path / "a/log.txt").read_text() == "here\nslow\n"
+    assert (tmp_path / "b/log.txt").read_text() == "quick\n"
+    assert run_processes([]) == []
+
+
+@linux
+@pytest.mark.parametrize("failure", ["raise SystemExit(3)", "os.kill(os.getpid(), 9)"])
+def test_when_one_fails_those_that_run_finish_and_those_that_wait_are_not_started(tmp_path, failure):
+    released = tmp_path / "released"
+
+    def release(line):
+        wait_until(lambda: not is_alive(int(line)))  # so that the first to end is the one that fails
+        released.touch()
+
+    late = f"import pathlib; pathlib.Path({str(tmp_path / 'work')!r}).touch()"
+    jobs = [
+        Job(wait_for(released, late), tmp_path / "0"),
+        Job(python(f"import os; print(os.getpid(), flush=True); {failure}"), tmp_path / "1", release),
+        Job(python("print('never')"), tmp_path / "2"),
+        Job(python("print('never')"), tmp_path / "3"),
+    ]
+    statuses = run_processes(jobs, slots=[{}, {}])
+    assert statuses == [0, 3 if "SystemExit" in failure else -9, None, None]
+    assert (tmp_path / "work").exists()
+    assert not (tmp_path / "2").exists()
+
+
+@linux
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_ends_all_processes(tmp_path, error):
+    pids = []
+
+    def on_line(line):
+        pids.append(int(line))
+        if len(pids) == 3:
+            raise error
+
+    jobs = [Job(python(SLEEP), tmp_path / str(i), on_line) for i in range(4)]
+    start = time.monotonic()
+    with pytest.raises(error):
+        run_processes(jobs, slots=[{}] * 3)
+    assert time.monotonic() - start < local.GRACE_SECONDS
+    assert len(pids) == 3
+    assert not any(map(is_alive, pids))
+    assert not (tmp_path / "3").exists()
+
+
+@linux
+def test_a_command_that_is_not_there_ends_those_that_run(tmp_path):
+    pids, started = [], tmp_path / "started"
+
+    def on_line(line):
+        pids.append(int(line))
+        started.touch()
+
+    jobs = [
+        Job(python(SLEEP), tmp_path / "0", on_line),
+        Job(wait_for(started), tmp_path / "1"),
+        Job(["no-such-command"], tmp_path / "2"),
+    ]
+    with pytest.raises(FileNotFoundError, match="no-such-command"):
+        run_processes(jobs, slots=[{}, {}])
+    assert [is_alive(pid) for pid in pids] == [False]
+
+
+PARENT_OF_MANY = """
+import sys
+from pathlib import Path
+from launch.local import Job, run_processes
+heard = lambda line: print(line, flush=True)
+jobs = [Job([sys.executable, "-c", code], Path(sys.argv[1]) / str(i), heard) for i, code in enumerate(sys.argv[2:])]
+run_processes(jobs, [{}] * len(jobs))
+"""
+
+
+@linux
+def test_all_processes_are_killed_with_their_parent(tmp_path):
+    command = [*python(PARENT_OF_MANY), str(tmp_path), SLEEP, STUBBORN, SLEEP]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    pids = [int(parent.stdout.readline()) for _ in range(3)]
+    assert len(set(pids)) == 3
+    assert all(map(is_alive, pids))
+    parent.kill()
+    parent.communicate()
+    wait_until(lambda: not any(map(is_alive, pids)))
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+
+def gpus(*visible: str) -> list[dict[str, str]]:
+    return [{"CUDA_VISIBLE_DEVICES": names} for names in visible]
+
+
+@pytest.mark.parametrize(
+    ("num_jobs", "num_gpus", "at_once", "slots"),
+    [
+        (1, 0, None, [{}]),  # alone: all there is
+        (1, 8, None, [{}]),
+        (4, 8, 1, [{}]),
+        (2, 0, None, [{"OMP_NUM_THREADS": "4"}] * 2),
+        (3, 0, None, [{"OMP_NUM_THREADS": "2"}] * 3),
+        (20, 0, None, [{"OMP_NUM_THREADS": "1"}] * 8),  # no more at once than cores
+        (20, 0, 2, [{"OMP_NUM_THREADS": "4"}] * 2),
+        (2, 0, 4, [{"OMP_NUM_THREADS": "4"}] * 2),  # nor than jobs
+        (2, 0, 16, [{"OMP_NUM_THREADS": "4"}] * 2),
+        (10, 0, 10, [{"OMP_NUM_THREADS": "1"}] * 10),  # unless it is said: at least a core each
+        (2, 8, None, gpus("0,1,2,3", "4,5,6,7")),
+        (3, 8, None, gpus("0,1", "2,3", "4,5")),  # equal jobs get equal shares: two stay free
+        (8, 8, None, gpus(*"01234567")),
+        (4, 2, None, gpus("0", "1")),  # two wait
+        (4, 2, 4, gpus("0", "1", "0", "1")),  # unless it is said
+        (4, 1, 2, gpus("0", "0")),
+    ],
+)
+def test_a_machine_is_shared_out_by_hand(eight_cores, num_jobs, num_gpus, at_once, slots):
+    assert share_of_machine(num_jobs, num_gpus, at_once, environment={}) == slots
+
+
+def test_what_the_environment_says_of_threads_and_gpus_is_kept_to(eight_cores):
+    assert share_of_machine(3, 0, environment={"OMP_NUM_THREADS": "5"}) == [{}] * 3  # inherited by each
+    named = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    assert share_of_machine(2, 4, environment=named) == gpus("4,5", "6,7")
+    assert share_of_machine(3, 4, environment=named) == gpus("4", "5", "6")
+    assert share_of_machine(1, 4, environment=named) == [{}]
+    assert share_of_machine(2, 2, environment={"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}) == gpus("GPU-aa", "GPU-bb")
+
+
+def test_the_cores_are_those_this_process_may_use():
+    (slot, _) = share_of_machine(2, 0, at_once=2, environment={})
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert slot == {"OMP_NUM_THREADS": str(max(1, cores // 2))}

@@ -1,3 +1,4 @@
+import re
 from argparse import Namespace
 
 import pytest
@@ -121,3 +122,75 @@ def test_the_decoder_is_what_fairseq_takes_for_one():
 
     assert isinstance(make().decoder, FairseqDecoder)
     assert SwitchDecoder.max_positions(make().decoder) == 1024
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "advice"),
+    [
+        (4, 6, "give --num-experts 4, or add 2 with alma-grow first"),
+        (4, 3, "give --num-experts 4; experts cannot be taken away"),
+    ],
+)
+def test_a_checkpoint_with_other_experts_is_told_with_what_to_do(there, here, advice):
+    model = make(num_experts=here)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(SettingError) as caught:
+        model.load_state_dict(make(num_experts=there).state_dict())
+    assert str(caught.value) == f"the checkpoint has {there} experts in each mixture, this model {here}: {advice}"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"decoder_embed_dim": 64}, r"\[40, 64\] there, \[40, 128\] here"),
+        ({"num_words": 44}, r"embed_tokens.weight is \[44, 128\] there, \[40, 128\] here"),
+        ({"decoder_layers": 6}, r"decoder.layers.4.* is only there"),
+        ({"decoder_ffn_embed_dim": 256}, r"fc1.* is \[256.* there, \[512.* here"),
+        # The experts differ too, but to grow them would not help.
+        ({"num_words": 44, "num_experts": 3}, r"embed_tokens.weight is \[44, 128\] there"),
+    ],
+)
+def test_a_checkpoint_of_other_sizes_is_told_in_one_line(other, named):
+    sizes = Namespace(**{key: value for key, value in other.items() if key.startswith("decoder")})
+    options = {key: value for key, value in other.items() if not key.startswith("decoder")}
+    with pytest.raises(SettingError, match="the checkpoint is of a model of other sizes") as caught:
+        make().load_state_dict(make_with(sizes, **options).state_dict())
+    said = str(caught.value)
+    assert re.search(named, said)
+    assert said.endswith("give the --arch and the sizes it was trained with")
+    assert len(said) < 400  # not every tensor of it
+
+
+def make_with(sizes: Namespace, num_words=40, num_experts=4) -> SwitchLanguageModel:
+    """The tiny model with some of its sizes changed."""
+    switch_lm.switch_lm_tiny(sizes)
+    dictionary = make(num_words=num_words).decoder.dictionary
+    cfg = SwitchLanguageModelConfig(**vars(sizes), num_experts=num_experts, tokens_per_sample=16)
+    return SwitchLanguageModel.build_model(cfg, Namespace(source_dictionary=dictionary))
+
+
+def test_a_checkpoint_from_before_routers_had_trees_loads():
+    old = make()
+    with torch.no_grad():
+        for mixture in old.mixtures:
+            mixture.router.weight.normal_()
+    state = {name: value for name, value in old.state_dict().items() if not name.endswith("split_E")}
+    assert len(state) == len(old.state_dict()) - 2
+    new, tokens = make(), torch.randint(4, 40, (2, 16))
+    new.load_state_dict(dict(state))
+    assert [mixture.router.split_E.tolist() for mixture in new.mixtures] == [[-1.0] * 4] * 2
+    assert torch.equal(new.eval()(tokens)[0], old.eval()(tokens)[0])
+    with pytest.raises(SettingError, match="this model 6: give --num-experts 4"):
+        make(num_experts=6).load_state_dict(dict(state))
+
+
+def test_a_tree_is_saved_and_loaded_as_part_of_the_model():
+    tokens = torch.randint(4, 40, (2, 16))
+    flat, tree = make().eval(), make().eval()
+    for mixture in tree.mixtures:
+        state = mixture.router.state_dict()
+        mixture.router.load_state_dict({**state, "split_E": torch.tensor([-1.0, -1.0, -1.0, 0.0])})
+    assert not torch.allclose(flat(tokens)[0], tree(tokens)[0])
+    flat.load_state_dict(tree.state_dict())
+    assert torch.equal(flat(tokens)[0], tree(tokens)[0])
