@@ -23,7 +23,7 @@ from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Ledger, LedgerRow, mean_and_standard_error
 from fairseq_alma.core.protocol import run_stream
-from fairseq_alma.core.run_record import RunRecord
+from fairseq_alma.core.run_record import RunRecord, find_runs
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.display import ledger_table, wide_console
 from fairseq_alma.settings import FREE_SETTINGS, LanguageModelSettings
@@ -82,11 +82,10 @@ def run_seeds(settings: LanguageModelSettings) -> float:
 def status(folder: Path) -> int:
     """Print where a run stands."""
     console = wide_console()
-    runs = [folder] if (folder / "settings.json").exists() else sorted(folder.glob("*/settings.json"))
+    runs = [folder] if (folder / "settings.json").exists() else find_runs(folder)
     if not runs:
         raise RunError(f"no run at {folder} (settings.json is missing)")
-    for path in runs:
-        one = path if path.is_dir() else path.parent
+    for one in runs:
         settings = read_json(one / "settings.json")
         digests = read_json(one / "arrivals.json")["digests"]
         rows = Ledger(one / "ledger.jsonl").rows()

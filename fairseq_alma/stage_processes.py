@@ -7,6 +7,10 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
 
+# fairseq draws the port on which its ranks meet with Slurm's job id as the seed: members side by side would get the
+# same one.
+NO_JOB_ID = {"SLURM_JOB_ID": None}
+
 
 class LocalProcesses:
     """Shares the GPUs of this machine, or its cores, among the members of a stage (member.Processes).
@@ -30,7 +34,7 @@ class LocalProcesses:
     def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
         updates = {number: int(command[command.index("--max-update") + 1]) for number, (command, _) in jobs.items()}
         with StageDisplay(stage, updates, self._num_mega_batches) as display:
-            processes = [Job(command, log, display.member(number)) for number, (command, log) in jobs.items()]
+            processes = [Job(command, log, display.member(m), NO_JOB_ID) for m, (command, log) in jobs.items()]
             statuses = run_processes(processes, self._slots(num_jobs))
         return dict(zip(jobs, statuses, strict=True))
 

@@ -1,6 +1,7 @@
 """After `alma-lm -m`: the runs of the sweep, best validation perplexity first."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.table import Table
 
+from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.display import wide_console
 
 
@@ -17,14 +19,20 @@ class BestByValidation(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
-        runs, unfinished = [], []
-        for run in sorted(path for path in folder.iterdir() if path.is_dir()):
-            seeds = sorted(run.glob("seed_*")) or [run]
+        runs, unfinished, seeds_of = [], [], {}
+        for path in find_runs(folder):
+            run = path.parent if re.fullmatch(r"seed_\d+", path.name) else path
+            seeds_of.setdefault(run, []).append(path)
+        for run, seeds in seeds_of.items():
+            name = str(run.relative_to(folder))
             if all(_is_finished(seed) for seed in seeds):
                 summary = json.loads((run / "summary.json").read_text())
-                runs.append({"run": run.name, **summary.get("mean", summary)})
+                runs.append({"run": name, **summary.get("mean", summary)})
             else:
-                unfinished.append(run.name)
+                unfinished.append(name)
+        # What failed before it wrote its settings: Hydra has made the folder.
+        known = {parent for run in seeds_of for parent in (run, *run.parents)}
+        unfinished += [path.name for path in sorted(folder.iterdir()) if path.is_dir() and path not in known]
         runs.sort(key=lambda run: run["final_validation"])
         if unfinished:
             wide_console(sys.stderr).print(f"not finished, so not compared: {'; '.join(unfinished)}")

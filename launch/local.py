@@ -33,15 +33,15 @@ class Job:
     """All it prints, stdout and stderr, is appended here as it comes."""
     on_line: Callable[[str], None] = lambda line: None
     """Is handed each line of it."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Beside that of this process."""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Beside that of this process; None takes a variable away."""
 
 
 def run_process(
     command: Sequence[str],
     log: Path,
     on_line: Callable[[str], None] = lambda line: None,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str | None] | None = None,
 ) -> int:
     """Run one process to its end; return its exit status (negative: the signal that ended it). See run_processes."""
     (status,) = run_processes([Job(command, log, on_line, environment or {})])
@@ -119,6 +119,7 @@ class _Running:
         self._on_line = job.on_line
         self._line = b""
         job.log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {**SPIN, **os.environ, **slot, **job.environment}
         self._log: BinaryIO = open(job.log, "ab")  # noqa: SIM115 (closed in close())
         try:
             self.process = subprocess.Popen(
@@ -126,7 +127,7 @@ class _Running:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                env={**SPIN, **os.environ, **slot, **job.environment},
+                env={name: value for name, value in environment.items() if value is not None},
                 preexec_fn=_dying_with(os.getpid()) if sys.platform == "linux" else None,
             )
         except BaseException:

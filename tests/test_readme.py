@@ -31,7 +31,9 @@ def test_what_the_readme_says_to_type_works(tmp_path):
     assert perplexity == sorted(perplexity, reverse=True)  # it falls along the stream
     assert "all of the .idx" in result.stdout
     assert "Perplexity:" in result.stdout + result.stderr  # fairseq-eval-lm
-    assert (tmp_path / "checkpoints/by_hand/checkpoint_best.pt").is_file()
+    assert "2 member(s)" in result.stdout
+    for name in ("by_hand", "by_hand_2"):
+        assert (tmp_path / "checkpoints" / name / "checkpoint_best.pt").is_file()
 
 
 def test_the_readme_names_files_that_exist():
@@ -41,6 +43,6 @@ def test_the_readme_names_files_that_exist():
 
 def test_the_readme_names_every_command_that_is_installed():
     scripts = re.findall(r"^(alma-\w+) =", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
-    assert len(scripts) == 3
+    assert len(scripts) == 4
     for script in scripts:
         assert script in README

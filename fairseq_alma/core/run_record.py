@@ -167,6 +167,16 @@ class RunRecord:
         return read_json(path) if path.exists() else {}
 
 
+def find_runs(folder: Path) -> list[Path]:
+    """Run folders below `folder`, at any depth: a sweep over preset=table2/gmoe_w1 makes folders in folders."""
+    found = []
+    for path, folders, files in os.walk(folder):
+        if "settings.json" in files:
+            found.append(Path(path))
+            folders.clear()  # stages and checkpoints: there may be many, on a slow file system
+    return sorted(found)
+
+
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Where numbers come from: command, commit, versions, machine, seed."""
     versions = {"python": platform.python_version()}

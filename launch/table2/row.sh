@@ -27,10 +27,6 @@ fi
 command=(alma-lm "stream=$1" "out=$2" "preset=table2/$row" "${@:3}")
 [ -n "${SLURM_JOB_ID:-}" ] || exec "${command[@]}"
 
-# fairseq draws the port of its processes with the job id as the seed: members side by side would get the same one.
-job=$SLURM_JOB_ID
-unset SLURM_JOB_ID
-
 # Interrupted, alma-lm ends its processes and gives the run folder back: the next job need not wait for a lease to
 # run out. Without job control a process in the background of a script would ignore the interrupt.
 set -m
@@ -46,7 +42,7 @@ while kill -0 "$pid" 2>/dev/null; do # a signal has ended `wait`, not alma-lm
     status=$?
 done
 if [ -n "$out_of_time" ] && [ "$status" -ne 0 ]; then
-    echo "$row: out of time, job $job goes back into the queue and continues" >&2
-    scontrol requeue "$job"
+    echo "$row: out of time, job $SLURM_JOB_ID goes back into the queue and continues" >&2
+    scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

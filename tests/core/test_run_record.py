@@ -9,7 +9,7 @@ import pytest
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.ledger import LedgerRow, Scores
-from fairseq_alma.core.run_record import RunRecord
+from fairseq_alma.core.run_record import RunRecord, find_runs
 from tests.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_run
 
 STEPS = [(0, "evaluate"), (1, "train"), (1, "evaluate"), (2, "grow"), (2, "train"), (2, "evaluate")]
@@ -302,3 +302,10 @@ def test_a_run_continued_by_other_means_keeps_the_first_ones_provenance(run_fold
     after = read_json(path)
     assert after["command"] == before["command"]
     assert [entry["command"] for entry in after["continued"]] == [["alma-lm", "on", "another", "machine"]]
+
+
+def test_runs_are_found_at_any_depth_and_not_below_a_run(tmp_path):
+    for name in ("a/settings.json", "b/deep/er/settings.json", "b/deep/er/stages/settings.json", "c/ledger.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert find_runs(tmp_path) == [tmp_path / "a", tmp_path / "b/deep/er"]

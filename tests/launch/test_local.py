@@ -92,6 +92,14 @@ def test_a_command_that_is_not_there_is_an_error(tmp_path):
         run_process(["no-such-command"], tmp_path / "log")
 
 
+def test_a_variable_can_be_taken_away(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALMA_INHERITED", "a")
+    lines = []
+    code = "import os; print('ALMA_INHERITED' in os.environ)"
+    run_process(python(code), tmp_path / "log", lines.append, {"ALMA_INHERITED": None})
+    assert lines == ["False"]
+
+
 SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
 

@@ -104,8 +104,7 @@ def test_here_and_under_slurm_a_script_runs_its_row(repository, tmp_path):
         spooled = shutil.copy(here, tmp_path / "spool/slurm_script")
         job = environment(SLURM_JOB_ID=4711, SLURM_SUBMIT_DIR=repository)
         assert row(spooled, *settings, cwd=repository, env=job).returncode == 7
-        # Without the job id: fairseq would draw the same port for all members of an ensemble.
-        assert (repository / "command").read_text().splitlines() == ran
+        assert (repository / "command").read_text().splitlines() == ["4711", *ran[1:]]  # for lease and provenance
         elsewhere = environment(SLURM_JOB_ID=4711, SLURM_SUBMIT_DIR=tmp_path, ALMA_HOME=repository)
         assert row(spooled, *settings, cwd=tmp_path, env=elsewhere).returncode == 7
     assert not (repository / "scontrol").exists()  # a job that fails by itself would fail again
