@@ -4,9 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,8 @@ from fairseq_alma.evaluator import PerplexityEvaluator
 from fairseq_alma.flops import count_forward_flops, count_training_flops
 from fairseq_alma.perplexity import load_member
 from fairseq_alma.perplexity import main as alma_eval
-from tests.commands import ROOT, RUN, run_command
+from tests.commands import RUN, run_command
+from tests.fairseq_alma.killing import rows_without_seconds, same_ledger, start, wait_until
 from tests.fairseq_alma.processes import NoProcesses
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
 from tests.fairseq_alma.test_fairseq_commands import records
@@ -38,21 +36,6 @@ def run(stream, tmp_path_factory) -> Path:
     assert "perplexity" in result.stdout  # the table
     assert "mega-batch 3/3" in result.stderr  # the display
     return out
-
-
-def rows_without_seconds(run: Path) -> list[dict]:
-    lines = (run / "ledger.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.endswith("_seconds")} for line in lines]
-
-
-def same_ledger(a: Path, b: Path) -> None:
-    """Counts exactly, perplexities within 1e-6, as a stage that was killed promises."""
-    for x, y in zip(rows_without_seconds(a), rows_without_seconds(b), strict=True):
-        for key in x.keys() | y.keys():
-            if isinstance(x[key], float):
-                assert x[key] == pytest.approx(y[key], rel=1e-6), key
-            else:
-                assert x[key] == y[key], key
 
 
 def test_the_ledger_has_a_row_for_each_arrival(run):
@@ -180,31 +163,11 @@ def test_the_learner_holds_no_test_data(run, stream, tmp_path):
     assert len(seen) > 10
 
 
-def start(stream, out) -> subprocess.Popen:
-    """alma-lm in a process group of its own."""
-    program = Path(sys.executable).parent / "alma-lm"
-    return subprocess.Popen(
-        [str(program), f"stream={stream}", f"out={out}", *SETTINGS],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def wait_until(condition, process, seconds=120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run, stream, tmp_path):
     for attempt in range(3):  # on a busy machine the stage may end before the kill: then again, elsewhere
         out = tmp_path / f"killed_{attempt}"
         stage_1, stage_2 = (out / "stages" / f"stage_00{k}" for k in (1, 2))
-        process = start(stream, out)
+        process = start(stream, out, SETTINGS)
         wait_until(lambda: list((stage_1 / "member_1").glob("checkpoint_*_*.pt")), process)  # noqa: B023
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -212,13 +175,13 @@ def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run
             break
     assert not (stage_1 / "member_1/done.json").exists()  # killed inside stage 1
 
-    process = start(stream, out)
+    process = start(stream, out, SETTINGS)
     wait_until((stage_1 / "train.done.json").exists, process)  # between training and its evaluation
     process.kill()  # the driver alone: its fairseq-train, if there is one, must not outlive it
     process.wait()
     assert "Loaded checkpoint" in (stage_1 / "member_1/log.txt").read_text()  # it went on, not anew
 
-    process = start(stream, out)
+    process = start(stream, out, SETTINGS)
     wait_until((stage_2 / "member_1/log.txt").exists, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -230,7 +193,7 @@ def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run
 
 def test_a_run_in_use_is_not_entered(run, stream, tmp_path):
     out = tmp_path / "busy"
-    process = start(stream, out)
+    process = start(stream, out, SETTINGS)
     try:
         wait_until((out / "settings.json").exists, process)
         result = run_command("alma-lm", f"stream={stream}", f"out={out}", *SETTINGS)
