@@ -35,9 +35,9 @@ class SharedStages:
         self.folder = Path(folder)
 
     def take(self, key: str, into: Path) -> bool:
-        """Copy the member `key` into its folder in a run, the done mark last. False where there is none."""
+        """Copy the member `key` into its folder in a run, the done mark last. False where there is no whole one."""
         source = self.folder / key
-        if not (source / "done.json").exists():
+        if not (source / "done.json").exists() or read_whole(source / BEST) is None:
             return False
         into.mkdir(parents=True, exist_ok=True)
         for name in self.FILES:
@@ -56,14 +56,15 @@ class SharedStages:
             return
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name in self.FILES:
-            shutil.copyfile(member_folder / name, temporary / name)
         try:
+            for name in self.FILES:
+                shutil.copyfile(member_folder / name, temporary / name)
             os.rename(temporary, target)
         except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
             if not target.exists():
                 raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def key_of(recipe: Mapping[str, Any], start: Path) -> str:

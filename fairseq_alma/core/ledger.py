@@ -44,7 +44,8 @@ class Scores:
     num_experts: int | None = None
     num_members: int | None = None
     expert_load: list[list[float]] | None = None
-    """Mixtures: share of the validation tokens or examples that each expert gets, layer by layer."""
+    """Mixtures: share of the validation tokens or examples that each expert gets, layer by layer;
+    of an ensemble member after member."""
     overflow: float | None = None
     """Mixtures: share of the routed tokens that found their expert full."""
 

@@ -13,12 +13,13 @@ from tests.commands import RUN, run_command
 
 
 @pytest.fixture
-def finished(tmp_path):
+def finished(trained, tmp_path):
     """A member's folder as a finished stage leaves it."""
     folder = tmp_path / "run" / "member_1"
     folder.mkdir(parents=True)
-    for name in SharedStages.FILES:
+    for name in ("log.txt", "done.json"):
         (folder / name).write_text(f"{name}\n")
+    shutil.copy(trained, folder / "checkpoint_best.pt")
     return folder
 
 
@@ -41,10 +42,13 @@ def test_the_first_to_finish_counts_and_nothing_half_is_left(finished, tmp_path)
     shared.give("key", finished)
     assert (shared.folder / "key" / "done.json").read_text() == "done.json\n"
     assert [p.name for p in shared.folder.iterdir()] == ["key"]
+    with open(shared.folder / "key" / "checkpoint_best.pt", "r+b") as file:
+        file.truncate(1000)
+    assert not shared.take("key", tmp_path / "other")  # a copy that a disk has cut short is not taken
     (finished / "log.txt").unlink()
     with pytest.raises(FileNotFoundError):
         shared.give("other", finished)
-    assert not (shared.folder / "other").exists()
+    assert [p.name for p in shared.folder.iterdir()] == ["key"]
 
 
 def test_the_key_names_options_data_and_weights_and_no_folder(trained, tmp_path):
