@@ -1,0 +1,231 @@
+"""Runs of alma-lm that are ended from outside: started in a group of their own, watched, killed, compared."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.checkpoints import read_whole
+from tests.commands import ROOT
+
+DEADLINE_SECONDS = 300
+"""For what takes seconds on a free machine."""
+POLL_SECONDS = 0.0002
+ATTEMPTS = 8
+"""At a moment that lasts milliseconds."""
+
+
+def start(stream: Path, out: Path, settings: Sequence[str], errors: Path | None = None) -> subprocess.Popen:
+    """alma-lm in a process group of its own; what it says on stderr is appended to `errors`."""
+    program = Path(sys.executable).parent / "alma-lm"
+    with open(errors or os.devnull, "ab") as file:
+        return subprocess.Popen(
+            [str(program), f"stream={stream}", f"out={out}", *settings],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            start_new_session=True,
+            # A suite that a shell runs in the background ignores Ctrl-C, and so would what it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen, seconds: float = DEADLINE_SECONDS) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def rows_without_seconds(run: Path) -> list[dict]:
+    lines = (run / "ledger.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.endswith("_seconds")} for line in lines]
+
+
+def same_values(a: dict, b: dict) -> None:
+    """Counts exactly, floats within 1e-6, as a stage that was killed promises."""
+    assert a.keys() == b.keys()
+    for key, value in a.items():
+        if isinstance(value, float):
+            assert value == pytest.approx(b[key], rel=1e-6), key
+        else:
+            assert value == b[key], key
+
+
+def same_ledger(a: Path, b: Path) -> None:
+    for x, y in zip(rows_without_seconds(a), rows_without_seconds(b), strict=True):
+        same_values(x, y)
+
+
+def same_run(a: Path, b: Path) -> None:
+    """The same ledger, summary and files: of all that the kills left lying about, nothing is left."""
+    same_ledger(a, b)
+    summaries = [json.loads((run / "summary.json").read_text()) for run in (a, b)]
+    assert all(summary.pop("wall_seconds") > 0 for summary in summaries)
+    same_values(*summaries)
+    deployed = [json.loads((run / "predictor.json").read_text())["checkpoints"] for run in (a, b)]
+    assert [c["path"] for c in deployed[0]] == [c["path"] for c in deployed[1]]  # their bytes hold folders and clocks
+    assert files(a) == files(b)
+    assert len(list(a.glob("evaluated/*"))) == len(list(b.glob("evaluated/*")))
+
+
+def files(run: Path) -> set[str]:
+    """All files but hidden ones, of which a kill may leave a few bytes, and those named by digests of checkpoints."""
+    found = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name[0] != "."}
+    return {path for path in found if not path.startswith("evaluated/")}
+
+
+def cut_short(run: Path) -> list[Path]:
+    """Files of checkpoints that end too early."""
+    return [path for path in sorted(run.glob("stages/**/checkpoint*.pt*")) if read_whole(path) is None]
+
+
+def trainings(pid: int) -> list[int]:
+    """The fairseq-train processes of a driver."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    found = []
+    for child in children:
+        with suppress(OSError):  # it ended meanwhile
+            if b"fairseq_cli.train" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: Sequence[int], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < end, "a fairseq-train outlives its driver"
+        time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a run can be killed on purpose."""
+
+    name: str
+    seen: Callable[[Path], object]
+    """Whether the files of a run folder show it; is asked thousands of times a second."""
+    hit: Callable[[Path], object] | None = None
+    """Whether the folder of the killed run proves it; by default as `seen`."""
+
+
+class KilledRun:
+    """One run folder, and the one command that is given again after each kill."""
+
+    def __init__(self, stream: Path, out: Path, settings: Sequence[str]):
+        self.stream, self.out, self.settings = stream, out, tuple(settings)
+        self.fell: list[str] = []
+        """Where each kill fell."""
+        self._errors = out.with_name(out.name + ".stderr")
+
+    def start(self) -> subprocess.Popen:
+        self._logs = {log: log.stat().st_size for log in self._all_logs()}
+        self._errors.unlink(missing_ok=True)
+        return start(self.stream, self.out, self.settings, self._errors)
+
+    def said(self) -> str:
+        """On stderr, by the last process."""
+        return self._errors.read_text()
+
+    def finish(self) -> None:
+        assert self.start().wait(DEADLINE_SECONDS) == 0, self.said()[-3000:]
+
+    def kill(self, process: subprocess.Popen) -> bool:
+        """kill -9 of the whole group; False where the run had just ended by itself."""
+        running = trainings(process.pid)
+        os.killpg(process.pid, signal.SIGKILL)
+        if process.wait() == 0:
+            return False
+        assert process.returncode == -signal.SIGKILL, self.said()[-3000:]
+        wait_until_gone(running, 10)
+        self.fell.append(self._where(process.pid, running))
+        return True
+
+    def kill_at(self, moment: Moment) -> None:
+        """Kill it there, as often as it takes: a run that was missed goes back to where it stood before."""
+        before = self.out.with_name(self.out.name + ".before")
+        for _ in range(ATTEMPTS):
+            shutil.rmtree(before, ignore_errors=True)
+            if self.out.exists():
+                shutil.copytree(self.out, before)
+            process = self.start()
+            end = time.monotonic() + DEADLINE_SECONDS
+            while not moment.seen(self.out) and process.poll() is None and time.monotonic() < end:
+                time.sleep(POLL_SECONDS)
+            if process.poll() is None and self.kill(process) and (moment.hit or moment.seen)(self.out):
+                self.fell[-1] = f"aimed at {moment.name}: {self.fell[-1]}"
+                shutil.rmtree(before, ignore_errors=True)
+                return
+            assert process.returncode in (0, -signal.SIGKILL), self.said()[-3000:]
+            self.fell.append(f"aimed at {moment.name} and missed, set back")
+            shutil.rmtree(self.out)
+            if before.exists():
+                shutil.copytree(before, self.out)
+        pytest.fail(f"{moment.name} was missed {ATTEMPTS} times")
+
+    def kill_at_random(self, kills: int, seconds: float, chance: random.Random) -> int:
+        """Kill it at moments drawn uniformly over so many seconds of its life. How many came before its end."""
+        moments = sorted(chance.uniform(0, seconds) for _ in range(kills))
+        for number, (last, now) in enumerate(zip([0.0, *moments], moments, strict=False)):
+            process = self.start()
+            try:
+                assert process.wait(now - last) == 0, self.said()[-3000:]
+            except subprocess.TimeoutExpired:
+                if self.kill(process):
+                    self.fell[-1] = f"at random, after {now - last:.1f} s: {self.fell[-1]}"
+                    continue
+            return number
+        return kills
+
+    def report(self) -> None:
+        """For a person who reads what the test prints."""
+        print(f"{self.out.name}: {len(self.fell)} kills", *self.fell, sep="\n  ")
+
+    def _all_logs(self) -> list[Path]:
+        return list(self.out.glob("stages/*/member_*/log.txt"))
+
+    def _where(self, pid: int, running: Sequence[int]) -> str:
+        """What a process was doing when it was killed, told from the files that it left."""
+        cut = cut_short(self.out)
+        if cut:
+            names = [f"{path.relative_to(self.out / 'stages')} ({path.stat().st_size >> 10} KB)" for path in cut]
+            return f"checkpoint write, {', '.join(names)} cut short"
+        lease = self.out / "lease.json"
+        if not lease.exists() or f'"pid": {pid},' not in lease.read_text():
+            return "starting"
+        stages = sorted((self.out / "stages").glob("stage_*"))
+        if not stages or not (stages[0] / "evaluate.done.json").exists():
+            return "evaluation of the untrained learner"
+        done = {mark.name.split(".")[0] for mark in stages[-1].glob("*.done.json")}
+        if running:
+            new = [log.read_bytes()[self._logs.get(log, 0) :] for log in self._all_logs()]
+            trains = any(b"train_inner" in text for text in new)
+            return f"{stages[-1].name}: {'training' if trains else 'fairseq-train starting'}"
+        if "evaluate" in done:
+            return f"between, after {stages[-1].name}"
+        if "train" in done:
+            return f"{stages[-1].name}: evaluation"
+        if "grow" not in done and len(stages) > 2:
+            return f"{stages[-1].name}: growth"
+        return f"{stages[-1].name}: between, beside its training"
