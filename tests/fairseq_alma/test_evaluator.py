@@ -52,8 +52,8 @@ def loaded(monkeypatch) -> list[Path]:
     return paths
 
 
-def learner(checkpoints: list[Path], freezes_members: bool):
-    return SimpleNamespace(predictor=list(checkpoints), freezes_members=freezes_members)
+def learner(checkpoints: list[Path], frozen: bool):
+    return SimpleNamespace(predictor=list(checkpoints), frozen=list(checkpoints) if frozen else [])
 
 
 def test_members_are_scored_together_and_their_sizes_added_up(stream, members, tmp_path):
@@ -97,6 +97,13 @@ def test_what_a_frozen_member_said_is_kept_and_no_model_is_called_for_it_again(s
     assert sum(array.nbytes for array in kept) == 2 * 4 * tokens  # 4 bytes a token and member
 
 
+def test_only_those_who_are_frozen_are_kept(stream, members, tmp_path, loaded):
+    folder, half = StreamFolder.open(stream), SimpleNamespace(predictor=members, frozen=members[1:])
+    scores = [PerplexityEvaluator(folder, tmp_path / "kept", CPU)(half) for _ in range(2)]
+    assert scores[0] == scores[1]
+    assert loaded == [*members, members[0]]
+
+
 def test_another_checkpoint_of_the_same_name_is_scored_anew(stream, members, tmp_path, loaded):
     folder, path = StreamFolder.open(stream), tmp_path / "member.pt"
     score = PerplexityEvaluator(folder, tmp_path / "kept", CPU)
@@ -137,14 +144,14 @@ def test_a_damaged_mark_is_told_by_its_name(stream, members, tmp_path):
         PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))
 
 
-@pytest.mark.parametrize("freezes_members", [False, True])
-def test_scores_that_leave_tokens_out_are_refused(own_stream, members, tmp_path, freezes_members):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_scores_that_leave_tokens_out_are_refused(own_stream, members, tmp_path, frozen):
     description = json.loads((own_stream / "stream.json").read_text())
     folder = StreamFolder.open(own_stream)
     folder.description["splits"]["test"]["tokens"] += 1
     tokens = description["splits"]["test"]["tokens"]
     with pytest.raises(StreamError, match=f"test: {tokens} tokens scored, the .idx holds {tokens + 1}"):
-        PerplexityEvaluator(folder, tmp_path / "kept", CPU)(learner(members[:1], freezes_members))
+        PerplexityEvaluator(folder, tmp_path / "kept", CPU)(learner(members[:1], frozen))
     assert not (tmp_path / "kept").exists()
 
 

@@ -192,12 +192,14 @@ def test_a_model_without_mixtures_or_without_a_validation_is_refused(model):
         grow_experts(state_of(model, {FIRST: [1.0, 2.0, 3.0]}), 1)
 
 
-def test_the_twins_of_a_tree_are_not_copied_without_it(model):
+@pytest.mark.parametrize("copied", [0, 1, 3])
+def test_a_tree_is_not_grown_without_it(model, copied):
+    """Expert 3 was split off expert 1. A copy of either would take tokens that the other had."""
     everyone = [1.0, 9.0, 4.0]
     grown = grow_experts(state_of(model, {FIRST: everyone, SECOND: everyone}), 1, router="tree")
     for prefix in (FIRST, SECOND):
-        grown[prefix + "valid_loss_E"] = torch.tensor([1.0, 2.0, 3.0, 9.0])
-    with pytest.raises(SettingError, match="grow this model with router=tree again"):
+        grown[prefix + "valid_loss_E"] = torch.eye(4)[copied]
+    with pytest.raises(SettingError, match="router=tree again"):
         grow_experts(grown, 1, router="copy")
 
 

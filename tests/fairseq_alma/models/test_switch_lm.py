@@ -146,6 +146,7 @@ def test_a_checkpoint_with_other_experts_is_told_with_what_to_do(there, here, ad
         ({"decoder_embed_dim": 64}, r"\[40, 64\] there, \[40, 128\] here"),
         ({"num_words": 44}, r"embed_tokens.weight is \[44, 128\] there, \[40, 128\] here"),
         ({"decoder_layers": 6}, r"decoder.layers.4.* is only there"),
+        ({"decoder_layers": 2}, r"decoder.layers.2.* is only here"),
         ({"decoder_ffn_embed_dim": 256}, r"fc1.* is \[256.* there, \[512.* here"),
         # The experts differ too, but to grow them would not help.
         ({"num_words": 44, "num_experts": 3}, r"embed_tokens.weight is \[44, 128\] there"),
