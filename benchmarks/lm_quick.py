@@ -407,6 +407,8 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
         return run_process(command, log, on_line)
 
     class OneProcess:
+        kind = "cpu"
+
         def num_devices(self, num_jobs: int) -> int:
             return 1
 

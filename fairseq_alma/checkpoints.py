@@ -50,7 +50,7 @@ def parse_train_arguments(train_arguments: Sequence[str]):
         with contextlib.redirect_stderr(said):  # argparse prints pages of usage before its one line
             return options.parse_args_and_arch(options.get_training_parser(), list(train_arguments))
     except SystemExit as error:
-        reason = said.getvalue().strip().splitlines()[-1]
+        reason = (said.getvalue().strip().splitlines() or ["they ask for help, not for training"])[-1]
         raise SettingError(f"fairseq-train refuses these options: {reason}") from error
 
 
@@ -61,6 +61,8 @@ def write_untrained(train_arguments: Sequence[str], path: Path) -> None:
         SettingError: see parse_train_arguments.
     """
     arguments = parse_train_arguments(train_arguments)
+    # Here, in this process, whatever the machine: a fairseq-train would spawn a rank for every GPU it sees.
+    arguments.distributed_world_size, arguments.cpu = 1, True
     from fairseq import tasks, utils
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.trainer import Trainer
@@ -83,7 +85,7 @@ def read_whole(path: Path) -> dict[str, Any] | None:
     """
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return None
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in DAMAGE):
@@ -103,7 +105,8 @@ def mend(folder: Path) -> None:
 
     fairseq writes one checkpoint in one step and then copies it, byte after byte, to its other names: a
     kill in between leaves a copy cut short. Whatever is whole and newest becomes checkpoint_last.pt
-    again, and checkpoint_best.pt the one that it says is best. With nothing whole the stage begins anew.
+    again, and checkpoint_best.pt the one that it says is best. With nothing whole that holds the optimizer's
+    state, without which training does not go on, the stage begins anew.
     """
     found = {path: read_whole(path) for path in folder.glob("checkpoint*.pt")}
     whole = {path: state for path, state in found.items() if state is not None}
@@ -111,9 +114,12 @@ def mend(folder: Path) -> None:
         os.replace(path, path.with_name(path.name + ".damaged"))
     for leftover in [*folder.glob("*.tmp"), folder / CRASH]:
         leftover.unlink(missing_ok=True)
-    if not whole:
+    continuable = [path for path, state in whole.items() if "last_optimizer_state" in state]
+    if not continuable:
+        for path in whole:
+            path.unlink()
         return
-    newest = max(whole, key=lambda path: (num_updates(whole[path]), path.name == LAST))
+    newest = max(continuable, key=lambda path: (num_updates(whole[path]), path.name == LAST))
     best_loss = whole[newest]["extra_state"].get("best")
     best = folder / BEST
     if best_loss is not None and (best not in whole or whole[best]["extra_state"]["val_loss"] != best_loss):
@@ -144,11 +150,24 @@ def slim(path: Path) -> None:
 
 
 def write_checkpoint(state: dict[str, Any], path: Path) -> None:
-    """Replace `path` in one step by `state` (plain values and tensors)."""
+    """Replace `path` in one step by `state` (plain values and tensors). On return the bytes have reached the disk.
+
+    Raises:
+        OSError: there is no room, or no access.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    torch.save(state, temporary)
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+            raise error.__context__ from error  # torch speaks of a position in the file
+        raise
 
 
 def _copy_whole(source: Path, target: Path) -> None:

@@ -65,7 +65,10 @@ class _MemberDisplay:
         match = LOG_RECORD.search(line)
         if not match:
             return
-        kind, values = match[1], json.loads(match[2])
+        try:
+            kind, values = match[1], json.loads(match[2])
+        except ValueError:  # two ranks wrote into one line: no reason to end training
+            return
         if kind == "valid":
             self._validation = f"{float(values['valid_ppl']):.2f}"
             update = int(values["valid_num_updates"])

@@ -45,7 +45,8 @@ class PerplexityEvaluator:
 
     def __call__(self, learner) -> Scores:
         """Raises StreamError where not every token of a split is scored exactly once."""
-        outputs = [self._outputs(checkpoint, keep=learner.freezes_members) for checkpoint in learner.predictor]
+        frozen = learner.frozen
+        outputs = [self._outputs(checkpoint, keep=checkpoint in frozen) for checkpoint in learner.predictor]
         facts = [one for one, _ in outputs]
         results = {}
         for split in SPLITS:
@@ -71,8 +72,7 @@ class PerplexityEvaluator:
         name = f"{sha256_of(checkpoint)[:16]}_{'_'.join(self._stream.digest(split)[:8] for split in SPLITS)}"
         paths = {split: self._keep_in / f"{name}.{split}.npy" for split in SPLITS}
         mark = self._keep_in / f"{name}.json"
-        if mark.exists():
-            arrays = {split: np.load(path, mmap_mode="r") for split, path in paths.items()}
+        if mark.exists() and (arrays := self._kept(paths)) is not None:
             return MemberFacts(**read_json(mark)), arrays
         facts, arrays = self._score(checkpoint)
         self._keep_in.mkdir(parents=True, exist_ok=True)
@@ -85,6 +85,15 @@ class PerplexityEvaluator:
             os.replace(temporary, path)
         write_json(mark, asdict(facts))
         return facts, arrays
+
+    def _kept(self, paths: dict[str, Path]) -> dict[str, np.ndarray] | None:
+        """Outputs of every token of every split; None where a file is gone or cut short: then it is scored anew."""
+        try:
+            arrays = {split: np.load(path, mmap_mode="r") for split, path in paths.items()}
+        except (OSError, ValueError):
+            return None
+        whole = all(len(arrays[split]) == self._stream.counts(split)["tokens"] for split in paths)
+        return arrays if whole else None
 
     def _score(self, checkpoint: Path) -> tuple[MemberFacts, dict[str, np.ndarray]]:
         model, task = load_member(checkpoint, self._stream, self._device)

@@ -8,7 +8,7 @@ gmoe   one model whose mixtures get more experts before each stage
 
 from pathlib import Path
 
-from fairseq_alma.core.errors import SettingError, StageError
+from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import read_json, sha256_of, write_json
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
@@ -29,8 +29,6 @@ class LanguageModelLearner:
 
     num_members = 1
     """When the stream begins."""
-    freezes_members = False
-    """Whether what predicts now will predict unchanged beside later members: then its outputs are worth keeping."""
 
     def __init__(self, settings: LanguageModelSettings, stream: StreamFolder, processes: Processes):
         self.settings = settings
@@ -45,6 +43,11 @@ class LanguageModelLearner:
     def predictor(self) -> list[Path]:
         """The checkpoints that predict now, their probabilities averaged. Before the first stage: untrained."""
         return self._predictor or list(self._untrained().values())
+
+    @property
+    def frozen(self) -> list[Path]:
+        """Those of them that will predict unchanged beside later members: their outputs are worth keeping."""
+        return []
 
     def grow(self, stage: Stage) -> Spent:
         """Nothing: most learners do not grow."""
@@ -120,7 +123,9 @@ class Ensemble(LanguageModelLearner):
 class GrowingEnsemble(LanguageModelLearner):
     """gEns: before each stage a new, randomly initialised member, the only one that trains; the others are frozen."""
 
-    freezes_members = True
+    @property
+    def frozen(self) -> list[Path]:
+        return list(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
         """Draw the new member. It does not predict before it is trained."""
@@ -163,11 +168,5 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
 
 
 def make_learner(settings: LanguageModelSettings, stream: StreamFolder, processes: Processes) -> LanguageModelLearner:
-    """The learner that `settings.learner` names.
-
-    Raises:
-        SettingError: there is none of this name.
-    """
-    if settings.learner not in LEARNERS:
-        raise SettingError(f"learner={settings.learner!r} is not one of {', '.join(LEARNERS)}")
+    """The learner that `settings.learner` names."""
     return LEARNERS[settings.learner](settings, stream, processes)

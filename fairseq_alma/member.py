@@ -1,5 +1,6 @@
 """One member through one stage: a fairseq-train process in a folder of its own."""
 
+import logging
 import shlex
 import sys
 from collections.abc import Mapping
@@ -28,10 +29,16 @@ from fairseq_alma.flops import RowFlops, count_forward_flops, count_training_flo
 from fairseq_alma.settings import LanguageModelSettings
 from fairseq_alma.shared_stages import SharedStages, key_of
 
+logger = logging.getLogger(__name__)
+
 USER_DIR = str(Path(__file__).parent.absolute())
 MEMBER_SEED_STRIDE = 10_000_000
 """Between the seeds of members. Larger than any number of updates: fairseq seeds update u with seed + u, and
 members must not share their dropout masks; nor must the ensembles of neighbouring seeds share a member."""
+
+STARTED, DONE = "started.json", "done.json"
+LOG_TAIL = 20_000
+"""Characters of a log in which a known way to fail is looked for."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,9 @@ class Member:
 
 class Processes(Protocol):
     """Where the processes of a stage run."""
+
+    kind: str
+    """ "cpu" or "cuda"."""
 
     def num_devices(self, num_jobs: int) -> int:
         """How many devices each of so many jobs gets."""
@@ -82,15 +92,17 @@ class MemberTraining:
         Raises:
             SettingError: it refuses an option.
         """
-        self._num_devices = self._processes.num_devices(num_members)
-        parse_train_arguments(self._arguments(member, Path(self.settings.out), "1", updates=1))
+        num_devices = self._processes.num_devices(num_members)
+        parse_train_arguments(self._arguments(member, Path(self.settings.out), "1", 1, num_devices))
+        if self._shared:
+            self._shared.check()
 
     def untrained(self, member: Member, folder: Path) -> Path:
         """The checkpoint of the member before its first update; made where it is missing."""
         path = folder / f"member_{member.number}" / "checkpoint_untrained.pt"
         if read_whole(path) is None:
-            # Any mega-batch will do: nothing is read from it.
-            write_untrained(self._arguments(member, path.parent, "1", updates=1), path)
+            # Any mega-batch will do: nothing is trained.
+            write_untrained(self._arguments(member, path.parent, "1", updates=1, num_devices=1), path)
         return path
 
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Spent]]:
@@ -101,40 +113,72 @@ class MemberTraining:
 
         Raises:
             StageError: a process ended without its result; the message holds the end of its log. The others have
-                been left to finish.
+                been left to finish. Or one was begun on another number of devices.
         """
         updates = self._updates(stage)
-        self._num_devices = self._processes.num_devices(len(starts))
-        jobs = {}
+        num_devices = self._processes.num_devices(len(starts))
+        jobs, logged_before = {}, {}
         for member, start in starts.items():
             folder = self._folder(stage, member)
-            if (folder / "done.json").exists():
+            if (folder / DONE).exists():
                 continue
             mend(folder)
-            if self._shared and self._shared.take(self._key(stage, member, start), folder):
+            key = self._begin(stage, member, folder, start, num_devices)
+            if self._shared and key and self._shared.take(key, folder):
                 continue
             if not self._is_trained(folder, updates):
-                jobs[member.number] = (self._command(stage, member, folder, start), folder / "log.txt")
+                log = folder / "log.txt"
+                logged_before[member.number] = log.stat().st_size if log.exists() else 0
+                jobs[member.number] = (self._command(stage, member, folder, start, num_devices), log)
         statuses = self._processes.run(stage, jobs, len(starts)) if jobs else {}
         trained, failures = {}, []
         for member, start in starts.items():
             folder = self._folder(stage, member)
-            done, status = folder / "done.json", statuses.get(member.number, 0)
+            done, status = folder / DONE, statuses.get(member.number, 0)
             if not done.exists():
                 if status != 0 or not self._is_trained(folder, updates):
                     if status is not None:
-                        failures.append(_why(folder / "log.txt", status, self.settings))
+                        since = logged_before.get(member.number, 0)
+                        failures.append(_why(folder / "log.txt", since, status, self.settings, len(starts)))
                     continue
                 write_json(done, asdict(self._spent(folder, start, member)))
-                if self._shared:
-                    self._shared.give(self._key(stage, member, start), folder)
-            for leftover in [*folder.glob("checkpoint*.pt*"), folder / CRASH]:
+            self._give(folder)
+            for leftover in [*folder.glob("checkpoint*.pt*"), folder / CRASH, folder / STARTED]:
                 if leftover.name != BEST:
                     leftover.unlink(missing_ok=True)
             trained[member.number] = (folder / BEST, Spent(**read_json(done)))
         if failures:
             raise StageError("\n".join(failures))
         return trained
+
+    def _begin(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
+        """Note what the training depends on; its name for `share`, of when it was begun.
+
+        Raises:
+            StageError: it was begun on another number of devices. fairseq counts batches by rank: it would pass over
+                data, or find an epoch too short.
+        """
+        path = folder / STARTED
+        if path.exists() and (folder / LAST).exists():
+            begun = read_json(path)
+            if begun["devices"] != num_devices:
+                raise StageError(
+                    f"{folder} was begun on {begun['devices']} device(s), now it would get {num_devices}: continue on "
+                    f"as many (CUDA_VISIBLE_DEVICES, parallel=), or remove {folder} to begin this stage anew"
+                )
+            return begun["key"]
+        key = self._key(stage, member, start, num_devices) if self._shared else None
+        write_json(path, {"devices": num_devices, "key": key})
+        return key
+
+    def _give(self, folder: Path) -> None:
+        if not self._shared or not (folder / STARTED).exists():
+            return
+        if key := read_json(folder / STARTED)["key"]:
+            try:
+                self._shared.give(key, folder)
+            except OSError as error:  # sharing is a favour to others: no reason to end this run
+                logger.warning("%s could not be shared: %s", folder, error)
 
     def _folder(self, stage: Stage, member: Member) -> Path:
         return stage.folder / f"member_{member.number}"
@@ -144,27 +188,27 @@ class MemberTraining:
         last = read_whole(folder / LAST)
         return last is not None and num_updates(last) >= updates
 
-    def _key(self, stage: Stage, member: Member, start: Path) -> str:
+    def _key(self, stage: Stage, member: Member, start: Path, num_devices: int) -> str:
         """Names this training for `share`: folders are left out, data and weights stand by their digests."""
         data, _ = _data_of_stage(stage)
-        arguments = self._arguments(member, Path(), data, self._updates(stage))
+        arguments = self._arguments(member, Path(), data, self._updates(stage), num_devices)
         paths = {"--user-dir", "--save-dir", "--mega-batches", "--replay-mega-batches"}
         options = [word for i, word in enumerate(arguments) if i and not {word, arguments[i - 1]} & paths]
         digests = {"new": [m.digest for m in stage.new], "past": [m.digest for m in stage.past] if stage.replay else []}
         digests |= {"valid": self._stream.digest("valid"), "dict": self._stream.dictionary_digest}
-        recipe = {"options": options, "replay": stage.replay, **digests, "devices": self._num_devices}
+        recipe = {"options": options, "replay": stage.replay, **digests, "devices": [self._processes.kind, num_devices]}
         return key_of(recipe, start)
 
     def _updates(self, stage: Stage) -> int:
         replayed = len(stage.past) if stage.replay == "all" else 0
         return self.settings.updates_of_stage(len(stage.new) + replayed)
 
-    def _command(self, stage: Stage, member: Member, folder: Path, start: Path) -> list[str]:
+    def _command(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> list[str]:
         data, replay = _data_of_stage(stage)
-        arguments = self._arguments(member, folder, data, self._updates(stage))
+        arguments = self._arguments(member, folder, data, self._updates(stage), num_devices)
         return [sys.executable, "-m", "fairseq_cli.train", *arguments, *replay, "--finetune-from-model", str(start)]
 
-    def _arguments(self, member: Member, folder: Path, mega_batches: str, updates: int) -> list[str]:
+    def _arguments(self, member: Member, folder: Path, mega_batches: str, updates: int, num_devices: int) -> list[str]:
         """The command line of fairseq-train for a stage."""
         s = self.settings
         interval = max(1, -(-updates // s.validations))
@@ -188,7 +232,7 @@ class MemberTraining:
             "--end-learning-rate": 0.0,
             "--max-update": updates,
             "--batch-size": s.batch_size,
-            "--update-freq": s.update_freq(self._num_devices),
+            "--update-freq": s.update_freq(num_devices),
             "--seed": member.seed,
             "--save-dir": str(folder),
             "--save-interval-updates": interval,
@@ -247,17 +291,22 @@ def _build_model(checkpoint: Path):
     return model
 
 
-def _why(log: Path, status: int, settings: LanguageModelSettings) -> str:
-    """What to tell the person whose stage ended without its result."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+def _why(log: Path, since: int, status: int, settings: LanguageModelSettings, num_members: int) -> str:
+    """What to tell the person whose stage ended without its result; `since`: bytes that the log had before."""
+    text = log.read_bytes()[since:].decode("utf-8", errors="replace") if log.exists() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     last_error = next((line for line in reversed(lines) if "Error" in line.split(":")[0]), "")
-    if "FloatingPointError" in text[-20_000:]:
+    end = text[-LOG_TAIL:]
+    if "FloatingPointError" in end:
         advice = f"lower lr={settings.lr}, raise warmup_updates= or set clip_norm=1 in a new out="
-    elif "No space left" in text[-20_000:]:
+    elif "No space left" in end or "Disk quota exceeded" in end:
         advice = "make room on the disk and run the same command again: it continues"
-    elif "out of memory" in text[-20_000:].lower() or status == -9:
+    elif "out of memory" in end.lower() or status == -9:
         advice = f"halve batch_size={settings.batch_size} (an update stays the same size) in a new out="
+        if num_members > 1:
+            advice += ", or train fewer members side by side (parallel=1)"
+        if status == -9:
+            advice = f"if it was killed for its memory, {advice}; otherwise run the same command again: it continues"
     else:
         advice = "mend what the log says and run the same command again: it continues"
     ended = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"

@@ -161,7 +161,10 @@ def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
 
     state = read_whole(path)
     if state is None:
-        raise StreamError(f"no whole checkpoint at {path}: train a stage first (alma-lm, or fairseq-train)")
+        hint = "train a stage first (alma-lm, or fairseq-train)"
+        if path.is_dir():
+            hint = "a run folder is scored alone; of several runs give the checkpoints that predictor.json names"
+        raise StreamError(f"no whole checkpoint at {path}: {hint}")
     embeddings = [v for k, v in state["model"].items() if k.endswith("embed_tokens.weight")]
     wanted = stream.description["dictionary_size"]
     if embeddings and len(embeddings[0]) != wanted:

@@ -26,7 +26,7 @@ from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord, find_runs
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.display import ledger_table, wide_console
-from fairseq_alma.settings import FREE_SETTINGS, LanguageModelSettings
+from fairseq_alma.settings import DEFAULTS, FREE_SETTINGS, LanguageModelSettings
 from fairseq_alma.stage_processes import LocalProcesses
 
 CONFIGS = Path(__file__).parent / "configs" / "alma_lm"
@@ -57,7 +57,7 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
         "dictionary": stream_folder.dictionary_digest,
     }
     with Lease(settings.out):
-        record = RunRecord(settings.out, identity, stream.digests, FREE_SETTINGS)
+        record = RunRecord(settings.out, identity, stream.digests, FREE_SETTINGS, DEFAULTS)
         evaluator = PerplexityEvaluator(stream_folder, Path(settings.out) / "evaluated")
         return run_stream(stream, learner, evaluator, stream_settings, record)
 

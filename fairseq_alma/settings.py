@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from fairseq_alma.core.errors import SettingError
@@ -23,9 +23,18 @@ OWNED_BY_DRIVER = (
     "--save-interval-updates", "--keep-interval-updates", "--no-last-checkpoints", "--save-interval",
     "--validate-interval", "--validate-interval-updates", "--validate-after-updates", "--disable-validation",
     "--patience", "--stop-time-hours", "--stop-min-lr", "--checkpoint-suffix", "--no-save-optimizer-state",
-    "--maximize-best-checkpoint-metric", "--load-checkpoint-on-all-dp-ranks",
+    "--maximize-best-checkpoint-metric", "--load-checkpoint-on-all-dp-ranks", "--optimizer", "--lr-scheduler",
+    "--sample-break-mode", "--cpu", "--device-id", "--distributed-world-size", "--distributed-num-procs",
+    "--distributed-rank", "--distributed-port", "--distributed-init-method", "--distributed-backend",
+    "--distributed-no-spawn",
 )  # fmt: skip
-"""fairseq options that a stage sets itself: given through `fairseq=` they would break the protocol."""
+"""fairseq options that a stage sets itself: given through `fairseq=` they would break the protocol, or the count of
+devices that the size of an update is computed from."""
+
+TAKEN_FOR_TPU = ("--bf16", "--memory-efficient-bf16", "--tpu")
+"""fairseq-train takes bf16 on its command line for a TPU, and fails to import what that needs."""
+
+LEARNER_NAMES = ("sm", "ens", "gens", "gmoe")
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,8 @@ class LanguageModelSettings:
         if (self.updates is None) == (self.updates_per_mega_batch is None):
             raise SettingError(
                 "give exactly one of updates= (per stage) and updates_per_mega_batch= (times the mega-batches of "
-                f"the stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}"
+                f"the stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}; "
+                f"null takes back what a preset gives"
             )
         at_least_one = ("wait", "experts", "updates", "updates_per_mega_batch", "tokens_per_sample", "validations",
                         "seeds", "sequences_per_update", "batch_size", "mega_batches", "members",
@@ -112,15 +122,23 @@ class LanguageModelSettings:
             raise SettingError(f"dropout={self.dropout} must lie in [0, 1)")
         if self.clip_norm < 0:
             raise SettingError(f"clip_norm={self.clip_norm} must not be negative")
+        if not isinstance(self.fairseq, str):
+            raise SettingError(f"fairseq={self.fairseq!r} must be options of fairseq-train, e.g. '--weight-decay 0.01'")
         try:
             options = shlex.split(self.fairseq)
         except ValueError as error:
             raise SettingError(f"fairseq={self.fairseq!r} cannot be split into words: {error}") from error
-        owned = sorted({option.split("=")[0] for option in options} & set(OWNED_BY_DRIVER))
-        if owned:
+        names = {option.split("=")[0] for option in options}
+        if owned := sorted(names & set(OWNED_BY_DRIVER)):
             raise SettingError(f"fairseq={self.fairseq!r}: {', '.join(owned)} is set by alma-lm's own settings")
+        if names & set(TAKEN_FOR_TPU):
+            raise SettingError(
+                f"fairseq={self.fairseq!r}: fairseq-train takes bf16 for a TPU and fails; on a GPU give --fp16"
+            )
 
     def _check_learner(self) -> None:
+        if self.learner not in LEARNER_NAMES:
+            raise SettingError(f"learner={self.learner!r} is not one of {', '.join(LEARNER_NAMES)}")
         for name, learner in {"members": "ens", "grow_experts": "gmoe"}.items():
             value = getattr(self, name)
             if self.learner == learner and value is None:
@@ -191,3 +209,6 @@ class LanguageModelSettings:
                 f"{self.batch_size} times {num_devices} device(s): change batch_size="
             )
         return passes
+
+
+DEFAULTS = {f.name: f.default for f in fields(LanguageModelSettings) if f.default is not MISSING}

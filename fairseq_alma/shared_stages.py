@@ -1,13 +1,15 @@
 """Stages computed once: what one run has trained, another takes that would train the very same.
 
 Many rows of a study share their beginnings: the first stage of gMoE is that of SM, member 1 of an ensemble is SM, the
-first two of four members are the ensemble of two. By the paper's Table 2 that is a fifth of all training.
+first two of four members are the ensemble of two. By the paper's Table 2 that is a fifth of all training, where members
+have equal devices.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +18,10 @@ from typing import Any
 import torch
 
 from fairseq_alma.checkpoints import BEST, read_whole
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of
+
+ROOMS_OF_TRAINING = ("criteria", "data", "models", "modules", "tasks")
 
 
 class SharedStages:
@@ -49,14 +54,26 @@ class SharedStages:
             os.replace(temporary, into / name)
         return True
 
+    def check(self) -> None:
+        """Raises SettingError where the folder cannot be written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise SettingError(f"share={self.folder} cannot be written ({error.strerror}): choose another") from error
+
     def give(self, key: str, member_folder: Path) -> None:
         """Publish a finished member, whole or not at all; of two runs that finish the same one the first counts."""
-        target, temporary = self.folder / key, self.folder / f".{key}.{os.getpid()}.tmp"
+        target = self.folder / key
         if target.exists():
-            return
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+            if read_whole(target / BEST) is not None:
+                return
+            shutil.rmtree(target)  # a disk has damaged it
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".", suffix=".tmp", dir=self.folder))
         try:
+            temporary.chmod(0o755)  # mkdtemp is for one user alone
             for name in self.FILES:
                 shutil.copyfile(member_folder / name, temporary / name)
             os.rename(temporary, target)
@@ -87,7 +104,7 @@ def _digest_of_code() -> str:
     """Of what runs inside fairseq-train: another version of it may train otherwise under the same version number."""
     package = Path(__file__).parent
     digest = hashlib.sha256()
-    for room in ("criteria", "data", "models", "modules", "tasks"):
-        for path in sorted((package / room).glob("*.py")):
-            digest.update(f"{room}/{path.name} {sha256_of(path)}".encode())
+    paths = [path for room in ROOMS_OF_TRAINING for path in sorted((package / room).glob("*.py"))]
+    for path in [*paths, package / "flops.py"]:  # the done mark says what it cost
+        digest.update(f"{path.relative_to(package)} {sha256_of(path)}".encode())
     return digest.hexdigest()

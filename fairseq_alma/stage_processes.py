@@ -7,9 +7,11 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
 
-# fairseq draws the port on which its ranks meet with Slurm's job id as the seed: members side by side would get the
-# same one.
-NO_JOB_ID = {"SLURM_JOB_ID": None}
+# A stage runs on this machine alone, also inside a larger job: fairseq would take these for a job of many machines, or
+# (the job id, the seed of the port on which ranks meet) give members side by side the same port.
+ON_THIS_MACHINE = dict.fromkeys(
+    ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+)
 
 
 class LocalProcesses:
@@ -26,6 +28,7 @@ class LocalProcesses:
         self._num_mega_batches = num_mega_batches
         self._at_once = at_once
         self._num_gpus = torch.cuda.device_count()
+        self.kind = "cuda" if self._num_gpus else "cpu"
 
     def num_devices(self, num_jobs: int) -> int:
         (slot, *_) = self._slots(num_jobs)
@@ -34,7 +37,7 @@ class LocalProcesses:
     def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
         updates = {number: int(command[command.index("--max-update") + 1]) for number, (command, _) in jobs.items()}
         with StageDisplay(stage, updates, self._num_mega_batches) as display:
-            processes = [Job(command, log, display.member(m), NO_JOB_ID) for m, (command, log) in jobs.items()]
+            processes = [Job(command, log, display.member(m), ON_THIS_MACHINE) for m, (command, log) in jobs.items()]
             statuses = run_processes(processes, self._slots(num_jobs))
         return dict(zip(jobs, statuses, strict=True))
 

@@ -60,6 +60,8 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
         jobs: in the order in which they start.
         slots: the environment of each place, such as the GPUs that belong to it.
     """
+    if not slots:
+        raise ValueError("no slot to run a job in")
     statuses: list[int | None] = [None] * len(jobs)
     waiting, free = list(range(len(jobs))), list(slots)
     running: dict[int, _Running] = {}
@@ -101,7 +103,7 @@ def share_of_machine(
     if at_once == 1:
         return [{}]
     if num_gpus:
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        visible = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").strip(", ").split(",")]
         names = visible if len(visible) == num_gpus and all(visible) else [str(gpu) for gpu in range(num_gpus)]
         each = max(1, num_gpus // at_once)
         shares = [[names[(slot * each + i) % num_gpus] for i in range(each)] for slot in range(at_once)]
@@ -179,6 +181,9 @@ def _dying_with(parent: int) -> Callable[[], None]:
 
     def ask() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The background of a shell script ignores SIGINT, and hands that on; but it is what torch has the ranks of a
+        # process on several GPUs end by when that process is gone.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if os.getppid() != parent:  # it died between fork and prctl. (1 is no sign: in a container we may be 1.)
             os._exit(1)
 

@@ -43,6 +43,7 @@ class Lease:
             "pid": os.getpid(),
             "process_start": _process_start(os.getpid()),
             "job_id": os.environ.get("SLURM_JOB_ID"),
+            "job_restarts": os.environ.get("SLURM_RESTART_COUNT", "0"),
         }
 
     def __enter__(self) -> "Lease":
@@ -110,7 +111,7 @@ class Lease:
         if holder["host"] == self._me["host"]:
             gone = _process_start(holder["pid"]) != holder["process_start"]
         else:
-            gone = silent_seconds > self._stale_seconds
+            gone = silent_seconds > self._stale_seconds or self._is_restart_of(holder)
         if not gone:
             job = f", job {holder['job_id']}" if holder.get("job_id") else ""
             raise RunError(
@@ -118,6 +119,11 @@ class Lease:
                 f"(heartbeat {silent_seconds:.0f} s ago): wait for it, stop it, or choose another out="
             )
         return True
+
+    def _is_restart_of(self, holder: dict) -> bool:
+        """Whether the holder is what this very job was before Slurm put it back into the queue."""
+        job_id, restarts = self._me["job_id"], self._me["job_restarts"]
+        return job_id is not None and holder.get("job_id") == job_id and holder.get("job_restarts", "0") != restarts
 
     def _remove_left_behind(self) -> None:
         # One process at a time looks again and removes: since the first look another may have taken over, and

@@ -33,6 +33,7 @@ class RunRecord:
         settings: every setting, resolved, as plain JSON values.
         digests: identity of each mega-batch of the stream.
         free: names of settings that may differ when a run is continued (where things lie, not what is computed).
+        defaults: what a setting was in a run that began before there was such a setting.
 
     Raises:
         RunError: the folder holds a run of other settings or of another stream; the message names the
@@ -45,11 +46,12 @@ class RunRecord:
         settings: Mapping[str, Any],
         digests: Sequence[str],
         free: Sequence[str] = (),
+        defaults: Mapping[str, Any] | None = None,
     ):
         self.folder = Path(folder)
         self.ledger = Ledger(self.folder / "ledger.jsonl")
         self._started = time.monotonic()
-        self._refuse_other_settings(settings, free)
+        self._refuse_other_settings(settings, free, defaults or {})
         arrivals = self._read_arrivals()
         known = arrivals["digests"]
         if known != list(digests[: len(known)]):
@@ -135,13 +137,15 @@ class RunRecord:
         if now != first and now not in continued:
             write_json(path, {**first, "continued": [*continued, now]})
 
-    def _refuse_other_settings(self, settings: Mapping[str, Any], free: Sequence[str]) -> None:
+    def _refuse_other_settings(
+        self, settings: Mapping[str, Any], free: Sequence[str], defaults: Mapping[str, Any]
+    ) -> None:
         path = self.folder / "settings.json"
         if not path.exists():
             if self.ledger.path.exists():
                 raise RunError(f"{self.folder} has a ledger but no settings.json: choose another out=")
             return
-        before = _flat(read_json(path))
+        before = _flat({**defaults, **read_json(path)})
         now = _flat(settings)
         differing = [
             f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}"

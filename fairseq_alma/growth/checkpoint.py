@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fairseq_alma.checkpoints import read_whole, write_checkpoint
 from fairseq_alma.core.errors import AlmaError, SettingError
@@ -24,19 +25,34 @@ def grow_checkpoint(
     Raises:
         SettingError: no whole checkpoint of a switch_lm there, or as grow_experts.
     """
+    checkpoint, config = _read(source)
+    try:
+        checkpoint["model"] = grow_experts(checkpoint["model"], num_new, router, noise, seed)
+    except SettingError as error:
+        raise SettingError(f"{source} cannot grow: {error}") from error
+    config["num_experts"] += num_new
+    if "ema" in checkpoint["extra_state"]:  # the average of the weights starts anew too, from these
+        checkpoint["extra_state"]["ema"] = checkpoint["model"]
+        checkpoint["extra_state"].pop("ema_fp32_params", None)
+    checkpoint.pop("last_optimizer_state", None)
+    write_checkpoint(checkpoint, target)
+
+
+def num_experts(source: Path) -> int:
+    """Experts in each mixture of a checkpoint. Raises as grow_checkpoint."""
+    _, config = _read(source)
+    return config["num_experts"]
+
+
+def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The checkpoint, and the settings of its model."""
     checkpoint = read_whole(source)
     if checkpoint is None:
         raise SettingError(f"no whole checkpoint at {source}: train a stage first (alma-lm, or fairseq-train)")
     config = (checkpoint.get("cfg") or {}).get("model")
     if not isinstance(config, dict) or "num_experts" not in config:
         raise SettingError(f"{source} is no checkpoint of a switch_lm: it does not say how many experts it has")
-    try:
-        checkpoint["model"] = grow_experts(checkpoint["model"], num_new, router, noise, seed)
-    except SettingError as error:
-        raise SettingError(f"{source} cannot grow: {error}") from error
-    config["num_experts"] += num_new
-    checkpoint.pop("last_optimizer_state", None)
-    write_checkpoint(checkpoint, target)
+    return checkpoint, config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
     arguments = parser.parse_args(argv)
     try:
-        grow_checkpoint(
-            arguments.source, arguments.target, arguments.experts, arguments.router, arguments.noise, arguments.seed
-        )
-    except AlmaError as error:
+        # Drawn with another seed at each growth: twins of twins would be moved the same way twice.
+        seed = arguments.seed * 1000 + num_experts(arguments.source)
+        grow_checkpoint(arguments.source, arguments.target, arguments.experts, arguments.router, arguments.noise, seed)
+    except (AlmaError, OSError) as error:
         print(f"alma-grow: {error}", file=sys.stderr)
         return 2
     print(f"{arguments.target}: train on with --finetune-from-model and the new --num-experts")

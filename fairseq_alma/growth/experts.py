@@ -41,8 +41,9 @@ def grow_experts(
     the state dict) get a twin with the same weights, appended in that order. A twin with the same router row would
     never get a token; its row decides between the two:
 
-    - "copy", the paper's: the parent's row plus noise. Tokens stay with the pair they went to (up to the noise),
-      shared out between the twins; but the softmax has more terms, so that every gate probability p falls to
+    - "copy", the paper's: the parent's row plus noise. Tokens stay with the pair they went to (up to the noise); a
+      token goes to the twin where the noise points its way, which may be few tokens at first: training evens it out.
+      But the softmax has more terms, so that every gate probability p falls to
       p / (1 + q), q being that of all copied experts together: output and loss change.
     - "tree", as the gates of appendix A: the row is noise alone, and decides only between the twins, below the
       gate that stood there (`Router`). Output, loss and routing to the pair are what they were.
@@ -52,7 +53,7 @@ def grow_experts(
     Args:
         state: of a model with SwitchFeedForward mixtures.
         num_new: K, in every mixture; 0 changes nothing.
-        noise: standard deviation, relative to the root mean square of the parent's row.
+        noise: standard deviation, relative to the root mean square of the mixture's router rows.
         seed: of the noise. Drawn on the CPU, mixture by mixture: the same wherever it is done.
 
     Raises:
@@ -74,13 +75,15 @@ def grow_experts(
     random = torch.Generator().manual_seed(seed)
     for prefix in prefixes:
         parents = losing_experts(state[prefix + "valid_loss_E"], num_new)
-        split_E = state[prefix + "router.split_E"]
-        if router == "copy" and bool(split_E[parents].ge(0).any()):
-            raise SettingError("a tree has split this expert off another: grow this model with router=tree again")
+        rows_ED = state[prefix + "router.weight"]
+        split_E = state.get(prefix + "router.split_E", torch.full((len(rows_ED),), -1.0))  # older: flat
+        if router == "copy" and bool(split_E.ge(0).any()):
+            # A copied row would compete above a node that its parent's tokens still pass.
+            raise SettingError("a tree has split experts of this model before: grow it with router=tree again")
         for name in EXPERT_WEIGHTS:
             weight = state[prefix + name]
             grown[prefix + name] = torch.cat([weight, weight[parents]])
-        grown[prefix + "router.weight"] = _grow_rows(state[prefix + "router.weight"], parents, router, noise, random)
+        grown[prefix + "router.weight"] = _grow_rows(rows_ED, parents, router, noise, random)
         new_split = parents if router == "tree" else [-1] * num_new
         grown[prefix + "router.split_E"] = torch.cat([split_E, torch.tensor(new_split).to(split_E)])
         for name in ("valid_loss_E", "valid_tokens_E"):  # of other experts: the next validation fills them

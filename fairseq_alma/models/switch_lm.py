@@ -86,8 +86,11 @@ class SwitchLanguageModel(FairseqLanguageModel):
         super().upgrade_state_dict_named(state_dict, name)
         own = self.state_dict()
         for key in own.keys() - state_dict.keys():
-            if key.endswith("router.split_E"):  # saved before routers had trees: they were flat
-                state_dict[key] = torch.full((len(state_dict[key.replace("split_E", "weight")]),), -1.0)
+            rows = key.removesuffix("split_E") + "weight"
+            if key.endswith("router.split_E") and rows in state_dict:  # saved before routers had trees: they were flat
+                state_dict[key] = torch.full((len(state_dict[rows]),), -1.0)
+            elif key.endswith("version"):  # fairseq's average of the weights (--store-ema) leaves it out
+                state_dict[key] = own[key]
         _refuse_other_sizes(state_dict, own)
 
     @property

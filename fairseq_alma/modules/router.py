@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 # T tokens, E experts, D model width.
 
@@ -58,9 +59,7 @@ class Router(nn.Module):
             splits = self.splits()
             softmax_logits_TE = logits_TE
             if splits:
-                is_node_E = torch.zeros_like(logits_TE[0], dtype=torch.bool)
-                is_node_E[[new for _, new in splits]] = True
-                softmax_logits_TE = logits_TE.masked_fill(is_node_E, -torch.inf)
+                softmax_logits_TE = logits_TE.masked_fill(self.split_E >= 0, -torch.inf)
             probability_TE = softmax_logits_TE.softmax(dim=-1)
             probability_T, expert_T = probability_TE.max(dim=-1)
             if splits:
@@ -100,8 +99,10 @@ def _descend(
         leaf_probabilities[parent] = leaf_probabilities[parent] * (1 - to_new_T)
         is_here_T = expert_T == parent
         goes_on_T = is_here_T & (logits_TE[:, new] > 0)
-        taken_T = torch.where(goes_on_T, to_new_T, 1 - to_new_T)
-        probability_T = torch.where(is_here_T, probability_T * (taken_T / taken_T.detach()), probability_T)
+        # g / stop_gradient(g) by way of log g: 0 / 0 for a token elsewhere would make NaN of every gradient.
+        log_taken_T = F.logsigmoid(torch.where(goes_on_T, logits_TE[:, new], -logits_TE[:, new]))
+        unchanged_T = (log_taken_T - log_taken_T.detach()).exp()
+        probability_T = torch.where(is_here_T, probability_T * unchanged_T, probability_T)
         expert_T = torch.where(goes_on_T, new, expert_T)
     return torch.stack(leaf_probabilities, dim=1), probability_T, expert_T
 

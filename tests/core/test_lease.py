@@ -263,3 +263,20 @@ def test_a_run_killed_inside_a_stage_is_continued_at_once_by_the_same_command(tm
         tiny_run(folder)
     tiny_run(tmp_path / "whole")
     assert ledger_without_seconds(folder) == ledger_without_seconds(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("job_id", "restarts", "free"), [("77", "1", True), ("77", "0", False), ("78", "1", False), (None, None, False)]
+)
+def test_a_job_that_slurm_has_put_back_does_not_wait_for_what_it_was(tmp_path, monkeypatch, job_id, restarts, free):
+    write_lease(tmp_path, silent_seconds=5, job_id="77", job_restarts="0")
+    for name, value in {"SLURM_JOB_ID": job_id, "SLURM_RESTART_COUNT": restarts}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    if free:
+        with Lease(tmp_path):
+            pass
+    else:
+        with pytest.raises(RunError, match="process 4321 on elsewhere, job 77"):
+            Lease(tmp_path).__enter__()

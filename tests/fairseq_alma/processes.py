@@ -1,6 +1,8 @@
 class NoProcesses:
     """In place of fairseq-train: remembers the commands, and each fails with status 1."""
 
+    kind = "cpu"
+
     def __init__(self):
         self.commands: list[list[str]] = []
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.checkpoints import BEST, LAST, mend, num_updates, read_whole, slim
+from fairseq_alma.checkpoints import BEST, LAST, mend, num_updates, read_whole, slim, write_untrained
 from fairseq_alma.core.errors import StageError
+from tests.commands import STAGE
 
 
 def write(path: Path, updates: int, val_loss: float | None, best: float | None) -> None:
@@ -132,3 +133,37 @@ def test_a_real_checkpoint_of_fairseq_is_read_and_slimmed(trained, tmp_path):
     assert read_whole(copy)["model"].keys() == read_whole(trained)["model"].keys()
     cut(copy)
     assert read_whole(copy) is None
+
+
+def test_a_slim_checkpoint_alone_is_nothing_to_go_on_from(tmp_path):
+    # As when a stage that another run shares was being copied: without the optimizer's state fairseq would begin at
+    # update 0 with half the weights' history and the counts of the whole.
+    write(tmp_path / BEST, 20, 5.0, 5.0)
+    slim(tmp_path / BEST)
+    mend(tmp_path)
+    assert state_of(tmp_path) == {}
+
+
+def test_beside_the_last_checkpoint_a_slim_best_one_is_kept(tmp_path):
+    write(tmp_path / BEST, 20, 5.0, 5.0)
+    write(tmp_path / LAST, 40, 6.0, 5.0)
+    slim(tmp_path / BEST)
+    mend(tmp_path)
+    assert state_of(tmp_path) == {BEST: 20, LAST: 40}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_as_such_and_leaves_what_was_there(tmp_path):
+    write(tmp_path / BEST, 20, 5.0, 5.0)
+    (tmp_path / (BEST + ".tmp")).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        slim(tmp_path / BEST)
+    assert "last_optimizer_state" in read_whole(tmp_path / BEST)
+    assert [path.name for path in tmp_path.iterdir()] == [BEST]
+
+
+def test_the_untrained_checkpoint_is_made_without_ranks_on_a_machine_of_many_gpus(stream, tmp_path):
+    # fairseq takes the number of GPUs for that of ranks, and would look for the others.
+    arguments = [str(stream), *map(str, STAGE), "--save-dir", str(tmp_path), "--distributed-world-size", "2"]
+    write_untrained(arguments, tmp_path / "untrained.pt")
+    assert num_updates(read_whole(tmp_path / "untrained.pt")) == 0

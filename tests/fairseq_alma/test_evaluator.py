@@ -135,6 +135,21 @@ def test_what_a_killed_process_kept_half_is_scored_anew(stream, members, tmp_pat
     assert len(loaded) == 2
 
 
+@pytest.mark.parametrize("damage", ["gone", "cut short", "a token too few"])
+def test_kept_outputs_that_are_not_whole_are_scored_anew(stream, members, tmp_path, loaded, damage):
+    score = PerplexityEvaluator(StreamFolder.open(stream), tmp_path, CPU)
+    before = score(learner(members[:1], True))
+    (path,) = tmp_path.glob("*.test.npy")
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut short":
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        np.save(path, np.load(path)[:-1])
+    assert score(learner(members[:1], True)) == before
+    assert len(loaded) == 2
+
+
 def test_a_damaged_mark_is_told_by_its_name(stream, members, tmp_path):
     folder, keep_in = StreamFolder.open(stream), tmp_path / "kept"
     PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))

@@ -173,3 +173,17 @@ def test_jitter_moves_the_tokens_of_a_tree_in_training_only():
     assert len(set(router(x_TD).probability_T.tolist())) > 100
     router.eval()
     assert len(set(router(x_TD).probability_T.tolist())) == 1
+
+
+def test_a_token_far_from_a_node_leaves_its_gradients_finite():
+    # sigmoid(17) is 1 in float32, so that the other branch's probability is 0: no token here takes it.
+    router = Router(3, 3)
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(3))
+        router.split_E.copy_(torch.tensor([-1.0, -1.0, 0.0]))
+    router._splits = None
+    for logits in ([0.0, 3.0, 17.0], [0.0, 3.0, 200.0], [3.0, 0.0, -200.0], [3.0, 0.0, 200.0]):
+        router.weight.grad = None
+        routing = router(torch.tensor([logits]))
+        (routing.probability_T.sum() + routing.balance_loss).backward()
+        assert router.weight.grad.isfinite().all(), logits
