@@ -95,8 +95,8 @@ CLAIMS = (
 )
 
 
-def run(books: Path, out: Path, processes: int) -> None:
-    """Stream and runs, or what is left of them."""
+def run(books: Path, out: Path, processes: int, missing: bool) -> None:
+    """Stream and runs, or what is left of them; `missing`: only those without a ledger here."""
     sources = out / "books"
     sources.mkdir(parents=True, exist_ok=True)
     for book in sorted(books.iterdir()):
@@ -121,6 +121,8 @@ def run(books: Path, out: Path, processes: int) -> None:
     # A whole table of one seed first, then row by row: what is there when time is up can be read.
     tasks = [(SEEDS[0], row) for row in ROWS]
     tasks += [(seed, row) for row in ROWS for seed in SEEDS[1:] if seed in row.seeds]
+    if missing:
+        tasks = [(seed, row) for seed, row in tasks if not _folder(row, seed).exists()]
     started = time.monotonic()
     with ThreadPoolExecutor(processes) as pool:
         list(pool.map(one, tasks))
@@ -139,15 +141,22 @@ def _command(words: Sequence[str], log: Path) -> None:
 
 
 def report(out: Path) -> None:
-    """Copy the ledgers of finished runs, write table.md and perplexity.png from the copies."""
-    shutil.rmtree(LEDGERS, ignore_errors=True)  # of another study
+    """Copy the ledgers of finished runs, write table.md and perplexity.png from the copies.
+
+    A ledger that is here already is kept where it is of the same stream.
+    """
+    splits = json.loads((out / "stream" / "stream.json").read_text())["splits"]
+    evaluated_on = [splits[split]["sha256"] for split in ("valid", "test")]
+    for settings in LEDGERS.glob("*/*/settings.json"):
+        if json.loads(settings.read_text())["evaluated_on"] != evaluated_on:
+            shutil.rmtree(settings.parent)
     for row in ROWS:
         for seed in row.seeds:
             source, target = out / row.name / f"seed_{seed}", LEDGERS / row.name / f"seed_{seed}"
             summary = source / "summary.json"
             if not summary.exists() or json.loads(summary.read_text())["num_arrivals"] < MEGA_BATCHES:
                 continue
-            target.mkdir(parents=True)
+            target.mkdir(parents=True, exist_ok=True)
             for name in ("ledger.jsonl", "settings.json", "summary.json", "provenance.json"):
                 shutil.copyfile(source / name, target / name)
     ledgers = {row.name: _ledgers(row) for row in ROWS}
@@ -230,6 +239,7 @@ def main() -> None:
     parser.add_argument("verb", choices=["run", "report"])
     parser.add_argument("--books", type=Path, help="folder of the books (ALMA_DATA/books by default)")
     parser.add_argument("--out", type=Path, default=Path("runs/books"))
+    parser.add_argument("--missing", action="store_true", help="only the runs whose ledgers are not in results/books")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time, one thread each")
     arguments = parser.parse_args()
     if arguments.verb == "report":
@@ -237,7 +247,12 @@ def main() -> None:
         return
     if arguments.books is None and "ALMA_DATA" not in os.environ:
         sys.exit("which books? Give --books FOLDER, or set ALMA_DATA to the folder that holds books/")
-    run(arguments.books or Path(os.environ["ALMA_DATA"]) / "books", arguments.out, arguments.processes)
+    run(
+        arguments.books or Path(os.environ["ALMA_DATA"]) / "books",
+        arguments.out,
+        arguments.processes,
+        arguments.missing,
+    )
 
 
 if __name__ == "__main__":
