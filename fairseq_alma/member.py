@@ -61,7 +61,7 @@ class Processes(Protocol):
     """Where the processes of a stage run."""
 
     kind: str
-    """ "cpu" or "cuda"."""
+    """cpu or cuda."""
 
     def num_devices(self, num_jobs: int) -> int:
         """How many devices each of so many jobs gets."""
@@ -143,7 +143,8 @@ class MemberTraining:
                     continue
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._give(folder)
-            for leftover in [*folder.glob("checkpoint*.pt*"), folder / CRASH, folder / STARTED]:
+            leftovers = [*folder.glob("checkpoint*.pt*"), *folder.glob(".*.tmp"), folder / CRASH, folder / STARTED]
+            for leftover in leftovers:
                 if leftover.name != BEST:
                     leftover.unlink(missing_ok=True)
             trained[member.number] = (folder / BEST, Spent(**read_json(done)))
