@@ -7,37 +7,54 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from fairseq_alma.checkpoints import read_whole
 from tests.commands import ROOT
 
-DEADLINE_SECONDS = 300
-"""For what takes seconds on a free machine."""
+DEADLINE_SECONDS = 900
+"""For what takes a minute on a free machine."""
 POLL_SECONDS = 0.0002
 ATTEMPTS = 8
 """At a moment that lasts milliseconds."""
 
 
-def start(stream: Path, out: Path, settings: Sequence[str], errors: Path | None = None) -> subprocess.Popen:
-    """alma-lm in a process group of its own; what it says on stderr is appended to `errors`."""
+_started: list[subprocess.Popen] = []
+
+
+def start(
+    stream: Path, out: Path, settings: Sequence[str], errors: int | IO[bytes] = subprocess.DEVNULL
+) -> subprocess.Popen:
+    """alma-lm in a process group of its own; what it says on stderr goes to `errors`."""
     program = Path(sys.executable).parent / "alma-lm"
-    with open(errors or os.devnull, "ab") as file:
-        return subprocess.Popen(
-            [str(program), f"stream={stream}", f"out={out}", *settings],
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=file,
-            start_new_session=True,
-            # A suite that a shell runs in the background ignores Ctrl-C, and so would what it starts.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+    process = subprocess.Popen(
+        [str(program), f"stream={stream}", f"out={out}", *settings],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        start_new_session=True,
+        # A suite that a shell runs in the background ignores Ctrl-C, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    _started.append(process)
+    return process
+
+
+def end_all() -> None:
+    """Of what has been started, nothing is left to run when a test has failed."""
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen, seconds: float = DEADLINE_SECONDS) -> None:
@@ -63,9 +80,13 @@ def same_values(a: dict, b: dict) -> None:
             assert value == b[key], key
 
 
-def same_ledger(a: Path, b: Path) -> None:
-    for x, y in zip(rows_without_seconds(a), rows_without_seconds(b), strict=True):
+def same_rows(a: Sequence[dict], b: Sequence[dict]) -> None:
+    for x, y in zip(a, b, strict=True):
         same_values(x, y)
+
+
+def same_ledger(a: Path, b: Path) -> None:
+    same_rows(rows_without_seconds(a), rows_without_seconds(b))
 
 
 def same_run(a: Path, b: Path) -> None:
@@ -137,16 +158,17 @@ class KilledRun:
         self.stream, self.out, self.settings = stream, out, tuple(settings)
         self.fell: list[str] = []
         """Where each kill fell."""
-        self._errors = out.with_name(out.name + ".stderr")
 
     def start(self) -> subprocess.Popen:
         self._logs = {log: log.stat().st_size for log in self._all_logs()}
-        self._errors.unlink(missing_ok=True)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (not beside the run, whose disk may be full)
+        self._started = time.time()
         return start(self.stream, self.out, self.settings, self._errors)
 
     def said(self) -> str:
         """On stderr, by the last process."""
-        return self._errors.read_text()
+        self._errors.seek(0)
+        return self._errors.read().decode()
 
     def finish(self) -> None:
         assert self.start().wait(DEADLINE_SECONDS) == 0, self.said()[-3000:]
@@ -184,16 +206,18 @@ class KilledRun:
                 shutil.copytree(before, self.out)
         pytest.fail(f"{moment.name} was missed {ATTEMPTS} times")
 
-    def kill_at_random(self, kills: int, seconds: float, chance: random.Random) -> int:
-        """Kill it at moments drawn uniformly over so many seconds of its life. How many came before its end."""
-        moments = sorted(chance.uniform(0, seconds) for _ in range(kills))
-        for number, (last, now) in enumerate(zip([0.0, *moments], moments, strict=False)):
+    def kill_at_random(self, kills: int, reference: "Reference", chance: random.Random) -> int:
+        """Kill it at moments drawn uniformly over what is left of it. How many came before its end."""
+        for number in range(kills):
+            # The first of so many moments, so that the others find their place behind it.
+            share = min(chance.uniform(0, 1) for _ in range(kills - number))
+            seconds = share * reference.seconds_left(self.out)
             process = self.start()
             try:
-                assert process.wait(now - last) == 0, self.said()[-3000:]
+                assert process.wait(seconds) == 0, self.said()[-3000:]
             except subprocess.TimeoutExpired:
                 if self.kill(process):
-                    self.fell[-1] = f"at random, after {now - last:.1f} s: {self.fell[-1]}"
+                    self.fell[-1] = f"at random, after {seconds:.1f} s: {self.fell[-1]}"
                     continue
             return number
         return kills
@@ -207,7 +231,7 @@ class KilledRun:
 
     def _where(self, pid: int, running: Sequence[int]) -> str:
         """What a process was doing when it was killed, told from the files that it left."""
-        cut = cut_short(self.out)
+        cut = [path for path in cut_short(self.out) if path.stat().st_mtime >= self._started]  # not of earlier kills
         if cut:
             names = [f"{path.relative_to(self.out / 'stages')} ({path.stat().st_size >> 10} KB)" for path in cut]
             return f"checkpoint write, {', '.join(names)} cut short"
@@ -228,4 +252,26 @@ class KilledRun:
             return f"{stages[-1].name}: evaluation"
         if "grow" not in done and len(stages) > 2:
             return f"{stages[-1].name}: growth"
-        return f"{stages[-1].name}: between, beside its training"
+        closes = any(b"done training" in log.read_bytes() for log in stages[-1].glob("member_*/log.txt"))
+        return f"{stages[-1].name}: the driver {'closes its training' if closes else 'is about to train'}"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run that nobody interrupts, and when it had done what."""
+
+    out: Path
+    seconds: float
+    marks: Mapping[str, float]
+    """Seconds after its start at which it set each done mark."""
+
+    @classmethod
+    def of(cls, stream: Path, out: Path, settings: Sequence[str]) -> "Reference":
+        began = time.time()
+        KilledRun(stream, out, settings).finish()
+        marks = {str(mark.relative_to(out)): mark.stat().st_mtime - began for mark in out.rglob("*done.json")}
+        return cls(out, time.time() - began, marks)
+
+    def seconds_left(self, run: Path) -> float:
+        """What this machine took for all that `run` has yet to do."""
+        return self.seconds - max((at for mark, at in self.marks.items() if (run / mark).exists()), default=0.0)
