@@ -6,7 +6,7 @@ from pathlib import Path
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.ledger import Ledger, mean_and_standard_error
 
-FEW = 4
+FEW = 2
 """Lines up to which each point is labelled with its number."""
 
 
