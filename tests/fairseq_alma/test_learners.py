@@ -53,6 +53,10 @@ def fairseq_train_in_a_fork(arguments, log: Path) -> int:
         sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", buffering=1) for descriptor in (1, 2))
         form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"  # fairseq's
         logging.basicConfig(force=True, level=logging.INFO, stream=sys.stdout, format=form)
+        for logger in logging.root.manager.loggerDict.values():  # a test before may have silenced some
+            if isinstance(logger, logging.Logger):
+                logger.disabled = False
+                logger.setLevel(logging.NOTSET)
         torch.set_num_threads(1)  # threads that were there before the fork are not there after it
         sys.argv = ["fairseq-train", *map(str, arguments), "--cpu"]
         from fairseq_cli.train import cli_main
