@@ -14,7 +14,7 @@ from fairseq_alma.display import ledger_table, wide_console
 from fairseq_alma.plots import plot_perplexity
 
 MEGA_BATCHES = 4
-UPDATES_PER_MEGA_BATCH = 75
+UPDATES_PER_MEGA_BATCH = 40
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def main() -> int:
         "before each stage; two models (Ens) are trained side by side and vote. Each model sees as many updates."
     )
     _command("alma-prep", str(stream), "--source", "python-docs", "--mega-batches", str(MEGA_BATCHES),
-             "--vocab-size", "4000", "--valid-words", "10000", "--seed", "0")  # fmt: skip
+             "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0")  # fmt: skip
     for part in PARTS:
-        _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", "preset=quickstart", *part.settings,
+        _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", "preset=quickstart", "validations=2", *part.settings,
                  f"updates_per_mega_batch={arguments.updates_per_mega_batch}")  # fmt: skip
     runs = {part.label: out / part.folder for part in PARTS}
     picture = plot_perplexity(runs, out / "perplexity.png")
