@@ -9,12 +9,12 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairseq_alma.app.plots import plot_perplexity
+from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.display import ledger_table, wide_console
-from fairseq_alma.plots import plot_perplexity
 
 MEGA_BATCHES = 4
-UPDATES_PER_MEGA_BATCH = 40
+UPDATES_PER_MEGA_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def main() -> int:
     _command("alma-prep", str(stream), "--source", "python-docs", "--mega-batches", str(MEGA_BATCHES),
              "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0")  # fmt: skip
     for part in PARTS:
-        _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", "preset=quickstart", "validations=2", *part.settings,
-                 f"updates_per_mega_batch={arguments.updates_per_mega_batch}")  # fmt: skip
+        _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", "preset=quickstart", *part.settings,
+                 f"updates_per_mega_batch={arguments.updates_per_mega_batch}", "validations=2")  # fmt: skip
     runs = {part.label: out / part.folder for part in PARTS}
     picture = plot_perplexity(runs, out / "perplexity.png")
     for label, run in runs.items():

@@ -1,16 +1,14 @@
-"""What a person sees: a stage while it runs, a run when it is done."""
+"""What a person sees of a stage while it runs."""
 
 import json
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.protocol import Stage
 
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
@@ -94,40 +92,3 @@ class _MemberDisplay:
             left = (now - since) / (update - first) * (self._updates - update) if update > first else None
             left_text = f"{left:.0f} s left" if left is not None else ""
             self._console.print(f"{self._title}  update {update}/{self._updates}  {state}  {left_text}", soft_wrap=True)
-
-
-def wide_console(stream=None) -> Console:
-    """A console for tables: where there is no terminal to fit, wide enough for all columns."""
-    console = Console(file=stream or sys.stdout, highlight=False)
-    return console if console.is_terminal else Console(file=stream or sys.stdout, highlight=False, width=120)
-
-
-def ledger_table(rows: Sequence[LedgerRow], title: str) -> Table:
-    """The ledger for reading; * stands for the score of an untrained learner, as in the paper's tables."""
-    table = Table(title=title, title_justify="left")
-    for name in (
-        "t",
-        "stage",
-        "perplexity",
-        "per word",
-        "validation",
-        "params",
-        "updates",
-        "train TFLOP",
-        "seconds",
-    ):
-        table.add_column(name, justify="right")
-    for row in rows:
-        scores, trained = row.scores, row.stage > 0
-        table.add_row(
-            str(row.t),
-            str(row.stage),
-            f"{scores.perplexity:.2f}" if trained else "*",
-            f"{scores.word_perplexity:,.1f}" if trained else "*",
-            f"{scores.validation_perplexity:.2f}" if trained else "*",
-            f"{scores.num_params / 1e6:.2f}M",
-            f"{row.spent.num_updates:,}",
-            f"{row.spent.train_flops / 1e12:,.2f}",
-            f"{row.spent.train_seconds:,.0f}",
-        )
-    return table

@@ -10,8 +10,12 @@ from typing import Any
 from fairseq_alma.core.errors import RunError
 
 
-def write_whole(path: str | Path, text: str) -> None:
-    """Replace `path` by `text` in one step. On return the bytes have reached the disk."""
+def write_whole(path: str | Path, text: str, durable: bool = True) -> None:
+    """Replace `path` by `text` in one step. If durable, the bytes have reached the disk on return.
+
+    What is not durable outlives any kill of the process, but perhaps not a power cut: for what can be computed
+    again, and is written more often than a disk likes.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -19,19 +23,21 @@ def write_whole(path: str | Path, text: str) -> None:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    if durable:
+        _sync_folder(path.parent)
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: Any, durable: bool = True) -> None:
     """`write_whole` for a JSON value, indented for people."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     # A path whose bytes are not UTF-8 reaches us with lone surrogates: in JSON they are spelled as escapes.
-    write_whole(path, text.encode("utf-8", errors="backslashreplace").decode("utf-8"))
+    write_whole(path, text.encode("utf-8", errors="backslashreplace").decode("utf-8"), durable)
 
 
 def read_json(path: str | Path) -> Any:

@@ -89,8 +89,9 @@ class LedgerRow:
 class Ledger:
     """The rows of a run in a file of JSON lines. A row is appended when its numbers are final."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, durable: bool = True):
         self.path = Path(path)
+        self._durable = durable
 
     def rows(self) -> list[LedgerRow]:
         """All whole rows, in order. A last line cut short by a kill is not a row.
@@ -119,8 +120,9 @@ class Ledger:
             file.truncate(len(whole))
             file.seek(0, os.SEEK_END)
             file.write((json.dumps(row.to_json()) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+            if self._durable:
+                file.flush()
+                os.fsync(file.fileno())
 
     def _whole_lines(self) -> bytes:
         # Bytes: what a disk left there need not be text, and their number must be that of the file.
@@ -128,9 +130,12 @@ class Ledger:
         return content[: content.rfind(b"\n") + 1]
 
 
-def cumulative_error_rate(rows: Sequence[LedgerRow]) -> float:
-    """CER, equation 1: the error rate summed over t = 1..B. The untrained t = 0 is not charged."""
-    return sum(_measured(row.scores.error_rate) for row in rows if row.t >= 1)
+def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
+    """CER, equation 1: the error rate summed over t = 1..B. The untrained t = 0 is not charged.
+
+    The paper's first version charges it: `first` = 0.
+    """
+    return sum(_measured(row.scores.error_rate) for row in rows if row.t >= first)
 
 
 def average_perplexity(rows: Sequence[LedgerRow]) -> float:
@@ -154,8 +159,12 @@ def cumulative_flops(rows: Sequence[LedgerRow]) -> int:
     return sum(row.spent.train_flops for row in rows)
 
 
-def summarize(rows: Sequence[LedgerRow]) -> dict[str, Any]:
+def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
     """The scalars of a run for summary.json. Exact integers stay integers.
+
+    Args:
+        rows: the ledger.
+        cer_from: the first arrival that CER charges.
 
     Raises:
         ValueError: there is no arrival after t = 0 yet.
@@ -165,7 +174,7 @@ def summarize(rows: Sequence[LedgerRow]) -> dict[str, Any]:
     last = rows[-1]
     quality: dict[str, float | None]
     if last.scores.error_rate is not None:
-        quality = {"cer": cumulative_error_rate(rows), "final": last.scores.error_rate}
+        quality = {"cer": cumulative_error_rate(rows, cer_from), "final": last.scores.error_rate}
     else:
         quality = {
             "average_perplexity": average_perplexity(rows),

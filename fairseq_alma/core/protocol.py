@@ -1,17 +1,14 @@
 """Algorithm 1 of the paper, and what stands around it: any learner, any environment."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.ledger import LedgerRow, Scores, Spent
+from fairseq_alma.core.ledger import Scores, Spent
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
-
-if TYPE_CHECKING:
-    from fairseq_alma.core.run_record import RunRecord
 
 Replay = Literal[False, "all"] | float
 
@@ -73,6 +70,16 @@ class Evaluator(Protocol):
     def __call__(self, learner: Learner) -> Scores: ...
 
 
+class Record(Protocol):
+    """What a run leaves behind: a RunRecord, or a StackRecord for several seeds at once."""
+
+    def stage_folder(self, k: int) -> Path: ...
+    def step(self, k: int, name: str, learner: Any, do: Callable[[], Any]) -> Any: ...
+    def decision(self, t: int, due: bool) -> bool: ...
+    def arrival(self, t: int, stage: int, updated: bool, scores: Any, spent: list[Any]) -> None: ...
+    def rows(self) -> list[Any]: ...
+
+
 def stage_is_due(gathered: Sequence[MegaBatch], settings: StreamSettings, stream_ends: bool) -> bool:
     """Whether to train now or wait for more: the one place that decides, from what has arrived.
 
@@ -87,31 +94,32 @@ def run_stream(
     learner: Learner,
     evaluate: Evaluator,
     settings: StreamSettings,
-    record: "RunRecord",
-) -> list[LedgerRow]:
+    record: Record,
+) -> list[Any]:
     """Algorithm 1: anytime learning over a stream of mega-batches. Returns the ledger, t = 0..B.
 
     Every step goes through `record.step`, which passes over what an earlier process has finished:
-    running it again after a kill continues.
+    running it again after a kill continues. A learner that computes several seeds at once answers with
+    a list, one entry a seed; its StackRecord keeps a ledger each, and they are what is returned.
     """
     scores = record.step(0, "evaluate", learner, partial(evaluate, learner))
-    record.append(LedgerRow(t=0, stage=0, updated=False, scores=scores))
+    record.arrival(0, 0, False, scores, [])
     gathered: list[MegaBatch] = []
     past: list[MegaBatch] = []
     k = 0
     for mega_batch in stream:
         gathered.append(mega_batch)
         due = record.decision(mega_batch.t, stage_is_due(gathered, settings, mega_batch.t == len(stream)))
-        spent = Spent()
+        spent = []
         if due:
             k += 1
             stage = Stage(k, tuple(gathered), tuple(past), settings.replay, record.stage_folder(k))
             if k > 1:  # as in Algorithm 1, before training; Algorithm 2 grows after it, which is the same from here
-                spent += record.step(k, "grow", learner, partial(learner.grow, stage))
-            spent += record.step(k, "train", learner, partial(learner.train, stage))
+                spent.append(record.step(k, "grow", learner, partial(learner.grow, stage)))
+            spent.append(record.step(k, "train", learner, partial(learner.train, stage)))
             scores = record.step(k, "evaluate", learner, partial(evaluate, learner))
             past += gathered
             gathered = []
         # Between stages the model has not changed: the last value is charged again.
-        record.append(LedgerRow(mega_batch.t, k, due, scores, spent))
-    return record.ledger.rows()
+        record.arrival(mega_batch.t, k, due, scores, spent)
+    return record.rows()

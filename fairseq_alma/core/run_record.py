@@ -6,6 +6,7 @@ RUN/arrivals.json       digests of the stream, decisions to train or wait
 RUN/stages/stage_001/   logs, checkpoints; {grow,train,evaluate}.done.json: the marks
 """
 
+import json
 import os
 import platform
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.files import read_json, write_json, write_whole
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent, summarize
 
 RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
@@ -34,6 +35,10 @@ class RunRecord:
         digests: identity of each mega-batch of the stream.
         free: names of settings that may differ when a run is continued (where things lie, not what is computed).
         defaults: what a setting was in a run that began before there was such a setting.
+        stages: the folder of the stages, where another run shares them (see StackRecord); RUN/stages by default.
+        durable: whether every step reaches the disk before the next begins. Without it a kill loses nothing,
+            but a power cut may: for stages of milliseconds, and summary.json follows within a second.
+        cer_from: the first arrival that CER charges.
 
     Raises:
         RunError: the folder holds a run of other settings or of another stream; the message names the
@@ -47,10 +52,16 @@ class RunRecord:
         digests: Sequence[str],
         free: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
+        stages: Path | None = None,
+        durable: bool = True,
+        cer_from: int = 1,
     ):
         self.folder = Path(folder)
-        self.ledger = Ledger(self.folder / "ledger.jsonl")
-        self._started = time.monotonic()
+        self.ledger = Ledger(self.folder / "ledger.jsonl", durable)
+        self.durable = durable
+        self._stages = stages or self.folder / "stages"
+        self._cer_from = cer_from
+        self._started = self._summary_written = time.monotonic()
         self._refuse_other_settings(settings, free, defaults or {})
         arrivals = self._read_arrivals()
         known = arrivals["digests"]
@@ -67,13 +78,13 @@ class RunRecord:
         before = self._read_summary()
         self._seconds_before = float(before.get("wall_seconds", 0.0))
         self._summed_up = int(before.get("num_arrivals", 0))
-        write_json(self.folder / "arrivals.json", self._arrivals)
+        self._write_arrivals()
         write_json(self.folder / "settings.json", settings)
         self._note_provenance(provenance(settings))
 
     def stage_folder(self, k: int) -> Path:
         """Where stage k lives; k = 0 is the untrained learner."""
-        folder = self.folder / "stages" / f"stage_{k:03d}"
+        folder = self._stages / f"stage_{k:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -92,7 +103,7 @@ class RunRecord:
         result = do()
         if name != "evaluate":
             learner.save(folder / name)
-        write_json(mark, asdict(result))
+        write_json(mark, [asdict(r) for r in result] if isinstance(result, list) else asdict(result), self.durable)
         return result
 
     def decision(self, t: int, due: bool) -> bool:
@@ -100,8 +111,16 @@ class RunRecord:
         decisions = self._arrivals["decisions"]
         if str(t) not in decisions:
             decisions[str(t)] = due
-            write_json(self.folder / "arrivals.json", self._arrivals)
+            self._write_arrivals()
         return decisions[str(t)]
+
+    def arrival(self, t: int, stage: int, updated: bool, scores: Scores, spent: Sequence[Spent]) -> None:
+        """Arrival t is over: the row of what the learner scores now, and what its steps spent. Raises as append."""
+        self.append(LedgerRow(t, stage, updated, scores, sum(spent, Spent())))
+
+    def rows(self) -> list[LedgerRow]:
+        """The ledger so far."""
+        return list(self._rows)
 
     def append(self, row: LedgerRow) -> None:
         """Add a row to the ledger, unless it is there already; bring summary.json up to date.
@@ -120,9 +139,14 @@ class RunRecord:
         else:
             self.ledger.append(row)
             self._rows.append(row)
-        if row.t == len(self._rows) - 1 and row.t > self._summed_up:
+        now, is_last = time.monotonic(), row.t == len(self._arrivals["digests"])
+        if row.t < len(self._rows) - 1 or row.t <= self._summed_up:
+            return
+        if self.durable or is_last or now - self._summary_written > 1:
+            self._summary_written = now
             seconds = self._seconds_before + time.monotonic() - self._started
-            write_json(self.folder / "summary.json", {**summarize(self._rows), "wall_seconds": round(seconds, 3)})
+            summary = summarize(self._rows, self._cer_from)
+            write_json(self.folder / "summary.json", {**summary, "wall_seconds": round(seconds, 3)}, self.durable)
             self._summed_up = row.t
 
     def _note_provenance(self, now: dict[str, Any]) -> None:
@@ -152,15 +176,18 @@ class RunRecord:
             for key in sorted(before.keys() | now.keys())
             if key.split(".")[0] not in free and before.get(key) != now.get(key)
         ]
-        if differing and not any(self.folder.glob("stages/*/*.done.json")):
+        if differing and not any(self._stages.glob("*/*.done.json")):
             # It failed before its first step was done, perhaps for its settings: there is nothing to protect.
-            shutil.rmtree(self.folder / "stages", ignore_errors=True)
+            shutil.rmtree(self._stages, ignore_errors=True)
         elif differing:
             raise RunError(
                 f"{self.folder} holds a run of other settings:\n  "
                 + "\n  ".join(differing)
                 + "\nGive the same settings to continue it, or another out= for a new run."
             )
+
+    def _write_arrivals(self) -> None:
+        write_whole(self.folder / "arrivals.json", json.dumps(self._arrivals) + "\n", self.durable)
 
     def _read_arrivals(self) -> dict[str, Any]:
         path = self.folder / "arrivals.json"
@@ -178,6 +205,8 @@ def find_runs(folder: Path) -> list[Path]:
         if "settings.json" in files:
             found.append(Path(path))
             folders.clear()  # stages and checkpoints: there may be many, on a slow file system
+        elif "stages" in folders:  # of several seeds together
+            folders.remove("stages")
     return sorted(found)
 
 
@@ -206,7 +235,8 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_mark(path: Path, kind: type) -> Any:
     try:
-        return kind(**read_json(path))
+        value = read_json(path)
+        return [kind(**one) for one in value] if isinstance(value, list) else kind(**value)
     except (TypeError, ValueError) as error:
         raise RunError(f"{path} is not a done mark of this release ({error}): restore it or start anew") from error
 

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairseq_alma.app.plots import plot_perplexity
 from fairseq_alma.core.ledger import Ledger, LedgerRow
-from fairseq_alma.plots import plot_perplexity
 
 HERE = Path(__file__).parent
 LEDGERS = HERE / "ledgers"

@@ -29,6 +29,10 @@ print("alma_lm" in TASK_REGISTRY, "switch_lm" in CRITERION_REGISTRY, *sorted(arc
 EVERYTHING = ["True", "True", "switch_lm_base", "switch_lm_large", "switch_lm_tiny"]
 
 
+def test_alma_vision_runs_without_fairseq():
+    assert run_fresh("import sys, vision.run; print('fairseq' in sys.modules)") == ["False"]
+
+
 @pytest.mark.parametrize("name", ["fairseq_alma", "fairseq_alma.core", "launch.local"])
 def test_the_core_and_the_launcher_need_neither_torch_nor_fairseq(name):
     heavy = "{'torch', 'numpy', 'fairseq', 'hydra'}"
@@ -104,16 +108,20 @@ def test_core_imports_the_standard_library_and_itself():
     assert strangers("fairseq_alma.core", lambda m: is_standard(m) or is_inside(m, "fairseq_alma.core")) == set()
 
 
-@pytest.mark.parametrize("package", ["vision", "data_prep", "launch"])
-def test_the_other_rooms_import_core_and_themselves_of_ours(package):
-    assert strangers(package, lambda m: not is_inside(m, *OURS) or is_inside(m, "fairseq_alma.core", package)) == set()
+@pytest.mark.parametrize(
+    ("package", "others"),
+    [("vision", ("fairseq_alma.app",)), ("data_prep", ()), ("launch", ()), ("fairseq_alma.app", ())],
+)
+def test_the_other_rooms_import_core_and_themselves_of_ours(package, others):
+    allowed = ("fairseq_alma.core", package, *others)
+    assert strangers(package, lambda m: not is_inside(m, *OURS) or is_inside(m, *allowed)) == set()
 
 
 def test_the_launcher_needs_the_standard_library_only():
     assert strangers("launch", lambda m: is_standard(m) or is_inside(m, *OURS)) == set()
 
 
-@pytest.mark.parametrize("package", ["vision", "data_prep"])
+@pytest.mark.parametrize("package", ["vision", "data_prep", "fairseq_alma.app"])
 def test_vision_and_data_prep_never_import_fairseq(package):
     assert strangers(package, lambda m: not is_inside(m, "fairseq", "fairseq_cli")) == set()
 

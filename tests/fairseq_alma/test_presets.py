@@ -5,9 +5,10 @@ from functools import cache
 import pytest
 from hydra import compose, initialize_config_dir
 
+from fairseq_alma.app.command import setting_values
 from fairseq_alma.core.protocol import stage_is_due
 from fairseq_alma.learner import LEARNERS
-from fairseq_alma.run import CONFIGS, setting_values
+from fairseq_alma.run import CONFIGS, NO_SETTINGS
 from fairseq_alma.settings import LanguageModelSettings
 
 STAGE, MEGA_BATCH = "updates", "updates_per_mega_batch"
@@ -37,7 +38,7 @@ ROWS = {
 def settings_of(*overrides: str) -> LanguageModelSettings:
     with initialize_config_dir(str(CONFIGS.absolute()), version_base="1.1"):
         config = compose("alma_lm", ["stream=S", "out=O", *overrides])
-    return LanguageModelSettings.from_mapping(setting_values(config))
+    return LanguageModelSettings.from_mapping(setting_values(config, NO_SETTINGS))
 
 
 def mega_batches_of_stages(settings: LanguageModelSettings, num_mega_batches: int) -> list[int]:

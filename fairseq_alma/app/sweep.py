@@ -1,4 +1,4 @@
-"""After `alma-lm -m`: the runs of the sweep, best validation perplexity first."""
+"""After -m: the runs of the sweep, best by validation first."""
 
 import json
 import re
@@ -10,8 +10,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.table import Table
 
+from fairseq_alma.app.tables import wide_console
 from fairseq_alma.core.run_record import find_runs
-from fairseq_alma.display import wide_console
 
 
 class BestByValidation(Callback):
@@ -39,13 +39,19 @@ class BestByValidation(Callback):
         if not runs:
             return
         (folder / "sweep.json").write_text(json.dumps(runs, indent=2) + "\n")
-        table = Table(title="by final validation perplexity, best first", title_justify="left")
+        is_vision = "cer" in runs[0]
+        quality = "error rate" if is_vision else "perplexity"
+        table = Table(title=f"by final validation {quality}, best first", title_justify="left")
         for name in ("run", "validation", "test", "TFLOP"):
             table.add_column(name, justify="left" if name == "run" else "right")
         common = set.intersection(*(set(run["run"].split(",")) for run in runs)) if len(runs) > 1 else set()
         for run in runs:
             name = ",".join(part for part in run["run"].split(",") if part not in common)
-            table.add_row(name, f"{run['final_validation']:.3f}", f"{run['final']:.3f}", f"{run['comp'] / 1e12:.2f}")
+            table.add_row(
+                name,
+                *(f"{run[key]:.{4 if is_vision else 3}f}" for key in ("final_validation", "final")),
+                f"{run['comp'] / 1e12:.2f}",
+            )
         wide_console().print(table)
 
 

@@ -1,7 +1,7 @@
 import pytest
 
+from fairseq_alma.app.plots import plot_perplexity
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.plots import plot_perplexity
 from tests.commands import ROOT
 
 
