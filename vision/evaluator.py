@@ -1,0 +1,103 @@
+"""The environment's side: it alone holds the test set, and writes down how mixtures route it."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fairseq_alma.core.ledger import Scores
+from vision.datasets import Dataset
+from vision.flops import count_flops
+from vision.learners import EXAMPLES_AT_ONCE, Mixture, VisionLearner
+from vision.networks import Stack
+from vision.voting import Tally
+
+
+class ErrorRateEvaluator:
+    """Scores every test example once, for all seeds of a learner.
+
+    Members that stay as they are are asked once: what they say is kept, and added to.
+
+    Args:
+        dataset: the test set of it.
+        device: where it lives.
+        stages: RUN/stages of each seed, for routing.npz.
+        num_stages: of the whole run; the last one's routing is always written.
+        routing_examples: how many test examples routing.npz holds.
+    """
+
+    def __init__(
+        self, dataset: Dataset, device: torch.device, stages: list[Path], num_stages: int, routing_examples: int
+    ):
+        self._images, self._image_shape = dataset.test.images, dataset.image_shape
+        self._x_1ni = dataset.pixels.normalised(dataset.test.images.to(device))[None]
+        self._y_1n = dataset.test.labels.to(device)[None]
+        self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
+        self._kept: tuple[list[str | None], Tally] = ([], Tally.nothing())
+        self._num_experts_written = 0
+
+    def __call__(self, learner: VisionLearner) -> list[Scores]:
+        members = learner.members
+        num_seeds = len(learner.seeds)
+        total = self._tally(learner, members)
+        costs = [(len(stack) // num_seeds, stack.num_params, count_flops(stack).prediction) for _, stack in members]
+        if isinstance(learner, Mixture):
+            self._write_routing(learner)
+        scores = []
+        for number, error_rate in enumerate(total.error_rate(self._y_1n)):
+            validation_loss, validation_error_rate = learner.validation[number] or (None, None)
+            scores.append(
+                Scores(
+                    num_params=sum(count * params for count, params, _ in costs),
+                    forward_flops=sum(count * flops for count, _, flops in costs),
+                    error_rate=error_rate,
+                    validation_loss=validation_loss,
+                    validation_error_rate=validation_error_rate,
+                    num_experts=members[-1][1].num_experts,
+                    num_members=learner.num_members,
+                    expert_load=None if learner.expert_load is None else learner.expert_load[number],
+                )
+            )
+        return scores
+
+    def _tally(self, learner: VisionLearner, members: list[tuple[str | None, Stack]]) -> Tally:
+        names, (known, total) = [name for name, _ in members], self._kept
+        if names[: len(known)] != known:
+            known, total = [], Tally.nothing()
+        for number in range(len(known), len(members)):
+            total = total + self._ask(learner, members[number][1])
+            if None not in names[: number + 1]:
+                self._kept = (names[: number + 1], total)
+        return total
+
+    def _ask(self, learner: VisionLearner, stack: Stack) -> Tally:
+        parts = [learner.tally(x, stack) for x in self._x_1ni.split(EXAMPLES_AT_ONCE, dim=1)]
+        summed = torch.cat([part.summed_SbC for part in parts], dim=1)
+        votes = None if parts[0].votes_SbC is None else torch.cat([part.votes_SbC for part in parts], dim=1)
+        return Tally(parts[0].combine, summed, votes, parts[0].num_members)
+
+    def _write_routing(self, learner: Mixture) -> None:
+        """stages/stage_k/routing.npz: after a growth, and at the end.
+
+        images [n, height, width] of uint8, label [n], expert [n] (of the first layer, the one that weighs most),
+        weights [n, E]; the tree as root (branches of its root, 0 is none) and splits (which expert each split halved).
+        """
+        k, count = learner.stage_index, self._routing_examples
+        is_due = learner.stack.num_experts > self._num_experts_written or k == self._num_stages
+        if not count or not k or not is_due:
+            return
+        self._num_experts_written = learner.stack.num_experts
+        for folder, routing in zip(self._stages, learner.routing(self._x_1ni[:, :count]), strict=True):
+            path = folder / f"stage_{k:03d}" / "routing.npz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(".routing.tmp.npz")
+            np.savez_compressed(
+                temporary,
+                images=self._images[:count].view(-1, *self._image_shape[1:]).numpy(),
+                label=self._y_1n[0, :count].cpu().numpy(),
+                expert=routing["weights"].argmax(-1),
+                weights=routing["weights"].astype(np.float16),
+                root=routing["root"],
+                splits=np.array(routing["splits"], dtype=np.int64),
+            )
+            temporary.replace(path)

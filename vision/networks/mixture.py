@@ -1,0 +1,180 @@
+"""The perceptron whose two hidden layers are mixtures of experts, and its growth."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vision.networks.gates import Gates, Noise
+from vision.networks.linear import input_gradient, linear, linear_gradient, through_relu
+from vision.networks.parameters import Parameters, draw_layers, draw_linear
+from vision.networks.plain import PlainMixture
+from vision.networks.stack import Stack
+
+
+class MixtureStack(Stack):
+    """M perceptrons with mixtures. An expert is a linear layer and ReLU; a layer gives its experts' weighted sum.
+
+    A layer's parameters are one matrix: the rows of its experts, h each, then those of its gates, one a branch.
+
+    Shapes: M networks, b examples, i inputs, h width, E experts, K branches of gates, C classes.
+
+    Args:
+        sizes: inputs, hidden widths, classes.
+        gates: one for each hidden layer.
+        parameters: of all layers.
+    """
+
+    def __init__(self, sizes: Sequence[int], gates: Sequence[Gates], parameters: Parameters):
+        self.sizes = tuple(sizes)
+        self.gates = list(gates)
+        self.parameters = parameters
+        self.gradient = parameters.empty_like()
+        self.expert_weights: list[Tensor] = []
+        """Of each layer, [M, b, E]: how the last pass weighed its experts."""
+        self._kept: list[Tensor] = []
+
+    @classmethod
+    def drawn(
+        cls,
+        sizes: Sequence[int],
+        num_experts: int,
+        hard: bool,
+        generators: Sequence[torch.Generator],
+        device: torch.device,
+    ) -> "MixtureStack":
+        """With `num_experts` in each hidden layer, under one root; experts and gates drawn as torch.nn.Linear is."""
+        root = num_experts if num_experts > 1 else 0
+        gates = [Gates(root, [[] for _ in generators], hard, device) for _ in sizes[1:-1]]
+        shapes = {}
+        for layer in range(1, len(sizes)):
+            num_rows = num_experts * sizes[layer] + root if layer < len(sizes) - 1 else sizes[layer]
+            shapes[f"weight_{layer}"], shapes[f"bias_{layer}"] = (num_rows, sizes[layer - 1]), (num_rows,)
+        stack = cls(sizes, gates, Parameters(shapes, len(generators), device))
+        stack.draw(generators)
+        return stack
+
+    def draw(self, generators: Sequence[torch.Generator]) -> None:
+        draw_layers(self.parameters, generators)
+
+    @property
+    def num_experts(self) -> int:
+        return self.gates[0].num_experts
+
+    def draw_from(self, noise: Noise) -> None:
+        """What hard gates draw from in training."""
+        for gates in self.gates:
+            gates.noise = noise
+
+    def logits(self, x: Tensor, training: bool = False) -> Tensor:
+        p, kept, self.expert_weights = self.parameters, [], []
+        for layer, gates in enumerate(self.gates, start=1):
+            num_rows = gates.num_experts * self.sizes[layer]
+            y = linear(x, p[f"weight_{layer}"], p[f"bias_{layer}"])
+            out_MbEh = y[..., :num_rows].clamp_min(0).unflatten(-1, (gates.num_experts, -1))
+            if gates.num_branches:
+                weights_MbE = gates.weights(y[..., num_rows:], training)
+                layer_output = torch.einsum("mbe,mbeh->mbh", weights_MbE, out_MbEh)
+            else:
+                weights_MbE, layer_output = y.new_ones(*y.shape[:2], 1), out_MbEh[:, :, 0]
+            kept.append((x, out_MbEh))
+            self.expert_weights.append(weights_MbE)
+            x = layer_output
+        if training:
+            self._kept = [*kept, (x,)]
+        last = len(self.sizes) - 1
+        return linear(x, p[f"weight_{last}"], p[f"bias_{last}"])
+
+    def backward(self, d_logits_MbC: Tensor) -> None:
+        last = len(self.sizes) - 1
+        (x,) = self._kept[-1]
+        linear_gradient(x, d_logits_MbC, self.gradient[f"weight_{last}"], self.gradient[f"bias_{last}"])
+        dx = input_gradient(d_logits_MbC, self.parameters[f"weight_{last}"])
+        for layer in range(last - 1, 0, -1):
+            gates, (x, out_MbEh) = self.gates[layer - 1], self._kept[layer - 1]
+            weights_MbE = self.expert_weights[layer - 1]
+            d_out_MbEh = weights_MbE[..., None] * dx[:, :, None] if gates.num_branches else dx[:, :, None]
+            dy = through_relu(d_out_MbEh.expand_as(out_MbEh), out_MbEh).flatten(-2)
+            if gates.num_branches:
+                d_weights_MbE = torch.einsum("mbh,mbeh->mbe", dx, out_MbEh)
+                dy = torch.cat([dy, gates.backward(d_weights_MbE)], dim=-1)
+            linear_gradient(x, dy, self.gradient[f"weight_{layer}"], self.gradient[f"bias_{layer}"])
+            if layer > 1:
+                dx = input_gradient(dy, self.parameters[f"weight_{layer}"])
+
+    def split(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "MixtureStack":
+        """A new stack in which one expert of each layer has a twin; this one is not changed.
+
+        The twins are equal, and share what the one had by a new gate, drawn at random: every output stays as it
+        was, to rounding, with soft gates and with hard ones in testing.
+
+        Args:
+            experts: which one, layer by layer and network by network.
+            generators: one a network, for its new gates.
+        """
+        return self._grown(experts, generators, flat=False)
+
+    def split_flat(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "MixtureStack":
+        """As `split`, but the twin is a further entry of one flat softmax, its row of the gate drawn at random.
+
+        It takes weight from all experts and not from its twin alone: outputs jump. It is what the tree is for. (A
+        copied row would jump too, a weight p becoming 2p / (1 + p), and equal twins with equal rows never part.)
+        """
+        return self._grown(experts, generators, flat=True)
+
+    def _grown(
+        self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
+    ) -> "MixtureStack":
+        tensors, new_gates = dict(self.parameters.state()), []
+        for layer, gates in enumerate(self.gates, start=1):
+            num_rows, width = gates.num_experts * self.sizes[layer], self.sizes[layer]
+            weight, bias = tensors[f"weight_{layer}"], tensors[f"bias_{layer}"]
+            which_M = torch.tensor(experts[layer - 1])
+            rows_Mh = which_M[:, None] * width + torch.arange(width)
+            networks_M1 = torch.arange(len(self))[:, None]
+            if flat:
+                root, splits = gates.num_experts + 1, gates.splits
+                num_new_rows = root - gates.root  # two where there was no gate yet
+            else:
+                root, num_new_rows = gates.root, 2
+                splits = [[*one, expert] for one, expert in zip(gates.splits, experts[layer - 1], strict=True)]
+            new_weight, new_bias = draw_linear(num_new_rows, weight.shape[2], generators)
+            tensors[f"weight_{layer}"] = torch.cat(
+                [weight[:, :num_rows], weight[networks_M1, rows_Mh], weight[:, num_rows:], new_weight], dim=1
+            )
+            tensors[f"bias_{layer}"] = torch.cat(
+                [bias[:, :num_rows], bias[networks_M1, rows_Mh], bias[:, num_rows:], new_bias], dim=1
+            )
+            new_gates.append(Gates(root, splits, gates.hard, self.parameters.device))
+        return MixtureStack(self.sizes, new_gates, Parameters.from_state(tensors, self.parameters.device))
+
+    def state(self) -> dict:
+        gates = [{"root": one.root, "splits": one.splits} for one in self.gates]
+        return {
+            "kind": "mixture",
+            "sizes": list(self.sizes),
+            "hard": self.gates[0].hard,
+            "gates": gates,
+            "parameters": self.parameters.state(),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict, device: torch.device) -> "MixtureStack":
+        gates = [Gates(one["root"], one["splits"], state["hard"], device) for one in state["gates"]]
+        return cls(state["sizes"], gates, Parameters.from_state(state["parameters"], device))
+
+    def plain(self, network: int) -> nn.Module:
+        trees = [(gates.root, gates.splits[network]) for gates in self.gates]
+        plain = PlainMixture(self.sizes, trees, self.gates[0].hard)
+        for layer, gates in enumerate(self.gates, start=1):
+            weight, bias = (self.parameters[f"{name}_{layer}"][network] for name in ("weight", "bias"))
+            rows = [self.sizes[layer]] * gates.num_experts + plain.layers[layer - 1].branches_of_nodes
+            for linear_layer, w, b in zip(
+                plain.layers[layer - 1].all_linear(), weight.split(rows), bias.split(rows), strict=True
+            ):
+                linear_layer.weight.data.copy_(w)
+                linear_layer.bias.data.copy_(b)
+        last = len(self.sizes) - 1
+        plain.head.weight.data.copy_(self.parameters[f"weight_{last}"][network])
+        plain.head.bias.data.copy_(self.parameters[f"bias_{last}"][network])
+        return plain

@@ -1,0 +1,74 @@
+"""The multilayer perceptron: two hidden layers of width h, ReLU (appendix B of the paper)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vision.networks.linear import input_gradient, linear, linear_gradient, through_relu
+from vision.networks.parameters import Parameters, draw_layers
+from vision.networks.stack import Stack
+
+
+class MLPStack(Stack):
+    """M perceptrons.
+
+    Args:
+        sizes: inputs, hidden widths, classes: (784, h, h, 10).
+        parameters: of all layers: weight_1 [M, h, 784], bias_1 [M, h] ...
+    """
+
+    def __init__(self, sizes: Sequence[int], parameters: Parameters):
+        self.sizes = tuple(sizes)
+        self.parameters = parameters
+        self.gradient = parameters.empty_like()
+        self._kept: list[Tensor] = []
+
+    @classmethod
+    def drawn(cls, sizes: Sequence[int], generators: Sequence[torch.Generator], device: torch.device) -> "MLPStack":
+        """Initialised as torch.nn.Linear is, one generator a network."""
+        shapes = {}
+        for layer in range(1, len(sizes)):
+            shapes[f"weight_{layer}"] = (sizes[layer], sizes[layer - 1])
+            shapes[f"bias_{layer}"] = (sizes[layer],)
+        stack = cls(sizes, Parameters(shapes, len(generators), device))
+        stack.draw(generators)
+        return stack
+
+    def draw(self, generators: Sequence[torch.Generator]) -> None:
+        draw_layers(self.parameters, generators)
+
+    def logits(self, x: Tensor, training: bool = False) -> Tensor:
+        p, last = self.parameters, len(self.sizes) - 1
+        kept = [x]
+        for layer in range(1, last):
+            x = linear(x, p[f"weight_{layer}"], p[f"bias_{layer}"]).clamp_min_(0)
+            kept.append(x)
+        if training:
+            self._kept = kept
+        return linear(x, p[f"weight_{last}"], p[f"bias_{last}"])
+
+    def backward(self, d_logits_MbC: Tensor) -> None:
+        dy = d_logits_MbC
+        for layer in range(len(self.sizes) - 1, 0, -1):
+            x = self._kept[layer - 1]
+            linear_gradient(x, dy, self.gradient[f"weight_{layer}"], self.gradient[f"bias_{layer}"])
+            if layer > 1:
+                dy = through_relu(input_gradient(dy, self.parameters[f"weight_{layer}"]), x)
+
+    def state(self) -> dict:
+        return {"kind": "mlp", "sizes": list(self.sizes), "parameters": self.parameters.state()}
+
+    @classmethod
+    def from_state(cls, state: dict, device: torch.device) -> "MLPStack":
+        return cls(state["sizes"], Parameters.from_state(state["parameters"], device))
+
+    def plain(self, network: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        for layer in range(1, len(self.sizes)):
+            linear_layer = nn.Linear(self.sizes[layer - 1], self.sizes[layer])
+            with torch.no_grad():
+                linear_layer.weight.copy_(self.parameters[f"weight_{layer}"][network])
+                linear_layer.bias.copy_(self.parameters[f"bias_{layer}"][network])
+            layers += [linear_layer, nn.ReLU()]
+        return nn.Sequential(*layers[:-1])

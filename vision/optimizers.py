@@ -1,0 +1,58 @@
+"""Optimizers of one flat tensor: what torch.optim does tensor by tensor and network by network."""
+
+import torch
+from torch import Tensor
+
+
+class AdaDelta:
+    """Zeiler (2012), as torch.optim.Adadelta computes it.
+
+    Args:
+        parameters: flat, changed in place.
+        lr: factor of each step.
+        rho: decay of the running means.
+        eps: added to both running means under their roots.
+    """
+
+    def __init__(self, parameters: Tensor, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6):
+        self._parameters, self._lr, self._rho, self._eps = parameters, lr, rho, eps
+        self._square = torch.zeros_like(parameters)
+        self._change = torch.zeros_like(parameters)
+        self._root, self._step = torch.empty_like(parameters), torch.empty_like(parameters)
+
+    def step(self, gradient: Tensor) -> None:
+        """One update."""
+        rho, root, step = self._rho, self._root, self._step
+        self._square.mul_(rho).addcmul_(gradient, gradient, value=1 - rho)
+        torch.add(self._square, self._eps, out=root)
+        torch.add(self._change, self._eps, out=step)
+        step.div_(root).sqrt_().mul_(gradient)
+        self._change.mul_(rho).addcmul_(step, step, value=1 - rho)
+        self._parameters.sub_(step, alpha=self._lr)
+
+
+class SGD:
+    """Stochastic gradient descent with momentum and weight decay, as torch.optim.SGD computes it.
+
+    Args:
+        parameters: flat, changed in place.
+        lr: learning rate.
+        momentum: 0 has none.
+        weight_decay: added to the gradient, times the parameters.
+    """
+
+    def __init__(self, parameters: Tensor, lr: float, momentum: float = 0.0, weight_decay: float = 0.0):
+        self._parameters, self._lr, self._momentum, self._weight_decay = parameters, lr, momentum, weight_decay
+        self._velocity: Tensor | None = None
+
+    def step(self, gradient: Tensor) -> None:
+        """One update."""
+        if self._weight_decay:
+            gradient = gradient.add(self._parameters, alpha=self._weight_decay)
+        if self._momentum:
+            if self._velocity is None:
+                self._velocity = gradient.clone()
+            else:
+                self._velocity.mul_(self._momentum).add_(gradient)
+            gradient = self._velocity
+        self._parameters.sub_(gradient, alpha=self._lr)

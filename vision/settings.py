@@ -1,0 +1,196 @@
+"""Every setting of a vision run, checked when it is made."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.protocol import Replay, StreamSettings
+from vision.training import SelectBy
+from vision.voting import Combine
+
+SplitBy = Literal["validation_loss", "gate_mass"]
+
+FREE_SETTINGS = ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages")
+"""May differ when a run is continued: where things lie and where it runs, not what is computed."""
+
+MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500}
+"""B of each dataset, where none is given."""
+
+MAX_SEED = 1_000_000
+
+CHOICES = {
+    "optimizer": ("adadelta", "sgd"),
+    "select_by": get_args(SelectBy),
+    "combine": get_args(Combine),
+    "gens_combine": get_args(Combine),
+    "umix": ("mean", "sum"),
+    "new_members_from": ("random", "copy"),
+    "split_by": get_args(SplitBy),
+}
+
+
+@dataclass(frozen=True)
+class VisionSettings:
+    """What `alma-vision` runs."""
+
+    out: str
+    """The run folder."""
+    dataset: str = "digits"
+    data_root: str = "data"
+    """Where the files of a dataset lie, or are put."""
+    split: str = "balanced"
+    """emnist: which of its splits."""
+    learner: str = "sm"
+    wait: int = 1
+    """w, in mega-batches."""
+    replay: Replay = False
+    mega_batches: int | None = None
+    """B; by default 20 for digits, 500 for mnist and emnist."""
+    width: int = 32
+    """h, of both hidden layers (of each expert in a mixture)."""
+    epochs: int = 100
+    """Of each stage."""
+    batch_size: int = 128
+    optimizer: str = "adadelta"
+    """A new one at each stage."""
+    lr: float = 1.0
+    momentum: float = 0.0
+    """sgd's."""
+    weight_decay: float = 0.0
+    """sgd's."""
+    validation_share: float = 0.1
+    """Of each mega-batch, drawn once."""
+    select_by: SelectBy = "validation_loss"
+    """What makes an epoch the one that is kept."""
+    from_scratch: bool = False
+    """Whether each stage begins with parameters drawn anew."""
+    members: int = 5
+    """ens, umix: N."""
+    combine: Combine = "probability"
+    """ens: what is averaged over members; `vote` is the majority."""
+    bagging: bool = False
+    """ens: whether each member trains on a bootstrap sample of its own."""
+    umix: str = "mean"
+    """umix: the mean of the members' logits, or their sum."""
+    new_members: int = 1
+    """gens, ens_moe: k, at each stage."""
+    new_members_from: str = "random"
+    """gens, ens_moe: drawn at random, or a copy of the last."""
+    gens_combine: Combine = "probability"
+    """gens, ens_moe: as `combine`."""
+    experts: int = 1
+    """Mixtures: in each hidden layer; for those that grow: before the first growth."""
+    grow_every: int = 1
+    """gmoe, gmoe_flat: stages from one growth to the next."""
+    split_by: SplitBy = "validation_loss"
+    """gmoe, gmoe_flat: what an expert is charged, the most charged one is split."""
+    hard_gates: bool = False
+    """Mixtures: one branch at each node alone, drawn in training and the likelier one in testing."""
+    cer_from: int = 1
+    """The first arrival that CER charges; 0 charges the untrained learner (v1 of the paper)."""
+    seed: int = 0
+    """The first seed: of data, initialisation and order, unless they are given apart."""
+    data_seed: int | None = None
+    initialisation_seed: int | None = None
+    order_seed: int | None = None
+    seeds: int = 1
+    """How many seeds, from `seed` on, computed together."""
+    device: str = "auto"
+    threads: int = 1
+    """Of the CPU: these networks are too small to share out."""
+    keep_stages: bool = False
+    """Whether the networks of every stage stay on disk."""
+    routing_examples: int = 2000
+    """Mixtures: of how many test examples routing.npz tells the experts; 0 writes none."""
+    preset: str = "paper"
+
+    def __post_init__(self):
+        from vision.learners import LEARNERS
+
+        if not self.out or not isinstance(self.out, str):
+            raise SettingError("out= is missing: the folder of the run, e.g. out=runs/mnist/sm")
+        if self.dataset not in MEGA_BATCHES:
+            raise SettingError(f"dataset={self.dataset!r} is not one of {', '.join(MEGA_BATCHES)}")
+        if self.learner not in LEARNERS:
+            raise SettingError(f"learner={self.learner!r} is not one of {', '.join(LEARNERS)}")
+        for name in ("mega_batches", "data_seed", "initialisation_seed", "order_seed"):
+            if getattr(self, name) is None:
+                continue
+            self._check_whole(name, 1 if name == "mega_batches" else 0)
+        for name in ("wait", "width", "epochs", "batch_size", "members", "new_members", "experts", "grow_every",
+                     "seeds", "threads"):  # fmt: skip
+            self._check_whole(name, 1)
+        for name in ("seed", "cer_from", "routing_examples"):
+            self._check_whole(name, 0)
+        for name in ("data_seed", "initialisation_seed", "order_seed", "seed"):
+            if (value := getattr(self, name)) is not None and value + self.seeds > MAX_SEED:
+                raise SettingError(f"{name}={value} and {self.seeds} seeds from there on must lie below {MAX_SEED}")
+        for name in ("bagging", "hard_gates", "from_scratch", "keep_stages"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"{name}={getattr(self, name)!r} must be true or false")
+        for name in ("lr", "momentum", "weight_decay", "validation_share"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise SettingError(f"{name}={value!r} must be a number")
+        if not self.lr > 0:
+            raise SettingError(f"lr={self.lr} must be above 0")
+        if not 0 <= self.momentum < 1 or self.weight_decay < 0:
+            raise SettingError(
+                f"momentum={self.momentum} must lie in [0, 1), weight_decay={self.weight_decay} not below 0"
+            )
+        if self.optimizer == "adadelta" and (self.momentum or self.weight_decay):
+            raise SettingError("momentum and weight_decay are for optimizer=sgd")
+        if not 0 < self.validation_share < 1:
+            raise SettingError(f"validation_share={self.validation_share} must lie between 0 and 1")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise SettingError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+        if self.cer_from > 1:
+            raise SettingError(f"cer_from={self.cer_from} must be 0 or 1")
+        if self.routing_examples > 5000:
+            raise SettingError(f"routing_examples={self.routing_examples} must be at most 5000")
+        if self.learner in ("moe", "ens_moe") and self.experts < 2:
+            raise SettingError(f"learner={self.learner} needs experts=, at least 2")
+        if self.bagging and self.learner != "ens":
+            raise SettingError(f"bagging is for learner=ens, not for learner={self.learner}")
+        self.stream_settings()
+
+    def _check_whole(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise SettingError(f"{name}={value!r} must be a whole number of at least {least}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "VisionSettings":
+        """From resolved configuration values.
+
+        Raises:
+            SettingError: a key that is no setting, or a value out of range.
+        """
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(values.keys() - known)
+        if unknown:
+            raise SettingError(f"unknown settings {', '.join(unknown)}: there are {', '.join(sorted(known))}")
+        return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def num_mega_batches(self) -> int:
+        """B."""
+        return self.mega_batches or MEGA_BATCHES[self.dataset]
+
+    def stream_settings(self) -> StreamSettings:
+        """Raises SettingError: wait is larger than B, or a bad replay."""
+        return StreamSettings(self.num_mega_batches, self.wait, self.replay)
+
+    def seed_of(self, purpose: str) -> int:
+        """The first seed of "data", "initialisation" or "order" (growth and gates draw as initialisation and order)."""
+        name = {"growth": "initialisation", "gates": "order"}.get(purpose, purpose)
+        own = getattr(self, f"{name}_seed")
+        return self.seed if own is None else own
+
+
+DEFAULTS = {f.name: f.default for f in fields(VisionSettings) if f.default is not MISSING}
