@@ -23,6 +23,8 @@ class Rows:
     """[rows, i], normalised."""
     y: Tensor
     """[rows]."""
+    one_hot: Tensor
+    """[rows, C] of float: y again."""
     num_seeds: int
     num_examples: int
     """n, of each seed."""
@@ -64,12 +66,13 @@ class Memory:
 
     Args:
         pixels: how an image becomes numbers.
+        num_classes: C.
         num_seeds: S.
         device: where they live.
     """
 
-    def __init__(self, pixels: Pixels, num_seeds: int, device: torch.device):
-        self._pixels, self._num_seeds, self._device = pixels, num_seeds, device
+    def __init__(self, pixels: Pixels, num_classes: int, num_seeds: int, device: torch.device):
+        self._pixels, self._num_classes, self._num_seeds, self._device = pixels, num_classes, num_seeds, device
         self._forget()
 
     def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
@@ -95,7 +98,7 @@ class Memory:
 
     def _forget(self) -> None:
         self._times: list[int] = []
-        self._training, self._validation = _Table(), _Table()
+        self._training, self._validation = _Table(self._num_classes), _Table(self._num_classes)
 
     def _tensors(self, mega_batches: Sequence[MegaBatch], part: str) -> tuple[Tensor, Tensor]:
         seeds = range(self._num_seeds)
@@ -108,23 +111,27 @@ class Memory:
 class _Table:
     """Rows of S seeds that grow at their end, in place while there is room."""
 
-    def __init__(self):
-        self._num_examples = 0
-        self._x = self._y = torch.empty(0, 0)
+    def __init__(self, num_classes: int):
+        self._num_examples, self._num_classes = 0, num_classes
+        self._x = self._y = self._one_hot = torch.empty(0, 0)
 
     def append(self, x_Sni: Tensor, y_Sn: Tensor) -> None:
         start, end = self._num_examples, self._num_examples + y_Sn.shape[1]
         if end > self._y.shape[1]:
             room = max(end, 2 * start)
             x, y = x_Sni.new_empty(len(x_Sni), room, *x_Sni.shape[2:]), y_Sn.new_zeros(len(y_Sn), room)
-            if start:
-                x[:, :start], y[:, :start] = self._x[:, :start], self._y[:, :start]
-            self._x, self._y = x, y
+            one_hot = x_Sni.new_zeros(*y.shape, self._num_classes)
+            for old, new in ((self._x, x), (self._y, y), (self._one_hot, one_hot)):
+                if start:
+                    new[:, :start] = old[:, :start]
+            self._x, self._y, self._one_hot = x, y, one_hot
         self._x[:, start:end], self._y[:, start:end] = x_Sni, y_Sn
+        self._one_hot[:, start:end] = torch.nn.functional.one_hot(y_Sn, self._num_classes)
         self._num_examples = end
 
     def rows(self) -> Rows:
-        return Rows(self._x.flatten(0, 1), self._y.flatten(), len(self._y), self._num_examples)
+        tables = (self._x.flatten(0, 1), self._y.flatten(), self._one_hot.flatten(0, 1))
+        return Rows(*tables, len(self._y), self._num_examples)
 
 
 class Batches:
@@ -162,13 +169,13 @@ class Batches:
         return -(-self._data.num_new // self._batch_size)
 
     def epoch(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """x [R, b, i] and y [R, b] of every batch of one epoch."""
-        rows, device = self._data.training, self._data.training.y.device
-        indices_Rn = (self._indices() + self._first_row_R1).to(device, non_blocking=True)
+        """x [R, b, i] and one-hot y [R, b, C] of every batch of one epoch."""
+        rows, num_orders = self._data.training, len(self._generators)
+        indices_Rn = (self._indices() + self._first_row_R1).to(rows.y.device, non_blocking=True)
         for batch_Rb in indices_Rn.split(self._batch_size, dim=1):
             index = batch_Rb.reshape(-1)
-            x = rows.x.index_select(0, index).view(*batch_Rb.shape, *rows.x.shape[1:])
-            yield x, rows.y.index_select(0, index).view(batch_Rb.shape)
+            x, one_hot = rows.x.index_select(0, index), rows.one_hot.index_select(0, index)
+            yield x.view(num_orders, -1, *x.shape[1:]), one_hot.view(num_orders, -1, one_hot.shape[1])
 
     def _indices(self) -> Tensor:
         """Places among a seed's examples, [R, n], in the order of the epoch."""

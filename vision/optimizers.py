@@ -15,19 +15,21 @@ class AdaDelta:
     """
 
     def __init__(self, parameters: Tensor, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6):
-        self._parameters, self._lr, self._rho, self._eps = parameters, lr, rho, eps
-        self._square = torch.zeros_like(parameters)
-        self._change = torch.zeros_like(parameters)
-        self._root, self._step = torch.empty_like(parameters), torch.empty_like(parameters)
+        self._parameters, self._lr, self._rho = parameters, lr, rho
+        # Both means are kept with eps added, which saves adding it at every step: m + eps follows the same rule as m
+        # with eps added to what is averaged.
+        self._eps = torch.tensor(eps, device=parameters.device)
+        self._square, self._change = torch.full_like(parameters, eps), torch.full_like(parameters, eps)
+        self._step, self._new = torch.empty_like(parameters), torch.empty_like(parameters)
 
     def step(self, gradient: Tensor) -> None:
         """One update."""
-        rho, root, step = self._rho, self._root, self._step
-        self._square.mul_(rho).addcmul_(gradient, gradient, value=1 - rho)
-        torch.add(self._square, self._eps, out=root)
-        torch.add(self._change, self._eps, out=step)
-        step.div_(root).sqrt_().mul_(gradient)
-        self._change.mul_(rho).addcmul_(step, step, value=1 - rho)
+        step, new, share = self._step, self._new, 1 - self._rho
+        torch.addcmul(self._eps, gradient, gradient, out=new)
+        self._square.lerp_(new, share)
+        torch.div(self._change, self._square, out=step).sqrt_().mul_(gradient)
+        torch.addcmul(self._eps, step, step, out=new)
+        self._change.lerp_(new, share)
         self._parameters.sub_(step, alpha=self._lr)
 
 

@@ -81,7 +81,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
             )
             for number, folder in enumerate(folders)
         ]
-        memory = Memory(dataset.pixels, settings.seeds, device)
+        memory = Memory(dataset.pixels, dataset.num_classes, settings.seeds, device)
         learner = LEARNERS[settings.learner](settings, sizes, memory, device, display)
         stages = [folder / "stages" for folder in folders]
         evaluate = ErrorRateEvaluator(dataset, device, stages, num_stages, settings.routing_examples)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 
 import torch
@@ -38,9 +38,9 @@ class OwnLoss:
         """Of each unit, [U, b, C]."""
         return logits_MbC
 
-    def gradient(self, logits_MbC: Tensor, y_Rb: Tensor) -> Tensor:
+    def gradient(self, logits_MbC: Tensor, one_hot_RbC: Tensor) -> Tensor:
         """Of the mean cross entropy of each batch, with respect to the logits."""
-        return _cross_entropy_gradient(self.combined(logits_MbC), y_Rb)
+        return _cross_entropy_gradient(self.combined(logits_MbC), one_hot_RbC)
 
     def of_units(self, y_Sn: Tensor) -> Tensor:
         """Labels of each unit, [U, n]."""
@@ -69,8 +69,8 @@ class JointLoss(OwnLoss):
         logits_SbC = logits_MbC.unflatten(0, (-1, self._networks_per_seed)).sum(1)
         return logits_SbC.mul_(self._scale)
 
-    def gradient(self, logits_MbC: Tensor, y_Rb: Tensor) -> Tensor:
-        d_SbC = super().gradient(logits_MbC, y_Rb).mul_(self._scale)
+    def gradient(self, logits_MbC: Tensor, one_hot_RbC: Tensor) -> Tensor:
+        d_SbC = super().gradient(logits_MbC, one_hot_RbC).mul_(self._scale)
         return d_SbC.repeat_interleave(self._networks_per_seed, 0)
 
     def of_units(self, y_Sn: Tensor) -> Tensor:
@@ -119,11 +119,11 @@ def train_stage(
     best_U: Tensor | None = None
     num_updates = num_examples = 0
     for epoch in range(1, epochs + 1):
-        for x, y in batches.epoch():
-            stack.backward(loss.gradient(stack.logits(x, training=True), y))
+        for x, one_hot in batches.epoch():
+            stack.backward(loss.gradient(stack.logits(x, training=True), one_hot))
             optimizer.step(stack.gradient.flat)
             num_updates += 1
-            num_examples += y.shape[1]
+            num_examples += x.shape[1]
         logits_UnC = loss.combined(stack.logits(x_valid))
         badness_U = _nll(logits_UnC, y_valid_Un) if select_by == "validation_loss" else _error(logits_UnC, y_valid_Un)
         badness_U = badness_U.nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -141,11 +141,14 @@ def train_stage(
     return Trained(num_updates, num_examples, epochs * validation.num_examples)
 
 
-def _cross_entropy_gradient(logits: Tensor, y: Tensor) -> Tensor:
-    gradient = logits.softmax(-1)
-    index = y.unsqueeze(-1)
-    gradient.scatter_add_(-1, index, torch.full((), -1.0, device=y.device).expand(index.shape))
-    return gradient.mul_(1.0 / y.shape[-1])
+def _cross_entropy_gradient(logits: Tensor, one_hot: Tensor) -> Tensor:
+    return logits.softmax(-1).sub_(one_hot).mul_(_inverse(one_hot.shape[1], logits.device))
+
+
+@lru_cache
+def _inverse(length: int, device: torch.device) -> Tensor:
+    """1 / length as a tensor: a Python number would be made into one at every step."""
+    return torch.tensor(1.0 / length, device=device)
 
 
 def _nll(logits_UnC: Tensor, y_Un: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vision.networks.gates import Gates, Noise
-from vision.networks.linear import input_gradient, linear, linear_gradient, through_relu
+from vision.networks.linear import layers_of, through_relu
 from vision.networks.parameters import Parameters, draw_layers, draw_linear
 from vision.networks.plain import PlainMixture
 from vision.networks.stack import Stack
@@ -32,7 +32,8 @@ class MixtureStack(Stack):
         self.gradient = parameters.empty_like()
         self.expert_weights: list[Tensor] = []
         """Of each layer, [M, b, E]: how the last pass weighed its experts."""
-        self._kept: list[Tensor] = []
+        self._layers = layers_of(parameters, self.gradient)
+        self._kept: list[tuple[Tensor, ...]] = []
 
     @classmethod
     def drawn(
@@ -67,40 +68,45 @@ class MixtureStack(Stack):
             gates.noise = noise
 
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
-        p, kept, self.expert_weights = self.parameters, [], []
-        for layer, gates in enumerate(self.gates, start=1):
-            num_rows = gates.num_experts * self.sizes[layer]
-            y = linear(x, p[f"weight_{layer}"], p[f"bias_{layer}"])
-            out_MbEh = y[..., :num_rows].clamp_min(0).unflatten(-1, (gates.num_experts, -1))
+        kept, self.expert_weights = [], []
+        for gates, layer, width in zip(self.gates, self._layers, self.sizes[1:], strict=False):
+            num_rows = gates.num_experts * width
+            y = self._of_all(layer.forward(self._of_one(x)))
+            out_MbEh = y[..., :num_rows].clamp_min(0).unflatten(-1, (gates.num_experts, width))
+            kept.append((x, out_MbEh))
             if gates.num_branches:
                 weights_MbE = gates.weights(y[..., num_rows:], training)
-                layer_output = torch.einsum("mbe,mbeh->mbh", weights_MbE, out_MbEh)
+                x = torch.einsum("mbe,mbeh->mbh", weights_MbE, out_MbEh)
             else:
-                weights_MbE, layer_output = y.new_ones(*y.shape[:2], 1), out_MbEh[:, :, 0]
-            kept.append((x, out_MbEh))
+                weights_MbE, x = y.new_ones(*y.shape[:2], 1), out_MbEh[:, :, 0]
             self.expert_weights.append(weights_MbE)
-            x = layer_output
         if training:
             self._kept = [*kept, (x,)]
-        last = len(self.sizes) - 1
-        return linear(x, p[f"weight_{last}"], p[f"bias_{last}"])
+        return self._of_all(self._layers[-1].forward(self._of_one(x)))
 
     def backward(self, d_logits_MbC: Tensor) -> None:
-        last = len(self.sizes) - 1
-        (x,) = self._kept[-1]
-        linear_gradient(x, d_logits_MbC, self.gradient[f"weight_{last}"], self.gradient[f"bias_{last}"])
-        dx = input_gradient(d_logits_MbC, self.parameters[f"weight_{last}"])
-        for layer in range(last - 1, 0, -1):
-            gates, (x, out_MbEh) = self.gates[layer - 1], self._kept[layer - 1]
-            weights_MbE = self.expert_weights[layer - 1]
-            d_out_MbEh = weights_MbE[..., None] * dx[:, :, None] if gates.num_branches else dx[:, :, None]
+        head, (x,) = self._layers[-1], self._kept[-1]
+        head.backward(self._of_one(x), self._of_one(d_logits_MbC))
+        dx = self._of_all(head.input_gradient(self._of_one(d_logits_MbC)))
+        for number in range(len(self.gates) - 1, -1, -1):
+            gates, layer, (x, out_MbEh) = self.gates[number], self._layers[number], self._kept[number]
+            d_out_MbEh = dx[:, :, None]
+            if gates.num_branches:
+                d_out_MbEh = self.expert_weights[number][..., None] * d_out_MbEh
             dy = through_relu(d_out_MbEh.expand_as(out_MbEh), out_MbEh).flatten(-2)
             if gates.num_branches:
                 d_weights_MbE = torch.einsum("mbh,mbeh->mbe", dx, out_MbEh)
                 dy = torch.cat([dy, gates.backward(d_weights_MbE)], dim=-1)
-            linear_gradient(x, dy, self.gradient[f"weight_{layer}"], self.gradient[f"bias_{layer}"])
-            if layer > 1:
-                dx = input_gradient(dy, self.parameters[f"weight_{layer}"])
+            layer.backward(self._of_one(x), self._of_one(dy))
+            if number:
+                dx = self._of_all(layer.input_gradient(self._of_one(dy)))
+
+    def _of_one(self, value: Tensor) -> Tensor:
+        """As layers want it: of a single network without its dimension."""
+        return value[0] if len(self) == 1 else value
+
+    def _of_all(self, value: Tensor) -> Tensor:
+        return value[None] if len(self) == 1 else value
 
     def split(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "MixtureStack":
         """A new stack in which one expert of each layer has a twin; this one is not changed.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vision.networks.linear import input_gradient, linear, linear_gradient, through_relu
+from vision.networks.linear import layers_of, through_relu
 from vision.networks.parameters import Parameters, draw_layers
 from vision.networks.stack import Stack
 
@@ -22,6 +22,8 @@ class MLPStack(Stack):
         self.sizes = tuple(sizes)
         self.parameters = parameters
         self.gradient = parameters.empty_like()
+        self._layers = layers_of(parameters, self.gradient)
+        self._is_single = parameters.num_networks == 1
         self._kept: list[Tensor] = []
 
     @classmethod
@@ -39,22 +41,23 @@ class MLPStack(Stack):
         draw_layers(self.parameters, generators)
 
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
-        p, last = self.parameters, len(self.sizes) - 1
+        x = x[0] if self._is_single else x
         kept = [x]
-        for layer in range(1, last):
-            x = linear(x, p[f"weight_{layer}"], p[f"bias_{layer}"]).clamp_min_(0)
+        for layer in self._layers[:-1]:
+            x = layer.forward(x).relu_()
             kept.append(x)
         if training:
             self._kept = kept
-        return linear(x, p[f"weight_{last}"], p[f"bias_{last}"])
+        y = self._layers[-1].forward(x)
+        return y[None] if self._is_single else y
 
     def backward(self, d_logits_MbC: Tensor) -> None:
-        dy = d_logits_MbC
-        for layer in range(len(self.sizes) - 1, 0, -1):
-            x = self._kept[layer - 1]
-            linear_gradient(x, dy, self.gradient[f"weight_{layer}"], self.gradient[f"bias_{layer}"])
-            if layer > 1:
-                dy = through_relu(input_gradient(dy, self.parameters[f"weight_{layer}"]), x)
+        dy = d_logits_MbC[0] if self._is_single else d_logits_MbC
+        for number in range(len(self._layers) - 1, -1, -1):
+            layer, x = self._layers[number], self._kept[number]
+            layer.backward(x, dy)
+            if number:
+                dy = through_relu(layer.input_gradient(dy), x)
 
     def state(self) -> dict:
         return {"kind": "mlp", "sizes": list(self.sizes), "parameters": self.parameters.state()}
