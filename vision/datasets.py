@@ -1,10 +1,11 @@
 """Labelled images: where they come from, and how a pixel becomes a number.
 
-digits comes with scikit-learn; mnist and emnist are read by torchvision, which fetches them where there is a network.
+digits comes with scikit-learn; what is missing of mnist and emnist is fetched by torchvision, where there is a network.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ class Examples:
         return len(self.labels)
 
     def __getitem__(self, which: Tensor) -> "Examples":
-        return Examples(self.images[which], self.labels[which])
+        return Examples(self.images.index_select(0, which), self.labels.index_select(0, which))
 
 
 @dataclass(frozen=True)
@@ -87,43 +88,71 @@ def _digits(data_root: Path, split: str) -> Dataset:
 
 
 def _mnist(data_root: Path, split: str) -> Dataset:
-    from torchvision.datasets import MNIST
-
-    parts = [_from_torchvision("mnist", data_root, MNIST, {"train": train}) for train in (True, False)]
+    folder = data_root / "MNIST" / "raw"
+    names = [[f"{part}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")] for part in ("train", "t10k")]
+    if not all((folder / name).is_file() for pair in names for name in pair):
+        _fetch("mnist", "MNIST", data_root, {})
+    parts = [_read_pair(folder / images, folder / labels) for images, labels in names]
     return Dataset("mnist", (1, 28, 28), 10, Pixels(255.0, 0.1307, 0.3081), *parts)
 
 
 def _emnist(data_root: Path, split: str) -> Dataset:
-    from torchvision.datasets import EMNIST
-
-    if split not in EMNIST.splits:
-        raise SettingError(f"split={split!r} of emnist is not one of {', '.join(EMNIST.splits)}")
-    parts = [
-        _from_torchvision("emnist", data_root, EMNIST, {"train": train, "split": split}) for train in (True, False)
+    classes = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
+    if split not in classes:
+        raise SettingError(f"split={split!r} of emnist is not one of {', '.join(classes)}")
+    folder = data_root / "EMNIST" / "raw"
+    names = [
+        [f"emnist-{split}-{part}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+        for part in ("train", "test")
     ]
-    first = 1 if split == "letters" else 0  # letters count from 1
-    parts = [Examples(part.images, part.labels - first) for part in parts]
-    num_classes = int(max(part.labels.max() for part in parts)) + 1
-    return Dataset("emnist", (1, 28, 28), num_classes, Pixels(255.0, 0.1736, 0.3317), *parts)
+    if not all((folder / name).is_file() for pair in names for name in pair):
+        _fetch("emnist", "EMNIST", data_root, {"split": split})
+    parts = [_read_pair(folder / images, folder / labels) for images, labels in names]
+    if split == "letters":  # which count from 1
+        parts = [Examples(part.images, part.labels - 1) for part in parts]
+    return Dataset("emnist", (1, 28, 28), classes[split], Pixels(255.0, 0.1736, 0.3317), *parts)
 
 
 DATASETS: dict[str, Callable[[Path, str], Dataset]] = {"digits": _digits, "mnist": _mnist, "emnist": _emnist}
 
 
-def _from_torchvision(name: str, data_root: Path, kind: type, arguments: dict) -> Examples:
+def _fetch(name: str, kind: str, data_root: Path, arguments: dict[str, str]) -> None:
+    """Have torchvision fetch and unpack what is missing. Only then: importing it takes longer than training a stage."""
+    import torchvision
+
     try:
-        dataset = kind(data_root, download=True, **arguments)  # fetches nothing that is there
+        getattr(torchvision.datasets, kind)(data_root, download=True, **arguments)
     except Exception as error:
         # torchvision tells a missing network, a damaged archive and a short file by as many kinds of error.
         raise SettingError(
-            f"dataset={name}: its files are not in data_root={data_root}, or are damaged, and could not be fetched "
-            f"({type(error).__name__}: {error}). Give data_root= the folder that holds "
-            f"{kind.__name__}/raw/, or run once where there is a network"
+            f"dataset={name}: its files are not in {data_root / kind / 'raw'} and could not be fetched "
+            f"({type(error).__name__}: {error}). Give data_root= the folder that holds {kind}/raw/, or run once "
+            f"where there is a network"
         ) from error
-    images, labels = dataset.data, torch.as_tensor(dataset.targets).long()
-    if len(images) != len(labels) or not len(images):
+
+
+def _read_pair(images: Path, labels: Path) -> Examples:
+    """Images and labels in the format of MNIST.
+
+    Raises:
+        SettingError: a file is damaged, or the two do not belong together.
+    """
+    pixels, classes = _read_idx(images, 3), _read_idx(labels, 1)
+    if len(pixels) != len(classes):
         raise SettingError(
-            f"dataset={name}: {len(images)} images and {len(labels)} labels in {data_root}: remove {kind.__name__}/ "
-            f"and run where there is a network"
+            f"{images} holds {len(pixels)} images, {labels} {len(classes)} labels: remove both, they are fetched anew"
         )
-    return Examples(torch.as_tensor(images).reshape(len(images), -1), labels)
+    return Examples(torch.from_numpy(pixels).flatten(1), torch.from_numpy(classes).long())
+
+
+def _read_idx(path: Path, num_dimensions: int) -> np.ndarray:
+    """A file of bytes in the idx format: 0, 0, 8 (unsigned bytes), dimensions; each size in 4 bytes; the values."""
+    content = path.read_bytes()
+    start = 4 + 4 * num_dimensions
+    shape = tuple(np.frombuffer(content[4:start], dtype=">i4").tolist()) if len(content) >= start else ()
+    if content[:4] != bytes([0, 0, 8, num_dimensions]) or len(content) != start + prod(shape) or not prod(shape):
+        raise SettingError(
+            f"{path} is damaged: {len(content)} bytes are not the {num_dimensions}-dimensional idx file that its "
+            f"header tells; remove it, and it is fetched anew where there is a network"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()

@@ -7,7 +7,6 @@ import torch
 
 from fairseq_alma.core.ledger import Scores
 from vision.datasets import Dataset
-from vision.flops import count_flops
 from vision.learners import EXAMPLES_AT_ONCE, Mixture, VisionLearner
 from vision.networks import Stack
 from vision.voting import Tally
@@ -40,7 +39,7 @@ class ErrorRateEvaluator:
         members = learner.members
         num_seeds = len(learner.seeds)
         total = self._tally(learner, members)
-        costs = [(len(stack) // num_seeds, stack.num_params, count_flops(stack).prediction) for _, stack in members]
+        costs = [(len(stack) // num_seeds, stack.num_params, stack.flops.prediction) for _, stack in members]
         if isinstance(learner, Mixture):
             self._write_routing(learner)
         scores = []

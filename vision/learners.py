@@ -27,7 +27,6 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from vision.batches import Batches, Memory, StageData
 from vision.checkpoints import read_checkpoint, write_checkpoint
-from vision.flops import count_flops
 from vision.networks import MixtureStack, MLPStack, Stack
 from vision.optimizers import SGD, AdaDelta
 from vision.seeds import generator
@@ -150,7 +149,7 @@ class VisionLearner:
         )
         self.stage_index = stage.index
         self.validation = self._validate(data)
-        flops = count_flops(stack)
+        flops = stack.flops
         spent = Spent(
             train_flops=flops.training * trained.num_examples * self.networks_per_seed,
             num_updates=trained.num_updates * loss.num_orders // len(self.seeds),
@@ -388,7 +387,7 @@ class GrowingMixture(Mixture):
         worst = charged_experts(stack, data.examples, data.labels, self.settings.split_by)
         split = stack.split_flat if self.flat else stack.split
         self.stack = split(worst, self.generators("growth", stage.index))
-        return [Spent(validation_flops=count_flops(stack).forward * data.num_examples) for _ in self.seeds]
+        return [Spent(validation_flops=stack.flops.forward * data.num_examples) for _ in self.seeds]
 
 
 class GrowingFlatMixture(GrowingMixture):

@@ -59,14 +59,14 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
             settings.num_mega_batches,
             settings.validation_share,
             settings.seed_of("data") + number,
-        )
+        )[: settings.num_arrivals]
         for number in seeds
     ]
     out = Path(settings.out)
     folders = [out] if settings.seeds == 1 else [out / f"seed_{settings.seed + number}" for number in seeds]
     channels, height, width = dataset.image_shape
     sizes = (channels * height * width, settings.width, settings.width, dataset.num_classes)
-    num_stages = -(-settings.num_mega_batches // settings.wait)
+    num_stages = -(-settings.num_arrivals // settings.wait)
     with Lease(out), _display(settings) as display:
         records = [
             RunRecord(
@@ -136,7 +136,7 @@ def _device(name: str) -> torch.device:
 
 def _display(settings: VisionSettings) -> RunDisplay:
     title = f"{settings.learner} wait {settings.wait} width {settings.width}"
-    return RunDisplay(title, settings.num_mega_batches, settings.wait, settings.epochs)
+    return RunDisplay(title, settings.num_arrivals, settings.wait, settings.epochs)
 
 
 def settings_of(values: dict[str, Any]) -> VisionSettings:

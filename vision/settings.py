@@ -11,7 +11,8 @@ from vision.voting import Combine
 
 SplitBy = Literal["validation_loss", "gate_mass"]
 
-FREE_SETTINGS = ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages")
+FREE_SETTINGS = ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages",
+                 "arrivals")  # fmt: skip
 """May differ when a run is continued: where things lie and where it runs, not what is computed."""
 
 MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500}
@@ -47,6 +48,8 @@ class VisionSettings:
     replay: Replay = False
     mega_batches: int | None = None
     """B; by default 20 for digits, 500 for mnist and emnist."""
+    arrivals: int | None = None
+    """How many of the B arrive in this run; all by default. The same command with more of them goes on."""
     width: int = 32
     """h, of both hidden layers (of each expert in a mixture)."""
     epochs: int = 100
@@ -114,10 +117,9 @@ class VisionSettings:
             raise SettingError(f"dataset={self.dataset!r} is not one of {', '.join(MEGA_BATCHES)}")
         if self.learner not in LEARNERS:
             raise SettingError(f"learner={self.learner!r} is not one of {', '.join(LEARNERS)}")
-        for name in ("mega_batches", "data_seed", "initialisation_seed", "order_seed"):
-            if getattr(self, name) is None:
-                continue
-            self._check_whole(name, 1 if name == "mega_batches" else 0)
+        for name in ("mega_batches", "arrivals", "data_seed", "initialisation_seed", "order_seed"):
+            if getattr(self, name) is not None:
+                self._check_whole(name, 1 if name in ("mega_batches", "arrivals") else 0)
         for name in ("wait", "width", "epochs", "batch_size", "members", "new_members", "experts", "grow_every",
                      "seeds", "threads"):  # fmt: skip
             self._check_whole(name, 1)
@@ -154,6 +156,8 @@ class VisionSettings:
             raise SettingError(f"learner={self.learner} needs experts=, at least 2")
         if self.bagging and self.learner != "ens":
             raise SettingError(f"bagging is for learner=ens, not for learner={self.learner}")
+        if self.num_arrivals > self.num_mega_batches:
+            raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
         self.stream_settings()
 
     def _check_whole(self, name: str, least: int) -> None:
@@ -182,9 +186,14 @@ class VisionSettings:
         """B."""
         return self.mega_batches or MEGA_BATCHES[self.dataset]
 
+    @property
+    def num_arrivals(self) -> int:
+        """How many of them arrive."""
+        return self.arrivals or self.num_mega_batches
+
     def stream_settings(self) -> StreamSettings:
         """Raises SettingError: wait is larger than B, or a bad replay."""
-        return StreamSettings(self.num_mega_batches, self.wait, self.replay)
+        return StreamSettings(self.num_arrivals, self.wait, self.replay)
 
     def seed_of(self, purpose: str) -> int:
         """The first seed of "data", "initialisation" or "order" (growth and gates draw as initialisation and order)."""

@@ -51,11 +51,15 @@ def partition(examples: Examples, num_mega_batches: int, validation_share: float
             f"needs two, one to train and one to validate on; give at most {len(examples) // 2}"
         )
     order = torch.from_numpy(np.random.RandomState(seed).permutation(len(examples)))
-    arrivals = []
+    ordered = examples[order]
+    arrivals, start = [], 0
     for part in np.array_split(order.numpy(), num_mega_batches):
-        which = torch.from_numpy(part)
-        num_training = len(which) - max(1, int(len(which) * validation_share))
-        arrivals.append(Arrival(examples[which[:num_training]], examples[which[num_training:]]))
+        end = start + len(part)
+        middle = end - max(1, int(len(part) * validation_share))
+        # Copies: nothing of one mega-batch can be reached through another.
+        arrivals.append(Arrival(*(Examples(ordered.images[a:b].clone(), ordered.labels[a:b].clone())
+                                  for a, b in ((start, middle), (middle, end)))))  # fmt: skip
+        start = end
     return arrivals
 
 

@@ -1,10 +1,12 @@
 """The perceptron whose two hidden layers are mixtures of experts, and its growth."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from vision.flops import Flops, linear_flops
 from vision.networks.gates import Gates, Noise
 from vision.networks.linear import layers_of, through_relu
 from vision.networks.parameters import Parameters, draw_layers, draw_linear
@@ -61,6 +63,13 @@ class MixtureStack(Stack):
     @property
     def num_experts(self) -> int:
         return self.gates[0].num_experts
+
+    @cached_property
+    def flops(self) -> Flops:
+        widths = list(zip(self.gates, self.sizes, self.sizes[1:], strict=False))
+        layers = [(num_in, gates.num_experts * width + gates.num_branches) for gates, num_in, width in widths]
+        unused = sum(2 * num_in * (gates.num_experts - 1) * width for gates, num_in, width in widths if gates.hard)
+        return linear_flops([*layers, (self.sizes[-2], self.sizes[-1])], unused)
 
     def draw_from(self, noise: Noise) -> None:
         """What hard gates draw from in training."""

@@ -1,10 +1,13 @@
 """The multilayer perceptron: two hidden layers of width h, ReLU (appendix B of the paper)."""
 
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from vision.flops import Flops, linear_flops
 from vision.networks.linear import layers_of, through_relu
 from vision.networks.parameters import Parameters, draw_layers
 from vision.networks.stack import Stack
@@ -39,6 +42,10 @@ class MLPStack(Stack):
 
     def draw(self, generators: Sequence[torch.Generator]) -> None:
         draw_layers(self.parameters, generators)
+
+    @cached_property
+    def flops(self) -> Flops:
+        return linear_flops(list(pairwise(self.sizes)))
 
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
         x = x[0] if self._is_single else x

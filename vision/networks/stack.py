@@ -2,10 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from vision.flops import Flops, count_flops
 from vision.networks.parameters import Parameters
 
 
@@ -32,6 +34,11 @@ class Stack(ABC):
     def num_experts(self) -> int | None:
         """In each mixture of a network; None where there is none."""
         return None
+
+    @cached_property
+    def flops(self) -> Flops:
+        """Of one network: by torch's counter, unless a subclass knows the closed form."""
+        return count_flops(self.plain(0), self.parameters.shapes["weight_1"][1])
 
     @abstractmethod
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
