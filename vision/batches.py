@@ -92,9 +92,9 @@ class Memory:
             num_past = sum(len(mega_batch.data[0].training) for mega_batch in past)
         return StageData(self._training.rows(), num_past, self._validation.rows())
 
-    def before(self, stage: Stage, wait: int) -> StageData:
-        """What the stage before `stage` was trained and validated on: only the last of all may be smaller than w."""
-        return self.stage_data(stage.past[-wait:], stage.past[:-wait], stage.replay)
+    def before(self, stage: Stage, length: int) -> StageData:
+        """What the stage before `stage`, of `length` mega-batches, was trained and validated on."""
+        return self.stage_data(stage.past[-length:], stage.past[:-length], stage.replay)
 
     def _forget(self) -> None:
         self._times: list[int] = []

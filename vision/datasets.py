@@ -92,7 +92,7 @@ def _mnist(data_root: Path, split: str) -> Dataset:
     names = [[f"{part}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")] for part in ("train", "t10k")]
     if not all((folder / name).is_file() for pair in names for name in pair):
         _fetch("mnist", "MNIST", data_root, {})
-    parts = [_read_pair(folder / images, folder / labels) for images, labels in names]
+    parts = [_read_pair(folder / images, folder / labels, range(10)) for images, labels in names]
     return Dataset("mnist", (1, 28, 28), 10, Pixels(255.0, 0.1307, 0.3081), *parts)
 
 
@@ -107,9 +107,10 @@ def _emnist(data_root: Path, split: str) -> Dataset:
     ]
     if not all((folder / name).is_file() for pair in names for name in pair):
         _fetch("emnist", "EMNIST", data_root, {"split": split})
-    parts = [_read_pair(folder / images, folder / labels) for images, labels in names]
-    if split == "letters":  # which count from 1
-        parts = [Examples(part.images, part.labels - 1) for part in parts]
+    first = 1 if split == "letters" else 0  # letters count from 1
+    known = range(first, first + classes[split])
+    parts = [_read_pair(folder / images, folder / labels, known) for images, labels in names]
+    parts = [Examples(part.images, part.labels - first) for part in parts]
     return Dataset("emnist", (1, 28, 28), classes[split], Pixels(255.0, 0.1736, 0.3317), *parts)
 
 
@@ -131,8 +132,8 @@ def _fetch(name: str, kind: str, data_root: Path, arguments: dict[str, str]) -> 
         ) from error
 
 
-def _read_pair(images: Path, labels: Path) -> Examples:
-    """Images and labels in the format of MNIST.
+def _read_pair(images: Path, labels: Path, known: range) -> Examples:
+    """Images and labels, of the classes that are known, in the format of MNIST.
 
     Raises:
         SettingError: a file is damaged, or the two do not belong together.
@@ -141,6 +142,11 @@ def _read_pair(images: Path, labels: Path) -> Examples:
     if len(pixels) != len(classes):
         raise SettingError(
             f"{images} holds {len(pixels)} images, {labels} {len(classes)} labels: remove both, they are fetched anew"
+        )
+    if int(classes.min()) not in known or int(classes.max()) not in known:
+        raise SettingError(
+            f"{labels} is damaged: its labels {classes.min()}..{classes.max()} do not lie in {known[0]}..{known[-1]}; "
+            f"remove it, and it is fetched anew where there is a network"
         )
     return Examples(torch.from_numpy(pixels).flatten(1), torch.from_numpy(classes).long())
 

@@ -62,7 +62,8 @@ class VisionLearner:
         self.settings, self.sizes, self.memory, self.device = settings, sizes, memory, device
         self.watcher = watcher or Watcher()
         self.seeds = list(range(settings.seed, settings.seed + settings.seeds))
-        self.stage_index = 0
+        self.stage_index = self.stage_length = 0
+        """The last stage that was trained, and of how many mega-batches."""
         self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
         """Loss and error rate of what predicts, on the validation data of the last stage, for each seed."""
         self._stack: Stack | None = self.new_stack(stage_index=1)
@@ -147,7 +148,7 @@ class VisionLearner:
         trained = train_stage(
             stack, batches, data.validation, loss, self._optimizer(stack), s.epochs, s.select_by, self.watcher
         )
-        self.stage_index = stage.index
+        self.stage_index, self.stage_length = stage.index, len(stage.new)
         self.validation = self._validate(data)
         flops = stack.flops
         spent = Spent(
@@ -185,6 +186,7 @@ class VisionLearner:
         state = {
             "networks": os.path.relpath(self._stack_file, self.settings.out),
             "stage": self.stage_index,
+            "stage_length": self.stage_length,
             "validation": self.validation,
             **self._more_state(),
         }
@@ -205,7 +207,7 @@ class VisionLearner:
         """
         state = read_json(folder / "learner.json")
         self._stack, self._stack_file = None, Path(self.settings.out) / state["networks"]
-        self.stage_index = state["stage"]
+        self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)
         self.validation = [None if one is None else tuple(one) for one in state["validation"]]
         self._take_more_state(state)
         self._remember(self._stack_file)
@@ -383,7 +385,7 @@ class GrowingMixture(Mixture):
         """Split one expert a layer, ranked on the validation data of the stage before, every `grow_every` stages."""
         if (stage.index - 1) % self.settings.grow_every:
             return super().grow(stage)
-        stack, data = self.stack, self.memory.before(stage, self.settings.wait).validation
+        stack, data = self.stack, self.memory.before(stage, self.stage_length).validation
         worst = charged_experts(stack, data.examples, data.labels, self.settings.split_by)
         split = stack.split_flat if self.flat else stack.split
         self.stack = split(worst, self.generators("growth", stage.index))

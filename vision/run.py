@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from omegaconf import DictConfig
 from fairseq_alma.app import command
 from fairseq_alma.app.command import errors_told, run_job, setting_values
 from fairseq_alma.app.tables import ledger_table, wide_console
-from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow, mean_and_standard_error
@@ -68,6 +69,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
     sizes = (channels * height * width, settings.width, settings.width, dataset.num_classes)
     num_stages = -(-settings.num_arrivals // settings.wait)
     with Lease(out), _display(settings) as display:
+        _refuse_other_seeds(out, folders)
         records = [
             RunRecord(
                 folder,
@@ -121,6 +123,16 @@ def quickstart() -> None:
         print(f"\n$ alma-vision preset=quickstart learner={settings.learner} out={folder}", flush=True)
         run_and_show(settings)
     print(f"picture {plot_error_rate(runs, out / 'error_rate.png')}")
+
+
+def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
+    """All seeds of a run share its stages: what they hold would be taken for the stages of other seeds."""
+    held = [path.parent for path in [out / "settings.json", *sorted(out.glob("seed_*/settings.json"))] if path.exists()]
+    if others := [folder for folder in held if folder not in folders]:
+        raise RunError(
+            f"{out} holds a run of other seeds ({', '.join(str(folder) for folder in others)}).\n"
+            f"Give the same seed= and seeds= to continue it, or another out= for a new run."
+        )
 
 
 def _device(name: str) -> torch.device:

@@ -113,6 +113,9 @@ class VisionSettings:
 
         if not self.out or not isinstance(self.out, str):
             raise SettingError("out= is missing: the folder of the run, e.g. out=runs/mnist/sm")
+        for name in ("dataset", "data_root", "split", "learner", "device"):
+            if not isinstance(getattr(self, name), str):
+                raise SettingError(f"{name}={getattr(self, name)!r} must be text")
         if self.dataset not in MEGA_BATCHES:
             raise SettingError(f"dataset={self.dataset!r} is not one of {', '.join(MEGA_BATCHES)}")
         if self.learner not in LEARNERS:

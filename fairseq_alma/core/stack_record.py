@@ -33,8 +33,10 @@ class StackRecord:
         return results
 
     def decision(self, t: int, due: bool) -> bool:
-        """As RunRecord.decision: the same for all seeds."""
-        return next(record.decision(t, due) for record in self.records)
+        """As RunRecord.decision: the same for all seeds, and the first one's where a kill came between them."""
+        for record in self.records:
+            due = record.decision(t, due)
+        return due
 
     def arrival(self, t: int, stage: int, updated: bool, scores: list[Scores], spent: Sequence[list[Spent]]) -> None:
         """As RunRecord.arrival: a row in each seed's ledger."""

@@ -1,0 +1,140 @@
+"""Seeds in lock step: one set of done marks, a ledger each. The learner is the one of tiny_learner.py, S at a time."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json
+from fairseq_alma.core.ledger import Spent
+from fairseq_alma.core.protocol import StreamSettings, run_stream
+from fairseq_alma.core.run_record import RunRecord, find_runs
+from fairseq_alma.core.stack_record import StackRecord
+from tests.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_stream
+
+SEEDS = (5, 6)
+
+
+class TwoLearners(TinyLearner):
+    """What the tiny learner does, said for two seeds; the second has spent one update more."""
+
+    def grow(self, stage):
+        return [super().grow(stage)] * 2
+
+    def train(self, stage):
+        spent = super().train(stage)
+        return [spent, spent + Spent(num_updates=1)]
+
+
+class TwoScores(TinyEvaluator):
+    """The second seed has a perplexity that is higher by a half."""
+
+    def __call__(self, learner):
+        scores = super().__call__(learner)
+        return [scores, replace(scores, perplexity=scores.perplexity + 0.5)]
+
+
+def stack_run(folder, wait=3, learner=None, evaluate=None, num_mega_batches=4):
+    """Run, or run what is left."""
+    stream = tiny_stream(num_mega_batches)
+    records = [
+        RunRecord(folder / f"seed_{seed}", {"seed": seed, "wait": wait}, stream.digests, stages=folder / "stages")
+        for seed in SEEDS
+    ]
+    settings = StreamSettings(num_mega_batches, wait)
+    return run_stream(stream, learner or TwoLearners(), evaluate or TwoScores(), settings, StackRecord(records))
+
+
+def test_each_seed_has_a_ledger_of_its_own_numbers(tmp_path):
+    first, second = stack_run(tmp_path)
+    assert [row.scores.perplexity for row in first] == [8, 8, 8, 5, 4]
+    assert [row.scores.perplexity for row in second] == [8.5, 8.5, 8.5, 5.5, 4.5]
+    assert [row.spent.num_updates for row in first] == [0, 0, 0, 3, 1]
+    assert [row.spent.num_updates for row in second] == [0, 0, 0, 4, 2]
+    assert read_json(tmp_path / "seed_5/summary.json")["average_perplexity"] == (8 + 8 + 5 + 4) / 4
+    assert read_json(tmp_path / "seed_6/summary.json")["average_perplexity"] == (8.5 + 8.5 + 5.5 + 4.5) / 4
+
+
+def test_marks_are_set_once_for_all_seeds_and_hold_a_list(tmp_path):
+    stack_run(tmp_path)
+    marks = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.done.json"))
+    assert marks == [
+        f"stages/stage_00{k}/{name}.done.json"
+        for k, name in [(0, "evaluate"), (1, "evaluate"), (1, "train"), (2, "evaluate"), (2, "grow"), (2, "train")]
+    ]
+    assert [spent["num_updates"] for spent in read_json(tmp_path / "stages/stage_001/train.done.json")] == [3, 4]
+    assert find_runs(tmp_path) == [tmp_path / "seed_5", tmp_path / "seed_6"]
+
+
+def test_every_seed_remembers_when_it_trained(tmp_path):
+    stack_run(tmp_path)
+    for seed in SEEDS:
+        arrivals = read_json(tmp_path / f"seed_{seed}" / "arrivals.json")
+        assert arrivals["decisions"] == {"1": False, "2": False, "3": True, "4": True}
+
+
+def test_the_first_seed_decides_where_a_kill_came_before_the_second_wrote_it_down(tmp_path):
+    """B was 4 and is 7: without the first seed's memory stage 2 would not have been trained at t = 4."""
+    stack_run(tmp_path)
+    path = tmp_path / "seed_6/arrivals.json"
+    arrivals = read_json(path)
+    del arrivals["decisions"]["4"]
+    path.write_text(json.dumps(arrivals))
+    first, second = stack_run(tmp_path, num_mega_batches=7)
+    assert [row.stage for row in first] == [row.stage for row in second] == [0, 0, 0, 1, 2, 2, 2, 3]
+    assert read_json(path)["decisions"]["4"] is True
+
+
+def test_a_finished_run_of_several_seeds_is_passed_over(tmp_path):
+    before = stack_run(tmp_path)
+    content = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    learner, evaluate = TwoLearners(), TwoScores()
+    assert stack_run(tmp_path, learner=learner, evaluate=evaluate) == before
+    assert learner.calls == evaluate.calls == []
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == content
+
+
+@pytest.mark.parametrize("rows_left", range(6))
+def test_a_kill_between_the_ledgers_of_two_seeds_leaves_no_gap(tmp_path, rows_left):
+    """The first seed's row is there, the second's is not: the next process adds what is missing."""
+    stack_run(tmp_path / "whole")
+    stack_run(tmp_path / "killed")
+    path = tmp_path / "killed/seed_6/ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:rows_left]))
+    learner = TwoLearners()
+    stack_run(tmp_path / "killed", learner=learner)
+    assert learner.calls == []
+    for seed in SEEDS:
+        ledgers = [ledger_without_seconds(tmp_path / name / f"seed_{seed}") for name in ("whole", "killed")]
+        assert ledgers[0] == ledgers[1]
+
+
+def test_a_stage_without_a_mark_is_done_again_for_all_seeds(tmp_path):
+    stack_run(tmp_path / "whole")
+    stack_run(tmp_path / "killed")
+    for name in ("train", "evaluate"):
+        (tmp_path / f"killed/stages/stage_002/{name}.done.json").unlink()
+    for seed in SEEDS:
+        path = tmp_path / f"killed/seed_{seed}/ledger.jsonl"
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    learner = TwoLearners()
+    stack_run(tmp_path / "killed", learner=learner)
+    assert learner.calls == [("train", 2)]
+    for seed in SEEDS:
+        ledgers = [ledger_without_seconds(tmp_path / name / f"seed_{seed}") for name in ("whole", "killed")]
+        assert ledgers[0] == ledgers[1]
+
+
+def test_a_learner_that_answers_for_one_seed_alone_is_told(tmp_path):
+    evaluate = TwoScores()
+    with pytest.raises(ValueError, match="step 'evaluate' of stage 0 has 1 results for 2 seeds"):
+        stack_run(tmp_path, evaluate=lambda learner: evaluate(learner)[:1])
+
+
+def test_other_settings_are_refused_before_any_seed_goes_on(tmp_path):
+    stack_run(tmp_path, wait=3)
+    content = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="wait: was 3, is 2"):
+        stack_run(tmp_path, wait=2)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == content

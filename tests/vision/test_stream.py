@@ -1,0 +1,96 @@
+"""Who gets which example: one partition for every learner, drawn from the seed of data alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_alma.core.errors import SettingError
+from tests.vision.tiny_runs import SMALL, VALIDATED_ON, small_run
+from vision.datasets import Examples, load_dataset
+from vision.learners import LEARNERS
+from vision.stream import partition, stacked_stream
+
+
+def numbered(count: int) -> Examples:
+    """Example i is an image of one pixel, i, and of class i % 3."""
+    numbers = torch.arange(count)
+    return Examples(numbers[:, None].to(torch.uint8), numbers % 3)
+
+
+def numbers(examples: Examples) -> list[int]:
+    return examples.images[:, 0].tolist()
+
+
+def test_ten_examples_in_three_mega_batches_are_numpys_permutation_cut_at_4_and_7():
+    order = np.random.RandomState(7).permutation(10).tolist()
+    arrivals = partition(numbered(10), 3, validation_share=0.34, seed=7)
+    # int(0.34 * 4) and int(0.34 * 3) are 1: the last of each is validated on.
+    assert [numbers(arrival.training) for arrival in arrivals] == [order[:3], order[4:6], order[7:9]]
+    assert [numbers(arrival.validation) for arrival in arrivals] == [order[3:4], order[6:7], order[9:]]
+    assert all((arrival.training.labels == arrival.training.images[:, 0] % 3).all() for arrival in arrivals)
+
+
+@pytest.mark.parametrize(("share", "validated_on"), [(0.1, 2), (0.149, 2), (0.15, 3), (0.5, 10), (0.99, 19), (0.01, 1)])
+def test_the_share_of_20_is_rounded_down_and_one_at_least(share, validated_on):
+    (arrival,) = partition(numbered(20), 1, share, seed=0)
+    assert (len(arrival.training), len(arrival.validation)) == (20 - validated_on, validated_on)
+
+
+def test_every_example_arrives_once():
+    arrivals = partition(numbered(101), 7, 0.1, seed=3)
+    seen = [
+        number for arrival in arrivals for part in (arrival.training, arrival.validation) for number in numbers(part)
+    ]
+    assert sorted(seen) == list(range(101))
+    assert {len(arrival.training) + len(arrival.validation) for arrival in arrivals} == {14, 15}
+
+
+def test_two_examples_a_mega_batch_are_enough_and_fewer_are_refused():
+    assert all(len(a.training) == len(a.validation) == 1 for a in partition(numbered(10), 5, 0.1, seed=0))
+    with pytest.raises(SettingError, match=r"mega_batches=6 is too many for 10 training examples.*give at most 5"):
+        partition(numbered(10), 6, 0.1, seed=0)
+
+
+def test_a_digest_names_images_labels_and_where_training_ends():
+    examples = numbered(12)
+    other_label = Examples(examples.images, examples.labels.clone())
+    other_label.labels[0] = 2
+
+    def digests(which=examples, share=0.25, seed=0):
+        return [arrival.digest for arrival in partition(which, 2, share, seed)]
+
+    assert digests() == digests()
+    assert set(digests()).isdisjoint(digests(seed=1))
+    assert set(digests()).isdisjoint(digests(share=0.5))
+    assert len(set(digests()) - set(digests(other_label))) == 1  # of the mega-batch with example 0
+
+
+def test_a_stream_of_two_seeds_holds_both_arrivals_at_a_time():
+    streams = [partition(numbered(20), 4, 0.2, seed) for seed in (0, 1)]
+    mega_batches = list(stacked_stream(streams))
+    assert [mega_batch.t for mega_batch in mega_batches] == [1, 2, 3, 4]
+    for t in range(4):
+        assert mega_batches[t].data == [streams[0][t], streams[1][t]]
+        assert mega_batches[t].counts == {"training": 4, "validation": 1}
+
+
+def test_the_partition_is_the_same_for_every_learner(tmp_path):
+    small = {**SMALL, "epochs": 1, "experts": 2, "members": 2}
+    digests = {}
+    for learner in LEARNERS:
+        small_run(tmp_path / learner, **small, learner=learner, wait=2)
+        digests[learner] = (tmp_path / learner / "arrivals.json").read_text()
+    assert len(set(digests.values())) == 1
+    arrivals = partition(load_dataset("digits", ".").training, 4, 0.1, seed=0)
+    assert all(f'"{arrival.digest}"' in digests["sm"] for arrival in arrivals)
+    assert tuple(len(arrival.validation) for arrival in arrivals) == VALIDATED_ON
+
+
+def test_a_seed_of_data_alone_decides_the_partition(tmp_path):
+    def digests(name, **seeds):
+        small_run(tmp_path / name, epochs=1, mega_batches=2, **seeds)
+        return (tmp_path / name / "arrivals.json").read_text()
+
+    assert digests("a", seed=3) == digests("b", seed=5, data_seed=3)
+    assert digests("c", seed=3, initialisation_seed=8, order_seed=9) == digests("d", seed=3)
+    assert digests("e", seed=3) != digests("f", seed=3, data_seed=4)
