@@ -66,20 +66,26 @@ class Gates:
         return self.root + 2 * len(self.splits[0])
 
     def weights(self, logits_MbK: Tensor, training: bool) -> Tensor:
-        """Weight of each expert for each example: [M, b, E], summing to 1."""
+        """Weight of each expert for each example: [M, b, E], summing to 1.
+
+        Args:
+            logits_MbK: of all branches.
+            training: keep what `backward` needs; hard gates draw.
+        """
         log_probability_MbK = self._at_each_node(logits_MbK, lambda z: z.log_softmax(-1))
         if self.hard:
             return self._hard_weights(log_probability_MbK.exp(), training)
         if not self.splits[0]:
-            weights_MbE = log_probability_MbK.exp_()
-            self._kept = (weights_MbE, weights_MbE)
+            probability_MbK = weights_MbE = log_probability_MbK.exp_()
         else:
             weights_MbE = torch.bmm(log_probability_MbK, self._leads_MKE).exp_()
-            self._kept = (log_probability_MbK.exp_(), weights_MbE)
+            probability_MbK = log_probability_MbK.exp_()
+        if training:
+            self._kept = (probability_MbK, weights_MbE)
         return weights_MbE
 
     def backward(self, d_weights_MbE: Tensor) -> Tensor:
-        """The gradient with respect to the last logits, [M, b, K]."""
+        """The gradient with respect to the last training logits, [M, b, K]."""
         if self.hard:
             probability_MbK, chosen_MbK, failed_MbE = self._kept
             # Straight through at each node: the weight of an expert is the product of its branches' choices, and
@@ -107,7 +113,8 @@ class Gates:
         else:
             chosen_MbK = self._at_each_node(probability_MbK, _likeliest)
         failed_MbE = torch.bmm(1 - chosen_MbK, self._leads_MKE)
-        self._kept = (probability_MbK, chosen_MbK, failed_MbE)
+        if training:
+            self._kept = (probability_MbK, chosen_MbK, failed_MbE)
         return (failed_MbE == 0).float()
 
     def _at_each_node(

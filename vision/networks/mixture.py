@@ -82,13 +82,14 @@ class MixtureStack(Stack):
             num_rows = gates.num_experts * width
             y = self._of_all(layer.forward(self._of_one(x)))
             out_MbEh = y[..., :num_rows].clamp_min(0).unflatten(-1, (gates.num_experts, width))
-            kept.append((x, out_MbEh))
             if gates.num_branches:
                 weights_MbE = gates.weights(y[..., num_rows:], training)
-                x = torch.einsum("mbe,mbeh->mbh", weights_MbE, out_MbEh)
+                x_next = torch.einsum("mbe,mbeh->mbh", weights_MbE, out_MbEh)
             else:
-                weights_MbE, x = y.new_ones(*y.shape[:2], 1), out_MbEh[:, :, 0]
+                weights_MbE, x_next = y.new_ones(*y.shape[:2], 1), out_MbEh[:, :, 0]
             self.expert_weights.append(weights_MbE)
+            kept.append((x, weights_MbE, out_MbEh))
+            x = x_next
         if training:
             self._kept = [*kept, (x,)]
         return self._of_all(self._layers[-1].forward(self._of_one(x)))
@@ -98,10 +99,10 @@ class MixtureStack(Stack):
         head.backward(self._of_one(x), self._of_one(d_logits_MbC))
         dx = self._of_all(head.input_gradient(self._of_one(d_logits_MbC)))
         for number in range(len(self.gates) - 1, -1, -1):
-            gates, layer, (x, out_MbEh) = self.gates[number], self._layers[number], self._kept[number]
+            gates, layer, (x, weights_MbE, out_MbEh) = self.gates[number], self._layers[number], self._kept[number]
             d_out_MbEh = dx[:, :, None]
             if gates.num_branches:
-                d_out_MbEh = self.expert_weights[number][..., None] * d_out_MbEh
+                d_out_MbEh = weights_MbE[..., None] * d_out_MbEh
             dy = through_relu(d_out_MbEh.expand_as(out_MbEh), out_MbEh).flatten(-2)
             if gates.num_branches:
                 d_weights_MbE = torch.einsum("mbh,mbeh->mbe", dx, out_MbEh)
@@ -134,7 +135,12 @@ class MixtureStack(Stack):
 
         It takes weight from all experts and not from its twin alone: outputs jump. It is what the tree is for. (A
         copied row would jump too, a weight p becoming 2p / (1 + p), and equal twins with equal rows never part.)
+
+        Raises:
+            ValueError: some expert has been split under a tree.
         """
+        if any(gates.splits[0] for gates in self.gates):
+            raise ValueError("a tree of gates does not become flat: split_flat follows split_flat alone")
         return self._grown(experts, generators, flat=True)
 
     def _grown(
@@ -148,7 +154,7 @@ class MixtureStack(Stack):
             rows_Mh = which_M[:, None] * width + torch.arange(width)
             networks_M1 = torch.arange(len(self))[:, None]
             if flat:
-                root, splits = gates.num_experts + 1, gates.splits
+                root, splits = gates.num_experts + 1, gates.splits  # of which there are none
                 num_new_rows = root - gates.root  # two where there was no gate yet
             else:
                 root, num_new_rows = gates.root, 2
