@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
+from fairseq_alma.core.ledger import LedgerRow
 from vision.checkpoints import read_checkpoint
+from vision.datasets import Dataset
 from vision.networks import Stack
 from vision.run import run
 from vision.settings import VisionSettings
@@ -36,9 +38,9 @@ def small_settings(out: Path, **changes) -> VisionSettings:
     return VisionSettings(out=str(out), **{**SMALL, **changes})
 
 
-def small_run(out: Path, dataset=None, **changes):
+def small_run(out: Path, given: Dataset | None = None, **changes) -> list[list[LedgerRow]]:
     """The ledgers, one a seed."""
-    return run(small_settings(out, **changes), dataset)
+    return run(small_settings(out, **changes), given)
 
 
 def as_arguments(**changes) -> list[str]:
