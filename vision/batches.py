@@ -185,9 +185,10 @@ class Batches:
             order_Rn = self._sample_Rn.gather(1, order_Rn)
         order_Rn += num_past
         if self._share:
-            # Which places of the epoch are the past's: spread evenly, so that every batch has its share.
-            place_n = torch.arange(num_new, dtype=torch.float64)
-            is_past_n = ((place_n + 1) * self._share).floor() > (place_n * self._share).floor()
+            # Which places of the epoch are the past's: spread evenly, so that every batch has its share. The addend,
+            # because 0.29 x 100 is 28.999... to a computer.
+            due = (torch.arange(num_new + 1, dtype=torch.float64) * self._share + 1e-9).floor()
+            is_past_n = due.diff() > 0
             num_drawn = int(is_past_n.sum())
             order_Rn[:, is_past_n] = torch.stack(
                 [torch.randint(num_past, (num_drawn,), generator=generator) for generator in self._generators]

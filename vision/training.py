@@ -125,7 +125,10 @@ def train_stage(
             num_updates += 1
             num_examples += x.shape[1]
         logits_UnC = loss.combined(stack.logits(x_valid))
-        badness_U = _nll(logits_UnC, y_valid_Un) if select_by == "validation_loss" else _error(logits_UnC, y_valid_Un)
+        badness_U = _nll(logits_UnC, y_valid_Un)
+        if select_by == "validation_accuracy":
+            # Of logits that are not numbers the argmax is some class, which may even be right.
+            badness_U = torch.where(badness_U.isnan(), torch.inf, _error(logits_UnC, y_valid_Un))
         badness_U = badness_U.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if watcher:
             watcher.epoch(epoch, partial(_error, logits_UnC, y_valid_Un))

@@ -30,6 +30,8 @@ class Tally:
     def __add__(self, other: "Tally") -> "Tally":
         if not self.num_members:
             return other
+        if not other.num_members:
+            return self
         votes = None if self.votes_SbC is None else self.votes_SbC + other.votes_SbC
         return Tally(self.combine, self.summed_SbC + other.summed_SbC, votes, self.num_members + other.num_members)
 
