@@ -114,7 +114,7 @@ def _commit() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "fairseq_alma", "data_prep", "launch", "benchmarks/*.py")
+    changed = git("status", "--porcelain", "--", "fairseq_alma", "vision", "data_prep", "launch", "benchmarks/*.py")
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with changes not committed" if changed else "")
 
 

@@ -21,17 +21,21 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
     Args:
         rows: the ledger.
         title: above it.
-        at_most: lines; of a longer ledger arrivals evenly apart are shown, and the last.
+        at_most: lines, about; of a longer ledger stages evenly apart are shown, and the last arrival.
     """
     is_vision = bool(rows) and rows[0].scores.error_rate is not None
     quality = ["error rate", "validation"] if is_vision else ["perplexity", "per word", "validation"]
     table = Table(title=title, title_justify="left")
     for name in ("t", "stage", *quality, "params", "updates", "train TFLOP", "seconds"):
         table.add_column(name, justify="right")
-    apart = 1 if at_most is None else -(-(len(rows) - 1) // at_most)
-    shown = rows[:1] + rows[apart::apart] if apart > 1 else rows
-    if rows and shown[-1] is not rows[-1]:
-        shown = [*shown, rows[-1]]
+    shown = rows
+    if at_most is not None and len(rows) > at_most + 1:
+        # Between stages nothing changes: the arrivals that were trained on tell it all.
+        changed = [row for row in rows[1:] if row.updated]
+        apart = -(-len(changed) // at_most)
+        shown = [rows[0], *changed[apart - 1 :: max(1, apart)]]
+        if shown[-1] is not rows[-1]:
+            shown = [*shown, rows[-1]]
     # What was spent between two lines belongs to the second.
     start = 0
     for row in shown:
