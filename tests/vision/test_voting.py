@@ -49,8 +49,8 @@ def test_equal_votes_are_decided_by_the_mean_probability():
 
 
 def test_the_mean_probability_never_outweighs_a_vote():
-    # Class 0 has two votes of 0.4; class 1 one vote of certainty, 1 + 2 x 0.35: more probability, and fewer votes.
-    total = tally(logits_of([[0.4, 0.35, 0.25]], [[0.4, 0.35, 0.25]], [[0, 1, 0]]), 1, "vote")
+    # Class 0 has three votes of 0.4, class 1 two of certainty: 2 + 3 x 0.39 of probability, and fewer votes.
+    total = tally(logits_of(*[[[0.4, 0.39, 0.21]]] * 3, *[[[0.0, 1.0, 0.0]]] * 2), 1, "vote")
     assert total.summed_SbC[0, 0, 1] > total.summed_SbC[0, 0, 0]
     assert total.predicted().tolist() == [[0]]
 
