@@ -102,7 +102,8 @@ def train_stage(
     select_by: SelectBy,
     watcher: Watcher | None = None,
 ) -> Trained:
-    """Train a stack in place and leave each unit as it was after its best epoch, the first of equals.
+    """Train a stack in place and leave each unit as it was after its best epoch, the first of equals; as it was
+    before the stage, where no epoch has a loss that is a number.
 
     Args:
         stack: M networks.
@@ -133,9 +134,7 @@ def train_stage(
         if watcher:
             watcher.epoch(epoch, partial(_error, logits_UnC, y_valid_Un))
         if best_U is None:
-            best_U = badness_U
-            best.flat.copy_(stack.parameters.flat)
-            continue
+            best_U = torch.full_like(badness_U, torch.inf)
         better_U = badness_U < best_U
         if bool(better_U.any()):
             best_U = torch.where(better_U, badness_U, best_U)
