@@ -17,7 +17,10 @@ def write_checkpoint(stack: Stack, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        torch.save({"format_version": FORMAT_VERSION, **stack.state()}, temporary)
+        # Given a path torch would write its name, and so our process number, into the file: equal networks are equal
+        # files, and have one digest.
+        with open(temporary, "wb") as file:
+            torch.save({"format_version": FORMAT_VERSION, **stack.state()}, file)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

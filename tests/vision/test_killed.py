@@ -1,0 +1,250 @@
+"""Runs and sweeps killed at any moment: the same command ends where it would have.
+
+A killed run is a child of this process, which has torch in memory already: so that it can be killed dozens of times.
+The slow campaign kills the installed command.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.core.ledger import Ledger
+from tests.commands import ROOT
+from tests.vision.tiny_runs import as_arguments, ledger, small_run, small_settings
+from vision.run import main, run
+
+DEADLINE_SECONDS = 300
+
+GENS = {"learner": "gens", "seeds": 2, "replay": 0.5}
+GMOE = {"learner": "gmoe", "experts": 2, "replay": "all", "hard_gates": True}
+CAMPAIGNS = pytest.mark.parametrize("settings", [GENS, GMOE], ids=["gens", "gmoe"])
+
+
+class Child:
+    """A process that does one thing, and can be killed at it."""
+
+    def __init__(self, do: Callable[[], object]):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if not self.pid:
+            status = 1
+            try:
+                do()
+                status = 0
+            except SystemExit as end:
+                status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        self._status: int | None = None
+
+    def is_over(self) -> bool:
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = status if pid else None
+        return self._status is not None
+
+    def finish(self) -> None:
+        """Wait for its end, which must be a good one."""
+        end = time.monotonic() + DEADLINE_SECONDS
+        while not self.is_over():
+            if time.monotonic() > end:
+                self.kill()
+                pytest.fail("it does not end")
+            time.sleep(0.002)
+        assert self._status == 0
+
+    def kill(self) -> bool:
+        """kill -9; False where it had ended, well, by itself."""
+        if not self.is_over():
+            os.kill(self.pid, signal.SIGKILL)
+            _, self._status = os.waitpid(self.pid, 0)
+        assert self._status in (0, signal.SIGKILL)
+        return self._status == signal.SIGKILL
+
+
+def content(out: Path) -> dict[str, object]:
+    """All that equal runs agree in, by path: networks to the bit; of hidden files a kill may leave a few."""
+    found: dict[str, object] = {}
+    for path in sorted(out.rglob("*")):
+        name = str(path.relative_to(out))
+        if not path.is_file() or path.name[0] == "." or path.name == "provenance.json":
+            continue
+        if path.name == "ledger.jsonl":
+            found[name] = ledger(path.parent)
+        elif path.suffix == ".json":
+            found[name] = without_clocks(json.loads(path.read_text()))
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+def without_clocks(value: object) -> object:
+    """Nor where the run lies."""
+    if isinstance(value, list):
+        return [without_clocks(one) for one in value]
+    if isinstance(value, dict):
+        kept = {key: one for key, one in value.items() if not key.endswith("_seconds") and key != "out"}
+        return {key: without_clocks(one) for key, one in kept.items()}
+    return value
+
+
+@CAMPAIGNS
+def test_killed_at_random_moments_a_run_ends_as_it_would_have(tmp_path, settings):
+    small_run(tmp_path / "warm", **settings, arrivals=1)
+    began = time.monotonic()
+    Child(lambda: small_run(tmp_path / "whole", **settings, epochs=10)).finish()
+    seconds = time.monotonic() - began
+    chance, kills = random.Random(0), 0
+    for life in range(6):  # a process that was faster than its kill has ended its run: then on to another
+        out = tmp_path / f"killed_{life}"
+        child = Child(lambda: small_run(out, **settings, epochs=10))  # noqa: B023
+        time.sleep(chance.uniform(0.1, 0.6) * seconds)
+        while child.kill():
+            kills += 1
+            child = Child(lambda: small_run(out, **settings, epochs=10))  # noqa: B023
+            time.sleep(chance.uniform(0.1, 0.5) * seconds)
+        same_run(tmp_path / "whole", out)
+        if kills >= 4:
+            break
+    assert kills >= 2
+
+
+def same_run(whole: Path, killed: Path) -> None:
+    a, b = content(whole), content(killed)
+    assert a.keys() == b.keys()
+    assert [name for name in a if a[name] != b[name]] == []
+    assert sum(name.endswith("networks.pt") for name in a) >= 2
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing between the side effect and the test catches it."""
+
+
+class Executioner:
+    """Ends the run at its n-th side effect: before or after it."""
+
+    def __init__(self, kill_at: int | None = None):
+        self.kill_at, self.num_moments = kill_at, 0
+
+    def around(self, function: Callable) -> Callable:
+        def watched(*arguments, **options):
+            self._moment()
+            result = function(*arguments, **options)
+            self._moment()
+            return result
+
+        return watched
+
+    def _moment(self) -> None:
+        self.num_moments += 1
+        if self.num_moments == self.kill_at:
+            raise Killed
+
+
+def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) -> int:
+    """One process of a run; it ends before or after one of its renames, removals and appends. How many there were."""
+    executioner = Executioner(kill_at)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", executioner.around(os.replace))
+        # In what removes networks that nobody needs any more; the lease's own end would outlive its process here.
+        unlink = Path.unlink
+        watched = executioner.around(unlink)
+        patch.setattr(
+            Path, "unlink", lambda path, **kw: (watched if path.name == "networks.pt" else unlink)(path, **kw)
+        )
+        patch.setattr(Ledger, "append", executioner.around(Ledger.append))
+        try:
+            run(small_settings(out, **settings, epochs=1, mega_batches=3))
+        except Killed:
+            assert kill_at
+    return executioner.num_moments
+
+
+@CAMPAIGNS
+def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(tmp_path, monkeypatch, settings):
+    num_moments = attempt(tmp_path / "whole", monkeypatch, settings)
+    assert num_moments > 50
+    for kill_at in range(1, num_moments + 1, 8):
+        out = tmp_path / f"killed_at_{kill_at}"
+        attempt(out, monkeypatch, settings, kill_at)
+        attempt(out, monkeypatch, settings)
+        same_run(tmp_path / "whole", out)
+
+
+def sweep(out: Path, num_runs: int) -> None:
+    sys.argv = ["alma-vision", "-m", *as_arguments(mega_batches=2, epochs=2), f"out={out}",
+                "seed=" + ",".join(map(str, range(num_runs)))]  # fmt: skip
+    main()
+
+
+def finished(out: Path) -> dict[Path, tuple]:
+    """The ledgers of finished runs: which file each is, when it was last written, and what it holds."""
+    ledgers = [path.parent / "ledger.jsonl" for path in out.glob("*/summary.json")]
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes()) for path in ledgers}
+
+
+@pytest.mark.parametrize(("num_runs", "num_finished"), [(5, 2), pytest.param(20, 10, marks=pytest.mark.slow)])
+def test_a_sweep_killed_in_its_middle_goes_on_with_those_that_are_left(tmp_path, num_runs, num_finished):
+    out, before = tmp_path / "sweep", {}
+    child = Child(lambda: sweep(out, num_runs))
+    while len(before) < num_finished and not child.is_over():
+        before = finished(out)
+        time.sleep(0.005)
+    assert child.kill()
+    before = finished(out)
+    assert num_finished <= len(before) < num_runs
+    Child(lambda: sweep(out, num_runs)).finish()
+    after = finished(out)
+    assert len(after) == num_runs
+    assert all(after[path] == before[path] for path in before)  # not rewritten: the same files, untouched
+    runs = json.loads((out / "sweep.json").read_text())
+    assert len(runs) == num_runs
+    by_seed = {json.loads((path.parent / "settings.json").read_text())["seed"]: path.parent for path in after}
+    assert sorted(by_seed) == list(range(num_runs))
+    for seed in (0, num_finished, num_runs - 1):
+        small_run(tmp_path / str(seed), mega_batches=2, epochs=2, seed=seed)
+        assert ledger(by_seed[seed]) == ledger(tmp_path / str(seed))
+
+
+@pytest.mark.slow
+@CAMPAIGNS
+def test_the_installed_command_killed_at_random_moments_ends_as_it_would_have(tmp_path, settings):
+    program = str(Path(sys.executable).parent / "alma-vision")
+    arguments = as_arguments(**settings, mega_batches=8, epochs=200)
+
+    def start(name: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [program, *arguments, f"out={tmp_path / name}"], cwd=ROOT, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    began = time.monotonic()
+    assert start("whole").wait(DEADLINE_SECONDS) == 0
+    seconds, chance, kills = time.monotonic() - began, random.Random(1), 0
+    for life in range(4):
+        while (process := start(f"killed_{life}")).poll() is None:
+            time.sleep(chance.uniform(0.3, 0.6) * seconds)
+            if process.poll() is not None:
+                break
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += process.wait() == -signal.SIGKILL
+        assert process.wait() == 0
+        same_run(tmp_path / "whole", tmp_path / f"killed_{life}")
+        if kills >= 5:
+            break
+    assert kills >= 2

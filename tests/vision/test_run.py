@@ -1,0 +1,480 @@
+"""alma-vision from settings to ledger: repeated, stacked, continued, refused, and as a user types it."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.commands import run_command
+from tests.vision.test_datasets import no_network, write_mnist  # noqa: F401 (a fixture)
+from tests.vision.tiny_runs import (
+    EPOCHS,
+    PARAMS,
+    TESTED_ON,
+    TRAINED_ON,
+    TRAINING,
+    B,
+    as_arguments,
+    flat,
+    ledger,
+    mixture_params,
+    mixture_training_flops,
+    networks,
+    small_run,
+    summary,
+)
+from vision.learners import LEARNERS
+from vision.run import main
+
+Said = namedtuple("Said", "status out err")
+
+
+@pytest.fixture
+def alma_vision(monkeypatch, capsys):
+    """The command, in this process: starting another takes seconds."""
+
+    def command(*arguments) -> Said:
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["alma-vision", *map(str, arguments)])
+            try:
+                main()
+                status = 0
+            except SystemExit as end:
+                # As the interpreter would: a text is an error, told on stderr.
+                status = end.code if isinstance(end.code, int) else (0 if end.code is None else 1)
+                if isinstance(end.code, str):
+                    print(end.code, file=sys.stderr)
+        return Said(status, *capsys.readouterr())
+
+    return command
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ---- Repeated and stacked
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"learner": "ens", "bagging": True, "replay": 0.5, "seeds": 2},
+        {"learner": "gmoe", "experts": 2, "hard_gates": True},
+    ],
+    ids=["sm", "ens", "gmoe"],
+)
+def test_two_runs_of_one_seed_are_identical(tmp_path, settings):
+    for name in ("a", "b"):
+        small_run(tmp_path / name, **settings)
+    folders = ["."] if settings.get("seeds", 1) == 1 else ["seed_0", "seed_1"]
+    for folder in folders:
+        assert ledger(tmp_path / "a" / folder) == ledger(tmp_path / "b" / folder)
+        arrivals = [(tmp_path / name / folder / "arrivals.json").read_bytes() for name in ("a", "b")]
+        assert arrivals[0] == arrivals[1]
+    assert torch.equal(flat(networks(tmp_path / "a", B)), flat(networks(tmp_path / "b", B)))
+
+
+def test_another_seed_is_another_run(tmp_path):
+    rows = [small_run(tmp_path / str(seed), seed=seed)[0] for seed in (0, 1)]
+    assert rows[0][0].scores.error_rate != rows[1][0].scores.error_rate
+
+
+@pytest.mark.parametrize("learner", list(LEARNERS))
+def test_stacked_seeds_are_the_seeds_alone(tmp_path, learner):
+    """Data exactly; parameters to rounding, which 72 updates let grow to 1e-3 at most; errors within 2 of 359."""
+    settings = {"learner": learner, "members": 2, "experts": 2, "seed": 4}
+    together = small_run(tmp_path / "stack", **settings, seeds=3)
+    for number, seed in enumerate((4, 5, 6)):
+        (alone,) = small_run(tmp_path / str(seed), **{**settings, "seed": seed})
+        digests = [(tmp_path / name / "arrivals.json").read_text() for name in (f"stack/seed_{seed}", str(seed))]
+        assert digests[0] == digests[1]
+        for a, b in zip(together[number], alone, strict=True):
+            assert abs(a.scores.error_rate - b.scores.error_rate) <= 2.01 / TESTED_ON
+            assert a.spent.train_flops == b.spent.train_flops
+            assert a.spent.num_updates == b.spent.num_updates
+            assert (a.scores.num_params, a.scores.num_experts) == (b.scores.num_params, b.scores.num_experts)
+
+
+# ---- What is summed up
+
+
+@pytest.mark.parametrize("cer_from", [1, 0])
+def test_the_summary_of_a_perceptron_by_hand(tmp_path, cer_from):
+    (rows,) = small_run(tmp_path, cer_from=cer_from)
+    error_rates = [json.loads(line)["error_rate"] for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    found = summary(tmp_path)
+    assert len(error_rates) == 1 + B
+    assert found["cer"] == pytest.approx(sum(error_rates[cer_from:]), abs=1e-12)
+    assert found["final"] == error_rates[-1]
+    assert found["mem"] == 5 * PARAMS
+    assert found["comp"] == 4 * TRAINED_ON * EPOCHS * TRAINING
+    assert found["final_validation"] == rows[-1].scores.validation_error_rate
+    assert (found["num_arrivals"], found["num_stages"]) == (4, 4)
+
+
+def test_an_untrained_learner_is_charged_while_it_waits(tmp_path):
+    (rows,) = small_run(tmp_path, wait=3)
+    rates = [row.scores.error_rate for row in rows]
+    assert rates[0] == rates[1] == rates[2]
+    assert summary(tmp_path)["cer"] == pytest.approx(2 * rates[0] + rates[3] + rates[4])
+
+
+def test_the_summary_of_an_ensemble_is_that_of_its_members(tmp_path):
+    small_run(tmp_path, learner="ens", members=3)
+    assert summary(tmp_path)["mem"] == 5 * 3 * PARAMS
+    assert summary(tmp_path)["comp"] == 3 * 4 * TRAINED_ON * EPOCHS * TRAINING
+
+
+def test_the_summary_of_a_growing_mixture_by_hand(tmp_path):
+    small_run(tmp_path, learner="gmoe")
+    sizes = [(1, 0), (1, 0), (2, 2), (3, 4), (4, 6)]  # experts and branches at t = 0..4
+    assert summary(tmp_path)["mem"] == sum(mixture_params(*size) for size in sizes)
+    flops = sum(mixture_training_flops(*size) for size in sizes[1:])
+    assert summary(tmp_path)["comp"] == TRAINED_ON * EPOCHS * flops
+
+
+# ---- Continued
+
+
+def test_a_finished_run_is_passed_over(tmp_path, alma_vision):
+    arguments = (*as_arguments(seeds=2, learner="gens"), f"out={tmp_path / 'run'}")
+    first = alma_vision(*arguments)
+    before = files_of(tmp_path)
+    again = alma_vision(*arguments)
+    assert (first.status, again.status) == (0, 0)
+    assert again.out == first.out
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("learner", ["sm", "gens", "gmoe"])
+def test_a_run_of_two_arrivals_goes_on_to_four_as_if_it_had_never_stopped(tmp_path, learner):
+    small_run(tmp_path / "whole", learner=learner, experts=2)
+    small_run(tmp_path / "parts", learner=learner, experts=2, arrivals=2)
+    assert len(ledger(tmp_path / "parts")) == 3
+    small_run(tmp_path / "parts", learner=learner, experts=2)
+    assert ledger(tmp_path / "parts") == ledger(tmp_path / "whole")
+    assert torch.equal(flat(networks(tmp_path / "parts", B)), flat(networks(tmp_path / "whole", B)))
+
+
+def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, alma_vision):
+    arguments = (*as_arguments(), f"out={tmp_path / 'run'}")
+    assert alma_vision(*arguments).status == 0
+    before = files_of(tmp_path)
+    said = alma_vision(*arguments, "width=9", "replay=all")
+    assert said.status == 2
+    assert "holds a run of other settings" in said.err
+    assert "width: was 8, is 9" in said.err
+    assert "replay: was False, is 'all'" in said.err
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"seed": 0, "seeds": 2}, {"seed": 5, "seeds": 2}),
+        ({"seed": 0, "seeds": 2}, {"seed": 1, "seeds": 2}),
+        ({"seed": 0, "seeds": 2}, {"seed": 0, "seeds": 3}),
+        ({"seed": 0, "seeds": 3}, {"seed": 0, "seeds": 2}),
+        ({"seed": 0, "seeds": 2}, {"seed": 0, "seeds": 1}),
+        ({"seed": 0, "seeds": 1}, {"seed": 0, "seeds": 2}),
+        ({"seed": 0, "seeds": 1}, {"seed": 1, "seeds": 1}),
+    ],
+)
+def test_stages_of_some_seeds_are_not_taken_for_those_of_others(tmp_path, alma_vision, first, then):
+    assert alma_vision(*as_arguments(**first, epochs=1), f"out={tmp_path / 'run'}").status == 0
+    before = files_of(tmp_path)
+    said = alma_vision(*as_arguments(**then, epochs=1), f"out={tmp_path / 'run'}")
+    assert said.status == 2
+    assert "holds a run of other se" in said.err  # seeds, or settings
+    assert files_of(tmp_path) == before
+
+
+def test_where_things_lie_and_where_it_runs_may_change(tmp_path, alma_vision):
+    arguments = (*as_arguments(), f"out={tmp_path / 'run'}")
+    assert alma_vision(*arguments).status == 0
+    (tmp_path / "run").rename(tmp_path / "moved")
+    said = alma_vision(
+        *arguments[:-1], f"out={tmp_path / 'moved'}", "threads=2", "data_root=elsewhere", "keep_stages=true"
+    )
+    assert said.status == 0
+
+
+@pytest.mark.parametrize(("damage", "message"), [("gone", "is gone: restore it"), ("damaged", "cannot be read")])
+def test_networks_that_are_gone_or_damaged_are_told(tmp_path, alma_vision, damage, message):
+    arguments = (*as_arguments(), f"out={tmp_path / 'run'}")
+    assert alma_vision(*arguments, "arrivals=2").status == 0
+    path = tmp_path / "run/stages/stage_002/train/networks.pt"
+    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:1000])
+    said = alma_vision(*arguments)
+    assert said.status == 2
+    assert f"{path} {message}" in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("name", ["learner.json", "../train.done.json"])
+def test_a_damaged_file_of_a_stage_is_told(tmp_path, alma_vision, name):
+    arguments = (*as_arguments(), f"out={tmp_path / 'run'}")
+    assert alma_vision(*arguments, "arrivals=2").status == 0
+    path = tmp_path / "run/stages/stage_002/train" / name
+    path.write_text(path.read_text()[:20])
+    said = alma_vision(*arguments)
+    assert said.status == 2
+    assert path.name in said.err
+    assert "is not whole JSON" in said.err
+
+
+# ---- Refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("wait=5",), "wait=5 must lie between 1 and 4 mega-batches"),
+        (("mega_batches=1000",), "mega_batches=1000 is too many for 1438 training examples"),
+        (("width=0",), "width=0 must be a whole number of at least 1"),
+        (("learner=nobody",), "learner='nobody' is not one of sm, ens, umix, gens, gmoe"),
+        (("replay=2",), "replay=2 must be false, all, or a share between 0 and 1"),
+        (("learner=moe",), "learner=moe needs experts=, at least 2"),
+        (("dataset=cifar",), "dataset='cifar' is not one of digits, mnist, emnist"),
+        (("lr=fast",), "lr='fast' must be a number"),
+        (("device=cuda:99",), "device='cuda:99' cannot be used here"),
+        (("device=toaster",), "device='toaster' cannot be used here"),
+        (("plugin=no_such_module_of_mine",), "plugin=no_such_module_of_mine: No module named"),
+        (("data_root=null",), "data_root=None must be text"),
+    ],
+)
+def test_bad_settings_are_told_before_anything_is_written(tmp_path, alma_vision, settings, message):
+    out = tmp_path / "run"
+    said = alma_vision(*as_arguments(), *settings, f"out={out}")
+    assert said.status == 2
+    assert message in said.err
+    assert "Traceback" not in said.err
+    assert not out.exists() or list(out.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_told(tmp_path, alma_vision):
+    said = alma_vision(*as_arguments(device="cuda"), f"out={tmp_path}")
+    assert said.status == 2
+    assert "device='cuda' cannot be used here" in said.err
+    assert "give auto, cpu or cuda" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_installed_command_refuses_what_is_no_setting(tmp_path):
+    result = run_command("alma-vision", *as_arguments(), "colour=red", f"out={tmp_path / 'run'}")
+    assert result.returncode != 0
+    assert "colour" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dataset_that_is_not_there_is_told_where_there_is_no_network(tmp_path, alma_vision, no_network):  # noqa: F811
+    said = alma_vision("dataset=mnist", f"data_root={tmp_path / 'empty'}", f"out={tmp_path / 'run'}", "device=cpu")
+    assert said.status == 2
+    assert f"not in {tmp_path / 'empty/MNIST/raw'} and could not be fetched" in said.err
+    assert "Traceback" not in said.err
+    assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_damaged_dataset_is_told(tmp_path, alma_vision, no_network):  # noqa: F811
+    write_mnist(tmp_path)
+    path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-100])
+    said = alma_vision("dataset=mnist", f"data_root={tmp_path}", f"out={tmp_path / 'run'}", "device=cpu")
+    assert said.status == 2
+    assert f"{path} is damaged" in said.err
+    assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir()) == []
+
+
+def test_the_real_mnist_cut_short_is_told(tmp_path, alma_vision, alma_data):
+    if not (alma_data / "MNIST/raw").is_dir():
+        pytest.skip("no MNIST/raw in ALMA_DATA")
+    shutil.copytree(alma_data / "MNIST/raw", tmp_path / "MNIST/raw", ignore=shutil.ignore_patterns("*.gz"))
+    path = tmp_path / "MNIST/raw/t10k-images-idx3-ubyte"
+    path.chmod(0o644)
+    os.truncate(path, 1_000_000)
+    said = alma_vision("dataset=mnist", f"data_root={tmp_path}", f"out={tmp_path / 'run'}", "device=cpu")
+    assert said.status == 2
+    assert f"{path} is damaged: 1000000 bytes" in said.err
+
+
+def test_a_run_in_use_is_not_entered(tmp_path, alma_vision):
+    from fairseq_alma.core.lease import Lease
+
+    with Lease(tmp_path / "run"):
+        said = alma_vision(*as_arguments(), f"out={tmp_path / 'run'}")
+    assert said.status == 2
+    assert f"in use by process {os.getpid()}" in said.err
+
+
+# ---- Small data
+
+
+def test_mega_batches_smaller_than_a_batch_and_without_some_classes_work(tmp_path):
+    """100 mega-batches of 14 or 15 images: 13 or 14 to train on, one to validate on, never all ten classes in the
+    latter."""
+    (rows,) = small_run(tmp_path, mega_batches=100, wait=30, batch_size=1000, learner="gmoe", experts=2)
+    assert [row.spent.num_updates for row in rows if row.updated] == [EPOCHS] * 4
+    (rows,) = small_run(tmp_path / "tiny", mega_batches=400, arrivals=3, learner="ens")
+    # 1438 / 400: 4 images, of which 3 are trained on in one batch.
+    assert [row.spent.num_updates for row in rows] == [0, 5 * EPOCHS, 5 * EPOCHS, 5 * EPOCHS]
+    assert [row.spent.train_flops for row in rows[1:]] == [5 * 3 * EPOCHS * TRAINING] * 3
+
+
+def test_mnist_end_to_end(tmp_path, alma_data):
+    if not (alma_data / "MNIST/raw").is_dir():
+        pytest.skip("no MNIST/raw in ALMA_DATA")
+    changes = {"dataset": "mnist", "data_root": str(alma_data), "mega_batches": 500, "arrivals": 20, "wait": 10}
+    (rows,) = small_run(tmp_path, **changes, width=32, epochs=10, batch_size=128)
+    assert rows[-1].scores.error_rate < 0.25
+    assert rows[0].scores.error_rate > 0.8
+    assert rows[-1].scores.num_params == 785 * 32 + 33 * 32 + 33 * 10
+
+
+# ---- The command
+
+
+def test_a_run_tells_its_table_and_status_tells_it_again(tmp_path, alma_vision):
+    arguments = (*as_arguments(learner="ens"), f"out={tmp_path / 'run'}")
+    said = alma_vision(*arguments, "arrivals=3")
+    assert said.status == 0
+    assert "learner=ens wait=1" in " ".join(said.out.split())  # it is as wide as it can be
+    assert "CER" in said.out
+    rows = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]
+    assert f"{rows[3]['error_rate']:.2%}" in said.out
+    status = alma_vision("status", tmp_path / "run")
+    assert status.status == 0
+    assert f"{rows[3]['error_rate']:.2%}" in status.out
+    assert "finished" in status.out  # as far as it was asked for
+    last = tmp_path / "run/ledger.jsonl"
+    last.write_text("".join(last.read_text().splitlines(keepends=True)[:3]))
+    assert "1 of 3 mega-batches are left: run it again" in alma_vision("status", tmp_path / "run").out
+
+
+def test_status_of_several_seeds_shows_each_and_of_no_run_says_so(tmp_path, alma_vision):
+    assert alma_vision(*as_arguments(seeds=2), f"out={tmp_path / 'run'}").status == 0
+    status = alma_vision("status", tmp_path / "run")
+    assert status.out.count("finished") == 2
+    assert all(folder in status.out for folder in ("seed_0", "seed_1"))
+    nothing = alma_vision("status", tmp_path / "nowhere")
+    assert nothing.status != 0
+    assert "no run at" in nothing.err
+
+
+def test_several_seeds_end_in_their_mean_and_standard_error(tmp_path, alma_vision):
+    said = alma_vision(*as_arguments(seeds=3), f"out={tmp_path / 'run'}")
+    whole = summary(tmp_path / "run")
+    finals = [summary(tmp_path / f"run/seed_{seed}")["final"] for seed in range(3)]
+    mean = sum(finals) / 3
+    assert whole["mean"]["final"] == pytest.approx(mean)
+    assert whole["stderr"]["final"] == pytest.approx((sum((x - mean) ** 2 for x in finals) / 2 / 3) ** 0.5)
+    assert whole["mean"]["mem"] == 5 * PARAMS
+    assert "3 seeds, CER" in said.out
+
+
+def test_a_sweep_ends_in_a_table_ordered_by_validation(tmp_path, alma_vision):
+    out = tmp_path / "sweep"
+    said = alma_vision("-m", *as_arguments(epochs=5), "lr=1e-6,1.0", "seeds=1,2", f"out={out}")
+    assert said.status == 0, said.err
+    runs = json.loads((out / "sweep.json").read_text())
+    assert len(runs) == 4
+    assert [run["final_validation"] for run in runs] == sorted(run["final_validation"] for run in runs)
+    assert ["lr=1e-06" in run["run"] or "lr=1e-6" in run["run"] for run in runs] == [False, False, True, True]
+    assert "by final validation error rate, best first" in said.out
+    table = said.out[said.out.index("by final validation") :]
+    assert table.index("lr=1.0") < table.index("lr=1e-")
+
+
+def test_a_missing_out_is_told_with_the_usage(alma_vision):
+    said = alma_vision("dataset=digits")
+    assert said.status == 2
+    assert "out= is missing" in said.err
+    assert "alma-vision status RUN" in said.err
+    assert "usage:" in alma_vision("status").err
+    assert "ordered by validation" in alma_vision("--help").out
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages", "networks_of"),
+    [
+        ({"learner": "ens", "members": 3, "seeds": 2}, [B], {0: [0, 1, 2], 1: [3, 4, 5]}),
+        ({"learner": "gens", "new_members": 2, "seeds": 2}, [1, 2, 3, 4], {0: [0, 1], 1: [2, 3]}),
+        ({"learner": "gmoe"}, [B], {0: [0]}),
+    ],
+    ids=["ens", "gens", "gmoe"],
+)
+def test_a_run_names_what_it_would_deploy(tmp_path, settings, stages, networks_of):
+    small_run(tmp_path / "run", **settings)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    for seed, numbers in networks_of.items():
+        folder = tmp_path / "moved" if len(networks_of) == 1 else tmp_path / f"moved/seed_{seed}"
+        predictor = json.loads((folder / "predictor.json").read_text())
+        assert (predictor["combine"], predictor["dataset"]) == ("probability", "digits")
+        assert len(predictor["checkpoints"]) == len(stages)
+        for stage, checkpoint in zip(stages, predictor["checkpoints"], strict=True):
+            path = (folder / checkpoint["path"]).resolve()
+            assert path == (tmp_path / f"moved/stages/stage_{stage:03d}/train/networks.pt").resolve()
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == checkpoint["sha256"]
+            assert checkpoint["networks"] == numbers
+
+
+PLUGIN = '''
+"""A learner of one's own: SM that says that it is there."""
+from vision.learners import LEARNERS, SingleModel
+
+
+class Twice(SingleModel):
+    """Of two members."""
+
+    @property
+    def networks_per_seed(self):
+        return 2
+
+
+LEARNERS["twice"] = Twice
+'''
+
+
+def test_a_plugin_brings_a_learner_of_its_own(tmp_path, monkeypatch, alma_vision):
+    (tmp_path / "plugin_of_a_test.py").write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(LEARNERS, "twice", None)  # is taken back when the test ends
+    said = alma_vision(*as_arguments(learner="twice"), "plugin=plugin_of_a_test", f"out={tmp_path / 'run'}")
+    sys.modules.pop("plugin_of_a_test", None)
+    assert said.status == 0, said.err
+    row = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
+    assert (row["num_members"], row["num_params"]) == (2, 2 * PARAMS)
+
+
+@pytest.mark.slow
+def test_without_arguments_it_shows_sm_and_ens_on_digits(tmp_path):
+    program = Path(sys.executable).parent / "alma-vision"
+    result = subprocess.run([str(program)], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    for learner in ("sm", "ens"):
+        assert f"runs/quickstart/{learner}: learner={learner} wait=1" in " ".join(result.stdout.split())
+        assert summary(tmp_path / "runs/quickstart" / learner)["num_arrivals"] == 20
+    assert (tmp_path / "runs/quickstart/error_rate.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    cer = [summary(tmp_path / "runs/quickstart" / learner)["cer"] for learner in ("sm", "ens")]
+    assert cer[1] < cer[0]
+
+
+def test_the_anytime_curve_of_two_runs_is_a_picture(tmp_path):
+    from fairseq_alma.app.plots import plot_error_rate
+
+    small_run(tmp_path / "sm")
+    small_run(tmp_path / "ens", learner="ens", seeds=2)
+    runs = {"SM": tmp_path / "sm", "Ens": [tmp_path / f"ens/seed_{seed}" for seed in (0, 1)]}
+    picture = plot_error_rate(runs, tmp_path / "error_rate.png")
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
