@@ -73,7 +73,8 @@ class Memory:
 
     def __init__(self, pixels: Pixels, num_classes: int, num_seeds: int, device: torch.device):
         self._pixels, self._num_classes, self._num_seeds, self._device = pixels, num_classes, num_seeds, device
-        self._forget()
+        self._times: list[int] = []
+        self._training, self._validation = _Table(num_classes), _Table(num_classes)
 
     def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
         """What a stage on `new` after `past` trains and validates on, as `replay` says.
@@ -97,7 +98,7 @@ class Memory:
         return self.stage_data(stage.past[-length:], stage.past[:-length], stage.replay)
 
     def _forget(self) -> None:
-        self._times: list[int] = []
+        self._times = []
         self._training, self._validation = _Table(self._num_classes), _Table(self._num_classes)
 
     def _tensors(self, mega_batches: Sequence[MegaBatch], part: str) -> tuple[Tensor, Tensor]:

@@ -72,8 +72,8 @@ class ErrorRateEvaluator:
     def _ask(self, learner: VisionLearner, stack: Stack) -> Tally:
         parts = [learner.tally(x, stack) for x in self._x_1ni.split(EXAMPLES_AT_ONCE, dim=1)]
         summed = torch.cat([part.summed_SbC for part in parts], dim=1)
-        votes = None if parts[0].votes_SbC is None else torch.cat([part.votes_SbC for part in parts], dim=1)
-        return Tally(parts[0].combine, summed, votes, parts[0].num_members)
+        votes = [part.votes_SbC for part in parts if part.votes_SbC is not None]
+        return Tally(parts[0].combine, summed, torch.cat(votes, dim=1) if votes else None, parts[0].num_members)
 
     def _write_routing(self, learner: Mixture) -> None:
         """stages/stage_k/routing.npz: after a growth, and at the end.

@@ -111,6 +111,7 @@ class VisionLearner:
     def stack(self) -> Stack:
         """What trains."""
         if self._stack is None:
+            assert self._stack_file is not None  # one of the two always says what it is
             self._stack = read_checkpoint(self._stack_file, self.device)
         return self._stack
 
@@ -149,7 +150,7 @@ class VisionLearner:
             stack, batches, data.validation, loss, self._optimizer(stack), s.epochs, s.select_by, self.watcher
         )
         self.stage_index, self.stage_length = stage.index, len(stage.new)
-        self.validation = self._validate(data)
+        self.validation = list(self._validate(data))
         flops = stack.flops
         spent = Spent(
             train_flops=flops.training * trained.num_examples * self.networks_per_seed,
@@ -224,7 +225,7 @@ class VisionLearner:
 
     def _predictor_files(self) -> list[Path]:
         """What `members` lie in."""
-        return [self._stack_file]
+        return [self._stack_file] if self._stack_file else []
 
     def _name_predictor(self) -> None:
         """RUN/predictor.json, or one for each seed: which networks of which files predict."""

@@ -16,8 +16,8 @@ Combine = Literal["probability", "logit", "vote"]
 class Tally:
     """What some members said of some examples, added up. Tallies of more members are added to it."""
 
-    combine: Combine | None
-    summed_SbC: Tensor | None
+    combine: Combine
+    summed_SbC: Tensor
     """Probabilities, or logits."""
     votes_SbC: Tensor | None
     """How many members chose each class, where that decides."""
@@ -25,14 +25,16 @@ class Tally:
 
     @staticmethod
     def nothing() -> "Tally":
-        return Tally(None, None, None, 0)
+        return Tally("probability", torch.empty(0), None, 0)
 
     def __add__(self, other: "Tally") -> "Tally":
         if not self.num_members:
             return other
         if not other.num_members:
             return self
-        votes = None if self.votes_SbC is None else self.votes_SbC + other.votes_SbC
+        votes = None
+        if self.votes_SbC is not None and other.votes_SbC is not None:
+            votes = self.votes_SbC + other.votes_SbC
         return Tally(self.combine, self.summed_SbC + other.summed_SbC, votes, self.num_members + other.num_members)
 
     def predicted(self) -> Tensor:

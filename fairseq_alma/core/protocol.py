@@ -70,6 +70,15 @@ class Evaluator(Protocol):
     def __call__(self, learner: Learner) -> Scores: ...
 
 
+class StackedLearner(Protocol):
+    """A learner of several seeds at once: what it spends is a list, one entry a seed."""
+
+    def grow(self, stage: Stage) -> list[Spent]: ...
+    def train(self, stage: Stage) -> list[Spent]: ...
+    def save(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None: ...
+
+
 class Record(Protocol):
     """What a run leaves behind: a RunRecord, or a StackRecord for several seeds at once."""
 
@@ -91,8 +100,8 @@ def stage_is_due(gathered: Sequence[MegaBatch], settings: StreamSettings, stream
 
 def run_stream(
     stream: MegaBatchStream,
-    learner: Learner,
-    evaluate: Evaluator,
+    learner: Learner | StackedLearner,
+    evaluate: Callable[[Any], Scores | list[Scores]],
     settings: StreamSettings,
     record: Record,
 ) -> list[Any]:

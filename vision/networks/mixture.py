@@ -49,7 +49,7 @@ class MixtureStack(Stack):
         """With `num_experts` in each hidden layer, under one root; experts and gates drawn as torch.nn.Linear is."""
         root = num_experts if num_experts > 1 else 0
         gates = [Gates(root, [[] for _ in generators], hard, device) for _ in sizes[1:-1]]
-        shapes = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for layer in range(1, len(sizes)):
             num_rows = num_experts * sizes[layer] + root if layer < len(sizes) - 1 else sizes[layer]
             shapes[f"weight_{layer}"], shapes[f"bias_{layer}"] = (num_rows, sizes[layer - 1]), (num_rows,)
@@ -189,10 +189,9 @@ class MixtureStack(Stack):
         plain = PlainMixture(self.sizes, trees, self.gates[0].hard)
         for layer, gates in enumerate(self.gates, start=1):
             weight, bias = (self.parameters[f"{name}_{layer}"][network] for name in ("weight", "bias"))
-            rows = [self.sizes[layer]] * gates.num_experts + plain.layers[layer - 1].branches_of_nodes
-            for linear_layer, w, b in zip(
-                plain.layers[layer - 1].all_linear(), weight.split(rows), bias.split(rows), strict=True
-            ):
+            plain_layer = plain.mixture(layer)
+            rows = [self.sizes[layer]] * gates.num_experts + plain_layer.branches_of_nodes
+            for linear_layer, w, b in zip(plain_layer.all_linear(), weight.split(rows), bias.split(rows), strict=True):
                 linear_layer.weight.data.copy_(w)
                 linear_layer.bias.data.copy_(b)
         last = len(self.sizes) - 1

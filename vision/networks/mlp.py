@@ -32,7 +32,7 @@ class MLPStack(Stack):
     @classmethod
     def drawn(cls, sizes: Sequence[int], generators: Sequence[torch.Generator], device: torch.device) -> "MLPStack":
         """Initialised as torch.nn.Linear is, one generator a network."""
-        shapes = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for layer in range(1, len(sizes)):
             shapes[f"weight_{layer}"] = (sizes[layer], sizes[layer - 1])
             shapes[f"bias_{layer}"] = (sizes[layer],)

@@ -101,6 +101,7 @@ def draw_linear(num_out: int, num_in: int, generators: Sequence[torch.Generator]
 def draw_layers(parameters: Parameters, generators: Sequence[torch.Generator]) -> None:
     """Fill weight_1, bias_1, weight_2, bias_2 ... as `draw_linear`."""
     for layer in range(1, len(parameters.shapes) // 2 + 1):
-        weight, bias = draw_linear(*parameters.shapes[f"weight_{layer}"], generators)
+        num_out, num_in = parameters.shapes[f"weight_{layer}"]
+        weight, bias = draw_linear(num_out, num_in, generators)
         parameters[f"weight_{layer}"].copy_(weight)
         parameters[f"bias_{layer}"].copy_(bias)

@@ -32,7 +32,7 @@ class PlainMixtureLayer(nn.Module):
 
     def all_linear(self) -> list[nn.Linear]:
         """Experts, then nodes: in the order of a stack's rows."""
-        return [*self.experts, *self.nodes]
+        return [linear for linear in (*self.experts, *self.nodes) if isinstance(linear, nn.Linear)]
 
     def forward(self, x: Tensor, uniform_bn: Tensor | None = None) -> Tensor:
         weights_bE = self.weights(x, uniform_bn)
@@ -79,6 +79,12 @@ class PlainMixture(nn.Module):
             for num_in, num_out, (root, splits) in zip(sizes, sizes[1:-1], trees, strict=False)
         )
         self.head = nn.Linear(sizes[-2], sizes[-1])
+
+    def mixture(self, layer: int) -> PlainMixtureLayer:
+        """Hidden layer 1 or 2."""
+        mixture = self.layers[layer - 1]
+        assert isinstance(mixture, PlainMixtureLayer)
+        return mixture
 
     def forward(self, x: Tensor, uniforms: Sequence[Tensor] | None = None) -> Tensor:
         for number, layer in enumerate(self.layers):
