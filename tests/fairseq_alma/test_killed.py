@@ -255,13 +255,14 @@ def test_a_growing_ensemble_killed_while_it_keeps_outputs_ends_as_it_would_have(
         return is_keeping
 
     run = KilledRun(stream, tmp_path / "run", settings)
-    run.kill_at(Moment("keeping outputs of the untrained member", keeping(0)))
-    run.kill_at(Moment("keeping outputs of member 2 beside those of member 1", keeping(2)))
+    # The untrained member is not frozen: nothing of it is kept.
+    run.kill_at(Moment("keeping outputs of member 1", keeping(0)))
+    run.kill_at(Moment("keeping outputs of member 2 beside those of member 1", keeping(1)))
     kept = {path: identity(path) for mark in run.out.glob("evaluated/*.json") for path in outputs_of(mark)}
     run.report()
     run.finish()
     same_run(run.out, reference.out)
-    assert len(kept) == 6
+    assert len(kept) == 3
     assert {path: identity(path) for path in kept} == kept
 
 
