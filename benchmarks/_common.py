@@ -102,7 +102,7 @@ def provenance(load_at_start: float) -> list[str]:
     data, script = "ALMA_DATA=DATA " * ("ALMA_DATA" in os.environ), Path(sys.argv[0]).resolve().relative_to(ROOT)
     load = f"load average {load_at_start:.1f} at the start, {os.getloadavg()[0]:.1f} at the end (a part itself makes 1)"
     return [
-        f"- command: `{data}python {script} {' '.join(sys.argv[1:])}`",
+        f"- command: `{data}python {script} {' '.join('PATH' if a.startswith('/') else a for a in sys.argv[1:])}`",
         f"- commit: {_commit()}",
         f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         f"- machine: {_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB; {load}",
