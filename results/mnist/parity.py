@@ -35,7 +35,7 @@ def ours(learner: str, width: int, wait: int, seeds: int, data_root: str, out: P
 
     num_stages, epochs = PLANS[wait]
     settings = VisionSettings(
-        out=str(out / "ours" / f"{learner}_h{width}_w{wait}"), dataset="mnist", data_root=data_root, learner=learner,
+        out=str(out / f"ours_{seeds}" / f"{learner}_h{width}_w{wait}"), dataset="mnist", data_root=data_root, learner=learner,
         width=width, wait=wait, epochs=epochs, seeds=seeds, preset="original_code", select_by="validation_accuracy",
         arrivals=num_stages * wait, umix="sum", new_members_from="copy", gens_combine="logit", experts=2,
         split_by="gate_mass",
