@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from _common import provenance, table
 from torch import Tensor
 
-from _common import provenance, table
 from vision.batches import Batches, Rows, StageData
 from vision.networks import MLPStack
 from vision.optimizers import AdaDelta

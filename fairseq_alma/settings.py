@@ -1,17 +1,14 @@
 """Every setting of a language-model run, checked when it is made."""
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Replay, StreamSettings
+from fairseq_alma.core.settings import MAX_SEED, Settings
 
 FREE_SETTINGS = ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share")
 """May differ when a run is continued: where things lie, how far to go, where it runs."""
-
-MAX_SEED = 1_000_000
 
 OWNED_BY_DRIVER = (
     "--task", "--arch", "--criterion", "--user-dir", "--save-dir", "--seed", "--mega-batches", "--max-update",
@@ -38,7 +35,7 @@ LEARNER_NAMES = ("sm", "ens", "gens", "gmoe")
 
 
 @dataclass(frozen=True)
-class LanguageModelSettings:
+class LanguageModelSettings(Settings):
     """What `alma-lm` runs. One seed: several seeds are several of these."""
 
     stream: str
@@ -104,18 +101,12 @@ class LanguageModelSettings:
         at_least_one = ("wait", "experts", "updates", "updates_per_mega_batch", "tokens_per_sample", "validations",
                         "seeds", "sequences_per_update", "batch_size", "mega_batches", "members",
                         "parallel")  # fmt: skip
-        for name in at_least_one:
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise SettingError(f"{name}={value!r} must be a whole number of at least 1")
-        for name in ("lr", "dropout", "clip_norm", "grow_noise"):
-            if not isinstance(getattr(self, name), int | float) or isinstance(getattr(self, name), bool):
-                raise SettingError(f"{name}={getattr(self, name)!r} must be a number")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < MAX_SEED:
-            raise SettingError(f"seed={self.seed!r} must be a whole number from 0 to {MAX_SEED - 1}")
+        self.check_whole(*at_least_one, least=1)
+        self.check_whole("seed", "warmup_updates", least=0)
+        self.check_number("lr", "dropout", "clip_norm", "grow_noise")
+        if self.seed >= MAX_SEED:
+            raise SettingError(f"seed={self.seed} must lie below {MAX_SEED}")
         self._check_learner()
-        if self.warmup_updates is not None and (not isinstance(self.warmup_updates, int) or self.warmup_updates < 0):
-            raise SettingError(f"warmup_updates={self.warmup_updates!r} must be a whole number of at least 0")
         if not self.lr > 0:
             raise SettingError(f"lr={self.lr} must be above 0")
         if not 0 <= self.dropout < 1:
@@ -169,22 +160,6 @@ class LanguageModelSettings:
         """How many experts growth before stage k >= 2 adds to every mixture."""
         growths = self.grow_experts if isinstance(self.grow_experts, list) else [self.grow_experts]
         return growths[min(stage_index - 2, len(growths) - 1)]
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "LanguageModelSettings":
-        """From resolved configuration values.
-
-        Raises:
-            SettingError: a key that is no setting, or a value out of range.
-        """
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(values.keys() - known)
-        if unknown:
-            raise SettingError(f"unknown settings {', '.join(unknown)}: there are {', '.join(sorted(known))}")
-        return cls(**values)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def stream_settings(self, num_mega_batches: int) -> StreamSettings:
         return StreamSettings(num_mega_batches, self.wait, self.replay)

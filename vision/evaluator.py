@@ -7,8 +7,8 @@ import torch
 
 from fairseq_alma.core.ledger import Scores
 from vision.datasets import Dataset
-from vision.learners import EXAMPLES_AT_ONCE, Mixture, VisionLearner
-from vision.networks import Stack
+from vision.learners import EXAMPLES_AT_ONCE, VisionLearner
+from vision.networks import MixtureStack, Stack
 from vision.voting import Tally
 
 
@@ -33,15 +33,15 @@ class ErrorRateEvaluator:
         self._y_1n = dataset.test.labels.to(device)[None]
         self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
         self._kept: tuple[list[str | None], Tally] = ([], Tally.nothing())
-        self._num_experts_written = 0
+        self._num_experts_written: int | None = None
 
     def __call__(self, learner: VisionLearner) -> list[Scores]:
         members = learner.members
         num_seeds = len(learner.seeds)
         total = self._tally(learner, members)
         costs = [(len(stack) // num_seeds, stack.num_params, stack.flops.prediction) for _, stack in members]
-        if isinstance(learner, Mixture):
-            self._write_routing(learner)
+        if isinstance(newest := members[-1][1], MixtureStack):
+            self._write_routing(newest, learner.stage_index, len(newest) // num_seeds)
         scores = []
         for number, error_rate in enumerate(total.error_rate(self._y_1n)):
             validation_loss, validation_error_rate = learner.validation[number] or (None, None)
@@ -75,18 +75,22 @@ class ErrorRateEvaluator:
         votes = [part.votes_SbC for part in parts if part.votes_SbC is not None]
         return Tally(parts[0].combine, summed, torch.cat(votes, dim=1) if votes else None, parts[0].num_members)
 
-    def _write_routing(self, learner: Mixture) -> None:
-        """stages/stage_k/routing.npz: after a growth, and at the end.
+    def _write_routing(self, stack: MixtureStack, k: int, networks_per_seed: int) -> None:
+        """stages/stage_k/routing.npz: after a growth, and at the end; of a seed's first network.
 
         images [n, height, width] of uint8, label [n], expert [n] (of the first layer, the one that weighs most),
         weights [n, E]; the tree as root (branches of its root, 0 is none) and splits (which expert each split halved).
         """
-        k, count = learner.stage_index, self._routing_examples
-        is_due = learner.stack.num_experts > self._num_experts_written or k == self._num_stages
-        if not count or not k or not is_due:
+        count = self._routing_examples
+        if not count or not k:
             return
-        self._num_experts_written = learner.stack.num_experts
-        for folder, routing in zip(self._stages, learner.routing(self._x_1ni[:, :count]), strict=True):
+        if self._num_experts_written is None:
+            self._num_experts_written = _num_experts_before(self._stages[0], k)
+        if stack.num_experts <= self._num_experts_written and k != self._num_stages:
+            return
+        self._num_experts_written = stack.num_experts
+        routings = stack.routing(self._x_1ni[:, :count])[::networks_per_seed]
+        for folder, routing in zip(self._stages, routings, strict=True):
             path = folder / f"stage_{k:03d}" / "routing.npz"
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(".routing.tmp.npz")
@@ -100,3 +104,12 @@ class ErrorRateEvaluator:
                 splits=np.array(routing["splits"], dtype=np.int64),
             )
             temporary.replace(path)
+
+
+def _num_experts_before(stages: Path, k: int) -> int:
+    """Of what the routing written last before stage k shows: a continued run writes what the whole one would."""
+    written = [path for index in range(k) if (path := stages / f"stage_{index:03d}" / "routing.npz").exists()]
+    if not written:
+        return 0
+    with np.load(written[-1]) as routing:
+        return routing["weights"].shape[1]

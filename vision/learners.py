@@ -349,19 +349,6 @@ class Mixture(VisionLearner):
         s = self.settings
         return MixtureStack.drawn(self.sizes, s.experts, s.hard_gates, generators, self.device)
 
-    def routing(self, x: Tensor) -> list[dict[str, Any]]:
-        """How the first layer weighs its experts, and its tree, for each seed.
-
-        Args:
-            x: [1, b, i].
-        """
-        self.stack.logits(x)
-        gates, weights_MbE = self.stack.gates[0], self.stack.expert_weights[0]
-        return [
-            {"weights": weights_bE.cpu().numpy(), "root": gates.root, "splits": splits}
-            for weights_bE, splits in zip(weights_MbE, gates.splits, strict=True)
-        ]
-
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         scores = super()._validate(data)
         # Share of the validation examples that each expert gets, layer by layer: the last pass was theirs.

@@ -140,7 +140,7 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.ones(1, device=device).item()  # which a device that only knows shapes cannot tell
     except Exception as error:  # torch has a kind of error for each way of not having a device
         raise SettingError(f"device={name!r} cannot be used here ({error}): give auto, cpu or cuda") from error
     return device

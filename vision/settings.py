@@ -1,11 +1,11 @@
 """Every setting of a vision run, checked when it is made."""
 
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import MISSING, dataclass, fields
+from typing import Literal, get_args
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Replay, StreamSettings
+from fairseq_alma.core.settings import MAX_SEED, Settings
 from vision.training import SelectBy
 from vision.voting import Combine
 
@@ -17,8 +17,6 @@ FREE_SETTINGS = ("data_root", "out", "preset", "device", "threads", "routing_exa
 
 MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500}
 """B of each dataset, where none is given."""
-
-MAX_SEED = 1_000_000
 
 CHOICES = {
     "optimizer": ("adadelta", "sgd"),
@@ -32,7 +30,7 @@ CHOICES = {
 
 
 @dataclass(frozen=True)
-class VisionSettings:
+class VisionSettings(Settings):
     """What `alma-vision` runs."""
 
     out: str
@@ -120,24 +118,17 @@ class VisionSettings:
             raise SettingError(f"dataset={self.dataset!r} is not one of {', '.join(MEGA_BATCHES)}")
         if self.learner not in LEARNERS:
             raise SettingError(f"learner={self.learner!r} is not one of {', '.join(LEARNERS)}")
-        for name in ("mega_batches", "arrivals", "data_seed", "initialisation_seed", "order_seed"):
-            if getattr(self, name) is not None:
-                self._check_whole(name, 1 if name in ("mega_batches", "arrivals") else 0)
-        for name in ("wait", "width", "epochs", "batch_size", "members", "new_members", "experts", "grow_every",
-                     "seeds", "threads"):  # fmt: skip
-            self._check_whole(name, 1)
-        for name in ("seed", "cer_from", "routing_examples"):
-            self._check_whole(name, 0)
-        for name in ("data_seed", "initialisation_seed", "order_seed", "seed"):
+        self.check_whole("mega_batches", "arrivals", "wait", "width", "epochs", "batch_size", "members", "new_members",
+                         "experts", "grow_every", "seeds", "threads", least=1)  # fmt: skip
+        seeds = ("seed", "data_seed", "initialisation_seed", "order_seed")
+        self.check_whole(*seeds, "cer_from", "routing_examples", least=0)
+        self.check_number("lr", "momentum", "weight_decay", "validation_share")
+        for name in seeds:
             if (value := getattr(self, name)) is not None and value + self.seeds > MAX_SEED:
                 raise SettingError(f"{name}={value} and {self.seeds} seeds from there on must lie below {MAX_SEED}")
         for name in ("bagging", "hard_gates", "from_scratch", "keep_stages"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name}={getattr(self, name)!r} must be true or false")
-        for name in ("lr", "momentum", "weight_decay", "validation_share"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise SettingError(f"{name}={value!r} must be a number")
         if not self.lr > 0:
             raise SettingError(f"lr={self.lr} must be above 0")
         if not 0 <= self.momentum < 1 or self.weight_decay < 0:
@@ -157,32 +148,13 @@ class VisionSettings:
             raise SettingError(f"routing_examples={self.routing_examples} must be at most 5000")
         if self.learner in ("moe", "ens_moe") and self.experts < 2:
             raise SettingError(f"learner={self.learner} needs experts=, at least 2")
+        if self.from_scratch and self.new_members_from == "copy" and self.learner in ("gens", "ens_moe"):
+            raise SettingError("from_scratch=true draws every network anew, new_members_from=copy copies it: give one")
         if self.bagging and self.learner != "ens":
             raise SettingError(f"bagging is for learner=ens, not for learner={self.learner}")
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
         self.stream_settings()
-
-    def _check_whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise SettingError(f"{name}={value!r} must be a whole number of at least {least}")
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "VisionSettings":
-        """From resolved configuration values.
-
-        Raises:
-            SettingError: a key that is no setting, or a value out of range.
-        """
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(values.keys() - known)
-        if unknown:
-            raise SettingError(f"unknown settings {', '.join(unknown)}: there are {', '.join(sorted(known))}")
-        return cls(**values)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def num_mega_batches(self) -> int:

@@ -4,7 +4,9 @@ stream.py         what arrives: MegaBatch, MegaBatchStream
 stream_folder.py  a stream on disk, as `alma-prep` writes it and `--task alma_lm` reads it
 protocol.py       Algorithm 1: run_stream, and what a learner and an evaluator must be able to do
 ledger.py         one row per arrival; CER, Mem, Comp, average perplexity as pure functions of the rows
+settings.py       settings: made from a mapping, checked value by value
 run_record.py     the run folder: settings, provenance, done marks, resume
+stack_record.py   the same for several seeds that are computed together
 lease.py          who holds a run folder now
 files.py          writing a file whole or not at all
 """

@@ -35,10 +35,10 @@ def ours(learner: str, width: int, wait: int, seeds: int, data_root: str, out: P
 
     num_stages, epochs = PLANS[wait]
     settings = VisionSettings(
-        out=str(out / f"ours_{seeds}" / f"{learner}_h{width}_w{wait}"), dataset="mnist", data_root=data_root, learner=learner,
-        width=width, wait=wait, epochs=epochs, seeds=seeds, preset="original_code", select_by="validation_accuracy",
-        arrivals=num_stages * wait, umix="sum", new_members_from="copy", gens_combine="logit", experts=2,
-        split_by="gate_mass",
+        out=str(out / f"ours_{seeds}" / f"{learner}_h{width}_w{wait}"), dataset="mnist", data_root=data_root,
+        learner=learner, width=width, wait=wait, epochs=epochs, seeds=seeds, preset="original_code",
+        select_by="validation_accuracy", arrivals=num_stages * wait, umix="sum", new_members_from="copy",
+        gens_combine="logit", experts=2, split_by="gate_mass",
     )  # fmt: skip
     ledgers = run(settings)
     return [[rows[k * wait].scores.error_rate for k in range(1, num_stages + 1)] for rows in ledgers]

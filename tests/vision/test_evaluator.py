@@ -157,3 +157,26 @@ def test_routing_of_several_seeds_lies_with_each_and_none_is_written_when_none_i
     small_run(tmp_path / "none", learner="moe", experts=3, routing_examples=0, epochs=1, wait=B)
     small_run(tmp_path / "sm", **{**SMALL, "epochs": 1}, wait=B)
     assert not [*(tmp_path / "none").rglob("*.npz"), *(tmp_path / "sm").rglob("*.npz")]
+
+
+def test_routing_of_an_ensemble_of_mixtures_is_the_newest_ones(met, tmp_path):
+    dataset = load_dataset("digits", ".")
+    learner, _ = met(tmp_path, dataset, learner="ens_moe", experts=3, new_members=2)
+    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.npz"))
+    assert written == [f"stages/stage_{k:03d}/routing.npz" for k in (1, 4)]
+    routing = np.load(tmp_path / "stages/stage_004/routing.npz")
+    x = dataset.pixels.normalised(dataset.test.images[:20])
+    newest = learner.stack.plain(0).layers[0].weights(x).detach().numpy()
+    assert np.allclose(routing["weights"], newest, atol=2e-3)
+
+
+def test_a_continued_run_writes_no_routing_that_the_whole_run_would_not(tmp_path):
+    small_run(tmp_path, learner="gmoe", grow_every=2, arrivals=2, epochs=1)
+    small_run(tmp_path, learner="gmoe", grow_every=2, arrivals=B, epochs=1)
+    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.npz"))
+    # 2, because the first run ended there; 3 after a growth; 4 because the second one ended.
+    assert written == [f"stages/stage_{k:03d}/routing.npz" for k in (1, 2, 3, 4)]
+    small_run(tmp_path / "fixed", learner="moe", experts=2, arrivals=1, epochs=1)
+    small_run(tmp_path / "fixed", learner="moe", experts=2, arrivals=B, epochs=1)
+    written = sorted(str(path.relative_to(tmp_path / "fixed")) for path in (tmp_path / "fixed").rglob("*.npz"))
+    assert written == [f"stages/stage_{k:03d}/routing.npz" for k in (1, 4)]

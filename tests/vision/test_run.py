@@ -248,6 +248,7 @@ def test_a_damaged_file_of_a_stage_is_told(tmp_path, alma_vision, name):
         (("dataset=cifar",), "dataset='cifar' is not one of digits, mnist, emnist"),
         (("lr=fast",), "lr='fast' must be a number"),
         (("device=cuda:99",), "device='cuda:99' cannot be used here"),
+        (("device=meta",), "device='meta' cannot be used here"),
         (("device=toaster",), "device='toaster' cannot be used here"),
         (("plugin=no_such_module_of_mine",), "plugin=no_such_module_of_mine: No module named"),
         (("data_root=null",), "data_root=None must be text"),

@@ -130,6 +130,7 @@ def test_seeds_are_one_unless_they_are_given_apart():
         ({"keep_stages": "no"}, "keep_stages='no' must be true or false"),
         ({"learner": "moe"}, "learner=moe needs experts=, at least 2"),
         ({"learner": "ens_moe", "experts": 1}, "learner=ens_moe needs experts=, at least 2"),
+        ({"learner": "gens", "from_scratch": True, "new_members_from": "copy"}, "from_scratch=true draws every network"),
         ({"learner": "umix", "bagging": True}, "bagging is for learner=ens, not for learner=umix"),
         ({"colour": "red"}, "unknown settings colour: there are arrivals, bagging"),
     ],

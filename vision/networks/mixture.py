@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +111,19 @@ class MixtureStack(Stack):
             layer.backward(self._of_one(x), self._of_one(dy))
             if number:
                 dx = self._of_all(layer.input_gradient(self._of_one(dy)))
+
+    def routing(self, x: Tensor) -> list[dict[str, Any]]:
+        """How the first layer of each network weighs its experts, and its tree: weights [b, E], root, splits.
+
+        Args:
+            x: [1, b, i].
+        """
+        self.logits(x)
+        gates = self.gates[0]
+        return [
+            {"weights": weights_bE.cpu().numpy(), "root": gates.root, "splits": splits}
+            for weights_bE, splits in zip(self.expert_weights[0], gates.splits, strict=True)
+        ]
 
     def _of_one(self, value: Tensor) -> Tensor:
         """As layers want it: of a single network without its dimension."""
