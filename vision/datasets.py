@@ -1,18 +1,20 @@
 """Labelled images: where they come from, and how a pixel becomes a number.
 
-digits comes with scikit-learn; what is missing of mnist and emnist is fetched by torchvision, where there is a network.
+digits comes with scikit-learn; what is missing of the others is fetched by torchvision, where there is a network.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fairseq_alma.core.errors import SettingError
+from vision import cifar
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,35 @@ class Examples:
 
 @dataclass(frozen=True)
 class Pixels:
-    """How pixels become numbers: (pixel / largest - mean) / deviation."""
+    """How pixels become numbers: (pixel / largest - mean) / deviation.
+
+    Raises:
+        SettingError: not as many means as deviations.
+    """
 
     largest: float
-    mean: float
-    deviation: float
+    mean: float | tuple[float, ...]
+    """Of all channels, or one a channel."""
+    deviation: float | tuple[float, ...]
+    """As mean."""
+
+    def __post_init__(self):
+        if len(_by_channel(self.mean)) != len(_by_channel(self.deviation)):
+            raise SettingError(f"mean={self.mean} and deviation={self.deviation} must have the same number of channels")
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Float of the same shape."""
-        return images.float().div_(self.largest).sub_(self.mean).div_(self.deviation)
+        """Float of the same shape, [..., channels * height * width]."""
+        x = images.float().div_(self.largest)
+        means, deviations = _by_channel(self.mean), _by_channel(self.deviation)
+        # Channel by channel with plain numbers, in place: nothing of the images' size, nor on their device, is made.
+        channels = x.unflatten(-1, (len(means), -1)).unbind(-2)
+        for channel, mean, deviation in zip(channels, means, deviations, strict=True):
+            channel.sub_(mean).div_(deviation)
+        return x
+
+
+def _by_channel(value: float | tuple[float, ...]) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 @dataclass(frozen=True)
@@ -91,7 +113,7 @@ def _mnist(data_root: Path, split: str) -> Dataset:
     folder = data_root / "MNIST" / "raw"
     names = [[f"{part}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")] for part in ("train", "t10k")]
     if not all((folder / name).is_file() for pair in names for name in pair):
-        _fetch("mnist", "MNIST", data_root, {})
+        _fetch("mnist", "MNIST", data_root, "MNIST/raw", {})
     parts = [_read_pair(folder / images, folder / labels, range(10)) for images, labels in names]
     return Dataset("mnist", (1, 28, 28), 10, Pixels(255.0, 0.1307, 0.3081), *parts)
 
@@ -106,7 +128,7 @@ def _emnist(data_root: Path, split: str) -> Dataset:
         for part in ("train", "test")
     ]
     if not all((folder / name).is_file() for pair in names for name in pair):
-        _fetch("emnist", "EMNIST", data_root, {"split": split})
+        _fetch("emnist", "EMNIST", data_root, "EMNIST/raw", {"split": split})
     first = 1 if split == "letters" else 0  # letters count from 1
     known = range(first, first + classes[split])
     parts = [_read_pair(folder / images, folder / labels, known) for images, labels in names]
@@ -114,10 +136,35 @@ def _emnist(data_root: Path, split: str) -> Dataset:
     return Dataset("emnist", (1, 28, 28), classes[split], Pixels(255.0, 0.1736, 0.3317), *parts)
 
 
-DATASETS: dict[str, Callable[[Path, str], Dataset]] = {"digits": _digits, "mnist": _mnist, "emnist": _emnist}
+def _cifar10(data_root: Path, split: str) -> Dataset:
+    pixels = Pixels(255.0, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    return _cifar("cifar10", "CIFAR10", data_root, cifar.CIFAR10, pixels)
 
 
-def _fetch(name: str, kind: str, data_root: Path, arguments: dict[str, str]) -> None:
+def _cifar100(data_root: Path, split: str) -> Dataset:
+    pixels = Pixels(255.0, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    return _cifar("cifar100", "CIFAR100", data_root, cifar.CIFAR100, pixels)
+
+
+def _cifar(name: str, kind: str, data_root: Path, layout: cifar.Layout, pixels: Pixels) -> Dataset:
+    if not cifar.is_complete(data_root, layout):
+        # Both parts are fetched with either; the test images are the fewer that torchvision then reads.
+        _fetch(name, kind, data_root, layout.folder, {"train": False})
+    parts = [cifar.read_files(data_root, layout, files) for files in (layout.training, layout.test)]
+    examples = [Examples(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in parts]
+    return Dataset(name, (3, 32, 32), layout.num_classes, pixels, *examples)
+
+
+DATASETS: dict[str, Callable[[Path, str], Dataset]] = {
+    "digits": _digits,
+    "mnist": _mnist,
+    "emnist": _emnist,
+    "cifar10": _cifar10,
+    "cifar100": _cifar100,
+}
+
+
+def _fetch(name: str, kind: str, data_root: Path, folder: str, arguments: dict[str, Any]) -> None:
     """Have torchvision fetch and unpack what is missing. Only then: importing it takes longer than training a stage."""
     import torchvision
 
@@ -126,8 +173,8 @@ def _fetch(name: str, kind: str, data_root: Path, arguments: dict[str, str]) -> 
     except Exception as error:
         # torchvision tells a missing network, a damaged archive and a short file by as many kinds of error.
         raise SettingError(
-            f"dataset={name}: its files are not in {data_root / kind / 'raw'} and could not be fetched "
-            f"({type(error).__name__}: {error}). Give data_root= the folder that holds {kind}/raw/, or run once "
+            f"dataset={name}: its files are not in {data_root / folder} and could not be fetched "
+            f"({type(error).__name__}: {error}). Give data_root= the folder that holds {folder}/, or run once "
             f"where there is a network"
         ) from error
 

@@ -108,7 +108,7 @@ def test_other_splits_of_emnist_count_from_0(tmp_path, no_network):
 
 
 def test_an_unknown_dataset_or_split_is_told_with_those_that_there_are(tmp_path):
-    with pytest.raises(SettingError, match="dataset='svhn' is not one of digits, mnist, emnist"):
+    with pytest.raises(SettingError, match="dataset='svhn' is not one of digits, mnist, emnist, cifar10, cifar100"):
         load_dataset("svhn", tmp_path)
     with pytest.raises(SettingError, match="split='capitals' of emnist is not one of byclass, bymerge, balanced"):
         load_dataset("emnist", tmp_path, "capitals")
