@@ -5,14 +5,14 @@ i inputs.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fairseq_alma.core.protocol import Replay, Stage
 from fairseq_alma.core.stream import MegaBatch
-from vision.datasets import Pixels
+from vision.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Rows:
     """Examples of S seeds in one table, seed after seed; between two seeds there may be rows without a meaning."""
 
     x: Tensor
-    """[rows, i], normalised."""
+    """[rows, ...], as they are kept."""
     y: Tensor
     """[rows]."""
     one_hot: Tensor
@@ -28,6 +28,8 @@ class Rows:
     num_seeds: int
     num_examples: int
     """n, of each seed."""
+    inputs: Inputs = field(default_factory=Inputs)
+    """What is to be made of what is kept."""
 
     @property
     def rows_apart(self) -> int:
@@ -36,8 +38,8 @@ class Rows:
 
     @property
     def examples(self) -> Tensor:
-        """[S, n, i], without the rows between."""
-        return self.x.view(self.num_seeds, -1, *self.x.shape[1:])[:, : self.num_examples]
+        """[S, n, ...] as networks read them, without the rows between."""
+        return self.inputs.read(self.x.view(self.num_seeds, -1, *self.x.shape[1:])[:, : self.num_examples])
 
     @property
     def labels(self) -> Tensor:
@@ -65,14 +67,14 @@ class Memory:
     """Examples on the device, appended as they arrive: with replay a stage adds what is new and copies no past.
 
     Args:
-        pixels: how an image becomes numbers.
+        inputs: how an image becomes what networks read.
         num_classes: C.
         num_seeds: S.
         device: where they live.
     """
 
-    def __init__(self, pixels: Pixels, num_classes: int, num_seeds: int, device: torch.device):
-        self._pixels, self._num_classes, self._num_seeds, self._device = pixels, num_classes, num_seeds, device
+    def __init__(self, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device):
+        self._inputs, self._num_classes, self._num_seeds, self._device = inputs, num_classes, num_seeds, device
         self._times: list[int] = []
         self._training, self._validation = _Table(num_classes), _Table(num_classes)
 
@@ -91,7 +93,7 @@ class Memory:
         num_past = 0
         if replay and replay != "all":
             num_past = sum(len(mega_batch.data[0].training) for mega_batch in past)
-        return StageData(self._training.rows(), num_past, self._validation.rows())
+        return StageData(self._training.rows(self._inputs), num_past, self._validation.rows(self._inputs))
 
     def before(self, stage: Stage, length: int) -> StageData:
         """What the stage before `stage`, of `length` mega-batches, was trained and validated on."""
@@ -106,7 +108,7 @@ class Memory:
         parts = [[getattr(mega_batch.data[seed], part) for mega_batch in mega_batches] for seed in seeds]
         images = torch.stack([torch.cat([examples.images for examples in one]) for one in parts])
         labels = torch.stack([torch.cat([examples.labels for examples in one]) for one in parts])
-        return self._pixels.normalised(images.to(self._device)), labels.to(self._device)
+        return self._inputs.keep(images.to(self._device)), labels.to(self._device)
 
 
 class _Table:
@@ -121,7 +123,7 @@ class _Table:
         if end > self._y.shape[1]:
             room = max(end, 2 * start)
             x, y = x_Sni.new_empty(len(x_Sni), room, *x_Sni.shape[2:]), y_Sn.new_zeros(len(y_Sn), room)
-            one_hot = x_Sni.new_zeros(*y.shape, self._num_classes)
+            one_hot = torch.zeros(*y.shape, self._num_classes, device=y.device)
             for old, new in ((self._x, x), (self._y, y), (self._one_hot, one_hot)):
                 if start:
                     new[:, :start] = old[:, :start]
@@ -130,9 +132,9 @@ class _Table:
         self._one_hot[:, start:end] = torch.nn.functional.one_hot(y_Sn, self._num_classes)
         self._num_examples = end
 
-    def rows(self) -> Rows:
+    def rows(self, inputs: Inputs) -> Rows:
         tables = (self._x.flatten(0, 1), self._y.flatten(), self._one_hot.flatten(0, 1))
-        return Rows(*tables, len(self._y), self._num_examples)
+        return Rows(*tables, len(self._y), self._num_examples, inputs)
 
 
 class Batches:
@@ -173,10 +175,19 @@ class Batches:
         """x [R, b, i] and one-hot y [R, b, C] of every batch of one epoch."""
         rows, num_orders = self._data.training, len(self._generators)
         indices_Rn = (self._indices() + self._first_row_R1).to(rows.y.device, non_blocking=True)
-        for batch_Rb in indices_Rn.split(self._batch_size, dim=1):
-            index = batch_Rb.reshape(-1)
+        changes_Rn = self._changes(indices_Rn.shape[1])
+        for start in range(0, indices_Rn.shape[1], self._batch_size):
+            batch = slice(start, start + self._batch_size)
+            index = indices_Rn[:, batch].reshape(-1)
             x, one_hot = rows.x.index_select(0, index), rows.one_hot.index_select(0, index)
+            x = rows.inputs.change(x, None if changes_Rn is None else changes_Rn[:, batch].flatten(0, 1))
             yield x.view(num_orders, -1, *x.shape[1:]), one_hot.view(num_orders, -1, one_hot.shape[1])
+
+    def _changes(self, num_examples: int) -> Tensor | None:
+        """How each example of each order is to be changed in this epoch, [R, n, ...]; None where none is."""
+        drawn = [self._data.training.inputs.draw_changes(num_examples, generator) for generator in self._generators]
+        changes = [one for one in drawn if one is not None]
+        return torch.stack(changes).to(self._data.training.y.device, non_blocking=True) if changes else None
 
     def _indices(self) -> Tensor:
         """Places among a seed's examples, [R, n], in the order of the epoch."""

@@ -6,9 +6,14 @@ from pathlib import Path
 import torch
 
 from fairseq_alma.core.errors import StageError
-from vision.networks import MixtureStack, MLPStack, Stack
+from vision.networks import MixtureStack, MLPStack, Stack, VGGMixtureStack, VGGStack
 
-KINDS: dict[str, type[Stack]] = {"mlp": MLPStack, "mixture": MixtureStack}
+KINDS: dict[str, type[Stack]] = {
+    "mlp": MLPStack,
+    "mixture": MixtureStack,
+    "vgg": VGGStack,
+    "vgg_mixture": VGGMixtureStack,
+}
 FORMAT_VERSION = 1
 
 

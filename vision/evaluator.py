@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fairseq_alma.core.ledger import Scores
 from vision.datasets import Dataset
-from vision.learners import EXAMPLES_AT_ONCE, VisionLearner
-from vision.networks import MixtureStack, Stack
+from vision.inputs import Inputs
+from vision.learners import VisionLearner
+from vision.networks import GatedStack, Stack
 from vision.voting import Tally
 
 
@@ -19,6 +21,7 @@ class ErrorRateEvaluator:
 
     Args:
         dataset: the test set of it.
+        inputs: how its images are read.
         device: where it lives.
         stages: RUN/stages of each seed, for routing.npz.
         num_stages: of the whole run; the last one's routing is always written.
@@ -26,10 +29,16 @@ class ErrorRateEvaluator:
     """
 
     def __init__(
-        self, dataset: Dataset, device: torch.device, stages: list[Path], num_stages: int, routing_examples: int
+        self,
+        dataset: Dataset,
+        inputs: Inputs,
+        device: torch.device,
+        stages: list[Path],
+        num_stages: int,
+        routing_examples: int,
     ):
         self._images, self._image_shape = dataset.test.images, dataset.image_shape
-        self._x_1ni = dataset.pixels.normalised(dataset.test.images.to(device))[None]
+        self._x_1n = inputs.read(inputs.keep(dataset.test.images.to(device)))[None]
         self._y_1n = dataset.test.labels.to(device)[None]
         self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
         self._kept: tuple[list[str | None], Tally] = ([], Tally.nothing())
@@ -40,7 +49,7 @@ class ErrorRateEvaluator:
         num_seeds = len(learner.seeds)
         total = self._tally(learner, members)
         costs = [(len(stack) // num_seeds, stack.num_params, stack.flops.prediction) for _, stack in members]
-        if isinstance(newest := members[-1][1], MixtureStack):
+        if isinstance(newest := members[-1][1], GatedStack):
             self._write_routing(newest, learner.stage_index, len(newest) // num_seeds)
         scores = []
         for number, error_rate in enumerate(total.error_rate(self._y_1n)):
@@ -70,16 +79,17 @@ class ErrorRateEvaluator:
         return total
 
     def _ask(self, learner: VisionLearner, stack: Stack) -> Tally:
-        parts = [learner.tally(x, stack) for x in self._x_1ni.split(EXAMPLES_AT_ONCE, dim=1)]
+        parts = [learner.tally(x, stack) for x in self._x_1n.split(stack.examples_at_once, dim=1)]
         summed = torch.cat([part.summed_SbC for part in parts], dim=1)
         votes = [part.votes_SbC for part in parts if part.votes_SbC is not None]
         return Tally(parts[0].combine, summed, torch.cat(votes, dim=1) if votes else None, parts[0].num_members)
 
-    def _write_routing(self, stack: MixtureStack, k: int, networks_per_seed: int) -> None:
+    def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int) -> None:
         """stages/stage_k/routing.npz: after a growth, and at the end; of a seed's first network.
 
-        images [n, height, width] of uint8, label [n], expert [n] (of the first layer, the one that weighs most),
-        weights [n, E]; the tree as root (branches of its root, 0 is none) and splits (which expert each split halved).
+        images [n, height, width] of uint8 (in colour [n, height, width, 3]), label [n], expert [n] (of the first
+        mixture, the one that weighs most), weights [n, E]; the tree as root (branches of its root, 0 is none) and
+        splits (which expert each split halved).
         """
         count = self._routing_examples
         if not count or not k:
@@ -89,14 +99,14 @@ class ErrorRateEvaluator:
         if stack.num_experts <= self._num_experts_written and k != self._num_stages:
             return
         self._num_experts_written = stack.num_experts
-        routings = stack.routing(self._x_1ni[:, :count])[::networks_per_seed]
+        routings = stack.routing(self._x_1n[:, :count])[::networks_per_seed]
         for folder, routing in zip(self._stages, routings, strict=True):
             path = folder / f"stage_{k:03d}" / "routing.npz"
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(".routing.tmp.npz")
             np.savez_compressed(
                 temporary,
-                images=self._images[:count].view(-1, *self._image_shape[1:]).numpy(),
+                images=_pictures(self._images[:count], self._image_shape),
                 label=self._y_1n[0, :count].cpu().numpy(),
                 expert=routing["weights"].argmax(-1),
                 weights=routing["weights"].astype(np.float16),
@@ -104,6 +114,12 @@ class ErrorRateEvaluator:
                 splits=np.array(routing["splits"], dtype=np.int64),
             )
             temporary.replace(path)
+
+
+def _pictures(images: Tensor, shape: tuple[int, int, int]) -> np.ndarray:
+    """[n, height, width], or [n, height, width, channels] where there are several."""
+    pictures = images.view(-1, *shape).movedim(1, -1).numpy()
+    return pictures[..., 0] if shape[0] == 1 else pictures
 
 
 def _num_experts_before(stages: Path, k: int) -> int:

@@ -22,20 +22,23 @@ class Flops:
     """Forward, in testing: with hard gates one expert a layer is computed, with soft gates all of them."""
 
 
-def count_flops(network: nn.Module, num_inputs: int) -> Flops:
+def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
     """By torch's counter.
 
     Args:
-        network: [b, i] to [b, C].
-        num_inputs: i.
+        network: a batch of examples to [b, C].
+        input_shape: of one example.
     """
     # Here, because it takes a second to import.
     from torch.utils.flop_counter import FlopCounterMode
 
+    # Not training, because a batch of one has no statistics; what is counted is the same.
+    network.eval()
+    example = torch.zeros(1, *input_shape)
     with FlopCounterMode(display=False) as forward, torch.no_grad():
-        network(torch.zeros(1, num_inputs))
+        network(example)
     with FlopCounterMode(display=False) as training:
-        network(torch.zeros(1, num_inputs)).sum().backward()
+        network(example).sum().backward()
     return Flops(forward.get_total_flops(), training.get_total_flops(), forward.get_total_flops())
 
 

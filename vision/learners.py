@@ -25,17 +25,15 @@ from torch import Tensor
 from fairseq_alma.core.files import read_json, sha256_of, write_json
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
+from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
 from vision.checkpoints import read_checkpoint, write_checkpoint
-from vision.networks import MixtureStack, MLPStack, Stack
+from vision.networks import GatedStack, Stack
 from vision.optimizers import SGD, AdaDelta
 from vision.seeds import generator
 from vision.settings import SplitBy, VisionSettings
 from vision.training import JointLoss, OwnLoss, Watcher, train_stage
 from vision.voting import Combine, Tally, tally
-
-EXAMPLES_AT_ONCE = 2000
-"""In passes over data of any size: what bounds their memory."""
 
 # S seeds, N networks of a seed, M = S N networks, E experts, b examples, C classes.
 
@@ -45,7 +43,7 @@ class VisionLearner:
 
     Args:
         settings: of the run.
-        sizes: of a network: inputs, hidden widths, classes.
+        backbone: what its networks are.
         memory: which turns mega-batches into tensors.
         device: where networks live.
         watcher: is told how training goes on.
@@ -54,12 +52,12 @@ class VisionLearner:
     def __init__(
         self,
         settings: VisionSettings,
-        sizes: Sequence[int],
+        backbone: Backbone,
         memory: Memory,
         device: torch.device,
         watcher: Watcher | None = None,
     ):
-        self.settings, self.sizes, self.memory, self.device = settings, sizes, memory, device
+        self.settings, self.backbone, self.memory, self.device = settings, backbone, memory, device
         self.watcher = watcher or Watcher()
         self.seeds = list(range(settings.seed, settings.seed + settings.seeds))
         self.stage_index = self.stage_length = 0
@@ -95,7 +93,7 @@ class VisionLearner:
 
     def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
         """Untrained networks, one a generator."""
-        return MLPStack.drawn(self.sizes, generators, self.device)
+        return self.backbone.network(generators, self.device)
 
     def loss(self) -> OwnLoss:
         """Which networks are trained and selected together."""
@@ -143,7 +141,7 @@ class VisionLearner:
         loss, stack = self.loss(), self.stack
         orders = self.generators("order", stage.index, loss.num_orders // len(self.seeds))
         batches = Batches(data, orders, s.batch_size, stage.replay, s.bagging)
-        if isinstance(stack, MixtureStack) and s.hard_gates:
+        if isinstance(stack, GatedStack) and s.hard_gates:
             stack.draw_from(partial(_uniform, self.generators("gates", stage.index)))
         self.stack = stack  # no longer what lies in its file
         trained = train_stage(
@@ -164,10 +162,10 @@ class VisionLearner:
         """What the members of one stack say of examples, to be added up: for each seed.
 
         Args:
-            x: [1, b, i], the same for all networks, or [S, b, i].
+            x: [1, b, ...], the same for all networks, or [S, b, ...].
             stack: one of `members`.
         """
-        return tally(self.loss().combined(stack.logits(x)), len(self.seeds), self.combine)
+        return tally(self.loss().combined(stack.logits_of_many(x)), len(self.seeds), self.combine)
 
     @property
     def num_members(self) -> int | None:
@@ -246,9 +244,10 @@ class VisionLearner:
 
     def _optimizer(self, stack: Stack) -> AdaDelta | SGD:
         s = self.settings
+        assert s.lr is not None and s.momentum is not None and s.weight_decay is not None  # filled in
         if s.optimizer == "adadelta":
             return AdaDelta(stack.parameters.flat, s.lr)
-        return SGD(stack.parameters.flat, s.lr, s.momentum, s.weight_decay)
+        return SGD(stack.parameters.flat, s.lr, s.momentum, s.weight_decay, s.nesterov)
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         x_Sni, y_Sn = data.validation.examples, data.validation.labels
@@ -343,11 +342,11 @@ class GrowingEnsemble(VisionLearner):
 class Mixture(VisionLearner):
     """MoE: a mixture of E experts in both hidden layers, which does not grow."""
 
-    stack: MixtureStack
+    stack: GatedStack
 
     def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
         s = self.settings
-        return MixtureStack.drawn(self.sizes, s.experts, s.hard_gates, generators, self.device)
+        return self.backbone.mixture(s.experts, s.hard_gates, generators, self.device)
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         scores = super()._validate(data)
@@ -391,21 +390,22 @@ class EnsembleOfMixtures(GrowingEnsemble):
 
     def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
         s = self.settings
-        return MixtureStack.drawn(self.sizes, s.experts, s.hard_gates, generators, self.device)
+        return self.backbone.mixture(s.experts, s.hard_gates, generators, self.device)
 
 
-def charged_experts(stack: MixtureStack, x: Tensor, y_Sn: Tensor, split_by: SplitBy) -> list[list[int]]:
+def charged_experts(stack: GatedStack, x: Tensor, y_Sn: Tensor, split_by: SplitBy) -> list[list[int]]:
     """The expert to split of each layer and network: the one that is charged most.
 
     Args:
         stack: M = S networks.
-        x: examples, [S, n, i].
+        x: examples, [S, n, ...].
         y_Sn: their classes.
         split_by: "validation_loss" charges the loss of each example to experts by their weight for it (with hard
             gates: to the one that is used); "gate_mass" their weight alone (the original code).
     """
     charges: list[Tensor] = []
-    for x_part, y_part in zip(x.split(EXAMPLES_AT_ONCE, dim=1), y_Sn.split(EXAMPLES_AT_ONCE, dim=1), strict=True):
+    at_once = stack.examples_at_once
+    for x_part, y_part in zip(x.split(at_once, dim=1), y_Sn.split(at_once, dim=1), strict=True):
         logits_MnC = stack.logits(x_part)
         amount_Mn = torch.ones_like(y_part, dtype=torch.float)
         if split_by == "validation_loss":

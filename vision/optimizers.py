@@ -41,10 +41,19 @@ class SGD:
         lr: learning rate.
         momentum: 0 has none.
         weight_decay: added to the gradient, times the parameters.
+        nesterov: step by what the velocity will be with the same gradient again.
     """
 
-    def __init__(self, parameters: Tensor, lr: float, momentum: float = 0.0, weight_decay: float = 0.0):
+    def __init__(
+        self,
+        parameters: Tensor,
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ):
         self._parameters, self._lr, self._momentum, self._weight_decay = parameters, lr, momentum, weight_decay
+        self._nesterov = nesterov
         self._velocity: Tensor | None = None
 
     def step(self, gradient: Tensor) -> None:
@@ -56,5 +65,5 @@ class SGD:
                 self._velocity = gradient.clone()
             else:
                 self._velocity.mul_(self._momentum).add_(gradient)
-            gradient = self._velocity
+            gradient = gradient.add(self._velocity, alpha=self._momentum) if self._nesterov else self._velocity
         self._parameters.sub_(gradient, alpha=self._lr)

@@ -17,7 +17,7 @@ from typing import Any
 
 import hydra
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.app import command
 from fairseq_alma.app.command import errors_told, run_job, setting_values
@@ -29,12 +29,13 @@ from fairseq_alma.core.ledger import LedgerRow, mean_and_standard_error
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stack_record import StackRecord
+from vision.backbones import backbone_for
 from vision.batches import Memory
 from vision.datasets import Dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
 from vision.learners import LEARNERS
-from vision.settings import DEFAULTS, FREE_SETTINGS, VisionSettings
+from vision.settings import CONVOLUTIONAL, DEFAULTS, FREE_SETTINGS, VisionSettings
 from vision.stream import partition, stacked_stream
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -65,8 +66,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
     ]
     out = Path(settings.out)
     folders = [out] if settings.seeds == 1 else [out / f"seed_{settings.seed + number}" for number in seeds]
-    channels, height, width = dataset.image_shape
-    sizes = (channels * height * width, settings.width, settings.width, dataset.num_classes)
+    backbone, inputs = backbone_for(dataset, settings)
     num_stages = -(-settings.num_arrivals // settings.wait)
     with Lease(out), _display(settings) as display:
         _refuse_other_seeds(out, folders)
@@ -83,10 +83,10 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
             )
             for number, folder in enumerate(folders)
         ]
-        memory = Memory(dataset.pixels, dataset.num_classes, settings.seeds, device)
-        learner = LEARNERS[settings.learner](settings, sizes, memory, device, display)
+        memory = Memory(inputs, dataset.num_classes, settings.seeds, device)
+        learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)
         stages = [folder / "stages" for folder in folders]
-        evaluate = ErrorRateEvaluator(dataset, device, stages, num_stages, settings.routing_examples)
+        evaluate = ErrorRateEvaluator(dataset, inputs, device, stages, num_stages, settings.routing_examples)
         return run_stream(stacked_stream(streams), learner, evaluate, settings.stream_settings(), StackRecord(records))
 
 
@@ -167,6 +167,14 @@ def settings_of(values: dict[str, Any]) -> VisionSettings:
         finally:
             sys.path.pop(0)
     return VisionSettings.from_mapping(values)
+
+
+def of_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
+    """In a preset: what is so for perceptrons and otherwise for the VGG."""
+    return vgg if _root_.dataset in CONVOLUTIONAL else perceptron
+
+
+OmegaConf.register_new_resolver("of_backbone", of_backbone)
 
 
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_vision")

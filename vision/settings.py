@@ -15,8 +15,11 @@ FREE_SETTINGS = ("data_root", "out", "preset", "device", "threads", "routing_exa
                  "arrivals")  # fmt: skip
 """May differ when a run is continued: where things lie and where it runs, not what is computed."""
 
-MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500}
+MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100}
 """B of each dataset, where none is given."""
+
+CONVOLUTIONAL = ("cifar10", "cifar100")
+"""Whose learners are made of the VGG; the others of perceptrons."""
 
 CHOICES = {
     "optimizer": ("adadelta", "sgd"),
@@ -45,21 +48,28 @@ class VisionSettings(Settings):
     """w, in mega-batches."""
     replay: Replay = False
     mega_batches: int | None = None
-    """B; by default 20 for digits, 500 for mnist and emnist."""
+    """B; by default 20 for digits, 500 for mnist and emnist, 100 for cifar."""
     arrivals: int | None = None
     """How many of the B arrive in this run; all by default. The same command with more of them goes on."""
     width: int = 32
-    """h, of both hidden layers (of each expert in a mixture)."""
+    """h, of both hidden layers (of each expert in a mixture); cifar: c, channels of every convolution."""
     epochs: int = 100
     """Of each stage."""
     batch_size: int = 128
-    optimizer: str = "adadelta"
-    """A new one at each stage."""
-    lr: float = 1.0
-    momentum: float = 0.0
-    """sgd's."""
-    weight_decay: float = 0.0
-    """sgd's."""
+    optimizer: str | None = None
+    """A new one at each stage; by default adadelta, for cifar sgd."""
+    lr: float | None = None
+    """By default 1 with adadelta, 0.01 with sgd."""
+    momentum: float | None = None
+    """sgd's, by default 0.9."""
+    nesterov: bool = False
+    """sgd's (the original code: gmoe and ff on cifar)."""
+    weight_decay: float | None = None
+    """sgd's, by default 1e-4."""
+    crop_padding: int = 4
+    """cifar: training images are cropped at random out of a border of so many pixels, and flipped; 0 does neither."""
+    crop_border: float | str = "black"
+    """cifar: what the border holds: black, or a number after normalisation (the original code: -1.9)."""
     validation_share: float = 0.1
     """Of each mega-batch, drawn once."""
     select_by: SelectBy = "validation_loss"
@@ -114,6 +124,7 @@ class VisionSettings(Settings):
         for name in ("dataset", "data_root", "split", "learner", "device"):
             if not isinstance(getattr(self, name), str):
                 raise SettingError(f"{name}={getattr(self, name)!r} must be text")
+        self._fill_in()
         if self.dataset not in MEGA_BATCHES:
             raise SettingError(f"dataset={self.dataset!r} is not one of {', '.join(MEGA_BATCHES)}")
         if self.learner not in LEARNERS:
@@ -121,12 +132,12 @@ class VisionSettings(Settings):
         self.check_whole("mega_batches", "arrivals", "wait", "width", "epochs", "batch_size", "members", "new_members",
                          "experts", "grow_every", "seeds", "threads", least=1)  # fmt: skip
         seeds = ("seed", "data_seed", "initialisation_seed", "order_seed")
-        self.check_whole(*seeds, "cer_from", "routing_examples", least=0)
+        self.check_whole(*seeds, "cer_from", "routing_examples", "crop_padding", least=0)
         self.check_number("lr", "momentum", "weight_decay", "validation_share")
         for name in seeds:
             if (value := getattr(self, name)) is not None and value + self.seeds > MAX_SEED:
                 raise SettingError(f"{name}={value} and {self.seeds} seeds from there on must lie below {MAX_SEED}")
-        for name in ("bagging", "hard_gates", "from_scratch", "keep_stages"):
+        for name in ("bagging", "hard_gates", "from_scratch", "keep_stages", "nesterov"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name}={getattr(self, name)!r} must be true or false")
         if not self.lr > 0:
@@ -135,8 +146,12 @@ class VisionSettings(Settings):
             raise SettingError(
                 f"momentum={self.momentum} must lie in [0, 1), weight_decay={self.weight_decay} not below 0"
             )
-        if self.optimizer == "adadelta" and (self.momentum or self.weight_decay):
-            raise SettingError("momentum and weight_decay are for optimizer=sgd")
+        if self.optimizer == "adadelta" and (self.momentum or self.weight_decay or self.nesterov):
+            raise SettingError("momentum, nesterov and weight_decay are for optimizer=sgd")
+        if self.nesterov and not self.momentum:
+            raise SettingError("nesterov=true needs momentum=, above 0")
+        if self.crop_border != "black" and (isinstance(self.crop_border, bool | str)):
+            raise SettingError(f"crop_border={self.crop_border!r} must be black, or a number after normalisation")
         if not 0 < self.validation_share < 1:
             raise SettingError(f"validation_share={self.validation_share} must lie between 0 and 1")
         for name, choices in CHOICES.items():
@@ -155,6 +170,15 @@ class VisionSettings(Settings):
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
         self.stream_settings()
+
+    def _fill_in(self) -> None:
+        """The recipe of the dataset and of the optimizer, where nothing else is said."""
+        if self.optimizer is None:
+            object.__setattr__(self, "optimizer", "sgd" if self.dataset in CONVOLUTIONAL else "adadelta")
+        lr, momentum, weight_decay = (1.0, 0.0, 0.0) if self.optimizer == "adadelta" else (0.01, 0.9, 1e-4)
+        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
     @property
     def num_mega_batches(self) -> int:

@@ -116,7 +116,7 @@ def train_stage(
         watcher: is told of every epoch.
     """
     x_valid, y_valid_Un = validation.examples, loss.of_units(validation.labels)
-    best = stack.parameters.copy()
+    best = [tensors.copy() for tensors in stack.tensors]
     best_U: Tensor | None = None
     num_updates = num_examples = 0
     for epoch in range(1, epochs + 1):
@@ -125,7 +125,7 @@ def train_stage(
             optimizer.step(stack.gradient.flat)
             num_updates += 1
             num_examples += x.shape[1]
-        logits_UnC = loss.combined(stack.logits(x_valid))
+        logits_UnC = loss.combined(stack.logits_of_many(x_valid))
         badness_U = _nll(logits_UnC, y_valid_Un)
         if select_by == "validation_accuracy":
             # Of logits that are not numbers the argmax is some class, which may even be right.
@@ -138,8 +138,11 @@ def train_stage(
         better_U = badness_U < best_U
         if bool(better_U.any()):
             best_U = torch.where(better_U, badness_U, best_U)
-            best.take(stack.parameters, loss.networks(better_U))
-    stack.parameters.flat.copy_(best.flat)
+            networks_M = loss.networks(better_U)
+            for kept, now in zip(best, stack.tensors, strict=True):
+                kept.take(now, networks_M)
+    for kept, now in zip(best, stack.tensors, strict=True):
+        now.flat.copy_(kept.flat)
     return Trained(num_updates, num_examples, epochs * validation.num_examples)
 
 

@@ -6,9 +6,10 @@ from torch.nn import functional as F
 from fairseq_alma.core.stream import MegaBatch
 from vision.batches import Rows, StageData
 from vision.datasets import Examples, Pixels
+from vision.inputs import Vectors
 from vision.stream import Arrival
 
-AS_THEY_ARE = Pixels(1.0, 0.0, 1.0)
+AS_THEY_ARE = Vectors(Pixels(1.0, 0.0, 1.0))
 """A pixel of 7 becomes 7.0."""
 
 

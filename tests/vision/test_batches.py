@@ -10,6 +10,7 @@ from fairseq_alma.core.protocol import Stage
 from tests.vision.rows import AS_THEY_ARE, numbered, numbered_mega_batch
 from vision.batches import Batches, Memory
 from vision.datasets import Pixels
+from vision.inputs import Vectors
 from vision.seeds import generator
 
 CPU = torch.device("cpu")
@@ -237,7 +238,7 @@ def test_what_the_stage_before_saw():
 
 
 def test_pixels_are_normalised_once():
-    kept = Memory(Pixels(largest=10.0, mean=0.5, deviation=2.0), 3, 1, CPU)
+    kept = Memory(Vectors(Pixels(largest=10.0, mean=0.5, deviation=2.0)), 3, 1, CPU)
     rows = kept.stage_data(of(1), [], "all").training
     torch.testing.assert_close(rows.examples[0, :, 0], torch.tensor([0.25, 0.3, 0.35]))  # (1.0 - 0.5) / 2 ...
     rows = kept.stage_data(of(2), of(1), "all").training

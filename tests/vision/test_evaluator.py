@@ -11,6 +11,7 @@ from tests.core.test_protocol import reachable_from
 from tests.vision.tiny_runs import SMALL, TESTED_ON, TRAINED_ON, B, small_run
 from vision.datasets import Dataset, Examples, Pixels, load_dataset
 from vision.evaluator import ErrorRateEvaluator
+from vision.inputs import Vectors
 from vision.learners import LEARNERS
 
 CPU = torch.device("cpu")
@@ -77,7 +78,7 @@ def test_no_reference_leads_from_a_learner_to_the_test_set(met, tmp_path, learne
 
 def test_the_walk_would_find_a_learner_that_cheats(met, tmp_path):
     dataset = load_dataset("digits", ".")
-    evaluate = ErrorRateEvaluator(dataset, CPU, [tmp_path], 1, 0)
+    evaluate = ErrorRateEvaluator(dataset, Vectors(dataset.pixels), CPU, [tmp_path], 1, 0)
     for cheat in (
         dataset.test.images[3:4],  # a view
         dataset.pixels.normalised(dataset.test.images),  # a copy
@@ -105,7 +106,7 @@ def test_frozen_members_are_asked_once_and_their_sums_are_kept(met, tmp_path, le
     learner, (rows,) = met(tmp_path, dataset, learner=learner, experts=2)
     # Untrained; then each stage's new member alone: 1 + 1 + 1 + 1 + 1, and not 1 + 1 + 2 + 3 + 4.
     assert learner.passes.count(TESTED_ON) == 1 + B
-    anew = ErrorRateEvaluator(dataset, CPU, [tmp_path], B, 0)(learner)
+    anew = ErrorRateEvaluator(dataset, Vectors(dataset.pixels), CPU, [tmp_path], B, 0)(learner)
     assert learner.passes.count(TESTED_ON) == 1 + B + B
     assert anew == [rows[-1].scores]
 

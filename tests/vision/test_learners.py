@@ -21,8 +21,10 @@ from tests.vision.tiny_runs import (
     small_run,
     small_settings,
 )
+from vision.backbones import Perceptron
 from vision.batches import Memory
 from vision.datasets import load_dataset
+from vision.inputs import Vectors
 from vision.learners import LEARNERS, charged_experts
 from vision.networks import MixtureStack, MLPStack
 from vision.stream import partition
@@ -158,7 +160,7 @@ def test_with_a_wait_of_3_the_learner_stands_still_until_then(tmp_path):
 
 
 def test_a_stage_goes_on_from_the_last_unless_from_scratch(tmp_path):
-    generators = LEARNERS["sm"](small_settings(tmp_path), SIZES, None, CPU).generators
+    generators = LEARNERS["sm"](small_settings(tmp_path), Perceptron(SIZES), None, CPU).generators
 
     def drawn(stage):
         return flat(MLPStack.drawn(SIZES, generators("initialisation", stage), CPU))
@@ -226,13 +228,14 @@ def test_umix_is_one_predictor_of_its_members_logits(tmp_path, how):
 def test_umix_trains_its_members_on_one_order_and_one_gradient(tmp_path):
     """Two equal members of a mean stay equal, and are an SM: half its gradient at twice its lr."""
     dataset = load_dataset("digits", ".")
-    memory = Memory(dataset.pixels, 10, 1, CPU)
-    settings = small_settings(tmp_path, learner="umix", members=2, optimizer="sgd", lr=0.2, epochs=2)
-    learner = LEARNERS["umix"](settings, SIZES, memory, CPU)
+    memory = Memory(Vectors(dataset.pixels), 10, 1, CPU)
+    plain_sgd = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+    settings = small_settings(tmp_path, learner="umix", members=2, **plain_sgd, lr=0.2, epochs=2)
+    learner = LEARNERS["umix"](settings, Perceptron(SIZES), memory, CPU)
     stack = learner.stack
     for name in stack.parameters.shapes:
         stack.parameters[name][1] = stack.parameters[name][0]
-    single = LEARNERS["sm"](small_settings(tmp_path, optimizer="sgd", lr=0.1, epochs=2), SIZES, memory, CPU)
+    single = LEARNERS["sm"](small_settings(tmp_path, **plain_sgd, lr=0.1, epochs=2), Perceptron(SIZES), memory, CPU)
     assert torch.equal(flat_of_network(stack, 0), flat(single.stack))
     stage = stage_one(tmp_path)
     learner.train(stage)

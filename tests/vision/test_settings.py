@@ -15,8 +15,8 @@ def composed(*overrides: str) -> dict:
         return setting_values(compose("alma_vision", overrides=[*overrides]))
 
 
-def preset(name: str) -> VisionSettings:
-    return settings_of(composed(f"preset={name}", "out=somewhere"))
+def preset(name: str, *more: str) -> VisionSettings:
+    return settings_of(composed(f"preset={name}", *more, "out=somewhere"))
 
 
 def changed(name: str) -> dict:
@@ -49,8 +49,20 @@ def test_the_first_version_of_the_paper():
 def test_the_original_code():
     assert changed("original_code") == {
         "select_by": "validation_accuracy", "umix": "sum", "new_members_from": "copy", "gens_combine": "logit",
-        "experts": 2, "split_by": "gate_mass",
+        "experts": 2, "split_by": "gate_mass", "crop_border": -1.9,
     }  # fmt: skip
+
+
+def test_cifar_has_a_recipe_of_its_own():
+    paper, v1 = preset("paper", "dataset=cifar10"), preset("paper_v1", "dataset=cifar100")
+    assert (paper.optimizer, paper.lr, paper.momentum, paper.weight_decay) == ("sgd", 0.01, 0.9, 1e-4)
+    assert (paper.epochs, paper.batch_size, paper.crop_padding, paper.nesterov) == (100, 128, 4, False)
+    assert (v1.epochs, v1.hard_gates, v1.num_mega_batches, v1.experts, v1.cer_from) == (200, False, 100, 2, 0)
+    mnist = preset("paper_v1", "dataset=mnist")
+    assert (mnist.epochs, mnist.hard_gates, mnist.num_mega_batches, mnist.optimizer) == (100, True, 50, "adadelta")
+    # With another optimizer its own defaults.
+    assert preset("paper", "dataset=cifar10", "optimizer=adadelta").lr == 1.0
+    assert preset("paper", "dataset=mnist", "optimizer=sgd").momentum == 0.9
 
 
 def test_quickstart_is_the_paper_on_digits():
@@ -63,7 +75,10 @@ def test_what_is_given_overrules_a_preset():
     assert (settings.grow_every, settings.mega_batches) == (1, 50)
 
 
-@pytest.mark.parametrize(("dataset", "num_mega_batches"), [("digits", 20), ("mnist", 500), ("emnist", 500)])
+@pytest.mark.parametrize(
+    ("dataset", "num_mega_batches"),
+    [("digits", 20), ("mnist", 500), ("emnist", 500), ("cifar10", 100), ("cifar100", 100)],
+)
 def test_b_is_the_datasets_own_where_none_is_given(dataset, num_mega_batches):
     assert VisionSettings("x", dataset=dataset).num_mega_batches == num_mega_batches
     assert VisionSettings("x", dataset=dataset, mega_batches=7).num_mega_batches == 7
@@ -115,7 +130,7 @@ def test_seeds_are_one_unless_they_are_given_apart():
         ({"optimizer": "adam"}, "optimizer='adam' is not one of adadelta, sgd"),
         ({"optimizer": "sgd", "momentum": 1.0}, "momentum=1.0 must lie in [0, 1)"),
         ({"optimizer": "sgd", "weight_decay": -0.1}, "weight_decay=-0.1 not below 0"),
-        ({"momentum": 0.9}, "momentum and weight_decay are for optimizer=sgd"),
+        ({"momentum": 0.9}, "momentum, nesterov and weight_decay are for optimizer=sgd"),
         ({"validation_share": 0}, "validation_share=0 must lie between 0 and 1"),
         ({"validation_share": 1}, "validation_share=1 must lie between 0 and 1"),
         ({"select_by": "luck"}, "select_by='luck' is not one of validation_loss, validation_accuracy"),
@@ -130,7 +145,10 @@ def test_seeds_are_one_unless_they_are_given_apart():
         ({"keep_stages": "no"}, "keep_stages='no' must be true or false"),
         ({"learner": "moe"}, "learner=moe needs experts=, at least 2"),
         ({"learner": "ens_moe", "experts": 1}, "learner=ens_moe needs experts=, at least 2"),
-        ({"learner": "gens", "from_scratch": True, "new_members_from": "copy"}, "from_scratch=true draws every network"),
+        (
+            {"learner": "gens", "from_scratch": True, "new_members_from": "copy"},
+            "from_scratch=true draws every network",
+        ),
         ({"learner": "umix", "bagging": True}, "bagging is for learner=ens, not for learner=umix"),
         ({"colour": "red"}, "unknown settings colour: there are arrivals, bagging"),
     ],

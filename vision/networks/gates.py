@@ -65,6 +65,19 @@ class Gates:
     def num_branches(self) -> int:
         return self.root + 2 * len(self.splits[0])
 
+    def with_twins(self, experts: Sequence[int], flat: bool) -> "tuple[Gates, int]":
+        """Gates of one expert more, the twin of one in each network, and how many branches they have more.
+
+        Args:
+            experts: which one, network by network.
+            flat: a further branch of the root (two, where there was no gate yet); else a node of two branches.
+        """
+        if flat:
+            root = self.num_experts + 1
+            return Gates(root, self.splits, self.hard, self._leads_MKE.device), root - self.root
+        splits = [[*one, expert] for one, expert in zip(self.splits, experts, strict=True)]
+        return Gates(self.root, splits, self.hard, self._leads_MKE.device), 2
+
     def weights(self, logits_MbK: Tensor, training: bool) -> Tensor:
         """Weight of each expert for each example: [M, b, E], summing to 1.
 
@@ -115,7 +128,7 @@ class Gates:
         failed_MbE = torch.bmm(1 - chosen_MbK, self._leads_MKE)
         if training:
             self._kept = (probability_MbK, chosen_MbK, failed_MbE)
-        return (failed_MbE == 0).float()
+        return (failed_MbE == 0).to(failed_MbE.dtype)
 
     def _at_each_node(
         self, value_MbK: Tensor, of_node: Callable[..., Tensor], noise_Mbn: Tensor | None = None
@@ -136,8 +149,8 @@ class Gates:
 def _drawn(probability: Tensor, uniform: Tensor) -> Tensor:
     """One-hot over the last dimension, drawn by probability."""
     index = (probability.cumsum(-1)[..., :-1] <= uniform[..., None]).sum(-1)
-    return torch.nn.functional.one_hot(index, probability.shape[-1]).float()
+    return torch.nn.functional.one_hot(index, probability.shape[-1]).to(probability.dtype)
 
 
 def _likeliest(probability: Tensor) -> Tensor:
-    return torch.nn.functional.one_hot(probability.argmax(-1), probability.shape[-1]).float()
+    return torch.nn.functional.one_hot(probability.argmax(-1), probability.shape[-1]).to(probability.dtype)

@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vision.flops import Flops, linear_flops
-from vision.networks.gates import Gates, Noise
+from vision.networks.gated import GatedStack
+from vision.networks.gates import Gates
 from vision.networks.linear import layers_of, through_relu
 from vision.networks.parameters import Parameters, draw_layers, draw_linear
-from vision.networks.plain import PlainMixture
-from vision.networks.stack import Stack
+from vision.networks.plain import PlainMixture, PlainMixtureLayer, linear_of, set_nodes
 
 
-class MixtureStack(Stack):
+class MixtureStack(GatedStack):
     """M perceptrons with mixtures. An expert is a linear layer and ReLU; a layer gives its experts' weighted sum.
 
     A layer's parameters are one matrix: the rows of its experts, h each, then those of its gates, one a branch.
@@ -34,7 +33,6 @@ class MixtureStack(Stack):
         self.parameters = parameters
         self.gradient = parameters.empty_like()
         self.expert_weights: list[Tensor] = []
-        """Of each layer, [M, b, E]: how the last pass weighed its experts."""
         self._layers = layers_of(parameters, self.gradient)
         self._kept: list[tuple[Tensor, ...]] = []
 
@@ -61,21 +59,12 @@ class MixtureStack(Stack):
     def draw(self, generators: Sequence[torch.Generator]) -> None:
         draw_layers(self.parameters, generators)
 
-    @property
-    def num_experts(self) -> int:
-        return self.gates[0].num_experts
-
     @cached_property
     def flops(self) -> Flops:
         widths = list(zip(self.gates, self.sizes, self.sizes[1:], strict=False))
         layers = [(num_in, gates.num_experts * width + gates.num_branches) for gates, num_in, width in widths]
         unused = sum(2 * num_in * (gates.num_experts - 1) * width for gates, num_in, width in widths if gates.hard)
         return linear_flops([*layers, (self.sizes[-2], self.sizes[-1])], unused)
-
-    def draw_from(self, noise: Noise) -> None:
-        """What hard gates draw from in training."""
-        for gates in self.gates:
-            gates.noise = noise
 
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
         kept, self.expert_weights = [], []
@@ -112,50 +101,12 @@ class MixtureStack(Stack):
             if number:
                 dx = self._of_all(layer.input_gradient(self._of_one(dy)))
 
-    def routing(self, x: Tensor) -> list[dict[str, Any]]:
-        """How the first layer of each network weighs its experts, and its tree: weights [b, E], root, splits.
-
-        Args:
-            x: [1, b, i].
-        """
-        self.logits(x)
-        gates = self.gates[0]
-        return [
-            {"weights": weights_bE.cpu().numpy(), "root": gates.root, "splits": splits}
-            for weights_bE, splits in zip(self.expert_weights[0], gates.splits, strict=True)
-        ]
-
     def _of_one(self, value: Tensor) -> Tensor:
         """As layers want it: of a single network without its dimension."""
         return value[0] if len(self) == 1 else value
 
     def _of_all(self, value: Tensor) -> Tensor:
         return value[None] if len(self) == 1 else value
-
-    def split(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "MixtureStack":
-        """A new stack in which one expert of each layer has a twin; this one is not changed.
-
-        The twins are equal, and share what the one had by a new gate, drawn at random: every output stays as it
-        was, to rounding, with soft gates and with hard ones in testing.
-
-        Args:
-            experts: which one, layer by layer and network by network.
-            generators: one a network, for its new gates.
-        """
-        return self._grown(experts, generators, flat=False)
-
-    def split_flat(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "MixtureStack":
-        """As `split`, but the twin is a further entry of one flat softmax, its row of the gate drawn at random.
-
-        It takes weight from all experts and not from its twin alone: outputs jump. It is what the tree is for. (A
-        copied row would jump too, a weight p becoming 2p / (1 + p), and equal twins with equal rows never part.)
-
-        Raises:
-            ValueError: some expert has been split under a tree.
-        """
-        if any(gates.splits[0] for gates in self.gates):
-            raise ValueError("a tree of gates does not become flat: split_flat follows split_flat alone")
-        return self._grown(experts, generators, flat=True)
 
     def _grown(
         self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
@@ -167,12 +118,7 @@ class MixtureStack(Stack):
             which_M = torch.tensor(experts[layer - 1])
             rows_Mh = which_M[:, None] * width + torch.arange(width)
             networks_M1 = torch.arange(len(self))[:, None]
-            if flat:
-                root, splits = gates.num_experts + 1, gates.splits  # of which there are none
-                num_new_rows = root - gates.root  # two where there was no gate yet
-            else:
-                root, num_new_rows = gates.root, 2
-                splits = [[*one, expert] for one, expert in zip(gates.splits, experts[layer - 1], strict=True)]
+            grown, num_new_rows = gates.with_twins(experts[layer - 1], flat)
             new_weight, new_bias = draw_linear(num_new_rows, weight.shape[2], generators)
             tensors[f"weight_{layer}"] = torch.cat(
                 [weight[:, :num_rows], weight[networks_M1, rows_Mh], weight[:, num_rows:], new_weight], dim=1
@@ -180,7 +126,7 @@ class MixtureStack(Stack):
             tensors[f"bias_{layer}"] = torch.cat(
                 [bias[:, :num_rows], bias[networks_M1, rows_Mh], bias[:, num_rows:], new_bias], dim=1
             )
-            new_gates.append(Gates(root, splits, gates.hard, self.parameters.device))
+            new_gates.append(grown)
         return MixtureStack(self.sizes, new_gates, Parameters.from_state(tensors, self.parameters.device))
 
     def state(self) -> dict:
@@ -199,16 +145,16 @@ class MixtureStack(Stack):
         return cls(state["sizes"], gates, Parameters.from_state(state["parameters"], device))
 
     def plain(self, network: int) -> nn.Module:
-        trees = [(gates.root, gates.splits[network]) for gates in self.gates]
-        plain = PlainMixture(self.sizes, trees, self.gates[0].hard)
-        for layer, gates in enumerate(self.gates, start=1):
-            weight, bias = (self.parameters[f"{name}_{layer}"][network] for name in ("weight", "bias"))
-            plain_layer = plain.mixture(layer)
-            rows = [self.sizes[layer]] * gates.num_experts + plain_layer.branches_of_nodes
-            for linear_layer, w, b in zip(plain_layer.all_linear(), weight.split(rows), bias.split(rows), strict=True):
-                linear_layer.weight.data.copy_(w)
-                linear_layer.bias.data.copy_(b)
+        layers: list[nn.Module] = []
+        for number, gates in enumerate(self.gates, start=1):
+            weight, bias = (self.parameters[f"{name}_{number}"][network] for name in ("weight", "bias"))
+            width, num_rows = self.sizes[number], gates.num_experts * self.sizes[number]
+            pairs = zip(weight[:num_rows].split(width), bias[:num_rows].split(width), strict=True)
+            experts, num_inputs = [linear_of(w, b) for w, b in pairs], weight.shape[1]
+            layer = PlainMixtureLayer(experts, nn.Identity(), num_inputs, gates.root, gates.splits[network], gates.hard)
+            if gates.num_branches:
+                set_nodes(layer, weight[num_rows:], bias[num_rows:])
+            layers.append(layer)
         last = len(self.sizes) - 1
-        plain.head.weight.data.copy_(self.parameters[f"weight_{last}"][network])
-        plain.head.bias.data.copy_(self.parameters[f"bias_{last}"][network])
-        return plain
+        head = linear_of(self.parameters[f"weight_{last}"][network], self.parameters[f"bias_{last}"][network])
+        return PlainMixture(layers, head)

@@ -12,43 +12,48 @@ from vision.networks.gates import paths_of
 
 
 class PlainMixtureLayer(nn.Module):
-    """Experts (a linear layer and ReLU each) under a tree of gates.
+    """Experts under a tree of gates. What an expert gives goes through ReLU, which leaves that of a block as it is.
 
     Args:
-        num_in: inputs.
-        num_out: width of an expert.
+        experts: as many modules as the tree has leaves.
+        features: what gates read of the input: [b, ...] to [b, num_features].
+        num_features: of it.
         root: branches of the root, see gates.paths_of.
         splits: which expert each split halved.
         hard: one branch at each node alone.
     """
 
-    def __init__(self, num_in: int, num_out: int, root: int, splits: Sequence[int], hard: bool):
+    def __init__(
+        self,
+        experts: Sequence[nn.Module],
+        features: nn.Module,
+        num_features: int,
+        root: int,
+        splits: Sequence[int],
+        hard: bool,
+    ):
         super().__init__()
         self.paths = paths_of(root, splits)
         self.branches_of_nodes = ([root] if root else []) + [2] * len(splits)
         self.hard = hard
-        self.experts = nn.ModuleList(nn.Linear(num_in, num_out) for _ in self.paths)
-        self.nodes = nn.ModuleList(nn.Linear(num_in, branches) for branches in self.branches_of_nodes)
-
-    def all_linear(self) -> list[nn.Linear]:
-        """Experts, then nodes: in the order of a stack's rows."""
-        return [linear for linear in (*self.experts, *self.nodes) if isinstance(linear, nn.Linear)]
+        self.experts, self.features = nn.ModuleList(experts), features
+        self.nodes = nn.ModuleList(nn.Linear(num_features, branches) for branches in self.branches_of_nodes)
 
     def forward(self, x: Tensor, uniform_bn: Tensor | None = None) -> Tensor:
         weights_bE = self.weights(x, uniform_bn)
         outputs = [expert(x).relu() for expert in self.experts]
-        return sum(weights_bE[:, e, None] * output for e, output in enumerate(outputs))
+        return sum(weights_bE[:, e].view(-1, *[1] * (output.dim() - 1)) * output for e, output in enumerate(outputs))
 
     def weights(self, x: Tensor, uniform_bn: Tensor | None = None) -> Tensor:
         """[b, E].
 
         Args:
-            x: [b, num_in].
+            x: [b, ...].
             uniform_bn: hard gates in training: a number in [0, 1) for each example and node.
         """
-        branches = []
+        branches, features = [], self.features(x)
         for number, node in enumerate(self.nodes):
-            probability = node(x).softmax(-1)
+            probability = node(features).softmax(-1)
             if self.hard:
                 if self.training and uniform_bn is not None:
                     chosen = (probability.cumsum(-1)[:, :-1] <= uniform_bn[:, number, None]).sum(-1)
@@ -64,29 +69,39 @@ class PlainMixtureLayer(nn.Module):
 
 
 class PlainMixture(nn.Module):
-    """A perceptron whose hidden layers are mixtures: [b, i] to logits [b, C].
+    """Layers, some of them mixtures, and a head: a batch of examples to logits [b, C].
 
     Args:
-        sizes: inputs, hidden widths, classes.
-        trees: (root, splits) of each hidden layer.
-        hard: as for the layers.
+        layers: in order.
+        head: the last of them, which has no mixture.
     """
 
-    def __init__(self, sizes: Sequence[int], trees: Sequence[tuple[int, Sequence[int]]], hard: bool):
+    def __init__(self, layers: Sequence[nn.Module], head: nn.Module):
         super().__init__()
-        self.layers = nn.ModuleList(
-            PlainMixtureLayer(num_in, num_out, root, splits, hard)
-            for num_in, num_out, (root, splits) in zip(sizes, sizes[1:-1], trees, strict=False)
-        )
-        self.head = nn.Linear(sizes[-2], sizes[-1])
-
-    def mixture(self, layer: int) -> PlainMixtureLayer:
-        """Hidden layer 1 or 2."""
-        mixture = self.layers[layer - 1]
-        assert isinstance(mixture, PlainMixtureLayer)
-        return mixture
+        self.layers, self.head = nn.ModuleList(layers), head
 
     def forward(self, x: Tensor, uniforms: Sequence[Tensor] | None = None) -> Tensor:
-        for number, layer in enumerate(self.layers):
-            x = layer(x, None if uniforms is None else uniforms[number])
+        drawn = iter(uniforms or [])
+        for layer in self.layers:
+            is_mixture = isinstance(layer, PlainMixtureLayer)
+            x = layer(x, next(drawn)) if is_mixture and uniforms is not None else layer(x)
         return self.head(x)
+
+
+def linear_of(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """A linear layer with copies of these parameters."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0])
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        linear.bias.copy_(bias)
+    return linear
+
+
+def set_nodes(layer: PlainMixtureLayer, weight: Tensor, bias: Tensor) -> None:
+    """Give the nodes of a layer's gates copies of these rows, branch after branch."""
+    rows = layer.branches_of_nodes
+    with torch.no_grad():
+        for node, w, b in zip(layer.nodes, weight.split(rows), bias.split(rows), strict=True):
+            assert isinstance(node, nn.Linear)
+            node.weight.copy_(w)
+            node.bias.copy_(b)

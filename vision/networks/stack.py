@@ -14,16 +14,26 @@ from vision.networks.parameters import Parameters
 class Stack(ABC):
     """M networks of one shape. Its subclasses write `logits` and `backward`.
 
-    Shapes: M networks, G groups of M / G networks that see the same examples, b examples, i inputs, C classes.
+    Shapes: M networks, G groups of M / G networks that see the same examples, b examples, C classes. An example is i
+    inputs, or an image of s x s pixels, channels last.
     """
 
     parameters: Parameters
     gradient: Parameters
     """Of the same shapes: what `backward` fills."""
+    statistics: Parameters | None = None
+    """What training gathers besides: running means and variances of normalised networks."""
+    examples_at_once: int = 2000
+    """In passes over data of any size: what bounds their memory."""
 
     def __len__(self) -> int:
         """M."""
         return self.parameters.num_networks
+
+    @property
+    def tensors(self) -> list[Parameters]:
+        """All that an epoch leaves behind."""
+        return [self.parameters] if self.statistics is None else [self.parameters, self.statistics]
 
     @property
     def num_params(self) -> int:
@@ -38,14 +48,29 @@ class Stack(ABC):
     @cached_property
     def flops(self) -> Flops:
         """Of one network: by torch's counter, unless a subclass knows the closed form."""
-        return count_flops(self.plain(0), self.parameters.shapes["weight_1"][1])
+        return count_flops(self.plain(0), self.plain_input_shape)
+
+    @property
+    def plain_input_shape(self) -> tuple[int, ...]:
+        """Of one example, as `plain` reads it."""
+        return (self.parameters.shapes["weight_1"][1],)
+
+    def logits_of_many(self, x: Tensor) -> Tensor:
+        """[M, n, C] of any number of examples, in parts.
+
+        Args:
+            x: [M, n, ...] or [G, n, ...].
+        """
+        if x.shape[1] <= self.examples_at_once:
+            return self.logits(x)
+        return torch.cat([self.logits(part) for part in x.split(self.examples_at_once, dim=1)], dim=1)
 
     @abstractmethod
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
         """[M, b, C].
 
         Args:
-            x: examples, [M, b, i] or [G, b, i].
+            x: examples, [M, b, ...] or [G, b, ...].
             training: keep what `backward` needs.
         """
 
@@ -68,4 +93,4 @@ class Stack(ABC):
 
     @abstractmethod
     def plain(self, network: int) -> nn.Module:
-        """One network as a torch.nn.Module of its own: [b, i] to [b, C]."""
+        """One network as a torch.nn.Module of its own: [b, i], or images [b, channels, s, s], to [b, C]."""

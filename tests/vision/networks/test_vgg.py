@@ -1,0 +1,222 @@
+"""The VGG and its mixtures follow torch's own modules: in double precision, so that only a mistake differs."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.vision.networks.following import Noise
+from vision.checkpoints import read_checkpoint, write_checkpoint
+from vision.flops import count_flops
+from vision.networks import VGGMixtureStack, VGGStack
+from vision.networks.conv import MaxPool
+from vision.networks.vgg_mixture import pooled, pooled_backward
+from vision.optimizers import SGD
+from vision.seeds import generator
+from vision.training import OwnLoss
+
+CPU = torch.device("cpu")
+SMALL = (1, 2, 1, 1, 1)
+"""Convolutions before each pooling."""
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def generators(count, purpose="initialisation"):
+    return [generator(number, purpose) for number in range(count)]
+
+
+def vgg(num_networks=2, widths=(3, 5, 4, 6, 3, 4), blocks=SMALL):
+    return VGGStack.drawn(3, widths, 10, generators(num_networks), CPU, blocks)
+
+
+def mixture(num_networks=2, num_experts=1, hard=False, width=4):
+    return VGGMixtureStack.drawn(3, width, 10, num_experts, hard, generators(num_networks), CPU, SMALL)
+
+
+def grown(hard=False, flat=False):
+    """Split twice, each network its own experts."""
+    stack = mixture(num_experts=1, hard=hard)
+    split = VGGMixtureStack.split_flat if flat else VGGMixtureStack.split
+    stack = split(stack, [[0, 0]] * 4, generators(2, "first"))
+    return split(stack, [[0, 1], [1, 0], [0, 0], [1, 1]], generators(2, "second"))
+
+
+def images(num_groups, num_examples, seed=0):
+    """Ours [G, b, 32, 32, 3] and, of each group, torch's [b, 3, 32, 32]."""
+    x = torch.randn(num_groups, num_examples, 32, 32, 3, generator=torch.Generator().manual_seed(seed))
+    return x, x.movedim(-1, 2)
+
+
+def gradients(stack, number):
+    """Of one network, in the order of its plain module: a stack whose parameters are its gradient says them."""
+    kept = stack.parameters.flat.clone()
+    stack.parameters.flat.copy_(stack.gradient.flat)
+    found = [p.detach() for p in stack.plain(number).parameters()]
+    stack.parameters.flat.copy_(kept)
+    return found
+
+
+KINDS = {
+    "vgg": vgg,
+    "one expert": mixture,
+    "three experts": lambda: mixture(num_experts=3),
+    "grown": grown,
+    "grown flat": lambda: grown(flat=True),
+    "grown hard": lambda: grown(hard=True),
+}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_is_autograds(kind, groups, double):
+    stack = KINDS[kind]()
+    x, of_torch = images(groups, num_examples=6)
+    d_logits = torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(1))
+    noise = Noise(2)
+    if "hard" in kind:
+        stack.draw_from(noise)
+    plain = [stack.plain(number).train() for number in range(2)]
+    logits = stack.logits(x, training=True)
+    stack.backward(d_logits)
+    for number, network in enumerate(plain):
+        more = {"uniforms": [one[number] for one in noise.given]} if "hard" in kind else {}
+        expected = network(of_torch[number % groups], **more)
+        torch.testing.assert_close(logits[number], expected.detach(), rtol=1e-9, atol=1e-9)
+        expected.backward(d_logits[number])
+        for ours, p in zip(gradients(stack, number), network.parameters(), strict=True):
+            torch.testing.assert_close(ours, p.grad, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("kind", ["vgg", "grown"])
+def test_50_updates_are_those_of_torch(kind, nesterov, double):
+    """Parameters and running statistics to 1e-9 after every update, and what they predict at the end."""
+    stack = KINDS[kind]()
+    recipe = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": nesterov}
+    plain = [stack.plain(number).train() for number in range(2)]
+    optimizers = [torch.optim.SGD(network.parameters(), **recipe) for network in plain]
+    began, loss, optimizer = stack.parameters.flat.clone(), OwnLoss(2, 1), SGD(stack.parameters.flat, **recipe)
+    for update in range(50):
+        x, of_torch = images(2, num_examples=5 if update == 49 else 8, seed=update)
+        y = (x.mean((2, 3, 4)) * 1000).long() % 10
+        stack.backward(loss.gradient(stack.logits(x, training=True), F.one_hot(y, 10).double()))
+        optimizer.step(stack.gradient.flat)
+        for number, network in enumerate(plain):
+            optimizers[number].zero_grad()
+            F.cross_entropy(network(of_torch[number]), y[number]).backward()
+            optimizers[number].step()
+        for number, network in enumerate(plain):
+            ours = stack.plain(number).state_dict()
+            for name, theirs in network.state_dict().items():
+                if not name.endswith("num_batches_tracked"):
+                    torch.testing.assert_close(ours[name], theirs, rtol=0, atol=1e-9, msg=f"{name}, update {update}")
+    assert (stack.parameters.flat - began).abs().max() > 0.01
+    x, of_torch = images(1, 7, seed=99)
+    predicted = stack.logits(x)
+    for number, network in enumerate(plain):
+        torch.testing.assert_close(predicted[number], network.eval()(of_torch[0]).detach(), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_split_changes_nothing_that_a_trained_network_says(hard):
+    stack = grown(hard)
+    stack.draw_from(Noise(2))
+    optimizer = SGD(stack.parameters.flat, 0.05, 0.9)
+    for update in range(10):
+        x, _ = images(2, 16, seed=update)
+        one_hot = F.one_hot(torch.arange(32).view(2, 16) % 10, 10).float()
+        stack.backward(OwnLoss(2, 1).gradient(stack.logits(x, training=True), one_hot))
+        optimizer.step(stack.gradient.flat)
+    x, _ = images(1, 50, seed=77)
+    split = stack.split([[2, 0], [1, 1], [0, 2], [2, 2]], generators(2, "third"))
+    torch.testing.assert_close(split.logits(x), stack.logits(x), rtol=0, atol=1e-5)
+    assert (split.num_experts, stack.num_experts) == (4, 3)
+    assert [gates.splits for gates in split.gates] == [
+        [[0, 0, 2], [0, 1, 0]], [[0, 1, 1], [0, 0, 1]], [[0, 0, 0], [0, 0, 2]], [[0, 1, 2], [0, 1, 2]],
+    ]  # fmt: skip
+
+
+def test_a_flat_gate_jumps():
+    stack = mixture(num_experts=2)
+    x, _ = images(1, 50)
+    jump = (stack.split_flat([[0, 0]] * 4, generators(2, "third")).logits(x) - stack.logits(x)).abs().max()
+    assert jump > 1e-3
+    assert (stack.split([[0, 0]] * 4, generators(2, "third")).logits(x) - stack.logits(x)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_its_parameters_are_those_of_the_paper(width):
+    stack = VGGStack.drawn(3, [width] * 16, 10, generators(1), CPU)
+    assert stack.num_params == 27 * width + 135 * width**2 + 32 * width + 10 * width + 10
+    assert stack.num_params == sum(p.numel() for p in stack.plain(0).parameters())
+    if width == 16:
+        assert stack.num_params == 35_674
+
+
+def test_flops_are_torchs_and_by_hand():
+    stack = VGGStack.drawn(3, [4] * 16, 10, generators(1), CPU)
+    sides = [32] * 2 + [16] * 2 + [8] * 4 + [4] * 4 + [2] * 4
+    convs = [2 * 9 * num_in * 4 * side**2 for num_in, side in zip([3] + [4] * 15, sides, strict=True)]
+    head = 2 * 4 * 10
+    assert stack.flops.forward == sum(convs) + head
+    # Backward twice as much, but the first convolution's input needs no gradient.
+    assert stack.flops.training == 3 * (sum(convs) + head) - convs[0]
+
+
+def test_a_prediction_of_hard_gates_computes_one_expert_a_mixture():
+    soft, hard = grown(), grown(hard=True)
+    one_expert = mixture(num_experts=1)
+    of_gates = sum(2 * 16 * 4 * gates.num_branches for gates in hard.gates)
+    assert hard.flops.prediction == one_expert.flops.forward + of_gates
+    assert soft.flops.prediction == soft.flops.forward == hard.flops.forward
+    assert soft.flops == count_flops(soft.plain(0), (3, 32, 32))
+
+
+@pytest.mark.parametrize("kind", ["vgg", "grown", "grown hard"])
+def test_a_file_gives_back_what_was_written(kind, tmp_path):
+    stack = KINDS[kind]()
+    x, _ = images(1, 4)
+    if "hard" not in kind:
+        stack.logits(x, training=True)  # so that statistics are not those of the beginning
+    write_checkpoint(stack, tmp_path / "networks.pt")
+    again = read_checkpoint(tmp_path / "networks.pt", CPU)
+    assert type(again) is type(stack)
+    assert torch.equal(again.logits(x), stack.logits(x))
+    assert again.state().keys() == stack.state().keys()
+
+
+def test_networks_of_a_stack_are_what_they_would_be_alone():
+    together, alone = vgg(2), VGGStack.drawn(3, (3, 5, 4, 6, 3, 4), 10, [generator(1, "initialisation")], CPU, SMALL)
+    x, _ = images(2, 8)
+    both, one = together.logits(x, training=True), alone.logits(x[1:], training=True)
+    assert torch.equal(both[1], one[0])
+    together.draw(generators(2))
+    assert torch.equal(together.logits(x), vgg(2).logits(x))  # parameters and statistics as at the beginning
+
+
+def test_max_pooling_is_torchs_where_pixels_differ_and_a_subgradient_where_not():
+    x = torch.randn(3, 8, 8, 5).requires_grad_()
+    pool, dy = MaxPool(), torch.randn(3, 4, 4, 5)
+    y = pool.forward(x.detach(), training=True)
+    expected = F.max_pool2d(x.movedim(-1, 1), 2)
+    assert torch.equal(y.movedim(-1, 1), expected.detach())
+    expected.backward(dy.movedim(-1, 1))
+    assert torch.equal(pool.backward(dy), x.grad)
+    pool.forward(torch.ones(1, 2, 2, 1), training=True)
+    assert pool.backward(torch.ones(1, 1, 1, 1)).flatten().tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("side", [16, 8, 4, 2, 1])
+def test_what_gates_read_is_adaptive_pooling(side):
+    x = torch.randn(3, side, side, 5).requires_grad_()
+    expected = nn.AdaptiveAvgPool2d(4)(x.movedim(-1, 1)).movedim(1, -1).flatten(1)
+    torch.testing.assert_close(pooled(x.detach()), expected.detach())
+    d = torch.randn(3, 80)
+    expected.backward(d)
+    torch.testing.assert_close(pooled_backward(d, side), x.grad)

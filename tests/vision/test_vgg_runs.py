@@ -1,0 +1,115 @@
+"""Every learner on the VGG, from settings to ledger: two seeds of tiny colour images in three mega-batches."""
+
+import os
+
+import pytest
+import torch
+
+from fairseq_alma.core.files import read_json
+from vision.checkpoints import read_checkpoint
+from vision.datasets import Dataset, Examples, Pixels
+from vision.learners import LEARNERS
+from vision.run import run
+from vision.seeds import generator
+from vision.settings import VisionSettings
+
+B = 3
+C = 2
+"""Channels: networks of 626 parameters."""
+
+
+def tiny_dataset():
+    """Images that are brighter where their class says."""
+    drawn_by = generator("tiny images")
+    labels = torch.arange(80) % 10
+    images = torch.randint(0, 120, (80, 3, 32, 32), generator=drawn_by, dtype=torch.uint8)
+    for image, label in zip(images, labels, strict=True):
+        image[:, 3 * label : 3 * label + 3] += 120
+    examples = Examples(images.flatten(1), labels)
+    which = torch.arange(80)
+    pixels = Pixels(255.0, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    return Dataset("cifar10", (3, 32, 32), 10, pixels, examples[which[:60]], examples[which[60:]])
+
+
+def small_run(out, learner="sm", **more):
+    values = {"epochs": 2, "seeds": 2, "mega_batches": B, "width": C, "batch_size": 16, "members": 2, **more}
+    if learner in ("moe", "ens_moe"):
+        values = {"experts": 2, **values}
+    return run(VisionSettings(str(out), dataset="cifar10", learner=learner, **values), tiny_dataset())
+
+
+NUM_PARAMS = 27 * C + 135 * C**2 + 32 * C + 10 * C + 10
+BLOCKS_2_TO_5 = 14 * (9 * C**2 + 2 * C)
+GATE = 4 * (16 * C + 1)
+"""Of one branch in each of the four mixtures."""
+
+
+@pytest.mark.parametrize(
+    ("learner", "num_params"),
+    [
+        ("sm", [NUM_PARAMS] * 4),
+        ("ens", [2 * NUM_PARAMS] * 4),
+        ("umix", [2 * NUM_PARAMS] * 4),
+        ("gens", [NUM_PARAMS, NUM_PARAMS, 2 * NUM_PARAMS, 3 * NUM_PARAMS]),
+        ("gmoe", [NUM_PARAMS + k * (BLOCKS_2_TO_5 + 2 * GATE) for k in (0, 0, 1, 2)]),
+        ("gmoe_flat", [NUM_PARAMS + k * BLOCKS_2_TO_5 + gates * GATE for k, gates in ((0, 0), (0, 0), (1, 2), (2, 3))]),
+        ("moe", [NUM_PARAMS + BLOCKS_2_TO_5 + 2 * GATE] * 4),
+        ("ens_moe", [k * (NUM_PARAMS + BLOCKS_2_TO_5 + 2 * GATE) for k in (1, 1, 2, 3)]),
+    ],
+)
+def test_each_learner_runs_and_a_second_run_is_identical(learner, num_params, tmp_path):
+    ledgers = small_run(tmp_path / "a", learner)
+    again = small_run(tmp_path / "b", learner)
+    for rows, same in zip(ledgers, again, strict=True):
+        assert [row.scores for row in rows] == [row.scores for row in same]
+        assert [row.scores.num_params for row in rows] == num_params
+        assert [row.spent.num_updates > 0 for row in rows] == [False, True, True, True]
+    assert ledgers[0] != ledgers[1]
+
+
+@pytest.mark.parametrize("learner", sorted(LEARNERS.keys() & {"sm", "gens", "gmoe"}))
+def test_a_run_that_is_continued_ends_as_the_whole_one(learner, tmp_path):
+    whole = small_run(tmp_path / "whole", learner)
+    small_run(tmp_path / "parts", learner, arrivals=1)
+    parts = small_run(tmp_path / "parts", learner, arrivals=B)
+    assert [[row.scores for row in rows] for rows in parts] == [[row.scores for row in rows] for rows in whole]
+
+
+def test_seeds_together_are_seeds_alone(tmp_path):
+    both = small_run(tmp_path / "both")
+    (one,) = small_run(tmp_path / "one", seed=1, seeds=1)
+    assert [row.scores for row in both[1]] == [row.scores for row in one]
+
+
+def test_what_is_deployed_is_what_was_scored(tmp_path):
+    """By torch's own modules, from the file that predictor.json names."""
+    (rows,) = small_run(tmp_path, "gmoe", seeds=1)
+    predictor = read_json(tmp_path / "predictor.json")
+    (checkpoint,) = predictor["checkpoints"]
+    network = read_checkpoint(tmp_path / checkpoint["path"], torch.device("cpu")).plain(0).eval()
+    test = tiny_dataset().test
+    x = (test.images.view(-1, 3, 32, 32) / 255 - 0.5) / 0.25
+    assert rows[-1].scores.error_rate == float((network(x).argmax(-1) != test.labels).double().mean())
+
+
+def test_augmentation_and_replay_change_what_is_learned_and_not_what_it_costs(tmp_path):
+    plain = small_run(tmp_path / "plain", crop_padding=0, seeds=1)[0]
+    changed = small_run(tmp_path / "changed", seeds=1)[0]
+    assert [row.spent.train_flops for row in plain] == [row.spent.train_flops for row in changed]
+    assert plain[-1].scores != changed[-1].scores
+    shared = small_run(tmp_path / "shared", replay=0.5, seeds=1)[0]
+    assert [row.spent.train_flops for row in shared] == [row.spent.train_flops for row in changed]
+    everything = small_run(tmp_path / "all", replay="all", seeds=1)[0]
+    assert everything[-1].spent.train_flops == 3 * changed[-1].spent.train_flops
+
+
+@pytest.mark.skipif("ALMA_DATA" not in os.environ, reason="ALMA_DATA names no folder with CIFAR-10")
+def test_a_stage_on_cifar10(tmp_path):
+    settings = VisionSettings(
+        str(tmp_path), dataset="cifar10", data_root=os.environ["ALMA_DATA"], mega_batches=50, arrivals=1, width=8,
+        epochs=10, lr=0.05,
+    )  # fmt: skip
+    (rows,) = run(settings)
+    assert abs(rows[0].scores.error_rate - 0.9) < 0.02
+    assert rows[1].scores.error_rate < 0.88
+    assert rows[1].spent.num_updates == 10 * 8  # 900 examples
