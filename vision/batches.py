@@ -171,11 +171,15 @@ class Batches:
     def updates_per_epoch(self) -> int:
         return -(-self._data.num_new // self._batch_size)
 
-    def epoch(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """x [R, b, i] and one-hot y [R, b, C] of every batch of one epoch."""
+    def epoch(self, changed: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+        """x [R, b, ...] and one-hot y [R, b, C] of every batch of one epoch.
+
+        Args:
+            changed: whether images are cropped and flipped.
+        """
         rows, num_orders = self._data.training, len(self._generators)
         indices_Rn = (self._indices() + self._first_row_R1).to(rows.y.device, non_blocking=True)
-        changes_Rn = self._changes(indices_Rn.shape[1])
+        changes_Rn = self._changes(indices_Rn.shape[1]) if changed else None
         for start in range(0, indices_Rn.shape[1], self._batch_size):
             batch = slice(start, start + self._batch_size)
             index = indices_Rn[:, batch].reshape(-1)

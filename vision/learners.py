@@ -6,6 +6,7 @@ umix       N networks trained as one, their logits averaged
 gens       k new networks at each stage, trained on that stage alone; the others stay as they are
 gmoe       mixtures in which an expert is split at growth, under a tree of gates
 gmoe_flat  the same under one softmax
+ff         one network that grows in width, and in depth if that is wanted (Firefly)
 moe        a mixture that does not grow
 ens_moe    a new mixture at each stage, as gens
 
@@ -14,7 +15,7 @@ A learner computes all seeds of a run at once: a stack of S x N networks, seed a
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,16 @@ from fairseq_alma.core.protocol import Stage
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
 from vision.checkpoints import read_checkpoint, write_checkpoint
+from vision.firefly import (
+    Chain,
+    HowMany,
+    chain_of,
+    enough_for_parameters,
+    grow_depth,
+    grow_width,
+    share_of_width,
+    stack_of,
+)
 from vision.networks import GatedStack, Stack
 from vision.optimizers import SGD, AdaDelta
 from vision.seeds import generator
@@ -72,6 +83,9 @@ class VisionLearner:
         self._digests: list[str] = []
         self.expert_load: list[list[list[float]]] | None = None
         """Mixtures: share of the validation examples that each expert gets, seed by seed and layer by layer."""
+
+    stacks_seeds = True
+    """Whether all seeds are computed at once; else one after the other, each as a run of its own."""
 
     # ---- What a new learner may say otherwise.
 
@@ -393,6 +407,49 @@ class EnsembleOfMixtures(GrowingEnsemble):
         return self.backbone.mixture(s.experts, s.hard_gates, generators, self.device)
 
 
+class Firefly(VisionLearner):
+    """ff: one network that grows before a stage where it lowers the loss fastest (Firefly). Seeds grow differently,
+    so each is computed by itself.
+    """
+
+    stacks_seeds = False
+
+    def grow(self, stage: Stage) -> list[Spent]:
+        """Every `grow_every` stages, ranked on what the coming stage trains on, as the original code does (a
+        mega-batch's validation data are too few for it), without augmentation. Its passes are charged.
+        """
+        s = self.settings
+        if (stage.index - 1) % s.grow_every:
+            return super().grow(stage)
+        began, stack = time.perf_counter(), self.stack
+        data = self.memory.stage_data(stage.new, stage.past, stage.replay)
+        batches = partial(_chain_batches, Batches(data, self.generators("order of growth", stage.index), s.batch_size))
+        (noise,) = self.generators("growth", stage.index)
+        chain, flops = chain_of(stack), 0
+        if s.grow_depth:
+            grown = grow_depth(chain, batches, s.grow_depth, noise)
+            chain, flops = grown.chain, grown.flops
+        how_many = self._how_many(chain, stage.index)
+        grown = grow_width(chain, batches, how_many, noise, s.candidates)
+        self.stack = stack_of(grown.chain, stack)
+        return [Spent(train_flops=flops + grown.flops, train_seconds=time.perf_counter() - began)]
+
+    def _how_many(self, chain: Chain, stage_index: int) -> HowMany:
+        s = self.settings
+        if s.grow_by == "width":
+            # The original code's rule: so that the width is about c (1 + g t) at stage t + 1.
+            t = stage_index - 1
+            return share_of_width(chain, (s.grow_ratio * t + 1) / (s.grow_ratio * (t - 1) + 1) - 1)
+        first = chain_of(self.new_stack(1)).num_params()
+        return enough_for_parameters(chain, first + round(s.grow_ratio * first) * ((stage_index - 1) // s.grow_every))
+
+
+def _chain_batches(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """An epoch as chains read it: images [b, channels, s, s] as they are, and classes."""
+    for (x,), (one_hot,) in batches.epoch(changed=False):
+        yield x.movedim(-1, 1) if x.dim() == 4 else x, one_hot.argmax(-1)
+
+
 def charged_experts(stack: GatedStack, x: Tensor, y_Sn: Tensor, split_by: SplitBy) -> list[list[int]]:
     """The expert to split of each layer and network: the one that is charged most.
 
@@ -428,5 +485,6 @@ LEARNERS: dict[str, type[VisionLearner]] = {
     "gmoe_flat": GrowingFlatMixture,
     "moe": Mixture,
     "ens_moe": EnsembleOfMixtures,
+    "ff": Firefly,
 }
 """A new learner is a class above and a line here."""

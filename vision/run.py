@@ -51,6 +51,9 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
     Raises:
         AlmaError: bad settings, missing data, a run folder of other settings.
     """
+    if settings.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
+        dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)
+        return [run(settings.of_one_seed(number), dataset)[0] for number in range(settings.seeds)]
     device = _device(settings.device)
     torch.set_num_threads(settings.threads)
     dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)

@@ -1,6 +1,7 @@
 """Every setting of a vision run, checked when it is made."""
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
 from typing import Literal, get_args
 
 from fairseq_alma.core.errors import SettingError
@@ -29,6 +30,7 @@ CHOICES = {
     "umix": ("mean", "sum"),
     "new_members_from": ("random", "copy"),
     "split_by": get_args(SplitBy),
+    "grow_by": ("parameters", "width"),
 }
 
 
@@ -93,11 +95,19 @@ class VisionSettings(Settings):
     experts: int = 1
     """Mixtures: in each hidden layer; for those that grow: before the first growth."""
     grow_every: int = 1
-    """gmoe, gmoe_flat: stages from one growth to the next."""
+    """gmoe, gmoe_flat, ff: stages from one growth to the next."""
     split_by: SplitBy = "validation_loss"
     """gmoe, gmoe_flat: what an expert is charged, the most charged one is split."""
     hard_gates: bool = False
     """Mixtures: one branch at each node alone, drawn in training and the likelier one in testing."""
+    grow_ratio: float = 0.25
+    """ff: by what share of the first network's parameters each growth adds (grow_by=width: g of the original code)."""
+    grow_by: str = "parameters"
+    """ff: what grow_ratio counts: parameters (the paper), or width (the original code: it is to be c (1 + g t))."""
+    grow_depth: int = 0
+    """ff: layers that each growth adds, before it widens."""
+    candidates: int = 70
+    """ff: new units that each layer is offered."""
     cer_from: int = 1
     """The first arrival that CER charges; 0 charges the untrained learner (v1 of the paper)."""
     seed: int = 0
@@ -130,10 +140,10 @@ class VisionSettings(Settings):
         if self.learner not in LEARNERS:
             raise SettingError(f"learner={self.learner!r} is not one of {', '.join(LEARNERS)}")
         self.check_whole("mega_batches", "arrivals", "wait", "width", "epochs", "batch_size", "members", "new_members",
-                         "experts", "grow_every", "seeds", "threads", least=1)  # fmt: skip
+                         "experts", "grow_every", "candidates", "seeds", "threads", least=1)  # fmt: skip
         seeds = ("seed", "data_seed", "initialisation_seed", "order_seed")
-        self.check_whole(*seeds, "cer_from", "routing_examples", "crop_padding", least=0)
-        self.check_number("lr", "momentum", "weight_decay", "validation_share")
+        self.check_whole(*seeds, "cer_from", "routing_examples", "crop_padding", "grow_depth", least=0)
+        self.check_number("lr", "momentum", "weight_decay", "validation_share", "grow_ratio")
         for name in seeds:
             if (value := getattr(self, name)) is not None and value + self.seeds > MAX_SEED:
                 raise SettingError(f"{name}={value} and {self.seeds} seeds from there on must lie below {MAX_SEED}")
@@ -152,6 +162,8 @@ class VisionSettings(Settings):
             raise SettingError("nesterov=true needs momentum=, above 0")
         if self.crop_border != "black" and (isinstance(self.crop_border, bool | str)):
             raise SettingError(f"crop_border={self.crop_border!r} must be black, or a number after normalisation")
+        if not self.grow_ratio > 0:
+            raise SettingError(f"grow_ratio={self.grow_ratio} must be above 0")
         if not 0 < self.validation_share < 1:
             raise SettingError(f"validation_share={self.validation_share} must lie between 0 and 1")
         for name, choices in CHOICES.items():
@@ -194,9 +206,15 @@ class VisionSettings(Settings):
         """Raises SettingError: wait is larger than B, or a bad replay."""
         return StreamSettings(self.num_arrivals, self.wait, self.replay)
 
+    def of_one_seed(self, number: int) -> "VisionSettings":
+        """A run of its own, in a folder of its own, for the seed of that number, from 0."""
+        names = ("seed", "data_seed", "initialisation_seed", "order_seed")
+        own = {name: value + number for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, **own, seeds=1, out=str(Path(self.out) / f"seed_{self.seed + number}"))
+
     def seed_of(self, purpose: str) -> int:
         """The first seed of "data", "initialisation" or "order" (growth and gates draw as initialisation and order)."""
-        name = {"growth": "initialisation", "gates": "order"}.get(purpose, purpose)
+        name = {"growth": "initialisation", "gates": "order", "order of growth": "order"}.get(purpose, purpose)
         own = getattr(self, f"{name}_seed")
         return self.seed if own is None else own
 

@@ -8,7 +8,6 @@ import torch
 from fairseq_alma.core.files import read_json
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Examples, Pixels
-from vision.learners import LEARNERS
 from vision.run import run
 from vision.seeds import generator
 from vision.settings import VisionSettings
@@ -67,12 +66,52 @@ def test_each_learner_runs_and_a_second_run_is_identical(learner, num_params, tm
     assert ledgers[0] != ledgers[1]
 
 
-@pytest.mark.parametrize("learner", sorted(LEARNERS.keys() & {"sm", "gens", "gmoe"}))
+@pytest.mark.parametrize("learner", ["sm", "gens", "gmoe", "ff"])
 def test_a_run_that_is_continued_ends_as_the_whole_one(learner, tmp_path):
-    whole = small_run(tmp_path / "whole", learner)
-    small_run(tmp_path / "parts", learner, arrivals=1)
-    parts = small_run(tmp_path / "parts", learner, arrivals=B)
+    more = {"candidates": 5, "grow_depth": 1} if learner == "ff" else {}
+    whole = small_run(tmp_path / "whole", learner, **more)
+    small_run(tmp_path / "parts", learner, **more, arrivals=1)
+    parts = small_run(tmp_path / "parts", learner, **more, arrivals=B)
     assert [[row.scores for row in rows] for rows in parts] == [[row.scores for row in rows] for rows in whole]
+
+
+def test_firefly_adds_a_quarter_of_the_first_parameters_at_each_growth(tmp_path):
+    first, second = small_run(tmp_path / "a", "ff", candidates=5)
+    for rows in (first, second):
+        sizes = [row.scores.num_params for row in rows]
+        assert sizes[0] == sizes[1] == NUM_PARAMS
+        for growths, size in ((1, sizes[2]), (2, sizes[3])):
+            target = NUM_PARAMS + growths * round(NUM_PARAMS / 4)
+            assert target <= size < target + 9 * 6 * 6 + 20  # one unit more than it needs at most
+    # Its passes are charged: more than three epochs of training alone would cost.
+    plain = small_run(tmp_path / "plain")[0]
+    assert first[2].spent.train_flops > 2 * plain[2].spent.train_flops
+    assert first[1].spent.train_flops == plain[1].spent.train_flops
+    assert [row.scores for row in first] != [row.scores for row in second]
+    (alone,) = small_run(tmp_path / "one", "ff", candidates=5, seed=1, seeds=1)
+    assert [row.scores for row in alone] == [row.scores for row in second]
+
+
+def test_firefly_of_the_original_code_follows_its_formula_of_widths(tmp_path):
+    (rows,) = small_run(tmp_path, "ff", seeds=1, grow_by="width", grow_ratio=0.6, candidates=5, keep_stages=True)
+    widths = [
+        sum(read_checkpoint(tmp_path / f"stages/stage_{k:03d}/train/networks.pt", torch.device("cpu")).widths)
+        for k in (1, 2, 3)
+    ]
+    assert widths[0] == 16 * C
+    assert widths[1] == widths[0] + int(widths[0] * (1.6 / 1 - 1))
+    assert widths[2] == widths[1] + int(widths[1] * (2.2 / 1.6 - 1))
+    assert rows[-1].scores.num_params > rows[-2].scores.num_params > NUM_PARAMS
+
+
+def test_firefly_in_depth(tmp_path):
+    (rows,) = small_run(tmp_path, "ff", seeds=1, grow_depth=2, candidates=5, grow_every=2, keep_stages=True)
+    blocks = [
+        read_checkpoint(tmp_path / f"stages/stage_{k:03d}/train/networks.pt", torch.device("cpu")).blocks
+        for k in (1, 2, 3)
+    ]
+    assert [sum(one) for one in blocks] == [16, 16, 18]
+    assert rows[2].scores.num_params == NUM_PARAMS
 
 
 def test_seeds_together_are_seeds_alone(tmp_path):

@@ -1,0 +1,301 @@
+"""Firefly: what a growth keeps, what its scores are, and what is taken. In double precision."""
+
+from dataclasses import replace
+from itertools import chain as concatenated
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from vision.firefly import (
+    Chain,
+    DepthCandidates,
+    Layer,
+    Norm,
+    WidthCandidates,
+    chain_of,
+    enough_for_parameters,
+    grow_depth,
+    grow_width,
+    rank,
+    share_of_width,
+    stack_of,
+)
+from vision.networks import MixtureStack, MLPStack, VGGStack
+from vision.seeds import generator
+
+CPU = torch.device("cpu")
+K = 4
+WIDTHS = (3, 5, 4, 6, 3, 4)
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def vgg():
+    """Small, and trained enough for norms that are not those of the beginning."""
+    stack = VGGStack.drawn(3, WIDTHS, 10, [generator(0)], CPU, (1, 2, 1, 1, 1))
+    drawn_by = generator("norms")
+    for name in stack.parameters.shapes:
+        if name.startswith(("scale", "shift")):
+            stack.parameters[name].add_(0.3 * torch.randn(stack.parameters[name].shape, generator=drawn_by))
+    for number in range(3):
+        stack.logits(torch.randn(1, 20, 32, 32, 3, generator=generator(number)), training=True)
+    return stack
+
+
+def perceptron():
+    return MLPStack.drawn((12, 6, 5, 10), [generator(0)], CPU)
+
+
+STACKS = {"vgg": vgg, "perceptron": perceptron}
+KINDS = pytest.mark.parametrize("kind", STACKS)
+
+
+def batches_for(kind, count=3, size=8):
+    """The same in every epoch."""
+    shape = (3, 32, 32) if kind == "vgg" else (12,)
+    drawn_by = generator("batches")
+    made = [(torch.randn(size, *shape, generator=drawn_by), torch.randint(10, (size,), generator=drawn_by))
+            for _ in range(count)]  # fmt: skip
+    return lambda: made
+
+
+def candidates_of(chain):
+    noise = generator("noise")
+    return WidthCandidates(
+        chain, K, lambda shape: torch.rand(shape, generator=noise), lambda shape: torch.randn(shape, generator=noise)
+    )
+
+
+def depth_candidates_of(chain):
+    noise = generator("noise")
+    return DepthCandidates(chain, lambda shape: torch.rand(shape, generator=noise))
+
+
+def everything(chain):
+    return [torch.arange(width) for width in chain.widths], [torch.arange(K) for _ in chain.widths]
+
+
+def nothing(chain):
+    return [[torch.empty(0, dtype=torch.long) for _ in chain.widths] for _ in range(2)]
+
+
+@KINDS
+def test_a_chain_is_its_stack(kind):
+    stack = STACKS[kind]()
+    chain, (x, _) = chain_of(stack), batches_for(kind)()[0]
+    ours = x.movedim(1, -1) if kind == "vgg" else x
+    torch.testing.assert_close(chain.logits(x), stack.logits(ours[None])[0])
+    again = stack_of(chain, stack)
+    assert type(again) is type(stack)
+    assert again.state().keys() == stack.state().keys()
+    assert torch.equal(again.logits(ours[None]), stack.logits(ours[None]))
+    assert chain.num_params() == stack.num_params
+
+
+def test_mixtures_do_not_grow_by_firefly():
+    with pytest.raises(TypeError, match="MixtureStack does not grow by Firefly"):
+        chain_of(MixtureStack.drawn((4, 3, 3, 2), 2, False, [generator(0)], CPU))
+
+
+@KINDS
+def test_a_split_before_noise_changes_nothing(kind):
+    chain = chain_of(STACKS[kind]())
+    candidates, (x, _) = candidates_of(chain), batches_for(kind)()[0]
+    for tensor in concatenated(candidates.splits, candidates.new_units):
+        tensor.data.zero_()
+    for tensor in (*candidates.of_new, candidates.head_of_new):
+        if tensor is not None:
+            tensor.data.zero_()
+    with torch.no_grad():
+        torch.testing.assert_close(candidates.logits(x), chain.logits(x), rtol=0, atol=1e-9)
+        for splits, new in ((everything(chain)[0], nothing(chain)[1]), everything(chain)):
+            grown = candidates.take(splits, new)
+            torch.testing.assert_close(grown.logits(x), chain.logits(x), rtol=0, atol=1e-9)
+    assert grown.widths == [2 * width + K for width in chain.widths]
+
+
+@KINDS
+def test_what_is_taken_is_what_was_ranked(kind):
+    """All candidates taken: the network that the passes looked at, noise and all.
+
+    But for pooling, which the passes do after the mean of twins and the network before it: images of one pixel here.
+    """
+    chain = chain_of(STACKS[kind]())
+    chain = replace(chain, layers=[replace(layer, is_pooled=False) for layer in chain.layers])
+    candidates, (x, _) = candidates_of(chain), batches_for(kind)()[0]
+    x = x[:, :, :1, :1] if kind == "vgg" else x
+    with torch.no_grad():
+        taken = candidates.take(*everything(chain))
+        torch.testing.assert_close(taken.logits(x), candidates.logits(x), atol=1e-9, rtol=0)
+        assert (candidates.logits(x) - chain.logits(x)).abs().max() > 1e-3
+        torch.testing.assert_close(candidates.take(*nothing(chain)).logits(x), chain.logits(x), atol=1e-9, rtol=0)
+
+
+@KINDS
+def test_taking_a_unit_leaves_the_others_as_they_are(kind):
+    chain = chain_of(STACKS[kind]())
+    candidates = candidates_of(chain)
+    splits, new = nothing(chain)
+    splits[1], new[0] = torch.tensor([2]), torch.tensor([1, 3])
+    grown = candidates.take(splits, new)
+    first, second = grown.layers[0], grown.layers[1]
+    assert grown.widths[:2] == [chain.widths[0] + 2, chain.widths[1] + 1]
+    assert torch.equal(first.weight[:-2], chain.layers[0].weight)
+    assert torch.equal(first.weight[-2:], candidates.new_units[0][[1, 3]])
+    old, v = chain.layers[1].weight, candidates.splits[1]
+    inputs = chain.widths[0]
+    torch.testing.assert_close(second.weight[2, :inputs] + second.weight[-1, :inputs], 2 * old[2])
+    torch.testing.assert_close(second.weight[2, :inputs] - second.weight[-1, :inputs], 2 * v[2])
+    kept = [unit for unit in range(chain.widths[1]) if unit != 2]
+    assert torch.equal(second.weight[kept, :inputs], old[kept])
+    assert torch.equal(second.weight[0, inputs:], candidates.of_new[1][0, [1, 3]])
+    # The next layer reads half of each twin.
+    third = grown.layers[2].weight if len(grown.layers) > 2 else grown.head_weight
+    before = chain.layers[2].weight if len(grown.layers) > 2 else chain.head_weight
+    torch.testing.assert_close(third[:, 2], before[:, 2] / 2)
+    torch.testing.assert_close(third[:, -1], before[:, 2] / 2)
+    if first.norm is not None:
+        assert first.norm.scale[-2:].tolist() == [1, 1]
+        assert first.norm.mean[-2:].tolist() == [0, 0]
+        assert second.norm.mean[-1] == second.norm.mean[2]
+    assert torch.equal(grown.head_bias, chain.head_bias)
+
+
+@KINDS
+def test_a_score_is_the_slope_of_the_loss_along_that_candidates_noise(kind):
+    """By finite differences, after the epoch in which noise is trained: every candidate of a layer in turn."""
+    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+    candidates = candidates_of(chain)
+    before = [one.detach().clone() for one in candidates.variables]
+    scores, flops = rank(candidates, batches)
+    assert all(not torch.equal(a, b) for a, b in zip(before, candidates.variables, strict=True))
+    assert [len(one) for one in scores] == [width + K for width in chain.widths]
+    assert flops > 0
+
+    def loss(gates):
+        with torch.no_grad():
+            return sum(float(F.cross_entropy(candidates.logits(x, gates), y)) for x, y in batches()) / len(batches())
+
+    # What the noise is of: only the candidate's own variables are let through more, not what reads it.
+    for layer, unit in ((0, 1), (1, 0), (1, chain.widths[1] + 2), (len(chain.widths) - 1, chain.widths[-1] + K - 1)):
+        step, sides = 1e-6, []
+        for sign in (1, -1):
+            gates = candidates.gates()
+            gates[layer].data[unit] = sign * step
+            sides.append(loss(gates))
+        torch.testing.assert_close(float(scores[layer][unit]), (sides[0] - sides[1]) / (2 * step), rtol=1e-3, atol=1e-7)
+
+
+@KINDS
+def test_the_best_of_all_layers_together_are_taken(kind):
+    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+    seen = []
+
+    def how_many(order):
+        seen.extend(order)
+        return 5
+
+    grown = grow_width(chain, batches, how_many, generator("growth"), K)
+    again = WidthCandidates(chain, K, *_draws_of("growth"))
+    scores, flops = rank(again, batches)
+    ranked = sorted(
+        (float(score), layer, unit) for layer, of_layer in enumerate(scores) for unit, score in enumerate(of_layer)
+    )
+    expected = list(chain.widths)
+    for _, layer, _ in ranked[:5]:
+        expected[layer] += 1
+    assert grown.chain.widths == expected
+    assert seen[:5] == [(layer, unit >= chain.widths[layer]) for _, layer, unit in ranked[:5]]
+    assert grown.flops == flops
+
+
+def _draws_of(name):
+    noise = generator(name)
+    return lambda shape: torch.rand(shape, generator=noise), lambda shape: torch.randn(shape, generator=noise)
+
+
+def test_how_many_are_taken():
+    chain = chain_of(perceptron())  # 12-6-5-10
+    order = [(0, False), (1, True), (1, False), (0, True)]
+    now = 12 * 6 + 6 + 6 * 5 + 5 + 5 * 10 + 10
+    assert chain.num_params() == now
+    one_more = now + 12 + 1 + 5  # a unit of the first layer
+    assert enough_for_parameters(chain, one_more)(order) == 1
+    assert enough_for_parameters(chain, one_more + 1)(order) == 2
+    assert chain.num_params([7, 6]) == one_more + 7 + 1 + 10
+    assert enough_for_parameters(chain, 10**9)(order) == 4
+    assert share_of_width(chain, 0.3)(order) == 3  # of 11 units, rounded down
+    assert share_of_width(chain, 0.05)(order) == 0
+
+
+@KINDS
+def test_new_layers_before_noise_change_nothing(kind):
+    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+    candidates = depth_candidates_of(chain)
+    x, _ = batches()[0]
+    places = list(range(len(chain.layers)))
+    grown = candidates.take(places, batches, with_noise=False)
+    assert len(grown.layers) == 2 * len(chain.layers)
+    torch.testing.assert_close(grown.logits(x), chain.logits(x), rtol=0, atol=1e-5)
+    assert [layer.is_pooled for layer in grown.layers].count(True) == [one.is_pooled for one in chain.layers].count(
+        True
+    )
+    # With noise it is what was ranked.
+    with torch.no_grad():
+        torch.testing.assert_close(candidates.take(places, batches).logits(x), candidates.logits(x), rtol=0, atol=1e-9)
+    if kind == "vgg":
+        assert stack_of(grown, vgg()).blocks == [2, 4, 2, 2, 2]
+
+
+def four_layers():
+    """A perceptron of four hidden layers."""
+    drawn_by = generator("four layers")
+    sizes = (12, 6, 6, 6, 6)
+    layers = [
+        Layer(torch.randn(num_out, num_in, generator=drawn_by) * num_in**-0.5, torch.zeros(num_out) + 0.1, None)
+        for num_in, num_out in pairwise(sizes)
+    ]
+    return Chain(layers, torch.randn(10, 6, generator=drawn_by), torch.zeros(10))
+
+
+def test_a_new_layer_comes_where_a_finite_difference_of_the_loss_says():
+    chain, batches = four_layers(), batches_for("perceptron")
+    grown = grow_depth(chain, batches, 1, generator("growth"))
+    assert len(grown.chain.layers) == 5
+    candidates = DepthCandidates(chain, _draws_of("growth")[0])
+    rank(candidates, batches)  # trains the noise
+    losses = []
+    for place in range(4):
+        sides = []
+        for sign in (1, -1):
+            gates = candidates.gates()
+            gates[place].data += sign * 1e-6
+            with torch.no_grad():
+                sides.append(sum(float(F.cross_entropy(candidates.logits(x, gates), y)) for x, y in batches()))
+        losses.append((sides[0] - sides[1]) / 2e-6)
+    best = max(range(4), key=lambda place: -losses[place])
+    assert len({round(loss, 9) for loss in losses}) == 4
+    kept = [torch.equal(layer.weight, old.weight) for layer, old in zip(grown.chain.layers, chain.layers, strict=False)]
+    assert kept == [place <= best for place in range(4)]  # all up to the place, then the new one
+    new = grown.chain.layers[best + 1]
+    torch.testing.assert_close(new.weight, torch.eye(6) + candidates.noise[best].detach())
+
+
+def test_norms_of_new_layers_take_the_statistics_of_what_they_see():
+    chain, batches = chain_of(vgg()), batches_for("vgg")
+    grown = depth_candidates_of(chain).take([1], batches)
+    x = torch.cat([x for x, _ in batches()])
+    for layer in chain.layers[:1]:
+        x = layer.pool(layer.activate(layer.product(x, layer.weight), layer.norm))
+    seen = chain.layers[1].activate(chain.layers[1].product(x, chain.layers[1].weight), chain.layers[1].norm)
+    norm = grown.layers[2].norm
+    assert isinstance(norm, Norm)
+    torch.testing.assert_close(norm.mean, seen.mean((0, 2, 3)))
+    torch.testing.assert_close(norm.variance, seen.var((0, 2, 3), correction=0))
