@@ -1,0 +1,79 @@
+"""The paper's CIFAR-10 figures on the reduced VGG19, B = 100, as far as two CPU cores go; the rest wants a GPU.
+
+.venv/bin/python results/cifar10/study.py run --data-root DATA      what is missing, the cheap runs first
+.venv/bin/python results/cifar10/study.py run --only gpu_           figures 1-4, 8 and 9 in full: for a GPU
+.venv/bin/python results/cifar10/study.py table                     table.md from the committed ledgers
+"""
+
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from _grid import LABELS, Job, Study  # noqa: E402
+
+GROW_EVERY = {1: 10, 2: 5, 10: 2, 100: 1}
+"""Stages from growth to growth: every 5 of 50 and every 2 of 10, as the original code's commands."""
+GROWING = ("gmoe", "ff")
+
+
+def settings_of(learner: str, wait: int, width: int, epochs: int, *more: str) -> list[str]:
+    """Of alma-vision."""
+    grow_every = [f"grow_every={GROW_EVERY[wait]}"] if learner in GROWING else []
+    return [f"learner={learner}", f"wait={wait}", f"width={width}", f"epochs={epochs}", *grow_every, *more]
+
+
+def jobs() -> Iterator[Job]:
+    """What two cores can do in an afternoon, then what a GPU should."""
+    for wait, learner in product((10, 100), ("sm", "gens", "umix", "ens", "gmoe", "ff")):
+        yield Job(f"{learner}_c4_w{wait}_e10", settings_of(learner, wait, 4, 10), seeds=2)
+    for learner in ("sm", "gens"):
+        yield Job(f"{learner}_c4_w10_e10_replay", settings_of(learner, 10, 4, 10, "replay=all"), seeds=2)
+    for width, wait in product((4, 8), (10, 100, 2)):
+        yield Job(f"sm_c{width}_w{wait}_e100", settings_of("sm", wait, width, 100), seeds=1)
+    # The first version's ablation: an update at every mega-batch, growth every second, beginning with 2 experts.
+    for learner in ("gmoe", "gmoe_flat", "moe", "ens_moe"):
+        more = ["mega_batches=20", "wait=1", "width=4", "epochs=10", "experts=2", "cer_from=0"]
+        if learner.startswith("gmoe"):
+            more.append("grow_every=2")
+        yield Job(f"ablation_{learner}", [f"learner={learner}", *more], seeds=2)
+    for width, learner, wait in product(
+        (4, 8, 16, 32, 64), ("sm", "ens", "umix", "gens", "gmoe", "ff"), (1, 2, 10, 100)
+    ):
+        yield Job(f"gpu_{learner}_c{width}_w{wait}", settings_of(learner, wait, width, 100), seeds=3)
+    for width, learner, wait in product((4, 8, 16, 32, 64), ("sm", "ens", "umix", "gens", "gmoe", "ff"), (2, 10)):
+        yield Job(
+            f"gpu_{learner}_c{width}_w{wait}_replay", settings_of(learner, wait, width, 100, "replay=all"), seeds=3
+        )
+
+
+def small_jobs() -> list[Job]:
+    """Without what is left to a GPU, unless it is asked for."""
+    every = list(jobs())
+    return every if any(argument.startswith("gpu_") for argument in sys.argv) else [
+        job for job in every if not job.name.startswith("gpu_")
+    ]  # fmt: skip
+
+
+STUDY = Study(HERE, "cifar10", small_jobs())
+
+
+def table() -> None:
+    """table.md."""
+    lines = [
+        "| run | settings | seeds | CER | final error, % | parameters, last | Mem | Comp, TFLOP |",
+        "|" + "---|" * 8,
+    ]
+    whole = Study(HERE, "cifar10", list(jobs()))
+    for job in whole.finished():
+        label = LABELS[job.settings[0].removeprefix("learner=")]
+        lines.append(f"| {label} | {' '.join(job.settings[1:])} | {job.seeds} | " + " | ".join(whole.cells(job)) + " |")
+    (HERE / "table.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    STUDY.main(__doc__.splitlines()[0], table)
