@@ -75,7 +75,7 @@ class VisionLearner:
         """The last stage that was trained, and of how many mega-batches."""
         self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
         """Loss and error rate of what predicts, on the validation data of the last stage, for each seed."""
-        self._stack: Stack | None = self.new_stack(stage_index=1)
+        self._stack: Stack | None = self._ready(self.new_stack(stage_index=1))
         self._stack_file: Path | None = None
         """Where the stack lies as it is, if it does."""
         self._saved: list[Path] = []
@@ -124,12 +124,17 @@ class VisionLearner:
         """What trains."""
         if self._stack is None:
             assert self._stack_file is not None  # one of the two always says what it is
-            self._stack = read_checkpoint(self._stack_file, self.device)
+            self._stack = self._ready(read_checkpoint(self._stack_file, self.device))
         return self._stack
 
     @stack.setter
     def stack(self, stack: Stack) -> None:
-        self._stack, self._stack_file = stack, None
+        self._stack, self._stack_file = self._ready(stack), None
+
+    def _ready(self, stack: Stack) -> Stack:
+        """As this run computes."""
+        stack.compute_in(torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32)
+        return stack
 
     def new_stack(self, stage_index: int) -> Stack:
         """Untrained networks for all seeds, S x N of them, each drawn from its own seed."""
@@ -327,7 +332,7 @@ class GrowingEnsemble(VisionLearner):
         """The members of earlier stages."""
         del self._frozen[self._num_frozen :]
         for index in range(len(self._frozen) + 1, self._num_frozen + 1):
-            self._frozen.append((f"stage {index}", read_checkpoint(self._file_of(index), self.device)))
+            self._frozen.append((f"stage {index}", self._ready(read_checkpoint(self._file_of(index), self.device))))
         return self._frozen
 
     def grow(self, stage: Stage) -> list[Spent]:

@@ -30,6 +30,7 @@ CHOICES = {
     "umix": ("mean", "sum"),
     "new_members_from": ("random", "copy"),
     "split_by": get_args(SplitBy),
+    "precision": ("float32", "bfloat16"),
     "grow_by": ("parameters", "width"),
 }
 
@@ -118,6 +119,8 @@ class VisionSettings(Settings):
     seeds: int = 1
     """How many seeds, from `seed` on, computed together."""
     device: str = "auto"
+    precision: str = "float32"
+    """cifar: what convolutions are computed in: float32, or bfloat16, for hardware that has it."""
     threads: int = 1
     """Of the CPU: these networks are too small to share out."""
     keep_stages: bool = False
@@ -175,6 +178,8 @@ class VisionSettings(Settings):
             raise SettingError(f"routing_examples={self.routing_examples} must be at most 5000")
         if self.learner in ("moe", "ens_moe") and self.experts < 2:
             raise SettingError(f"learner={self.learner} needs experts=, at least 2")
+        if self.precision == "bfloat16" and self.dataset not in CONVOLUTIONAL:
+            raise SettingError(f"precision=bfloat16 is for {' and '.join(CONVOLUTIONAL)}: perceptrons are in float32")
         if self.from_scratch and self.new_members_from == "copy" and self.learner in ("gens", "ens_moe"):
             raise SettingError("from_scratch=true draws every network anew, new_members_from=copy copies it: give one")
         if self.bagging and self.learner != "ens":

@@ -49,7 +49,8 @@ def test_the_first_version_of_the_paper():
 def test_the_original_code():
     assert changed("original_code") == {
         "select_by": "validation_accuracy", "umix": "sum", "new_members_from": "copy", "gens_combine": "logit",
-        "experts": 2, "split_by": "gate_mass", "crop_border": -1.9,
+        "experts": 2, "split_by": "gate_mass", "grow_by": "width", "grow_ratio": 0.6,
+        "crop_border": -1.9,
     }  # fmt: skip
 
 

@@ -48,10 +48,14 @@ class ConvLayer:
         self._mean_D, self._variance_D = mean_D, variance_D
         self._weight_DC33 = parameters.weight_D33C.permute(0, 3, 1, 2)
         self._d_weight_DC33 = gradient.weight_D33C.permute(0, 3, 1, 2)
+        self.compute_in = torch.float32
+        """What products are computed in; everything else is in single precision (or the parameters' own)."""
         self._kept: tuple[Tensor, ...] = ()
 
     def forward(self, x_bssC: Tensor, training: bool = False) -> Tensor:
         """[b, s, s, D]. In training by the statistics of the batch, which the running ones follow."""
+        if self.compute_in is torch.bfloat16:
+            x_bssC = x_bssC.bfloat16()
         z_bssD = self._conv(x_bssC)
         rows, repeats = _rows(z_bssD)
         scale_D, shift_D = self._parameters.scale_D, self._parameters.shift_D
@@ -92,16 +96,18 @@ class ConvLayer:
         return self._conv_backward(dz.view(dy_bssD.shape), x_bssC, wants_dx)
 
     def _conv(self, x_bssC: Tensor) -> Tensor:
-        z_bDss = torch.conv2d(x_bssC.permute(0, 3, 1, 2), self._weight_DC33, padding=1)
-        return z_bDss.permute(0, 2, 3, 1).contiguous()
+        weight_DC33 = self._weight_DC33.to(x_bssC.dtype)
+        z_bDss = torch.conv2d(x_bssC.permute(0, 3, 1, 2), weight_DC33, padding=1)
+        return z_bDss.permute(0, 2, 3, 1).to(self._weight_DC33.dtype).contiguous()
 
     def _conv_backward(self, dz_bssD: Tensor, x_bssC: Tensor, wants_dx: bool) -> Tensor | None:
+        dtype, own = x_bssC.dtype, dz_bssD.dtype
         dx, dw, _ = torch.ops.aten.convolution_backward(
-            dz_bssD.permute(0, 3, 1, 2), x_bssC.permute(0, 3, 1, 2), self._weight_DC33, None, [1, 1], [1, 1], [1, 1],
-            False, [0, 0], 1, [wants_dx, True, False],
+            dz_bssD.to(dtype).permute(0, 3, 1, 2), x_bssC.permute(0, 3, 1, 2), self._weight_DC33.to(dtype), None,
+            [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [wants_dx, True, False],
         )  # fmt: skip
         self._d_weight_DC33.copy_(dw)
-        return dx.permute(0, 2, 3, 1) if wants_dx else None
+        return dx.permute(0, 2, 3, 1).to(own) if wants_dx else None
 
 
 class MaxPool:
@@ -156,6 +162,11 @@ class ConvBlock:
 
     def __init__(self, layers: Sequence[ConvLayer]):
         self._layers, self._pool = list(layers), MaxPool()
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """What products are computed in."""
+        for layer in self._layers:
+            layer.compute_in = dtype
 
     def forward(self, x: Tensor, training: bool = False) -> Tensor:
         for layer in self._layers:

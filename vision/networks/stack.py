@@ -30,6 +30,9 @@ class Stack(ABC):
         """M."""
         return self.parameters.num_networks
 
+    def compute_in(self, dtype: torch.dtype) -> None:  # noqa: B027 (most stacks have nothing to do)
+        """What costly products are computed in: float32, or bfloat16 where a stack knows how (those of the VGG)."""
+
     @property
     def tensors(self) -> list[Parameters]:
         """All that an epoch leaves behind."""

@@ -82,6 +82,11 @@ class VGGStack(Stack):
             draw_conv_layer(str(layer), self.parameters, self.statistics, generators)
         draw_head(self.parameters, generators)
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        for blocks in self._blocks:
+            for block in blocks:
+                block.compute_in(dtype)
+
     @property
     def plain_input_shape(self) -> tuple[int, ...]:
         return (self.num_inputs, SIDE, SIDE)

@@ -111,6 +111,11 @@ class VGGMixtureStack(GatedStack):
             self.parameters[f"gate_bias_{number}"].copy_(bias)
         draw_head(self.parameters, generators)
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        for blocks in self._experts:
+            for block in blocks:
+                block.compute_in(dtype)
+
     @property
     def plain_input_shape(self) -> tuple[int, ...]:
         return (self.num_inputs, SIDE, SIDE)
