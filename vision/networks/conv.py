@@ -10,6 +10,7 @@ Shapes: b examples, s side of an image, C input and D output channels, n = b s s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ EPS = 1e-5
 """Added to variances, as torch.nn.BatchNorm2d does."""
 MOMENTUM = 0.1
 """Share of a batch in the running statistics."""
+DENSE = 128
+"""Numbers of an image up to which its convolution is computed as one matrix product."""
 ROW = 256
 """Numbers that are read at a time; more channels than that are a row of their own."""
 
@@ -96,12 +99,31 @@ class ConvLayer:
         return self._conv_backward(dz.view(dy_bssD.shape), x_bssC, wants_dx)
 
     def _conv(self, x_bssC: Tensor) -> Tensor:
+        side, num_out, num_in = x_bssC.shape[1], *self._weight_DC33.shape[:2]
+        if side * side * max(num_in, num_out) <= DENSE:
+            dense = _dense_weight(self._parameters.weight_D33C.to(x_bssC.dtype), side)
+            return (
+                torch.mm(x_bssC.reshape(len(x_bssC), -1), dense.t())
+                .to(self._weight_DC33.dtype)
+                .view(len(x_bssC), side, side, num_out)
+            )
         weight_DC33 = self._weight_DC33.to(x_bssC.dtype)
         z_bDss = torch.conv2d(x_bssC.permute(0, 3, 1, 2), weight_DC33, padding=1)
         return z_bDss.permute(0, 2, 3, 1).to(self._weight_DC33.dtype).contiguous()
 
     def _conv_backward(self, dz_bssD: Tensor, x_bssC: Tensor, wants_dx: bool) -> Tensor | None:
         dtype, own = x_bssC.dtype, dz_bssD.dtype
+        side, num_out, num_in = x_bssC.shape[1], *self._weight_DC33.shape[:2]
+        if side * side * max(num_in, num_out) <= DENSE:
+            dz, x = dz_bssD.to(dtype).view(len(dz_bssD), -1), x_bssC.reshape(len(x_bssC), -1)
+            places = _places(side, num_out, num_in, x.device)
+            into = torch.zeros(9 * num_out * num_in + 1, device=x.device, dtype=own)
+            into.index_add_(0, places, torch.mm(dz.t(), x).to(own).view(-1))
+            self._gradient.weight_D33C.copy_(into[:-1].view(num_out, 3, 3, num_in))
+            if not wants_dx:
+                return None
+            dense = _dense_weight(self._parameters.weight_D33C.to(dtype), side)
+            return torch.mm(dz, dense).to(own).view(x_bssC.shape)
         dx, dw, _ = torch.ops.aten.convolution_backward(
             dz_bssD.to(dtype).permute(0, 3, 1, 2), x_bssC.permute(0, 3, 1, 2), self._weight_DC33.to(dtype), None,
             [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [wants_dx, True, False],
@@ -193,6 +215,28 @@ def draw_conv(num_out: int, num_in: int, generators: Sequence[torch.Generator]) 
     bound = (9 * num_in) ** -0.5
     weight = torch.stack([torch.rand(num_out, 3, 3, num_in, generator=generator) for generator in generators])
     return weight.mul_(2 * bound).sub_(bound)
+
+
+@lru_cache(maxsize=1000)
+def _places(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
+    """Of a convolution as a matrix [s s D, s s C]: which of its weights [D, 3, 3, C] each entry is; one past the
+    last, where a pixel is not read.
+    """
+    at = torch.arange(side)
+    offset = at - at[:, None] + 1  # of the pixel that is read, in the kernel: 0, 1, 2, or outside
+    row, column = offset[:, None, None, :, None, None], offset[None, :, None, None, :, None]
+    out = torch.arange(num_out)[None, None, :, None, None, None]
+    inside = (row >= 0) & (row < 3) & (column >= 0) & (column < 3)
+    index = ((out * 3 + row) * 3 + column) * num_in + torch.arange(num_in)
+    return torch.where(inside, index, 9 * num_out * num_in).reshape(-1).to(device)
+
+
+def _dense_weight(weight_D33C: Tensor, side: int) -> Tensor:
+    """The matrix [s s D, s s C] of a convolution."""
+    num_out, _, _, num_in = weight_D33C.shape
+    places = _places(side, num_out, num_in, weight_D33C.device)
+    padded = torch.cat([weight_D33C.reshape(-1), weight_D33C.new_zeros(1)])
+    return padded.index_select(0, places).view(side * side * num_out, side * side * num_in)
 
 
 def _rows(table_bssD: Tensor) -> tuple[Tensor, int]:
