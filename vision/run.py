@@ -35,6 +35,7 @@ from vision.datasets import Dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
 from vision.learners import LEARNERS
+from vision.process import keep_freed_memory
 from vision.settings import CONVOLUTIONAL, DEFAULTS, FREE_SETTINGS, VisionSettings
 from vision.stream import partition, stacked_stream
 
@@ -56,6 +57,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
         return [run(settings.of_one_seed(number), dataset)[0] for number in range(settings.seeds)]
     device = _device(settings.device)
     torch.set_num_threads(settings.threads)
+    keep_freed_memory()
     dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)
     seeds = range(settings.seeds)
     streams = [
