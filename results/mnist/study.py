@@ -30,7 +30,14 @@ def jobs() -> Iterator[Job]:
         yield Job(f"{learner}_h{width}_w{wait}", settings)
 
 
-STUDY = Study(HERE, "mnist", list(jobs()))
+def replays() -> Iterator[Job]:
+    """SM with all it has seen, where that can be paid for."""
+    for width, wait in ((4, 50), (64, 50), (4, 10)):
+        settings = ["learner=sm", f"wait={wait}", f"width={width}", "replay=all"]
+        yield Job(f"sm_h{width}_w{wait}_replay", settings)
+
+
+STUDY = Study(HERE, "mnist", [*jobs(), *replays()])
 
 
 def found() -> dict[tuple[int, str, int], Job]:
@@ -48,6 +55,10 @@ def table() -> None:
     ]
     for (width, learner, wait), job in found().items():
         lines.append("| " + " | ".join([str(width), LABELS[learner], str(wait), *STUDY.cells(job)]) + " |")
+    for job in replays():
+        if STUDY.summary_of(job):
+            wait, width = (setting.partition("=")[2] for setting in job.settings[1:3])
+            lines.append("| " + " | ".join([width, "SM, replay", wait, *STUDY.cells(job)]) + " |")
     (HERE / "table.md").write_text("\n".join(lines) + "\n")
     draw()
     print("\n".join(lines))
