@@ -11,6 +11,7 @@ with ReLU, and a linear head. All passes are in testing mode: the statistics of 
 Shapes: b examples, C inputs and D outputs of a layer, k the convolution's 3 x 3 or nothing, K candidates.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -19,10 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairseq_alma.core.errors import SettingError
 from vision.networks import MLPStack, Stack, VGGStack
 from vision.networks.conv import EPS
 from vision.networks.parameters import Parameters
 
+logger = logging.getLogger(__name__)
 CANDIDATES = 70
 """K: new units that each layer is offered."""
 SPLIT_PENALTY, NEW_PENALTY = 1e-2, 1e-4
@@ -341,7 +344,8 @@ class DepthCandidates:
             batches: of one epoch, what the new norms see.
             with_noise: else the new layers do exactly nothing.
         """
-        moments = {place: _moments(self.chain, place, batches()) for place in places if self.chain.layers[place].norm}
+        normed = [place for place in places if self.chain.layers[place].norm]
+        moments = _moments(self.chain, normed, batches()) if normed else {}
         layers = []
         for number, layer in enumerate(self.chain.layers):
             if number not in places:
@@ -399,10 +403,18 @@ def grow_depth(chain: Chain, batches: Batches, num_layers: int, generator: torch
         batches: of what it is to be trained on.
         num_layers: how many.
         generator: draws the noise.
+
+    Raises:
+        SettingError: more than there are layers.
     """
+    if num_layers > len(chain.layers):
+        raise SettingError(f"grow_depth={num_layers} is more than one new layer after each of {len(chain.layers)}")
     candidates = DepthCandidates(chain, _draws(chain, generator)[0])
     scores, flops = rank(candidates, batches)
     places = torch.cat(scores).argsort(stable=True)[:num_layers].tolist()
+    if any(layer.norm for layer in chain.layers):
+        # And the pass that new norms take their statistics from: the forward one of the network.
+        flops += _forward_flops(chain, batches)
     return Grown(candidates.take(places, batches), flops)
 
 
@@ -411,19 +423,21 @@ def rank(candidates: WidthCandidates | DepthCandidates, batches: Batches) -> tup
     after its noise was trained for an epoch. The least is the best. And the FLOPs of both passes.
     """
     optimizer = torch.optim.RMSprop(candidates.variables, lr=1e-3, momentum=0.1, alpha=0.9)
-    flops = 0
+    flops_of_one = 0
     for x, y in batches():
-        flops = flops or _flops_of_one(candidates, x[:1], y[:1])
+        flops_of_one = flops_of_one or _flops_of_one(candidates, x[:1], y[:1])
         optimizer.zero_grad()
         (F.cross_entropy(candidates.logits(x), y) + candidates.penalty()).backward()
         optimizer.step()
     gates, scores, count, num_examples = candidates.gates(), None, 0, 0
     for x, y in batches():
+        if not count:
+            flops_of_one += _flops_of_one(candidates, x[:1], y[:1], gates)
         gradients = torch.autograd.grad(F.cross_entropy(candidates.logits(x, gates), y), gates)
         scores = list(gradients) if scores is None else [a + b for a, b in zip(scores, gradients, strict=True)]
         count, num_examples = count + 1, num_examples + len(y)
     assert scores is not None
-    return [score / count for score in scores], 2 * flops * num_examples
+    return [score / count for score in scores], flops_of_one * num_examples
 
 
 def enough_for_parameters(chain: Chain, num_params: int) -> HowMany:
@@ -431,10 +445,12 @@ def enough_for_parameters(chain: Chain, num_params: int) -> HowMany:
 
     def how_many(order: list[tuple[int, bool]]) -> int:
         widths = chain.widths
-        for count, (layer, _) in enumerate(order, start=1):
-            widths[layer] += 1
+        for count, (layer, _) in enumerate(order):
             if chain.num_params(widths) >= num_params:
                 return count
+            widths[layer] += 1
+        if chain.num_params(widths) < num_params:
+            logger.warning("%d candidates are too few to come to %d parameters", len(order), num_params)
         return len(order)
 
     return how_many
@@ -442,7 +458,8 @@ def enough_for_parameters(chain: Chain, num_params: int) -> HowMany:
 
 def share_of_width(chain: Chain, ratio: float) -> HowMany:
     """For `grow_width`: that share of all units, rounded down (the authors' rule)."""
-    return lambda order: min(len(order), int(ratio * sum(chain.widths)))
+    # The addend, because a whole number of units may be a little less than that to a computer.
+    return lambda order: min(len(order), int(ratio * sum(chain.widths) + 1e-9))
 
 
 def _squares(tensors: Sequence[Tensor]) -> Tensor:
@@ -478,26 +495,45 @@ def _identity(layer: Layer) -> Tensor:
 
 
 @torch.no_grad()
-def _moments(chain: Chain, place: int, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each unit of a layer over all examples and pixels."""
+def _moments(chain: Chain, places: Sequence[int], batches: Iterable[Batch]) -> dict[int, tuple[Tensor, Tensor]]:
+    """Mean and variance of each unit of some layers over all examples and pixels."""
     like = chain.head_weight
-    count, total, squares = 0, like.new_zeros(1).double(), like.new_zeros(1).double()
+    sums = {place: [like.new_zeros(chain.layers[place].width).double() for _ in range(2)] for place in places}
+    counts = dict.fromkeys(places, 0)
     for x, _ in batches:
-        for number, layer in enumerate(chain.layers[: place + 1]):
+        for number, layer in enumerate(chain.layers[: max(places) + 1]):
             x = layer.activate(layer.biased(layer.product(x, layer.weight)), layer.norm)
-            x = x if number == place else layer.pool(x)
-        each = x.movedim(1, -1).flatten(0, -2).double()
-        count, total, squares = count + len(each), total + each.sum(0), squares + each.square().sum(0)
-    mean = total / count
-    variance = (squares / count - mean.square()).clamp_min(0)
-    return mean.to(like), variance.to(like)
+            if number in sums:
+                each = x.movedim(1, -1).flatten(0, -2).double()
+                counts[number] += len(each)
+                sums[number][0] += each.sum(0)
+                sums[number][1] += each.square().sum(0)
+            x = layer.pool(x)
+    moments = {}
+    for place, (total, squares) in sums.items():
+        mean = total / counts[place]
+        variance = (squares / counts[place] - mean.square()).clamp_min(0)
+        moments[place] = (mean.to(like), variance.to(like))
+    return moments
 
 
-def _flops_of_one(candidates: WidthCandidates | DepthCandidates, x: Tensor, y: Tensor) -> int:
-    """Forward and backward of one example, by torch's counter."""
+def _forward_flops(chain: Chain, batches: Batches) -> int:
+    """Of one pass of the network over an epoch."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    sizes = [(x[:1], len(x)) for x, _ in batches()]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        chain.logits(sizes[0][0])
+    return counter.get_total_flops() * sum(size for _, size in sizes)
+
+
+def _flops_of_one(
+    candidates: WidthCandidates | DepthCandidates, x: Tensor, y: Tensor, gates: Sequence[Tensor] | None = None
+) -> int:
+    """Forward and backward of one example, by torch's counter: in the first pass, or with gates in the second."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
-        loss = F.cross_entropy(candidates.logits(x), y)
-        torch.autograd.grad(loss, candidates.variables)
+        loss = F.cross_entropy(candidates.logits(x, gates), y)
+        torch.autograd.grad(loss, candidates.variables if gates is None else gates)
     return counter.get_total_flops()

@@ -10,7 +10,7 @@ ff         one network that grows in width, and in depth if that is wanted (Fire
 moe        a mixture that does not grow
 ens_moe    a new mixture at each stage, as gens
 
-A learner computes all seeds of a run at once: a stack of S x N networks, seed after seed.
+A learner (but ff) computes all seeds of a run at once: a stack of S x N networks, seed after seed.
 """
 
 import os
@@ -342,7 +342,8 @@ class GrowingEnsemble(VisionLearner):
         self._num_frozen = len(frozen)
         self.stack = self.new_stack(stage.index)
         if self.settings.new_members_from == "copy":
-            self.stack.parameters.flat.copy_(last.parameters.flat)
+            for new, old in zip(self.stack.tensors, last.tensors, strict=True):
+                new.flat.copy_(old.flat)
         return super().grow(stage)
 
     def _more_state(self) -> dict[str, Any]:
@@ -359,7 +360,7 @@ class GrowingEnsemble(VisionLearner):
 
 
 class Mixture(VisionLearner):
-    """MoE: a mixture of E experts in both hidden layers, which does not grow."""
+    """MoE: mixtures of E experts, in both hidden layers or in the VGG's blocks 2 to 5, which do not grow."""
 
     stack: GatedStack
 
@@ -369,7 +370,7 @@ class Mixture(VisionLearner):
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         scores = super()._validate(data)
-        # Share of the validation examples that each expert gets, layer by layer: the last pass was theirs.
+        # Share of the validation examples that each expert gets, mixture by mixture: the last pass was theirs.
         loads = [weights_MbE.mean(1) for weights_MbE in self.stack.expert_weights]
         self.expert_load = [[load_ME[number].tolist() for load_ME in loads] for number in range(len(self.seeds))]
         return scores

@@ -4,7 +4,8 @@ import ctypes
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-LARGEST = 1 << 30
+LARGEST = (1 << 30, 1 << 25)
+"""Bytes, to be tried in turn: older releases refuse the first."""
 
 
 def keep_freed_memory() -> None:
@@ -16,6 +17,9 @@ def keep_freed_memory() -> None:
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST)
-        mallopt(M_TRIM_THRESHOLD, LARGEST)
+    if mallopt is None:
+        return
+    for largest in LARGEST:
+        if mallopt(M_MMAP_THRESHOLD, largest):
+            mallopt(M_TRIM_THRESHOLD, 1 << 30)
+            return

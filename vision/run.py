@@ -54,8 +54,13 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
     """
     if settings.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
         dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)
-        return [run(settings.of_one_seed(number), dataset)[0] for number in range(settings.seeds)]
+        alone = [settings.of_one_seed(number) for number in range(settings.seeds)]
+        with Lease(Path(settings.out)):
+            _refuse_other_seeds(Path(settings.out), [Path(one.out) for one in alone])
+            return [run(one, dataset)[0] for one in alone]
     device = _device(settings.device)
+    # A stage that is repeated must come out the same, and float32 is not TF32.
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
     dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)

@@ -1,6 +1,7 @@
 """Every setting of a vision run, checked when it is made."""
 
 from dataclasses import MISSING, dataclass, fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -94,7 +95,7 @@ class VisionSettings(Settings):
     gens_combine: Combine = "probability"
     """gens, ens_moe: as `combine`."""
     experts: int = 1
-    """Mixtures: in each hidden layer; for those that grow: before the first growth."""
+    """Mixtures: in each of them; for those that grow: before the first growth."""
     grow_every: int = 1
     """gmoe, gmoe_flat, ff: stages from one growth to the next."""
     split_by: SplitBy = "validation_loss"
@@ -104,7 +105,8 @@ class VisionSettings(Settings):
     grow_ratio: float = 0.25
     """ff: by what share of the first network's parameters each growth adds (grow_by=width: g of the original code)."""
     grow_by: str = "parameters"
-    """ff: what grow_ratio counts: parameters (the paper), or width (the original code: it is to be c (1 + g t))."""
+    """ff: what grow_ratio counts: parameters (the paper), or width (the original code: c (1 + g t) with growth at
+    every stage; with a larger grow_every it grows by the same steps, fewer of them)."""
     grow_depth: int = 0
     """ff: layers that each growth adds, before it widens."""
     candidates: int = 70
@@ -117,7 +119,7 @@ class VisionSettings(Settings):
     initialisation_seed: int | None = None
     order_seed: int | None = None
     seeds: int = 1
-    """How many seeds, from `seed` on, computed together."""
+    """How many seeds, from `seed` on, computed together (ff: one after the other)."""
     device: str = "auto"
     precision: str = "float32"
     """cifar: what convolutions are computed in: float32, or bfloat16, for hardware that has it."""
@@ -163,7 +165,8 @@ class VisionSettings(Settings):
             raise SettingError("momentum, nesterov and weight_decay are for optimizer=sgd")
         if self.nesterov and not self.momentum:
             raise SettingError("nesterov=true needs momentum=, above 0")
-        if self.crop_border != "black" and (isinstance(self.crop_border, bool | str)):
+        is_number = isinstance(self.crop_border, int | float) and not isinstance(self.crop_border, bool)
+        if self.crop_border != "black" and not (is_number and isfinite(self.crop_border)):
             raise SettingError(f"crop_border={self.crop_border!r} must be black, or a number after normalisation")
         if not self.grow_ratio > 0:
             raise SettingError(f"grow_ratio={self.grow_ratio} must be above 0")

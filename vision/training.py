@@ -143,6 +143,7 @@ def train_stage(
                 kept.take(now, networks_M)
     for kept, now in zip(best, stack.tensors, strict=True):
         now.flat.copy_(kept.flat)
+    stack.forget()
     return Trained(num_updates, num_examples, epochs * validation.num_examples)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fairseq_alma.core.errors import SettingError
 from vision.firefly import (
     Chain,
     DepthCandidates,
@@ -231,8 +232,24 @@ def test_how_many_are_taken():
     assert enough_for_parameters(chain, one_more + 1)(order) == 2
     assert chain.num_params([7, 6]) == one_more + 7 + 1 + 10
     assert enough_for_parameters(chain, 10**9)(order) == 4
+    assert enough_for_parameters(chain, now)(order) == 0
     assert share_of_width(chain, 0.3)(order) == 3  # of 11 units, rounded down
     assert share_of_width(chain, 0.05)(order) == 0
+    with pytest.raises(SettingError, match="grow_depth=3 is more than one new layer after each of 2"):
+        grow_depth(chain, batches_for("perceptron"), 3, generator(0))
+
+
+def test_its_passes_are_charged_by_hand():
+    """A perceptron 12-6-5-10 with K candidates, 24 examples: every product forward, and what gradients need of each."""
+    chain, batches = chain_of(perceptron()), batches_for("perceptron")
+    _, flops = rank(candidates_of(chain), batches)
+    reads = [(12, 6 + 6 + K), (6, 5 + 5 + K), (K, 5 + K), (5, 10), (K, 10)]  # inputs, outputs
+    forward = [2 * num_in * num_out for num_in, num_out in reads]
+    # The first pass: gradients of all weights but the head's, and of all inputs but the first layer's.
+    first = sum(forward) + (sum(forward) - forward[3]) + (sum(forward) - forward[0])
+    # The second: of inputs alone.
+    second = sum(forward) + sum(forward) - forward[0]
+    assert flops == 24 * (first + second)
 
 
 @KINDS

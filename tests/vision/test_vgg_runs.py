@@ -5,16 +5,19 @@ import os
 import pytest
 import torch
 
+from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Examples, Pixels
+from vision.learners import VisionLearner
+from vision.networks import VGGMixtureStack
 from vision.run import run
 from vision.seeds import generator
 from vision.settings import VisionSettings
 
 B = 3
 C = 2
-"""Channels: networks of 626 parameters."""
+"""Channels: networks of 688 parameters."""
 
 
 def tiny_dataset():
@@ -82,7 +85,7 @@ def test_firefly_adds_a_quarter_of_the_first_parameters_at_each_growth(tmp_path)
         assert sizes[0] == sizes[1] == NUM_PARAMS
         for growths, size in ((1, sizes[2]), (2, sizes[3])):
             target = NUM_PARAMS + growths * round(NUM_PARAMS / 4)
-            assert target <= size < target + 9 * 6 * 6 + 20  # one unit more than it needs at most
+            assert target <= size < target + 9 * (5 + 5) + 2  # less than one unit too many: widths are 5 at most
     # Its passes are charged: more than three epochs of training alone would cost.
     plain = small_run(tmp_path / "plain")[0]
     assert first[2].spent.train_flops > 2 * plain[2].spent.train_flops
@@ -112,6 +115,57 @@ def test_firefly_in_depth(tmp_path):
     ]
     assert [sum(one) for one in blocks] == [16, 16, 18]
     assert rows[2].scores.num_params == NUM_PARAMS
+
+
+def test_firefly_refuses_a_folder_of_other_seeds(tmp_path):
+    small_run(tmp_path, "ff", candidates=5, arrivals=1)
+    with pytest.raises(RunError, match="holds a run of other seeds"):
+        small_run(tmp_path, "ff", candidates=5, arrivals=1, seed=1)
+    small_run(tmp_path, "ff", candidates=5, arrivals=2)  # the same go on
+
+
+def test_a_copied_member_is_the_last_one_with_its_statistics(tmp_path):
+    """A new member that learns nothing (lr too small to change a number) says what the last one says."""
+    run_of = {"learner": "gens", "new_members_from": "copy", "seeds": 1, "epochs": 1, "lr": 1e-30, "keep_stages": True}
+    small_run(tmp_path, **run_of)
+    first, last = (
+        read_checkpoint(tmp_path / f"stages/stage_{k:03d}/train/networks.pt", torch.device("cpu")) for k in (1, 3)
+    )
+    torch.testing.assert_close(first.parameters.flat, last.parameters.flat, rtol=0, atol=1e-20)
+    # Statistics went on from the last member's: a tenth nearer to the data at every update.
+    assert last.statistics["mean_1"].abs().sum() > 1.5 * first.statistics["mean_1"].abs().sum()
+
+
+@pytest.mark.parametrize("learner", ["sm", "gens", "gmoe"])
+def test_what_backward_needed_is_let_go_of_after_a_stage(learner, tmp_path, monkeypatch):
+    seen = []
+    trained = VisionLearner.train
+
+    def train(self, stage):
+        spent = trained(self, stage)
+        seen.append(self.stack)
+        with pytest.raises((ValueError, IndexError, AssertionError, RuntimeError)):
+            self.stack.backward(torch.zeros(len(self.stack), 4, 10))
+        return spent
+
+    monkeypatch.setattr(VisionLearner, "train", train)
+    small_run(tmp_path, learner, seeds=1)
+    assert len(seen) == B
+
+
+def test_expert_load_is_that_of_all_validation_examples(tmp_path, monkeypatch):
+    whole = small_run(tmp_path / "whole", "moe", seeds=1)[0]
+    drawn = VGGMixtureStack.__init__
+
+    def small_parts(self, *args, **kwargs):
+        drawn(self, *args, **kwargs)
+        self.examples_at_once = 1
+
+    monkeypatch.setattr(VGGMixtureStack, "__init__", small_parts)
+    parts = small_run(tmp_path / "parts", "moe", seeds=1)[0]
+    for row, other in zip(whole, parts, strict=True):
+        if row.scores.expert_load:
+            torch.testing.assert_close(torch.tensor(row.scores.expert_load), torch.tensor(other.scores.expert_load))
 
 
 def test_seeds_together_are_seeds_alone(tmp_path):

@@ -82,6 +82,10 @@ class ConvLayer:
         self._kept = (x_bssC, rows, y, inverse_D, factor_D)
         return y.view(z_bssD.shape)
 
+    def forget(self) -> None:
+        """Let go of what `backward` needed."""
+        self._kept = ()
+
     def backward(self, dy_bssD: Tensor, wants_dx: bool = True) -> Tensor | None:
         """Fill the gradient of the parameters from that of the last training output; give that of the input."""
         x_bssC, centred, y, inverse_D, factor_D = self._kept
@@ -116,10 +120,9 @@ class ConvLayer:
         side, num_out, num_in = x_bssC.shape[1], *self._weight_DC33.shape[:2]
         if side * side * max(num_in, num_out) <= DENSE:
             dz, x = dz_bssD.to(dtype).view(len(dz_bssD), -1), x_bssC.reshape(len(x_bssC), -1)
-            places = _places(side, num_out, num_in, x.device)
-            into = torch.zeros(9 * num_out * num_in + 1, device=x.device, dtype=own)
-            into.index_add_(0, places, torch.mm(dz.t(), x).to(own).view(-1))
-            self._gradient.weight_D33C.copy_(into[:-1].view(num_out, 3, 3, num_in))
+            padded = torch.cat([torch.mm(dz.t(), x).to(own).view(-1), dz.new_zeros(1, dtype=own)])
+            entries = padded.index_select(0, _entries(side, num_out, num_in, x.device)).view(-1, side * side)
+            self._gradient.weight_D33C.copy_(entries.sum(1).view(num_out, 3, 3, num_in))
             if not wants_dx:
                 return None
             dense = _dense_weight(self._parameters.weight_D33C.to(dtype), side)
@@ -158,6 +161,10 @@ class MaxPool:
             self._kept = (is_upper, torch.ge(left, right, out=torch.empty_like(left)))
         return torch.maximum(left, right).view(num_examples, half, half, channels)
 
+    def forget(self) -> None:
+        """Let go of what `backward` needed."""
+        self._kept = None
+
     def backward(self, dy_bssC: Tensor) -> Tensor:
         """The gradient of the input, [b, s, s, C]."""
         assert self._kept is not None
@@ -195,6 +202,12 @@ class ConvBlock:
             x = layer.forward(x, training)
         return self._pool.forward(x, training)
 
+    def forget(self) -> None:
+        """Let go of what `backward` needed."""
+        self._pool.forget()
+        for layer in self._layers:
+            layer.forget()
+
     def backward(self, dy: Tensor, wants_dx: bool = True) -> Tensor | None:
         """Fill the gradients of all layers; give that of the input, where it is wanted."""
         dx: Tensor | None = self._pool.backward(dy)
@@ -229,6 +242,21 @@ def _places(side: int, num_out: int, num_in: int, device: torch.device) -> Tenso
     inside = (row >= 0) & (row < 3) & (column >= 0) & (column < 3)
     index = ((out * 3 + row) * 3 + column) * num_in + torch.arange(num_in)
     return torch.where(inside, index, 9 * num_out * num_in).reshape(-1).to(device)
+
+
+@lru_cache(maxsize=1000)
+def _entries(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
+    """The other way: for each weight the entries that are it, s s of them or as many fewer as one past the last fill.
+    A sum over them is the same on every machine, which adding up at places is not on a GPU.
+    """
+    places = _places(side, num_out, num_in, torch.device("cpu"))
+    num_weights, num_places = 9 * num_out * num_in, side * side
+    order = places.argsort(stable=True)
+    counts = places.bincount(minlength=num_weights + 1)[:num_weights]
+    firsts = counts.cumsum(0) - counts
+    number = torch.arange(num_places)
+    entry = order[(firsts[:, None] + number).clamp_max(len(order) - 1)]
+    return torch.where(number < counts[:, None], entry, len(places)).reshape(-1).to(device)
 
 
 def _dense_weight(weight_D33C: Tensor, side: int) -> Tensor:

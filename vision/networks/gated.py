@@ -31,6 +31,21 @@ class GatedStack(Stack):
         for gates in self.gates:
             gates.noise = noise
 
+    def forget(self) -> None:
+        for gates in self.gates:
+            gates.forget()
+
+    def logits_of_many(self, x: Tensor) -> Tensor:
+        """As of every stack; `expert_weights` are those of all examples."""
+        if x.shape[1] <= self.examples_at_once:
+            return self.logits(x)
+        logits, weights = [], []
+        for part in x.split(self.examples_at_once, dim=1):
+            logits.append(self.logits(part))
+            weights.append(self.expert_weights)
+        self.expert_weights = [torch.cat(of_mixture, dim=1) for of_mixture in zip(*weights, strict=True)]
+        return torch.cat(logits, dim=1)
+
     def split(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "GatedStack":
         """A new stack in which one expert of each mixture has a twin; this one is not changed.
 
@@ -68,12 +83,9 @@ class GatedStack(Stack):
         Args:
             x: [1, b, ...].
         """
-        parts = []
-        for part in x.split(self.examples_at_once, dim=1):
-            self.logits(part)
-            parts.append(self.expert_weights[0])
+        self.logits_of_many(x)
         gates = self.gates[0]
         return [
             {"weights": weights_bE.cpu().numpy(), "root": gates.root, "splits": splits}
-            for weights_bE, splits in zip(torch.cat(parts, dim=1), gates.splits, strict=True)
+            for weights_bE, splits in zip(self.expert_weights[0], gates.splits, strict=True)
         ]

@@ -116,6 +116,10 @@ class Gates:
         total = self._at_each_node(d_log, lambda d: d.sum(-1, keepdim=True).expand_as(d))
         return d_log.addcmul_(probability_MbK, total, value=-1)
 
+    def forget(self) -> None:
+        """Let go of what `backward` needed."""
+        self._kept = ()
+
     def _hard_weights(self, probability_MbK: Tensor, training: bool) -> Tensor:
         if training:
             if self.noise is None:

@@ -84,6 +84,10 @@ class MixtureStack(GatedStack):
             self._kept = [*kept, (x,)]
         return self._of_all(self._layers[-1].forward(self._of_one(x)))
 
+    def forget(self) -> None:
+        super().forget()
+        self._kept = []
+
     def backward(self, d_logits_MbC: Tensor) -> None:
         head, (x,) = self._layers[-1], self._kept[-1]
         head.backward(self._of_one(x), self._of_one(d_logits_MbC))

@@ -58,6 +58,9 @@ class MLPStack(Stack):
         y = self._layers[-1].forward(x)
         return y[None] if self._is_single else y
 
+    def forget(self) -> None:
+        self._kept = []
+
     def backward(self, d_logits_MbC: Tensor) -> None:
         dy = d_logits_MbC[0] if self._is_single else d_logits_MbC
         for number in range(len(self._layers) - 1, -1, -1):

@@ -78,6 +78,10 @@ class Stack(ABC):
         """
 
     @abstractmethod
+    def forget(self) -> None:
+        """Let go of what `backward` needed: a stack may be kept for long."""
+
+    @abstractmethod
     def backward(self, d_logits_MbC: Tensor) -> None:
         """Fill `gradient` from the gradient with respect to the last training logits."""
 

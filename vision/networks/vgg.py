@@ -105,6 +105,12 @@ class VGGStack(Stack):
             self._head_inputs = inputs
         return torch.stack(logits)
 
+    def forget(self) -> None:
+        self._head_inputs = []
+        for blocks in self._blocks:
+            for block in blocks:
+                block.forget()
+
     def backward(self, d_logits_MbC: Tensor) -> None:
         for number, (blocks, x) in enumerate(zip(self._blocks, self._head_inputs, strict=True)):
             dy = d_logits_MbC[number]

@@ -154,6 +154,13 @@ class VGGMixtureStack(GatedStack):
         weight, bias = self.parameters["weight_head"], self.parameters["bias_head"]
         return torch.baddbmm(bias[:, None], x_MbC, weight.transpose(1, 2))
 
+    def forget(self) -> None:
+        super().forget()
+        self._kept = []
+        for blocks in self._experts:
+            for block in blocks:
+                block.forget()
+
     def backward(self, d_logits_MbC: Tensor) -> None:
         ((x_MbC,),) = self._kept[-1]
         torch.bmm(d_logits_MbC.transpose(1, 2), x_MbC, out=self.gradient["weight_head"])
