@@ -437,8 +437,8 @@ def settings(**values) -> LanguageModelSettings:
         ({"learner": "gmoe", "grow_experts": 1, "grow_noise": 0}, "grow_noise=0 must be above 0"),
         ({"learner": "gmoe", "grow_experts": 1, "grow_noise": "much"}, "grow_noise='much' must be a number"),
         ({"parallel": 0}, "parallel=0 must be a whole number of at least 1"),
-        ({"seed": -1}, "seed=-1 must be a whole number from 0 to 999999"),
-        ({"seed": 1_000_000}, "seed=1000000 must be a whole number from 0 to 999999"),  # members' seeds lie beyond
+        ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
+        ({"seed": 1_000_000}, "seed=1000000 must lie below 1000000"),  # members' seeds lie beyond
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
     ],
 )

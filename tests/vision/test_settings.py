@@ -62,8 +62,8 @@ def test_cifar_has_a_recipe_of_its_own():
     mnist = preset("paper_v1", "dataset=mnist")
     assert (mnist.epochs, mnist.hard_gates, mnist.num_mega_batches, mnist.optimizer) == (100, True, 50, "adadelta")
     # With another optimizer its own defaults.
-    assert preset("paper", "dataset=cifar10", "optimizer=adadelta").lr == 1.0
-    assert preset("paper", "dataset=mnist", "optimizer=sgd").momentum == 0.9
+    assert VisionSettings("x", dataset="cifar10", optimizer="adadelta").lr == 1.0
+    assert VisionSettings("x", dataset="mnist", optimizer="sgd").momentum == 0.9
 
 
 def test_quickstart_is_the_paper_on_digits():
