@@ -1,0 +1,169 @@
+"""Ours beside the original code (facebookresearch/alma): the same partitions and settings, stage by stage.
+
+    git clone https://github.com/facebookresearch/alma /elsewhere/alma
+    pip install --target /elsewhere/extra fvcore      # and kornia, for cifar10
+    python results/mnist/parity.py --original /elsewhere/alma --extra /elsewhere/extra --data-root DATA
+
+Of the original's stages the first few are run; a stage depends on those before it alone. It is imported from where it
+lies, in processes of its own. Writes parity.json and parity.md beside the script; runs that are known are kept.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of settings."""
+
+    learner: str
+    width: int
+    wait: int
+    num_stages: int
+    """How many of them are run."""
+    epochs: int
+    """Of each stage."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.learner} {self.width} {self.wait}"
+
+
+@dataclass(frozen=True)
+class Parity:
+    """A comparison on one dataset."""
+
+    script: Path
+    """The script, which is run again for each run of the original."""
+    title: str
+    settings: str
+    """What both run, a sentence."""
+    cases: Sequence[Case]
+    ours: Callable[[Case, int, str, Path], list[list[float]]]
+    """(case, seeds, data_root, out) to the test error after each stage, seed after seed."""
+    original: Callable[[Case, int, str], list[float]]
+    """(case, seed, data_root) to the test error after each stage."""
+    data_links: dict[str, str]
+    """Where the original looks for data: names of links, to names of folders of data_root."""
+
+    def main(self) -> None:
+        """The command line."""
+        parser = argparse.ArgumentParser(description=self.title)
+        parser.add_argument("--original", type=Path, required=True, help="a checkout of facebookresearch/alma")
+        parser.add_argument("--extra", type=Path, help="a folder with what the original imports")
+        parser.add_argument("--data-root", required=True)
+        parser.add_argument("--out", type=Path, default=Path("runs/parity") / self.script.parent.name)
+        parser.add_argument("--seeds", default="3", help="for all learners, or 10,umix=20")
+        parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # case seed: one run of the original
+        arguments = parser.parse_args()
+        if arguments.one:
+            case, seed = (int(value) for value in arguments.one)
+            with redirect_stdout(sys.stderr):  # the original prints a lot
+                errors = self.original(self.cases[case], seed, arguments.data_root)
+            print(json.dumps(errors))
+            return
+        seeds = self._seeds(arguments.seeds)
+        known = self._run_original(arguments, seeds)
+        table = {}
+        for case in self.cases:
+            count = seeds[case.learner]
+            our_errors = self.ours(case, count, arguments.data_root, arguments.out)
+            table[case.key] = compare(our_errors, [known[f"{case.key} {seed}"] for seed in range(count)])
+        folder = self.script.parent
+        (folder / "parity.json").write_text(json.dumps(table, indent=1) + "\n")
+        (folder / "parity.md").write_text(self._written_up(table, seeds))
+        print((folder / "parity.md").read_text())
+
+    def _run_original(self, arguments: argparse.Namespace, seeds: dict[str, int]) -> dict[str, list[float]]:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        path = arguments.out / "original.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        paths = [str(path.absolute()) for path in (arguments.original, arguments.extra) if path]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        data = arguments.out / "original_data"
+        data.mkdir(exist_ok=True)
+        for name, folder in self.data_links.items():
+            if not (data / name).is_symlink():
+                (data / name).symlink_to(Path(arguments.data_root).absolute() / folder)
+        for number, case in enumerate(self.cases):
+            for seed in range(seeds[case.learner]):
+                key = f"{case.key} {seed}"
+                if key in known:
+                    continue
+                began = time.monotonic()
+                command = [sys.executable, "-W", "ignore", str(self.script), "--original", str(arguments.original),
+                           "--data-root", str(data), "--one", str(number), str(seed)]  # fmt: skip
+                done = subprocess.run(command, env=environment, capture_output=True, text=True)
+                if done.returncode:
+                    sys.exit(f"the original failed on {key}:\n{done.stderr[-3000:]}")
+                known[key] = json.loads(done.stdout)
+                path.write_text(json.dumps(known, indent=1))
+                print(f"original {key}: {known[key][-1]:.4f} at the end, {time.monotonic() - began:.0f} s", flush=True)
+        return known
+
+    def _seeds(self, told: str) -> dict[str, int]:
+        """How many for each learner: 10,umix=20."""
+        common, *others = told.split(",")
+        return {case.learner: int(common) for case in self.cases} | {
+            name: int(count) for name, _, count in (one.partition("=") for one in others)
+        }
+
+    def _written_up(self, table: dict[str, list[dict[str, float]]], seeds: dict[str, int]) -> str:
+        stages = [stage for row in table.values() for stage in row]
+        above = [stage for stage in stages if abs(stage["z"]) >= 3]
+        lines = [
+            f"# {self.title}",
+            "",
+            "Test error in % (mean +- standard error over seeds), ours with `preset=original_code` against it,",
+            f"and their difference in combined standard errors (z). {self.settings} Command: `parity.py`.",
+            "",
+            "| learner | width | wait | epochs | seeds | stage | ours | original | z |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for case in self.cases:
+            for number, stage in enumerate(table[case.key], start=1):
+                lines.append(
+                    f"| {case.learner} | {case.width} | {case.wait} | {case.epochs} | {seeds[case.learner]} | {number} "
+                    f"| {100 * stage['ours']:.2f} +- {100 * stage['ours_stderr']:.2f} "
+                    f"| {100 * stage['original']:.2f} +- {100 * stage['original_stderr']:.2f} | {stage['z']:+.2f} |"
+                )
+        mean = sum(stage["z"] for stage in stages) / len(stages)
+        summary = f"{len(stages)} comparisons, {len(above)} at 3 combined standard errors or more; mean z {mean:+.2f}."
+        return "\n".join([*lines, "", summary, ""])
+
+
+class Silent:
+    """In place of the original's logger."""
+
+    def message(self, *_):
+        pass
+
+    debug = add_scalar = message
+
+
+def compare(ours_errors: list[list[float]], original_errors: list[list[float]]) -> list[dict[str, float]]:
+    """Per stage: means, standard errors, and the difference in combined standard errors."""
+
+    def moments(values: list[float]) -> tuple[float, float]:
+        mean = sum(values) / len(values)
+        return mean, (sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)) ** 0.5
+
+    stages = []
+    for a, b in zip(zip(*ours_errors, strict=True), zip(*original_errors, strict=True), strict=True):
+        (mean_a, stderr_a), (mean_b, stderr_b) = moments(list(a)), moments(list(b))
+        combined = (stderr_a**2 + stderr_b**2) ** 0.5
+        stages.append(
+            {
+                "ours": mean_a, "ours_stderr": stderr_a, "original": mean_b, "original_stderr": stderr_b,
+                "combined": combined, "z": (mean_a - mean_b) / combined,
+            }
+        )  # fmt: skip
+    return stages

@@ -1,0 +1,71 @@
+"""Parity with the original code (facebookresearch/alma) on CIFAR-10: SM, c = 4, wait 10.
+
+Both train stages of CIFAR-10 (B = 100) with `preset=original_code`: the VGG, SGD of lr 0.01, momentum 0.9, weight decay
+1e-4, flip and crop, the epoch with the best validation accuracy kept. How to run it: results/_parity.py.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from _parity import Case, Parity, Silent
+
+NUM_MEGA_BATCHES = 100
+CASES = [Case("sm", 4, 10, num_stages=4, epochs=10)]
+
+
+def ours(case: Case, seeds: int, data_root: str, out: Path) -> list[list[float]]:
+    """Test error after each of the first stages, seed after seed."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from vision.run import run
+    from vision.settings import VisionSettings
+
+    settings = VisionSettings(
+        out=str(out / f"ours_{seeds}" / f"{case.learner}_c{case.width}_w{case.wait}"), dataset="cifar10",
+        data_root=data_root, learner=case.learner, width=case.width, wait=case.wait, epochs=case.epochs, seeds=seeds,
+        preset="original_code", select_by="validation_accuracy", arrivals=case.num_stages * case.wait,
+        crop_border=-1.9,
+    )  # fmt: skip
+    ledgers = run(settings)
+    return [[rows[k * case.wait].scores.error_rate for k in range(1, case.num_stages + 1)] for rows in ledgers]
+
+
+def original(case: Case, seed: int, data_root: str) -> list[float]:
+    """Test error after each of the first stages, by the original's own classes (in this process)."""
+    import torch
+    from crlapi.sl.clmodels.finetune import Finetune
+    from crlapi.sl.streams import cifar10
+    from omegaconf import OmegaConf
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    config = OmegaConf.create(
+        {
+            "init_from_scratch": False, "training_batch_size": 128, "training_num_workers": 0,
+            "validation_proportion": 0.1, "validation_batch_size": 128, "validation_num_workers": 0,
+            "train_replay_proportion": 0.0, "validation_replay_proportion": 0.0,
+            "max_epochs": case.epochs, "device": "cpu", "patience": 100, "patience_delta": 0,
+            "optim": {"class_name": "torch.optim.SGD", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4},
+            "model": {"class_name": "crlapi.sl.architectures.vgg.VGG", "n_channels": case.width},
+            "kornia_augs": [
+                {"name": "RandomCrop", "size": [32, 32], "padding": 4, "fill": -1.9},
+                {"name": "RandomHorizontalFlip", "p": 0.5},
+            ],
+        }
+    )  # fmt: skip
+    train = cifar10.CIFAR10TrainAnytimeStream(NUM_MEGA_BATCHES // case.wait, seed, data_root)
+    test = cifar10.CIFAR10EvaluationAnytimeStream(1, seed, data_root)[0]
+    learner = Finetune(train, config)
+    errors = []
+    for stage in range(case.num_stages):
+        learner = learner.update(train[stage], Silent())
+        result = learner.evaluate(test, Silent(), {"batch_size": 500, "num_workers": 0, "device": "cpu"})
+        errors.append(1 - result["accuracy"])
+    return errors
+
+
+if __name__ == "__main__":
+    links = {"cifar-10-batches-py": "cifar-10-batches-py"}
+    settings = "B = 100, the first stages."
+    Parity(Path(__file__), "Parity with the original code on CIFAR-10", settings, CASES, ours, original, links).main()
