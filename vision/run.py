@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
     folders = [out] if settings.seeds == 1 else [out / f"seed_{settings.seed + number}" for number in seeds]
     backbone, inputs = backbone_for(dataset, settings)
     num_stages = -(-settings.num_arrivals // settings.wait)
-    with Lease(out), _display(settings) as display:
+    with Lease(out), _display(settings) as display, _full_memory_told(settings, device):
         _refuse_other_seeds(out, folders)
         records = [
             RunRecord(
@@ -133,6 +134,24 @@ def quickstart() -> None:
         print(f"\n$ alma-vision preset=quickstart learner={settings.learner} out={folder}", flush=True)
         run_and_show(settings)
     print(f"picture {plot_error_rate(runs, out / 'error_rate.png')}")
+
+
+@contextmanager
+def _full_memory_told(settings: VisionSettings, device: torch.device) -> Iterator[None]:
+    """Raises RunError: memory is full."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # torch has a kind of error for a GPU's memory, and a sentence for the machine's.
+        is_full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not is_full:
+            raise
+        raise RunError(
+            f"the memory of {device} is full ({str(error).splitlines()[0][:200]}).\n"
+            f"Stages that are finished are kept: the same command continues where there is more of it. In another out= "
+            f"a smaller width={settings.width}, batch_size={settings.batch_size}, seeds={settings.seeds}, or fewer "
+            f"members take less."
+        ) from error
 
 
 def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:

@@ -25,7 +25,9 @@ DEADLINE_SECONDS = 300
 
 GENS = {"learner": "gens", "seeds": 2, "replay": 0.5}
 GMOE = {"learner": "gmoe", "experts": 2, "replay": "all", "hard_gates": True}
-CAMPAIGNS = pytest.mark.parametrize("settings", [GENS, GMOE], ids=["gens", "gmoe"])
+FF = {"learner": "ff", "seeds": 2, "grow_depth": 1, "candidates": 200}
+"""Most of its time is growth."""
+CAMPAIGNS = pytest.mark.parametrize("settings", [GENS, GMOE, FF], ids=["gens", "gmoe", "ff"])
 
 
 class Child:
