@@ -47,8 +47,8 @@ class Parity:
     settings: str
     """What both run, a sentence."""
     cases: Sequence[Case]
-    ours: Callable[[Case, int, str, Path], list[list[float]]]
-    """(case, seeds, data_root, out) to the test error after each stage, seed after seed."""
+    ours: Callable[[Case, range, str, Path], list[list[float]]]
+    """(case, seeds, data_root, folder) to the test error after each stage, seed after seed."""
     original: Callable[[Case, int, str], list[float]]
     """(case, seed, data_root) to the test error after each stage."""
     data_links: dict[str, str]
@@ -62,6 +62,8 @@ class Parity:
         parser.add_argument("--data-root", required=True)
         parser.add_argument("--out", type=Path, default=Path("runs/parity") / self.script.parent.name)
         parser.add_argument("--seeds", default="3", help="for all learners, or 10,umix=20")
+        parser.add_argument("--first-seed", type=int, default=0)
+        parser.add_argument("--only", help="a case, as 'sm 32 2': into parity_again.md")
         parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # case seed: one run of the original
         arguments = parser.parse_args()
         if arguments.one:
@@ -70,19 +72,24 @@ class Parity:
                 errors = self.original(self.cases[case], seed, arguments.data_root)
             print(json.dumps(errors))
             return
-        seeds = self._seeds(arguments.seeds)
-        known = self._run_original(arguments, seeds)
+        seeds = self._seeds(arguments.seeds, arguments.first_seed)
+        cases = [case for case in self.cases if arguments.only in (None, case.key)]
+        known = self._run_original(arguments, cases, seeds)
         table = {}
-        for case in self.cases:
-            count = seeds[case.learner]
-            our_errors = self.ours(case, count, arguments.data_root, arguments.out)
-            table[case.key] = compare(our_errors, [known[f"{case.key} {seed}"] for seed in range(count)])
-        folder = self.script.parent
-        (folder / "parity.json").write_text(json.dumps(table, indent=1) + "\n")
-        (folder / "parity.md").write_text(self._written_up(table, seeds))
-        print((folder / "parity.md").read_text())
+        for case in cases:
+            which = seeds[case.learner]
+            named = str(len(which)) if not which.start else f"{which.start}_{which.stop}"
+            out = arguments.out / f"ours_{named}" / case.key.replace(" ", "_")
+            our_errors = self.ours(case, which, arguments.data_root, out)
+            table[case.key] = compare(our_errors, [known[f"{case.key} {seed}"] for seed in which])
+        path = self.script.parent / ("parity_again" if arguments.only else "parity")
+        path.with_suffix(".json").write_text(json.dumps(table, indent=1) + "\n")
+        path.with_suffix(".md").write_text(self._written_up(cases, table, seeds))
+        print(path.with_suffix(".md").read_text())
 
-    def _run_original(self, arguments: argparse.Namespace, seeds: dict[str, int]) -> dict[str, list[float]]:
+    def _run_original(
+        self, arguments: argparse.Namespace, cases: Sequence[Case], seeds: dict[str, range]
+    ) -> dict[str, list[float]]:
         arguments.out.mkdir(parents=True, exist_ok=True)
         path = arguments.out / "original.json"
         known = json.loads(path.read_text()) if path.exists() else {}
@@ -93,14 +100,14 @@ class Parity:
         for name, folder in self.data_links.items():
             if not (data / name).is_symlink():
                 (data / name).symlink_to(Path(arguments.data_root).absolute() / folder)
-        for number, case in enumerate(self.cases):
-            for seed in range(seeds[case.learner]):
+        for case in cases:
+            for seed in seeds[case.learner]:
                 key = f"{case.key} {seed}"
                 if key in known:
                     continue
                 began = time.monotonic()
                 command = [sys.executable, "-W", "ignore", str(self.script), "--original", str(arguments.original),
-                           "--data-root", str(data), "--one", str(number), str(seed)]  # fmt: skip
+                           "--data-root", str(data), "--one", str(self.cases.index(case)), str(seed)]  # fmt: skip
                 done = subprocess.run(command, env=environment, capture_output=True, text=True)
                 if done.returncode:
                     sys.exit(f"the original failed on {key}:\n{done.stderr[-3000:]}")
@@ -109,14 +116,17 @@ class Parity:
                 print(f"original {key}: {known[key][-1]:.4f} at the end, {time.monotonic() - began:.0f} s", flush=True)
         return known
 
-    def _seeds(self, told: str) -> dict[str, int]:
-        """How many for each learner: 10,umix=20."""
+    def _seeds(self, told: str, first: int) -> dict[str, range]:
+        """Which for each learner: of 10,umix=20."""
         common, *others = told.split(",")
-        return {case.learner: int(common) for case in self.cases} | {
+        counts = {case.learner: int(common) for case in self.cases} | {
             name: int(count) for name, _, count in (one.partition("=") for one in others)
         }
+        return {learner: range(first, first + count) for learner, count in counts.items()}
 
-    def _written_up(self, table: dict[str, list[dict[str, float]]], seeds: dict[str, int]) -> str:
+    def _written_up(
+        self, cases: Sequence[Case], table: dict[str, list[dict[str, float]]], seeds: dict[str, range]
+    ) -> str:
         stages = [stage for row in table.values() for stage in row]
         above = [stage for stage in stages if abs(stage["z"]) >= 3]
         lines = [
@@ -128,10 +138,12 @@ class Parity:
             "| learner | width | wait | epochs | seeds | stage | ours | original | z |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
-        for case in self.cases:
+        for case in cases:
+            which = seeds[case.learner]
             for number, stage in enumerate(table[case.key], start=1):
                 lines.append(
-                    f"| {case.learner} | {case.width} | {case.wait} | {case.epochs} | {seeds[case.learner]} | {number} "
+                    f"| {case.learner} | {case.width} | {case.wait} | {case.epochs} "
+                    f"| {which.start} to {which.stop - 1} | {number} "
                     f"| {100 * stage['ours']:.2f} +- {100 * stage['ours_stderr']:.2f} "
                     f"| {100 * stage['original']:.2f} +- {100 * stage['original_stderr']:.2f} | {stage['z']:+.2f} |"
                 )

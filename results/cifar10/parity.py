@@ -15,16 +15,16 @@ NUM_MEGA_BATCHES = 100
 CASES = [Case("sm", 4, 10, num_stages=4, epochs=10)]
 
 
-def ours(case: Case, seeds: int, data_root: str, out: Path) -> list[list[float]]:
+def ours(case: Case, seeds: range, data_root: str, out: Path) -> list[list[float]]:
     """Test error after each of the first stages, seed after seed."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from vision.run import run
     from vision.settings import VisionSettings
 
     settings = VisionSettings(
-        out=str(out / f"ours_{seeds}" / f"{case.learner}_c{case.width}_w{case.wait}"), dataset="cifar10",
-        data_root=data_root, learner=case.learner, width=case.width, wait=case.wait, epochs=case.epochs, seeds=seeds,
-        preset="original_code", select_by="validation_accuracy", arrivals=case.num_stages * case.wait,
+        out=str(out), dataset="cifar10",
+        data_root=data_root, learner=case.learner, width=case.width, wait=case.wait, epochs=case.epochs,
+        seed=seeds.start, seeds=len(seeds),        preset="original_code", select_by="validation_accuracy", arrivals=case.num_stages * case.wait,
         crop_border=-1.9,
     )  # fmt: skip
     ledgers = run(settings)

@@ -21,16 +21,16 @@ CASES = [
 ]
 
 
-def ours(case: Case, seeds: int, data_root: str, out: Path) -> list[list[float]]:
+def ours(case: Case, seeds: range, data_root: str, out: Path) -> list[list[float]]:
     """Test error after each of the first stages, seed after seed."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from vision.run import run
     from vision.settings import VisionSettings
 
     settings = VisionSettings(
-        out=str(out / f"ours_{seeds}" / f"{case.learner}_h{case.width}_w{case.wait}"), dataset="mnist",
-        data_root=data_root, learner=case.learner, width=case.width, wait=case.wait, epochs=case.epochs, seeds=seeds,
-        preset="original_code", select_by="validation_accuracy", arrivals=case.num_stages * case.wait, umix="sum",
+        out=str(out), dataset="mnist",
+        data_root=data_root, learner=case.learner, width=case.width, wait=case.wait, epochs=case.epochs,
+        seed=seeds.start, seeds=len(seeds),        preset="original_code", select_by="validation_accuracy", arrivals=case.num_stages * case.wait, umix="sum",
         new_members_from="copy", gens_combine="logit", experts=2, split_by="gate_mass",
     )  # fmt: skip
     ledgers = run(settings)
