@@ -22,8 +22,8 @@ def ours(case: Case, seeds: range, data_root: str, out: Path) -> list[list[float
     from vision.settings import VisionSettings
 
     settings = VisionSettings(
-        out=str(out), dataset="cifar10", data_root=data_root, learner=case.learner, width=case.width, wait=case.wait, epochs=case.epochs,
-        seed=seeds.start, seeds=len(seeds), preset="original_code",
+        out=str(out), dataset="cifar10", data_root=data_root, learner=case.learner, width=case.width,
+        wait=case.wait, epochs=case.epochs, seed=seeds.start, seeds=len(seeds), preset="original_code",
         select_by="validation_accuracy", arrivals=case.num_stages * case.wait,
         crop_border=-1.9,
     )  # fmt: skip

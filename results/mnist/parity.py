@@ -28,8 +28,8 @@ def ours(case: Case, seeds: range, data_root: str, out: Path) -> list[list[float
     from vision.settings import VisionSettings
 
     settings = VisionSettings(
-        out=str(out), dataset="mnist", data_root=data_root, learner=case.learner, width=case.width, wait=case.wait, epochs=case.epochs,
-        seed=seeds.start, seeds=len(seeds), preset="original_code",
+        out=str(out), dataset="mnist", data_root=data_root, learner=case.learner, width=case.width,
+        wait=case.wait, epochs=case.epochs, seed=seeds.start, seeds=len(seeds), preset="original_code",
         select_by="validation_accuracy", arrivals=case.num_stages * case.wait, umix="sum",
         new_members_from="copy", gens_combine="logit", experts=2, split_by="gate_mass",
     )  # fmt: skip
