@@ -152,6 +152,32 @@ class Parity:
         return "\n".join([*lines, "", summary, ""])
 
 
+def our_errors(
+    dataset: str, case: Case, seeds: range, data_root: str, out: Path, **more: float | str
+) -> list[list[float]]:
+    """Test error of ours after each of the first stages, seed after seed.
+
+    Args:
+        dataset: its name.
+        case: what is run.
+        seeds: which.
+        data_root: where the dataset lies.
+        out: the run folder.
+        more: what `preset=original_code` means for this dataset, but the choice of the epoch.
+    """
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from vision.run import run
+    from vision.settings import VisionSettings
+
+    settings = VisionSettings(
+        out=str(out), dataset=dataset, data_root=data_root, learner=case.learner, width=case.width, wait=case.wait,
+        epochs=case.epochs, seed=seeds.start, seeds=len(seeds), arrivals=case.num_stages * case.wait,
+        preset="original_code", select_by="validation_accuracy", **more,
+    )  # fmt: skip
+    ledgers = run(settings)
+    return [[rows[k * case.wait].scores.error_rate for k in range(1, case.num_stages + 1)] for rows in ledgers]
+
+
 class Silent:
     """In place of the original's logger."""
 

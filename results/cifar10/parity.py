@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _parity import Case, Parity, Silent
+from _parity import Case, Parity, Silent, our_errors
 
 NUM_MEGA_BATCHES = 100
 CASES = [Case("sm", 4, 10, num_stages=4, epochs=10)]
@@ -17,18 +17,9 @@ CASES = [Case("sm", 4, 10, num_stages=4, epochs=10)]
 
 def ours(case: Case, seeds: range, data_root: str, out: Path) -> list[list[float]]:
     """Test error after each of the first stages, seed after seed."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from vision.run import run
-    from vision.settings import VisionSettings
-
-    settings = VisionSettings(
-        out=str(out), dataset="cifar10", data_root=data_root, learner=case.learner, width=case.width,
-        wait=case.wait, epochs=case.epochs, seed=seeds.start, seeds=len(seeds), preset="original_code",
-        select_by="validation_accuracy", arrivals=case.num_stages * case.wait,
-        crop_border=-1.9,
+    return our_errors(
+        "cifar10", case, seeds, data_root, out, crop_border=-1.9,
     )  # fmt: skip
-    ledgers = run(settings)
-    return [[rows[k * case.wait].scores.error_rate for k in range(1, case.num_stages + 1)] for rows in ledgers]
 
 
 def original(case: Case, seed: int, data_root: str) -> list[float]:
