@@ -47,8 +47,8 @@ class ConvLayer:
     """
 
     def __init__(self, parameters: ConvTensors, gradient: ConvTensors, mean_D: Tensor, variance_D: Tensor):
-        self._parameters, self._gradient = parameters, gradient
-        self._mean_D, self._variance_D = mean_D, variance_D
+        self.parameters, self.gradient = parameters, gradient
+        self.mean_D, self.variance_D = mean_D, variance_D
         self._weight_DC33 = parameters.weight_D33C.permute(0, 3, 1, 2)
         self._d_weight_DC33 = gradient.weight_D33C.permute(0, 3, 1, 2)
         self.compute_in = torch.float32
@@ -61,10 +61,10 @@ class ConvLayer:
             x_bssC = x_bssC.bfloat16()
         z_bssD = self._conv(x_bssC)
         rows, repeats = _rows(z_bssD)
-        scale_D, shift_D = self._parameters.scale_D, self._parameters.shift_D
+        scale_D, shift_D = self.parameters.scale_D, self.parameters.shift_D
         if not training:
-            factor_D = scale_D * (self._variance_D + EPS).rsqrt_()
-            shift_D = torch.addcmul(shift_D, self._mean_D, factor_D, value=-1)
+            factor_D = scale_D * (self.variance_D + EPS).rsqrt_()
+            shift_D = torch.addcmul(shift_D, self.mean_D, factor_D, value=-1)
             return (
                 torch.addcmul(_repeated(shift_D, repeats), rows, _repeated(factor_D, repeats))
                 .relu_()
@@ -74,8 +74,8 @@ class ConvLayer:
         mean_D = _sums(rows, repeats).div_(num_pixels)
         rows.sub_(_repeated(mean_D, repeats))
         variance_D = _sums(rows * rows, repeats).div_(num_pixels)
-        self._mean_D.lerp_(mean_D, MOMENTUM)
-        self._variance_D.lerp_(variance_D * (num_pixels / max(1, num_pixels - 1)), MOMENTUM)
+        self.mean_D.lerp_(mean_D, MOMENTUM)
+        self.variance_D.lerp_(variance_D * (num_pixels / max(1, num_pixels - 1)), MOMENTUM)
         inverse_D = variance_D.add_(EPS).rsqrt_()
         factor_D = scale_D * inverse_D
         y = torch.addcmul(_repeated(shift_D, repeats), rows, _repeated(factor_D, repeats)).relu_()
@@ -92,8 +92,8 @@ class ConvLayer:
         repeats = centred.shape[1] // len(factor_D)
         dy = through_relu(dy_bssD.reshape(y.shape), y)
         d_shift_D, d_factor_D = _sums(dy, repeats), _sums(dy * centred, repeats)
-        torch.mul(d_factor_D, inverse_D, out=self._gradient.scale_D)
-        self._gradient.shift_D.copy_(d_shift_D)
+        torch.mul(d_factor_D, inverse_D, out=self.gradient.scale_D)
+        self.gradient.shift_D.copy_(d_shift_D)
         # Of what the convolution gave: dy less its mean and less its part along the centred values, times the factor.
         num_pixels = y.numel() // len(factor_D)
         of_centred_D = (d_factor_D * inverse_D.square()).mul_(factor_D).div_(-num_pixels)
@@ -105,7 +105,7 @@ class ConvLayer:
     def _conv(self, x_bssC: Tensor) -> Tensor:
         side, num_out, num_in = x_bssC.shape[1], *self._weight_DC33.shape[:2]
         if side * side * max(num_in, num_out) <= DENSE:
-            dense = _dense_weight(self._parameters.weight_D33C.to(x_bssC.dtype), side)
+            dense = _dense_weight(self.parameters.weight_D33C.to(x_bssC.dtype), side)
             return (
                 torch.mm(x_bssC.reshape(len(x_bssC), -1), dense.t())
                 .to(self._weight_DC33.dtype)
@@ -122,10 +122,10 @@ class ConvLayer:
             dz, x = dz_bssD.to(dtype).view(len(dz_bssD), -1), x_bssC.reshape(len(x_bssC), -1)
             padded = torch.cat([torch.mm(dz.t(), x).to(own).view(-1), dz.new_zeros(1, dtype=own)])
             entries = padded.index_select(0, _entries(side, num_out, num_in, x.device)).view(-1, side * side)
-            self._gradient.weight_D33C.copy_(entries.sum(1).view(num_out, 3, 3, num_in))
+            self.gradient.weight_D33C.copy_(entries.sum(1).view(num_out, 3, 3, num_in))
             if not wants_dx:
                 return None
-            dense = _dense_weight(self._parameters.weight_D33C.to(dtype), side)
+            dense = _dense_weight(self.parameters.weight_D33C.to(dtype), side)
             return torch.mm(dz, dense).to(own).view(x_bssC.shape)
         dx, dw, _ = torch.ops.aten.convolution_backward(
             dz_bssD.to(dtype).permute(0, 3, 1, 2), x_bssC.permute(0, 3, 1, 2), self._weight_DC33.to(dtype), None,
@@ -180,41 +180,6 @@ class MaxPool:
         torch.mul(d_tall, is_upper, out=d_twos[:, 0])
         torch.sub(d_tall, d_twos[:, 0], out=d_twos[:, 1])
         return d_twos.view(num_examples, 2 * half, 2 * half, channels)
-
-
-class ConvBlock:
-    """Convolutions, one after the other, and max pooling: [b, s, s, C] to [b, s/2, s/2, D].
-
-    Args:
-        layers: of one network.
-    """
-
-    def __init__(self, layers: Sequence[ConvLayer]):
-        self._layers, self._pool = list(layers), MaxPool()
-
-    def compute_in(self, dtype: torch.dtype) -> None:
-        """What products are computed in."""
-        for layer in self._layers:
-            layer.compute_in = dtype
-
-    def forward(self, x: Tensor, training: bool = False) -> Tensor:
-        for layer in self._layers:
-            x = layer.forward(x, training)
-        return self._pool.forward(x, training)
-
-    def forget(self) -> None:
-        """Let go of what `backward` needed."""
-        self._pool.forget()
-        for layer in self._layers:
-            layer.forget()
-
-    def backward(self, dy: Tensor, wants_dx: bool = True) -> Tensor | None:
-        """Fill the gradients of all layers; give that of the input, where it is wanted."""
-        dx: Tensor | None = self._pool.backward(dy)
-        for number in range(len(self._layers) - 1, -1, -1):
-            assert dx is not None
-            dx = self._layers[number].backward(dx, wants_dx or number > 0)
-        return dx
 
 
 def draw_conv(num_out: int, num_in: int, generators: Sequence[torch.Generator]) -> Tensor:

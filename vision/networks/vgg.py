@@ -11,7 +11,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from vision.networks.conv import ConvBlock, ConvLayer, ConvTensors, draw_conv
+from vision.networks.block import ConvBlock
+from vision.networks.conv import ConvLayer, ConvTensors, draw_conv
 from vision.networks.parameters import Parameters, draw_linear
 from vision.networks.plain import linear_of
 from vision.networks.stack import Stack

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vision.flops import Flops, count_flops
-from vision.networks.conv import ConvBlock
+from vision.networks.block import ConvBlock
 from vision.networks.gated import GatedStack
 from vision.networks.gates import Gates
 from vision.networks.parameters import Parameters, draw_linear

@@ -27,6 +27,13 @@ def double():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture(params=["narrow", "torch"], autouse=True)
+def way(request, monkeypatch):
+    """Both ways in which blocks are computed."""
+    monkeypatch.setattr("vision.networks.narrow.NARROW", 16 if request.param == "narrow" else 0)
+    return request.param
+
+
 def generators(count, purpose="initialisation"):
     return [generator(number, purpose) for number in range(count)]
 
@@ -220,6 +227,24 @@ def test_what_gates_read_is_adaptive_pooling(side):
     d = torch.randn(3, 80)
     expected.backward(d)
     torch.testing.assert_close(pooled_backward(d, side), x.grad)
+
+
+def test_both_ways_agree():
+    """In single precision: of uneven widths, of batches that do not fill the last vector, in training and testing."""
+    for num_examples, widths in ((1, (1, 2, 3, 4, 5, 6)), (19, (5, 9, 16, 7, 4, 8)), (128, (4,) * 6)):
+        stacks = [vgg(1, widths) for _ in range(2)]
+        x, _ = images(1, num_examples)
+        d_logits, said = torch.randn(1, num_examples, 10, generator=torch.Generator().manual_seed(1)), []
+        for stack, limit in zip(stacks, (16, 0), strict=True):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("vision.networks.narrow.NARROW", limit)
+                said.append((stack.logits(x, training=True), stack.logits(x)))
+                stack.backward(d_logits)
+        for ours, theirs in zip(*said, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(stacks[0].statistics.flat, stacks[1].statistics.flat, rtol=1e-5, atol=1e-5)
+        apart = (stacks[0].gradient.flat - stacks[1].gradient.flat).norm()
+        assert 0 < apart < 1e-4 * stacks[1].gradient.flat.norm()
 
 
 @pytest.mark.parametrize("kind", ["vgg", "grown"])
