@@ -1,0 +1,140 @@
+"""Do the fast paths end where the plain one does? SM of c = 4 on the first 5000 images of CIFAR-10, 10 epochs.
+
+    .venv/bin/python results/cifar10/paths.py --data-root DATA [--seeds 5] [--device cuda] [--write]
+
+From the same initialisation, in the same order, with the same crops, per seed: torch's modules with autograd and
+torch.optim.SGD ("plain"); our gradients written out, on torch's convolutions ("torch"), on narrow.c ("narrow", CPU),
+with all seeds in one stack ("stacked"), with products in bfloat16 ("bfloat16"). The epoch of the lowest validation loss
+is kept, its test error written into paths.md.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from _common import provenance, table
+
+from fairseq_alma.core.stream import MegaBatch
+from vision.backbones import VGG
+from vision.batches import Batches, Memory, StageData
+from vision.datasets import Dataset, load_dataset
+from vision.inputs import Images
+from vision.networks import narrow
+from vision.optimizers import SGD
+from vision.process import keep_freed_memory
+from vision.seeds import generator
+from vision.stream import partition
+from vision.training import OwnLoss, train_stage
+
+WIDTH, EPOCHS, WAIT, MEGA_BATCHES, BATCH = 4, 10, 10, 100, 128
+RECIPE = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
+
+
+def data_of(dataset: Dataset, seeds: Sequence[int], device: torch.device) -> StageData:
+    """The first stage of some seeds."""
+    parts = [partition(dataset.training, MEGA_BATCHES, 0.1, seed)[:WAIT] for seed in seeds]
+    new = [MegaBatch(t, str(t), [part[t - 1] for part in parts]) for t in range(1, WAIT + 1)]
+    return Memory(Images(dataset.pixels, 3, 32), 10, len(seeds), device).stage_data(new, [], False)
+
+
+def drawn(seeds: Sequence[int], purpose: str) -> list[torch.Generator]:
+    """One generator a seed."""
+    return [generator(seed, purpose) for seed in seeds]
+
+
+def ours(data: StageData, x: Tensor, y: Tensor, seeds: Sequence[int], precision: torch.dtype) -> list[float]:
+    """Test errors of a stack of these seeds."""
+    stack = VGG(3, WIDTH, 10).network(drawn(seeds, "initialisation"), x.device)
+    stack.compute_in(precision)
+    batches, optimizer = Batches(data, drawn(seeds, "order"), BATCH), SGD(stack.parameters.flat, **RECIPE)
+    train_stage(stack, batches, data.validation, OwnLoss(len(seeds), 1), optimizer, EPOCHS, "validation_loss")
+    return (stack.logits_of_many(x[None]).argmax(-1) != y).double().mean(1).tolist()
+
+
+def plain(data: StageData, x: Tensor, y: Tensor, seed: int) -> float:
+    """The same in torch's own words."""
+    model = VGG(3, WIDTH, 10).network(drawn([seed], "initialisation"), x.device).plain(0)
+    optimizer, batches = torch.optim.SGD(model.parameters(), **RECIPE), Batches(data, drawn([seed], "order"), BATCH)
+    x_valid, y_valid = data.validation.examples[0].movedim(-1, 1), data.validation.labels[0]
+    best, error = float("inf"), 1.0
+    for _ in range(EPOCHS):
+        model.train()
+        for images, one_hot in batches.epoch():
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[0].movedim(-1, 1)), one_hot[0].argmax(1)).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            loss = float(F.cross_entropy(model(x_valid), y_valid))
+            if loss < best:
+                best = loss
+                said = torch.cat([model(part.movedim(-1, 1)).argmax(1) for part in x.split(1000)])
+                error = float((said != y).double().mean())
+    return error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-root", required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--write", action="store_true", help="into paths.md")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    device, seeds = torch.device(arguments.device), list(range(arguments.seeds))
+    dataset = load_dataset("cifar10", arguments.data_root)
+    inputs = Images(dataset.pixels, 3, 32)
+    x, y = inputs.read(inputs.keep(dataset.test.images.to(device))), dataset.test.labels.to(device)
+    alone = [data_of(dataset, [seed], device) for seed in seeds]
+    ways = {
+        "plain": lambda: [plain(alone[seed], x, y, seed) for seed in seeds],
+        "torch": lambda: [ours(alone[seed], x, y, [seed], torch.float32)[0] for seed in seeds],
+        "narrow": lambda: [ours(alone[seed], x, y, [seed], torch.float32)[0] for seed in seeds],
+        "stacked": lambda: ours(data_of(dataset, seeds, device), x, y, seeds, torch.float32),
+        "bfloat16": lambda: [ours(alone[seed], x, y, [seed], torch.bfloat16)[0] for seed in seeds],
+    }
+    if device.type != "cpu":
+        del ways["narrow"]
+    usual, errors, rows = narrow.NARROW, {}, []
+    for name, way in ways.items():
+        narrow.NARROW = 0 if name == "torch" else usual
+        began = time.process_time()
+        errors[name] = [100 * error for error in way()]
+        apart = [a - b for a, b in zip(errors[name], errors["plain"], strict=True)]
+        mean, stderr = statistics.mean(errors[name]), statistics.stdev(errors[name]) / len(seeds) ** 0.5
+        of_pairs = statistics.stdev(apart) / len(seeds) ** 0.5
+        rows.append([name, " ".join(f"{error:.2f}" for error in errors[name]), f"{mean:.2f} +- {stderr:.2f}",
+                     f"{statistics.mean(apart):+.2f} +- {of_pairs:.2f}", f"{time.process_time() - began:.0f}"])  # fmt: skip
+        print(rows[-1], flush=True)
+    text = "\n".join(
+        [
+            "# Fast paths against the plain one: test error after a stage",
+            "",
+            f"Written by `results/cifar10/paths.py --seeds {len(seeds)} --device {device.type} --write`; not edited.",
+            "SM of c = 4, the first 10 of 100 mega-batches of CIFAR-10, 10 epochs. Errors in %, seed by seed; mean and",
+            "standard error; the difference to plain, in pairs of one seed.",
+            "",
+            *table(["path", "test error of each seed", "mean", "less plain's", "CPU seconds"], rows),
+            "",
+            *provenance(0.0),
+            "",
+        ]
+    )
+    print(text)
+    if arguments.write:
+        Path(__file__).with_name("paths.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
