@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from _common import provenance, table
 
@@ -113,9 +113,9 @@ def main() -> None:
         errors[name] = [100 * error for error in way()]
         apart = [a - b for a, b in zip(errors[name], errors["plain"], strict=True)]
         mean, stderr = statistics.mean(errors[name]), statistics.stdev(errors[name]) / len(seeds) ** 0.5
-        of_pairs = statistics.stdev(apart) / len(seeds) ** 0.5
-        rows.append([name, " ".join(f"{error:.2f}" for error in errors[name]), f"{mean:.2f} +- {stderr:.2f}",
-                     f"{statistics.mean(apart):+.2f} +- {of_pairs:.2f}", f"{time.process_time() - began:.0f}"])  # fmt: skip
+        of_pairs = f"{statistics.mean(apart):+.2f} +- {statistics.stdev(apart) / len(seeds) ** 0.5:.2f}"
+        each = " ".join(f"{error:.2f}" for error in errors[name])
+        rows.append([name, each, f"{mean:.2f} +- {stderr:.2f}", of_pairs, f"{time.process_time() - began:.0f}"])
         print(rows[-1], flush=True)
     text = "\n".join(
         [
