@@ -62,7 +62,7 @@ STUDY = Study(HERE, "cifar10", small_jobs())
 
 
 def table() -> None:
-    """table.md."""
+    """table.md, anytime.png."""
     lines = [
         "| run | settings | seeds | CER | final error, % | parameters, last | Mem | Comp, TFLOP |",
         "|" + "---|" * 8,
@@ -72,7 +72,41 @@ def table() -> None:
         label = LABELS[job.settings[0].removeprefix("learner=")]
         lines.append(f"| {label} | {' '.join(job.settings[1:])} | {job.seeds} | " + " | ".join(whole.cells(job)) + " |")
     (HERE / "table.md").write_text("\n".join(lines) + "\n")
+    draw(whole)
     print("\n".join(lines))
+
+
+def draw(whole: Study) -> None:
+    """anytime.png: the test error after each arrival, mean of seeds, of what two cores did."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = {
+        "c = 4, wait 10, 10 epochs": [job for job in whole.finished() if job.name.endswith("_c4_w10_e10")],
+        "SM, 100 epochs": [job for job in whole.finished() if job.name.endswith("_e100")],
+    }
+    figure, panels = plt.subplots(1, len(shown), figsize=(10, 3.8), layout="constrained", squeeze=False, sharey=True)
+    for axes, (title, jobs) in zip(panels[0], shown.items(), strict=True):
+        for number, job in enumerate(jobs):
+            ledgers = [whole.rows_of(job, seed) for seed in range(job.seeds)]
+            errors = [100 * sum(at) / len(at) for at in zip(*map(_errors, ledgers), strict=True)]
+            settings = dict(setting.partition("=")[::2] for setting in job.settings)
+            label = LABELS[settings["learner"]]
+            if "100" in title:
+                label = f"c = {settings['width']}, wait {settings['wait']}"
+            axes.step(range(len(errors)), errors, where="post", color=f"C{number}", label=label)
+        axes.set(title=title, xlabel="mega-batches that have arrived", ylim=(0, 100))
+        axes.grid(alpha=0.3)
+        axes.legend()
+    panels[0][0].set_ylabel("test error, %")
+    figure.savefig(HERE / "anytime.png", dpi=120)
+    plt.close(figure)
+
+
+def _errors(rows: list[dict]) -> list[float]:
+    return [row["error_rate"] for row in rows]
 
 
 if __name__ == "__main__":

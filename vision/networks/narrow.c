@@ -33,12 +33,14 @@ INLINE vec same(REAL value) {
     return result + value;
 }
 
-INLINE vec masked(vec value, vec decides) { /* value where decides > 0, else 0 */
-    return (vec)((__typeof__(value > value))value & (decides > 0));
+/* What is not a number stays so here, as it does in torch: a network that has diverged must not look as if it had not. */
+
+INLINE vec masked(vec value, vec decides) { /* 0 where decides <= 0, else value */
+    return (vec)((__typeof__(value > value))value & ~(decides <= 0));
 }
 
 INLINE vec larger(vec a, vec b) {
-    __typeof__(a > b) m = a > b;
+    __typeof__(a > b) m = (a > b) | (a != a);
     return (vec)((m & (__typeof__(m))a) | (~m & (__typeof__(m))b));
 }
 

@@ -229,6 +229,22 @@ def test_what_gates_read_is_adaptive_pooling(side):
     torch.testing.assert_close(pooled_backward(d, side), x.grad)
 
 
+@pytest.mark.parametrize("kind", ["vgg", "grown"])
+def test_what_is_not_a_number_stays_so(kind):
+    """A network that has diverged must not go on with zeros in their place."""
+    stack = KINDS[kind]()
+    x, _ = images(1, 9)
+    for name in stack.parameters.shapes:
+        if name.startswith("conv_"):
+            stack.parameters[name].fill_(torch.nan)
+            break
+    logits = stack.logits(x, training=True)
+    assert logits.isnan().all()
+    assert stack.logits(x).isnan().all()
+    stack.backward(torch.ones_like(logits))
+    assert stack.gradient.flat.isnan().any()
+
+
 def test_both_ways_agree():
     """In single precision: of uneven widths, of batches that do not fill the last vector, in training and testing."""
     for num_examples, widths in ((1, (1, 2, 3, 4, 5, 6)), (19, (5, 9, 16, 7, 4, 8)), (128, (4,) * 6)):
