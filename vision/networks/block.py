@@ -29,6 +29,8 @@ class ConvBlock:
     def forward(self, x: Tensor, training: bool = False) -> Tensor:
         is_narrow = self._layers[0].compute_in is torch.float32 and self._narrow.takes(x)
         if training:
+            if is_narrow is not self._was_narrow:
+                self.forget()
             self._was_narrow = is_narrow
         if is_narrow:
             return self._narrow.forward(x, training)

@@ -5,7 +5,7 @@
    have no example are kept out of every sum. A layer is kept as what its convolution gave, z; what its norm and ReLU
    make of it is computed again where it is read, group by group, in a border of zeros and in the cache.
 
-   Every sum has one order, so that a result does not depend on anything but its input. */
+   Every sum has one order: one build gives one result, whatever the machine is doing besides. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,14 +14,23 @@
 #ifndef REAL
 #define REAL float
 #endif
-#define LANES 8
+/* As wide as the machine's: compilers break up wider vectors through memory, and that is ten times as slow. */
+#ifdef __AVX__
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+#define LANES (VECTOR_BYTES / (int)sizeof(REAL))
 #define BLOCK 4 /* output channels that are computed together */
 
-typedef REAL vec __attribute__((vector_size(LANES * sizeof(REAL)), may_alias));
+typedef REAL vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef __typeof__((vec){0} > (vec){0}) bits;
 #define INLINE static inline __attribute__((always_inline))
 
 /* Rows of the table that describes a norm. */
 enum { MEAN, FACTOR, SHIFT, INVERSE };
+
+int alma_lanes(void) { return LANES; }
 
 static void *room(size_t vectors) {
     size_t bytes = (vectors * sizeof(vec) + 63) / 64 * 64;
@@ -35,13 +44,15 @@ INLINE vec same(REAL value) {
 
 /* What is not a number stays so here, as it does in torch: a network that has diverged must not look as if it had not. */
 
-INLINE vec masked(vec value, vec decides) { /* 0 where decides <= 0, else value */
-    return (vec)((__typeof__(value > value))value & ~(decides <= 0));
-}
+INLINE vec where(bits mask, vec value) { return (vec)(mask & (bits)value); }
+
+/* 0 where `decides` is 0 or less, else value: what is not a number passes, as in torch, so that a network which has
+   diverged does not look as if it had not. */
+INLINE vec passed(vec value, vec decides) { return where(~(decides <= 0), value); }
 
 INLINE vec larger(vec a, vec b) {
-    __typeof__(a > b) m = (a > b) | (a != a);
-    return (vec)((m & (__typeof__(m))a) | (~m & (__typeof__(m))b));
+    bits first = (a > b) | (a != a);
+    return (vec)((first & (bits)a) | (~first & (bits)b));
 }
 
 INLINE double lanes_sum(vec value) {
@@ -50,15 +61,16 @@ INLINE double lanes_sum(vec value) {
     return total;
 }
 
-INLINE vec lanes_mask(long examples) {
-    vec mask = {0};
-    for (int lane = 0; lane < LANES; lane++) mask[lane] = lane < examples;
-    return mask;
+/* The lanes that have an example. Others are cut off by it, not multiplied by 0, which infinity would survive. */
+INLINE bits lanes_mask(long examples) {
+    vec number = {0};
+    for (int lane = 0; lane < LANES; lane++) number[lane] = lane;
+    return number < (REAL)examples;
 }
 
 INLINE vec activated(vec z, const REAL *norm, long D, long d) {
     vec y = (z - norm[MEAN * D + d]) * norm[FACTOR * D + d] + norm[SHIFT * D + d];
-    return masked(y, y);
+    return passed(y, y);
 }
 
 /* Weights [D][3][3][C] for `convolve`, [D / BLOCK][3][3][C][BLOCK]; turned: those that take gradients back. */
@@ -129,7 +141,7 @@ static void read_input(const vec *z, const REAL *norm, vec *padded, long side, l
 }
 
 /* Sums of each channel over the pixels of a group: of z, or of its squared distance to `mean`. */
-static void channel_sums(const vec *z, long pixels, long D, const double *mean, vec mask, double *sums) {
+static void channel_sums(const vec *z, long pixels, long D, const double *mean, bits mask, double *sums) {
     for (long d = 0; d < D; d += BLOCK) {
         long valid = D - d < BLOCK ? D - d : BLOCK;
         vec totals[BLOCK], centre[BLOCK];
@@ -141,13 +153,13 @@ static void channel_sums(const vec *z, long pixels, long D, const double *mean, 
         for (long p = 0; p < pixels; p++, from += D)
             if (valid == BLOCK)
                 _Pragma("GCC unroll 8") for (int o = 0; o < BLOCK; o++) {
-                    vec value = (from[o] - centre[o]) * mask;
+                    vec value = where(mask, from[o] - centre[o]);
                     if (mean) value *= value;
                     totals[o] += value;
                 }
             else
                 for (int o = 0; o < valid; o++) {
-                    vec value = (from[o] - centre[o]) * mask;
+                    vec value = where(mask, from[o] - centre[o]);
                     if (mean) value *= value;
                     totals[o] += value;
                 }
@@ -201,14 +213,16 @@ int alma_conv_forward(const vec *input, const REAL *below, const REAL *w, const 
             vec *own = z + g * pixels * D;
             read_input(input + g * pixels * C, below, x, side, C);
             convolve(x, packed, own, side, C, D);
+            long valid = examples - g * LANES < LANES ? examples - g * LANES : LANES;
+            bits mask = lanes_mask(valid);
+            if (valid < LANES)
+                for (long n = 0; n < pixels * D; n++) own[n] = where(mask, own[n]);
             if (!training) continue;
             /* Mean and squares of the group while it is in the cache, then joined to those before (Chan et al.). */
-            long valid = examples - g * LANES < LANES ? examples - g * LANES : LANES;
-            vec mask = lanes_mask(valid);
             double more = (double)valid * pixels, total = count + more;
             channel_sums(own, pixels, D, NULL, mask, sums);
             for (long d = 0; d < D; d++) local[d] = (REAL)(sums[d] / more);
-            channel_sums(own, pixels, D, local, mask, sums + 0);
+            channel_sums(own, pixels, D, local, mask, sums);
             for (long d = 0; d < D; d++) {
                 double apart = local[d] - mean[d];
                 squares[d] += sums[d] + apart * apart * count * more / total;
@@ -278,12 +292,12 @@ void alma_pool_backward(const REAL *d_out, const vec *z, const REAL *norm, vec *
                     vec ul = activated(z_ul, norm, D, d), ur = activated(z_ur, norm, D, d);
                     vec ll = activated(z_ll, norm, D, d), lr = activated(z_lr, norm, D, d);
                     vec left = larger(ul, ll), right = larger(ur, lr);
-                    __typeof__(ul > ll) of_left = left >= right, upper_left = ul >= ll, upper_right = ur >= lr;
+                    bits of_left = left >= right, upper_left = ul >= ll, upper_right = ur >= lr;
                     /* Where the largest is 0, ReLU lets nothing pass. */
-                    gradient = masked(gradient, larger(left, right));
-                    __typeof__(of_left) bits = (__typeof__(of_left))gradient;
-                    vec d_ul = (vec)(bits & of_left & upper_left), d_ll = (vec)(bits & of_left & ~upper_left);
-                    vec d_ur = (vec)(bits & ~of_left & upper_right), d_lr = (vec)(bits & ~of_left & ~upper_right);
+                    gradient = passed(gradient, larger(left, right));
+                    vec d_left = where(of_left, gradient), d_right = where(~of_left, gradient);
+                    vec d_ul = where(upper_left, d_left), d_ll = where(~upper_left, d_left);
+                    vec d_ur = where(upper_right, d_right), d_lr = where(~upper_right, d_right);
                     d_z[at] = d_ul, d_z[at + D] = d_ur, d_z[at + side * D] = d_ll, d_z[at + side * D + D] = d_lr;
                     total += gradient;
                     along += d_ul * (z_ul - centre) + d_ur * (z_ur - centre) + d_ll * (z_ll - centre) + d_lr * (z_lr - centre);
@@ -328,13 +342,13 @@ int alma_conv_backward(const vec *d, const double *sums, const vec *z, const REA
                        double *sums_below, long examples, long side, long C, long D) {
     long groups = (examples + LANES - 1) / LANES, pixels = side * side, wide = side + 2;
     long blocks = (D + BLOCK - 1) / BLOCK, back = (C + BLOCK - 1) / BLOCK, num_totals = blocks * BLOCK * 9 * C;
-    vec *x = room(wide * wide * C), *d_z = room(wide * wide * D + BLOCK), *totals = room(num_totals);
+    vec *x = room(wide * wide * C), *d_z = room(wide * wide * D), *totals = room(num_totals);
     REAL *packed = room(back * 9 * D * BLOCK / LANES + 1), *factors = malloc(3 * D * sizeof(REAL));
     int failed = !x || !d_z || !totals || !packed || !factors;
     if (!failed) {
         double count = (double)examples * pixels;
         memset(x, 0, wide * wide * C * sizeof(vec));
-        memset(d_z, 0, (wide * wide * D + BLOCK) * sizeof(vec));
+        memset(d_z, 0, wide * wide * D * sizeof(vec));
         memset(totals, 0, num_totals * sizeof(vec));
         if (d_input) pack_weights(w, packed, C, D, 1);
         if (sums_below) memset(sums_below, 0, 2 * C * sizeof(double));
@@ -348,13 +362,14 @@ int alma_conv_backward(const vec *d, const double *sums, const vec *z, const REA
         }
         for (long g = 0; g < groups; g++) {
             long valid = examples - g * LANES < LANES ? examples - g * LANES : LANES;
-            vec mask = lanes_mask(valid);
+            bits mask = lanes_mask(valid);
             const vec *own_d = d + g * pixels * D, *own_z = z + g * pixels * D, *own_input = input + g * pixels * C;
             for (long y = 0; y < side; y++)
                 for (long at = 0; at < side; at++) {
                     vec *to = d_z + ((y + 1) * wide + at + 1) * D;
                     for (long o = 0; o < D; o++, own_d++, own_z++)
-                        to[o] = (*own_d * factors[o] + factors[D + o] + (*own_z - norm[MEAN * D + o]) * factors[2 * D + o]) * mask;
+                        to[o] = where(mask, *own_d * factors[o] + factors[D + o] +
+                                              (*own_z - norm[MEAN * D + o]) * factors[2 * D + o]);
                 }
             read_input(own_input, below, x, side, C);
             weight_gradient(x, d_z, totals, side, C, D);
@@ -367,10 +382,10 @@ int alma_conv_backward(const vec *d, const double *sums, const vec *z, const REA
                 for (long y = 0; y < side; y++)
                     for (long at = 0; at < side; at++) {
                         long place = (y * side + at) * C + c;
-                        vec passed = masked(own[place], x[((y + 1) * wide + at + 1) * C + c]);
-                        own[place] = passed;
-                        total += passed;
-                        along += passed * (own_input[place] - centre);
+                        vec gradient = passed(own[place], x[((y + 1) * wide + at + 1) * C + c]);
+                        own[place] = gradient;
+                        total += gradient;
+                        along += gradient * (own_input[place] - centre);
                     }
                 sums_below[c] += lanes_sum(total);
                 sums_below[C + c] += lanes_sum(along);

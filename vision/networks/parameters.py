@@ -19,12 +19,19 @@ class Parameters:
         shapes: of each tensor of one network.
         num_networks: M.
         device: where they live.
+        dtype: torch's default, if it is not given.
     """
 
-    def __init__(self, shapes: Shapes, num_networks: int, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        shapes: Shapes,
+        num_networks: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ):
         self.shapes = dict(shapes)
         self.num_networks = num_networks
-        self.flat = torch.zeros(num_networks * self.size, device=device)
+        self.flat = torch.zeros(num_networks * self.size, device=device, dtype=dtype)
         self._tensors = self._views(self.flat)
 
     @property
@@ -42,7 +49,7 @@ class Parameters:
 
     def empty_like(self) -> "Parameters":
         """Zeros of the same shapes: for gradients."""
-        return Parameters(self.shapes, self.num_networks, self.device)
+        return Parameters(self.shapes, self.num_networks, self.device, self.flat.dtype)
 
     def copy(self) -> "Parameters":
         copy = self.empty_like()

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from tests.vision.networks.following import Noise
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.flops import count_flops
-from vision.networks import VGGMixtureStack, VGGStack
+from vision.networks import VGGMixtureStack, VGGStack, narrow
 from vision.networks.conv import MaxPool
 from vision.networks.vgg_mixture import pooled, pooled_backward
 from vision.optimizers import SGD
@@ -30,6 +30,9 @@ def double():
 @pytest.fixture(params=["narrow", "torch"], autouse=True)
 def way(request, monkeypatch):
     """Both ways in which blocks are computed."""
+    if request.param == "narrow" and narrow.kernels(narrow.SOURCE, "float") is None:
+        pytest.skip("narrow.c is not compiled here")
+    torch.set_num_threads(1)  # with more, fewer channels are narrow
     monkeypatch.setattr("vision.networks.narrow.NARROW", 16 if request.param == "narrow" else 0)
     return request.param
 
@@ -243,6 +246,25 @@ def test_what_is_not_a_number_stays_so(kind):
     assert stack.logits(x).isnan().all()
     stack.backward(torch.ones_like(logits))
     assert stack.gradient.flat.isnan().any()
+
+
+def test_the_way_is_the_one_that_is_wanted(way):
+    stack, (x, _) = vgg(), images(1, 4)
+    stack.logits(x, training=True)
+    assert {block._was_narrow for blocks in stack._blocks for block in blocks} == {way == "narrow"}
+
+
+@pytest.mark.parametrize("way", ["narrow"], indirect=True)
+def test_what_does_not_fit_is_refused(way):
+    """Before anything is read or written: C would not notice."""
+    [first, *_] = vgg(1)._blocks[0]
+    for wrong in (torch.zeros(4, 32, 32, 2), torch.zeros(4, 7, 7, 3), torch.zeros(4, 8, 6, 3)):
+        with pytest.raises(ValueError, match="do not fit"):
+            first.forward(wrong, training=True)
+    first.forward(torch.zeros(4, 32, 32, 3), training=True)
+    for wrong in (torch.zeros(5, 16, 16, 3), torch.zeros(4, 16, 16, 3).double()):
+        with pytest.raises((ValueError, TypeError), match=r"gave|wants"):
+            first.backward(wrong)
 
 
 def test_both_ways_agree():
