@@ -126,8 +126,8 @@ def main() -> None:
         [
             "# Fast paths against the plain one: test error after a stage",
             "",
-            f"Written by `paths.py --seeds {len(seeds)} --half-seeds {len(half)} --write` on {device.type}; not edited.",
-            "SM of c = 4, the first 10 of 100 mega-batches of CIFAR-10, 10 epochs. Errors in %, mean and",
+            f"Written by `paths.py --seeds {len(seeds)} --half-seeds {len(half)} --write` on {device.type}.",
+            "Not edited. SM of c = 4, the first 10 of 100 mega-batches of CIFAR-10, 10 epochs. Errors in %, mean and",
             "standard error over seeds; the difference to plain with the combined standard error.",
             "",
             *table(["path", "seeds", "test error", "less plain's", "CPU seconds a seed"], rows),
