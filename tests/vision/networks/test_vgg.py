@@ -103,9 +103,12 @@ def test_the_gradient_is_autograds(kind, groups, double):
             torch.testing.assert_close(ours, p.grad, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("kind", ["vgg", "grown"])
-def test_50_updates_are_those_of_torch(kind, nesterov, double):
+@pytest.mark.parametrize(
+    ("way", "kind", "nesterov"),
+    [("torch", "vgg", True), ("torch", "grown", False), ("narrow", "vgg", False), ("narrow", "grown", True)],
+    indirect=["way"],
+)
+def test_50_updates_are_those_of_torch(way, kind, nesterov, double):
     """Parameters and running statistics to 1e-9 after every update, and what they predict at the end."""
     stack = KINDS[kind]()
     recipe = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": nesterov}
