@@ -10,6 +10,7 @@ network ends some percent apart: seeds are as many as that takes, and are not co
 """
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", action="store_true", help="into paths.md")
     arguments = parser.parse_args()
+    load_at_start = os.getloadavg()[0]
     torch.set_num_threads(1)
     keep_freed_memory()
     device, seeds = torch.device(arguments.device), list(range(arguments.seeds))
@@ -127,7 +129,7 @@ def main() -> None:
             "# Fast paths against the plain one: test error after a stage",
             "",
             f"Written by `paths.py --seeds {len(seeds)} --half-seeds {len(half)} --write` on {device.type}.",
-            "Not edited. SM of c = 4, the first 10 of 100 mega-batches of CIFAR-10, 10 epochs. Errors in %, mean and",
+            "SM of c = 4, the first 10 of 100 mega-batches of CIFAR-10, 10 epochs. Errors in %, mean and",
             "standard error over seeds; the difference to plain with the combined standard error.",
             "",
             *table(["path", "seeds", "test error", "less plain's", "CPU seconds a seed"], rows),
@@ -136,7 +138,7 @@ def main() -> None:
             "",
             *(f"- {name}: {' '.join(f'{error:.1f}' for error in of_seeds)}" for name, of_seeds in errors.items()),
             "",
-            *provenance(0.0),
+            *provenance(load_at_start),
             "",
         ]
     )
