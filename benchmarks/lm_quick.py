@@ -280,7 +280,7 @@ def find_text(scratch: Path) -> tuple[Path, str]:
         files = [path for path in books.rglob("*") if path.suffix in (".txt", ".md")]
         size = sum(path.stat().st_size for path in files)
         return books, f"{len(files)} books ($ALMA_DATA/books), {size / 1e6:.1f} MB"
-    from data_prep import python_docs
+    from data_prep.sources import python_docs
 
     documents = list(filter(None, (_docstrings(path) for path in python_docs.module_files())))
     copies = -(-SMALLEST_TEXT_BYTES // sum(len(text.encode()) for text in documents))
@@ -293,7 +293,7 @@ def find_text(scratch: Path) -> tuple[Path, str]:
 
 
 def _docstrings(path: Path) -> str:
-    from data_prep import python_docs
+    from data_prep.sources import python_docs
 
     try:
         text = python_docs.docstrings(path.read_bytes())

@@ -65,6 +65,19 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     return Plan(valid_words, mega_batch_words, passage_words, limit_words)
 
 
+def extension_plan(total_words: int, num_mega_batches: int, passage_words: int | None) -> Plan:
+    """As `make_plan`, of mega-batches that are added to a stream: no validation set, no test set."""
+    wanted_words = num_mega_batches * MIN_MEGA_BATCH_WORDS
+    if total_words < wanted_words:
+        raise PrepError(
+            f"too little text: {total_words:,} new words are left, but {num_mega_batches} mega-batches want at least "
+            f"{wanted_words:,}. Wait for more, or add sources."
+        )
+    mega_batch_words = total_words // num_mega_batches
+    limit_words = mega_batch_words // 100
+    return Plan(0, mega_batch_words, passage_words or default_passage_words(mega_batch_words), limit_words)
+
+
 def cut_document(text: str, passage_words: int, limit_words: int) -> list[str]:
     """Cut a document longer than `limit_words` into passages; joined they are the document, character by character.
 
@@ -116,8 +129,131 @@ def order_key(seed: int, identity: bytes, passage_number: int) -> bytes:
 
 def in_order(entries: np.ndarray) -> np.ndarray:
     """Sort entries by key. Equal keys mean equal text, so that no order among them can show."""
+    return entries[np.lexsort(_key_halves(entries)[::-1])]
+
+
+def _key_halves(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     halves = np.ascontiguousarray(entries["key"]).view(">u8").reshape(-1, 2)
-    return entries[np.lexsort((halves[:, 1], halves[:, 0]))]
+    return halves[:, 0], halves[:, 1]
+
+
+def mixed(passages: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """The order of the stream: of each kind of source the order of keys, and in any stretch the kinds in proportion.
+
+    A passage stands where its middle lies among the words of its kind, as a fraction. With one kind that is the
+    order of keys. `kinds` is the kind of each source, so that text may lie in one folder or in several.
+    """
+    passages = in_order(passages)
+    middle = np.empty(len(passages))
+    kind_of = kinds[passages["source"]]
+    for kind in np.unique(kind_of):
+        of_kind = kind_of == kind
+        words = passages["num_words"][of_kind].astype(np.float64)
+        middle[of_kind] = (np.cumsum(words) - words / 2) / max(1.0, words.sum())
+    return passages[np.argsort(middle, kind="stable")]  # stable: equal places in the order of keys
+
+
+def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
+    """How many words to take of each source, so that their shares are as wanted and as much as possible is used.
+
+    Sources without a share divide what is left in proportion to what they have.
+
+    Raises:
+        PrepError: the shares come to more than 1, or to less although each source has one.
+    """
+    given = {source: share for source, share in shares.items() if share is not None}
+    if not given:
+        return dict(words)
+    rest, total = sum(words[source] for source in shares if source not in given), sum(given.values())
+    if total > 1 + 1e-9 or (len(given) == len(shares) and total < 1 - 1e-9):
+        raise PrepError(
+            f"the shares of the sources come to {total:g}, and must come to 1 (or less, for the other sources to take "
+            "what is left). Give other shares after the @."
+        )
+    if len(given) < len(shares) and total > 1 - 1e-9:
+        raise PrepError("the shares of some sources come to 1, and leave nothing for the others: leave those out.")
+    wanted = {
+        source: given[source] if source in given else (1 - total) * words[source] / max(1, rest) for source in shares
+    }
+    most = min(words[source] / wanted[source] for source in shares if wanted[source] > 0)
+    return {source: min(words[source], round(wanted[source] * most)) for source in shares}
+
+
+def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
+    """The first passages of each source, in the order of keys, up to so many words."""
+    passages = in_order(passages)
+    kept = np.ones(len(passages), bool)
+    for source, num_words in wanted.items():
+        which = np.flatnonzero(passages["source"] == source)
+        cumulative = np.concatenate([[0], np.cumsum(passages["num_words"][which], dtype=np.int64)])
+        kept[which[_nearest(cumulative, num_words) :]] = False
+    return passages[kept]
+
+
+class Layout(NamedTuple):
+    """All passages in the order in which they are written, and where the splits begin and end among them."""
+
+    passages: np.ndarray
+    cuts: list[int]
+    """[0, end of valid, end of mega-batch 1, .., end of test]."""
+
+
+def equal_layout(
+    passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
+) -> Layout:
+    """Mega-batches of equal words, sources in proportion; the validation set before them, of one kind where asked."""
+    if valid_kind is None:
+        passages = mixed(passages, kinds)
+        return Layout(passages, cut_points(passages["num_words"], valid_words, num_mega_batches))
+    may = kinds[passages["source"]] == valid_kind
+    candidates = mixed(passages[may], kinds)
+    cumulative = np.concatenate([[0], np.cumsum(candidates["num_words"], dtype=np.int64)])
+    end = max(1, _nearest(cumulative, valid_words))
+    rest = mixed(np.concatenate([candidates[end:], passages[~may]]), kinds)
+    passages = np.concatenate([candidates[:end], rest])
+    words = passages["num_words"]
+    return Layout(passages, [0, *(end + cut for cut in equal_cuts(words[end:], num_mega_batches))])
+
+
+def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: int) -> Layout:
+    """Mega-batches of equal words, sources in proportion, and no other split."""
+    passages = mixed(passages, kinds)
+    cuts = equal_cuts(passages["num_words"], num_mega_batches - 1)  # its last share is a mega-batch here
+    return Layout(passages, cuts)
+
+
+def drifting_layout(
+    passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
+) -> Layout:
+    """One mega-batch a group, in their order, whatever their sizes.
+
+    The test set takes 1 / (B + 1) of the words of every group, the validation set its share of the words of each.
+    """
+    may = np.ones(len(passages), bool)
+    if valid_kind is not None:
+        may = kinds[passages["source"]] == valid_kind
+    valid_fraction = valid_words / max(1, int(passages["num_words"][may].sum(dtype=np.int64)))
+    valid, batches, test = [], [], []
+    for group in range(num_mega_batches):
+        of_group = passages["group"] == group
+        candidates, others = mixed(passages[of_group & may], kinds), passages[of_group & ~may]
+        cumulative = np.concatenate([[0], np.cumsum(candidates["num_words"], dtype=np.int64)])
+        end = _nearest(cumulative, round(valid_fraction * int(cumulative[-1])))
+        valid.append(candidates[:end])
+        rest = mixed(np.concatenate([candidates[end:], others]), kinds)
+        cumulative = np.concatenate([[0], np.cumsum(rest["num_words"], dtype=np.int64)])
+        cut = _nearest(cumulative, int(cumulative[-1]) * num_mega_batches // (num_mega_batches + 1))
+        batches.append(rest[:cut])
+        test.append(rest[cut:])
+    splits = [np.concatenate(valid), *batches, np.concatenate(test)]
+    for name, split in zip(split_order(num_mega_batches), splits, strict=True):
+        words = int(split["num_words"].sum(dtype=np.int64))
+        if words < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
+            raise PrepError(
+                f"{name} would have {words:,} words, and {MIN_MEGA_BATCH_WORDS:,} are wanted. "
+                "Join snapshots, or add files to this one."
+            )
+    return Layout(np.concatenate(splits), [0, *np.cumsum([len(split) for split in splits]).tolist()])
 
 
 def split_order(num_mega_batches: int) -> list[str]:
@@ -133,10 +269,14 @@ def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> li
     """
     cumulative = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
     valid_end = max(1, _nearest(cumulative, valid_words))  # never an empty validation set
-    taken, total = int(cumulative[valid_end]), int(cumulative[-1])
-    shares = num_mega_batches + 1
-    ends = [_nearest(cumulative, taken + (total - taken) * share // shares) for share in range(1, shares)]
-    return [0, valid_end, *ends, len(words)]
+    return [0, *(valid_end + cut for cut in equal_cuts(words[valid_end:], num_mega_batches))]
+
+
+def equal_cuts(words: np.ndarray, num_mega_batches: int) -> list[int]:
+    """[0, end of mega-batch 1, .., end of test]: each cut at the passage end nearest to its share."""
+    cumulative = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
+    shares, total = num_mega_batches + 1, int(cumulative[-1])
+    return [0, *(_nearest(cumulative, total * share // shares) for share in range(1, shares)), len(words)]
 
 
 def _nearest(cumulative: np.ndarray, target: int) -> int:

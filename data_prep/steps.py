@@ -1,266 +1,252 @@
-"""The way of the data, step by step: spool, plan, cut, order, train the tokenizer, encode, write."""
+"""The way of the data: read, leave out duplicates, plan, cut, order, make the tokenizer, encode, describe."""
 
-import functools
-import hashlib
-import itertools
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from data_prep import partition
-from data_prep.dictionary import EOS, NUM_SPECIAL, dictionary_size, dictionary_text, symbols
-from data_prep.errors import PrepError
-from data_prep.mmap_writer import MMapWriter, best_dtype, sequence_sizes, sync
-from data_prep.progress import Step, note
+from data_prep.dictionary import dictionary_size
+from data_prep.encoding import (
+    PIECE_BYTES,
+    Index,
+    byte_ranges,
+    check_vocabulary,
+    encode,
+    make_tokenizer,
+    write_dictionary,
+)
+from data_prep.errors import PrepError, Unworkable
+from data_prep.mmap_writer import best_dtype
+from data_prep.pieces import Executor, Step
+from data_prep.progress import Bar
+from data_prep.reading import Files, Spooled, read_sources
 from data_prep.settings import PrepSettings
-from data_prep.sources import Part, Source, SourceFile, fingerprint, merge_skipped, split_into_parts
-from data_prep.spool import ENTRY, cut_documents, read_index, read_text, spool_parts, write_index
+from data_prep.spool import INDEX
 from data_prep.stream_folder import WorkFolder
-from data_prep.tokenization import TOKENIZERS, Tokenizer
-from data_prep.workers import Workers
-from fairseq_alma.core.stream_folder import FORMAT_VERSION, split_prefix
+from data_prep.tokenization import TOKENIZERS
+from fairseq_alma.core.files import sha256_of
+from fairseq_alma.core.stream_folder import FORMAT_VERSION
 
-MIN_SHARD_BYTES = 2 << 20
-MAX_SHARDS = 500
-TASK_BYTES = 1 << 20
-"""Text that a worker cuts or encodes at a time."""
+
+class Before(NamedTuple):
+    """The stream to which mega-batches are added."""
+
+    folder: Path
+    stream: Mapping
+    keys: np.ndarray
+    """V16 of each document that went into it, and of each that was a copy of one."""
+    signatures: list[list[Path]]
+    """Of the same documents."""
 
 
 def make_pieces(
-    settings: PrepSettings, files: dict[Source, list[SourceFile]], work: WorkFolder, workers: Workers
+    settings: PrepSettings, files: Files, work: WorkFolder, executor: Executor, before: Before | None = None
 ) -> dict:
-    """Write every piece of the stream into the work folder; return what stream.json is to say."""
-    documents, sources = _spool_sources(settings, files, work, workers)
-    total_words = sum(source["words"] for source in sources)
-    plan = partition.make_plan(total_words, settings.num_mega_batches, settings.valid_words, settings.passage_words)
-    _order_passages(settings, plan, documents, work, workers)
-    del documents  # a gigabyte for every 19 million
-    passages = read_index(work.spool)
-    cuts = partition.cut_points(passages["num_words"], plan.valid_words, settings.num_mega_batches)
+    """Write every piece of the stream, or of what is added to one, into the work folder; return its description.
 
-    tokenizer_file = _train_tokenizer(settings, passages, cuts, work)
-    pieces = TOKENIZERS[settings.tokenizer](tokenizer_file).pieces()
-    if len(pieces) < settings.vocab_size:
-        note(
-            f"warning: the training text gives {len(pieces)} symbols, not {settings.vocab_size}: "
-            f"stream.json records vocab_size {len(pieces)}"
-        )
-    num_symbols = dictionary_size(len(pieces))
-    splits, counts = _encode_splits(settings, passages, cuts, num_symbols, tokenizer_file, work, workers)
-    dict_file = _write_dictionary(pieces, counts, work)
+    Raises:
+        PrepError: too many damaged files; a worker died or hung; these settings cannot work on this text (Unworkable).
+    """
+    spooled = read_sources(settings, files, work.spool, executor)
+    documents, table = _without_duplicates(settings, spooled, work, before)
+    num_mega_batches = _num_mega_batches(settings, spooled)
+    words = _words_of(documents, len(files))
+    wanted = _workable(
+        lambda: partition.share_out(words, {number: source.share for number, source in enumerate(files)})
+    )
+    plan = _plan(settings, sum(wanted.values()), num_mega_batches, before)
+    passages = _cut(settings, plan, documents, work, executor)
+    del documents  # a gigabyte for every 19 million
+    if wanted != words:
+        passages = partition.keep_words(passages, wanted)
+        table += _rows("share", spooled, words, _words_of(passages, len(files)))
+    index = _lay_out(settings, plan, passages, num_mega_batches, spooled, work, before)
+    del passages
+    if before is None:
+        tokenizer_file = make_tokenizer(settings, index, work, executor)
+        pieces = check_vocabulary(settings, tokenizer_file)
+        num_symbols = dictionary_size(len(pieces))
+    else:
+        tokenizer_file = before.folder / before.stream["tokenizer"]["file"]
+        num_symbols = before.stream["dictionary_size"]
+    encoded = encode(index, tokenizer_file, num_symbols, work, executor)
+    told = {"sources": spooled.records, "cleaning": table, "splits": encoded.splits}
+    if spooled.snapshots is not None:
+        told["snapshots"] = spooled.snapshots
+    if before is not None:
+        return told | {"num_mega_batches": num_mega_batches, "passage_words": plan.passage_words}
+    dict_file = write_dictionary(pieces, encoded.counts, work)
+    kind = settings.tokenizer if settings.tokenizer in TOKENIZERS else "given"
     return {
         "format_version": FORMAT_VERSION,
-        "num_mega_batches": settings.num_mega_batches,
+        "num_mega_batches": num_mega_batches,
         "seed": settings.seed,
         "vocab_size": len(pieces),
         "dictionary_size": num_symbols,
         "dtype": best_dtype(num_symbols),
         "tokenizer": {
-            "kind": settings.tokenizer,
+            "kind": kind,
             "file": tokenizer_file.name,
-            "sha256": _sha256(tokenizer_file),
-            "dict_sha256": _sha256(dict_file),
+            "sha256": sha256_of(tokenizer_file),
+            "dict_sha256": sha256_of(dict_file),
         },
-        "sources": sources,
-        "settings": settings.recorded(plan.valid_words, plan.passage_words),
+        "settings": settings.recorded(num_mega_batches, plan.valid_words, plan.passage_words),
         "command": settings.command(),
-        "splits": splits,
+        **told,
     }
 
 
-def _spool_sources(
-    settings: PrepSettings, files: dict[Source, list[SourceFile]], work: WorkFolder, workers: Workers
+def _workable(compute: Callable):
+    """What it returns; a PrepError of it is about these settings on this text."""
+    try:
+        return compute()
+    except Unworkable:
+        raise
+    except PrepError as error:
+        raise Unworkable(str(error)) from error
+
+
+def _words_of(entries: np.ndarray, num_sources: int) -> dict[int, int]:
+    # As floats words are exact up to 2^53.
+    counts = np.bincount(entries["source"], entries["num_words"].astype(np.float64), num_sources)
+    return dict(enumerate(counts.astype(np.int64).tolist()))
+
+
+def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
+    if spooled.snapshots is None:
+        return settings.num_mega_batches or 1
+    found = len(spooled.snapshots)
+    if settings.num_mega_batches not in (None, found):
+        raise Unworkable(
+            f"--mega-batches {settings.num_mega_batches}, but --partition {settings.partition} finds {found} "
+            f"snapshots: {', '.join(spooled.snapshots[:10])}. Leave --mega-batches out, or join or split snapshots."
+        )
+    return found
+
+
+def _without_duplicates(
+    settings: PrepSettings, spooled: Spooled, work: WorkFolder, before: Before | None
 ) -> tuple[np.ndarray, list[dict]]:
-    """Copy all documents into the spool: (ENTRY per document, what stream.json says of each source)."""
-    total_bytes = sum(file.num_bytes for source_files in files.values() for file in source_files)
-    shard_bytes = max(MIN_SHARD_BYTES, total_bytes // MAX_SHARDS)
-    documents, records, num_shards = [], [], 0
-    with Step("read sources", total_bytes, "bytes") as step:
-        for source, source_files in files.items():
-            batches = list(_batches(split_into_parts(source, source_files, shard_bytes), shard_bytes))
-            tasks = [(work.spool, shard, settings.seed, batch) for shard, batch in enumerate(batches, start=num_shards)]
-            num_shards += len(tasks)
-            found, skipped = [np.empty(0, ENTRY)], []
-            for batch, spooled in zip(batches, workers.run_in_order(spool_parts, tasks), strict=True):
-                found.append(spooled.entries)
-                skipped += spooled.skipped
-                step.advance(sum(part.end - part.start for part in batch))
-            entries = np.concatenate(found)
-            documents.append(entries)
-            records.append(
-                {
-                    "kind": source.kind,
-                    "path": source.path,
-                    "files": len(source_files),
-                    "fingerprint": fingerprint(source_files),
-                    "documents": len(entries),
-                    "words": int(entries["num_words"].sum(dtype=np.int64)),
-                    "bytes": int(entries["num_bytes"].sum()),
-                    "skipped": [{"name": entry.name, "reason": entry.reason()} for entry in merge_skipped(skipped)],
-                }
-            )
-            if not len(entries):
-                raise PrepError(_no_documents(source, records[-1]))
-    return np.concatenate(documents), records
-
-
-def _no_documents(source: Source, record: dict) -> str:
-    message = f"source {source} holds no documents in {record['files']} files"
-    if record["skipped"]:
-        first = record["skipped"][0]
-        message += f"; {len(record['skipped'])} were skipped, the first {first['name']}: {first['reason']}"
-    return f"{message}. Check the path and the kind."
-
-
-def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
-    """Group neighbouring parts up to `most_bytes`, so that many small files make few spool files."""
-    batch: list[Part] = []
-    num_bytes = 0
-    for part in parts:
-        if batch and num_bytes + part.end - part.start > most_bytes:
-            yield batch
-            batch, num_bytes = [], 0
-        batch.append(part)
-        num_bytes += part.end - part.start
-    yield batch
-
-
-def _order_passages(
-    settings: PrepSettings, plan: partition.Plan, documents: np.ndarray, work: WorkFolder, workers: Workers
-):
-    """Cut long documents into passages, and write the index of all passages in their seeded order."""
-    is_long = documents["num_words"] > plan.limit_words
-    long_documents = documents[is_long]
-    tasks = [
-        (work.spool, settings.seed, plan, long_documents[start:end])
-        for start, end in _ranges(long_documents, 0, len(long_documents))
+    """The documents that stay, and the table of what each step removed. Writes what a later extension needs."""
+    table = [
+        {"step": reason, "source": source, "documents": tally[0], "words": tally[1]}
+        for reason, by_source in sorted(spooled.removed.items())
+        for source, tally in sorted(by_source.items())
     ]
-    passages = [documents[~is_long]]
-    with Step("cut long documents", len(long_documents), "documents") as step:
-        for task, cut in zip(tasks, workers.run_in_order(cut_documents, tasks), strict=True):
-            passages.append(cut)
-            step.advance(len(task[-1]))
-    # The order of sources and files ends here: what follows depends on content and seed alone.
-    write_index(work.spool, partition.in_order(np.concatenate(passages)))
+    documents = spooled.documents
+    if settings.duplicates == "keep":
+        return documents, table
+    from data_prep.duplicates import find_duplicates
+
+    old_keys = before.keys if before else np.empty(0, "V16")
+    keys = np.concatenate([old_keys, documents["key"]])
+    old = len(old_keys)
+    zeros = np.zeros(old, np.int32)
+    rank = np.concatenate([zeros - 1, documents["group"].astype(np.int32)])
+    num_words = np.concatenate([zeros, documents["num_words"]])
+    signatures = None
+    if spooled.signatures is not None:
+        signatures = [*(before.signatures if before else []), spooled.signatures]
+    with Bar("find duplicates", len(keys), "documents") as bar:
+        found = find_duplicates(keys, rank, num_words, signatures, old)
+        bar.advance(len(keys))
+    exact, near = found.exact[old:], found.near[old:]
+    for step, mask in (("exact copy", exact), ("near copy", near)):
+        copies = documents[mask]
+        for number, record in enumerate(spooled.records):
+            of_source = copies["num_words"][copies["source"] == number]
+            if len(of_source):
+                name = ":".join(filter(None, (record["kind"], record["path"])))
+                words = int(of_source.sum(dtype=np.int64))
+                table.append({"step": step, "source": name, "documents": len(of_source), "words": words})
+    _keep_for_extensions(documents["key"], exact, spooled.signatures, work, before)
+    kept = documents[~(exact | near)]
+    if not len(kept):
+        what = "the stream holds" if before else "the sources hold"
+        raise Unworkable(f"nothing is left: each of {len(documents):,} documents is a copy of one that {what}.")
+    return kept, table
 
 
-def _ranges(entries: np.ndarray, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Split entries start..end into ranges of about TASK_BYTES of text, at least one entry each."""
-    ends = np.cumsum(entries["num_bytes"][start:end])
-    done_bytes = 0
-    position = start
-    while position < end:
-        stop = max(position + 1, start + int(np.searchsorted(ends, done_bytes + TASK_BYTES)))
-        stop = min(stop, end)
-        yield position, stop
-        done_bytes, position = int(ends[stop - start - 1]), stop
+def _keep_for_extensions(
+    keys: np.ndarray, exact: np.ndarray, signatures: list[Path] | None, work: WorkFolder, before: Before | None
+) -> None:
+    """128 bytes a document: its key and its signature. Of near copies too: what is near to them is near to the text.
+
+    Sorted by key, so that the files do not show the order in which sources were read.
+    """
+    from data_prep.duplicates import NUM_BANDS, load_band
+
+    which = np.flatnonzero(~exact)
+    halves = np.ascontiguousarray(keys[which]).view(">u8").reshape(-1, 2)
+    which = which[np.lexsort((halves[:, 1], halves[:, 0]))]
+    number = len(before.stream.get("extensions", [])) + 1 if before else 0
+    folder = work.stream / "dedup"
+    folder.mkdir(exist_ok=True)
+    with open(folder / f"{number:04d}.keys", "wb") as file:
+        file.write(np.ascontiguousarray(keys[which]).data)
+    if signatures is not None:
+        with open(folder / f"{number:04d}.signatures", "wb") as file:
+            for band in range(NUM_BANDS):
+                file.write(np.concatenate([load_band(path, band) for path in signatures])[which].data)
 
 
-def _train_tokenizer(settings: PrepSettings, passages: np.ndarray, cuts: list[int], work: WorkFolder) -> Path:
-    """Train on mega-batches 1..B alone and write the tokenizer's file."""
-    tokenizer = TOKENIZERS[settings.tokenizer]
-    start, end = cuts[1], cuts[-2]  # neither the validation set before nor the test set behind
-    num_words = int(passages["num_words"][start:end].sum(dtype=np.int64))
-    stride = math.ceil(num_words / (tokenizer.max_training_words or num_words))
-    with Step(f"train {settings.tokenizer}", num_words // stride, "words") as step:
-        # A process of its own gives the memory back, and may use all cores where the pool's workers use one each.
-        with Workers(1, tokenizer_threads=settings.workers) as trainer:
-            arguments = (settings.tokenizer, settings.vocab_size, work.spool, range(start, end, stride))
-            content = trainer.run(_train_on_passages, *arguments)
-        step.advance(num_words // stride)
-    path = work.stream / tokenizer.file_name
-    with open(path, "wb") as file:
-        file.write(content)
-        sync(file)
-    return path
-
-
-def _train_on_passages(kind: str, vocab_size: int, spool: Path, numbers: range) -> bytes:
-    """In a worker: the tokenizer's file."""
-    passages = read_index(spool)
-    return TOKENIZERS[kind].train((read_text(spool, passages[number]) for number in numbers), vocab_size)
-
-
-def _encode_splits(
-    settings: PrepSettings,
-    passages: np.ndarray,
-    cuts: list[int],
-    num_symbols: int,
-    tokenizer_file: Path,
-    work: WorkFolder,
-    workers: Workers,
-) -> tuple[dict[str, dict], np.ndarray]:
-    """Write every split's dataset: (what stream.json says of each, how often training text has each fairseq id)."""
-    dtype = best_dtype(num_symbols)
-    counts = np.zeros(num_symbols, dtype=np.int64)
-    bounds = dict(zip(partition.split_order(settings.num_mega_batches), itertools.pairwise(cuts), strict=True))
-    ranges = {name: list(_ranges(passages, start, end)) for name, (start, end) in bounds.items()}
-    # One queue over all splits: no worker waits for a split to end.
-    tasks = (
-        (settings.tokenizer, tokenizer_file, work.spool, start, end, dtype)
-        for start, end in itertools.chain.from_iterable(ranges.values())
+def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, before: Before | None) -> partition.Plan:
+    if before is not None:
+        return _workable(lambda: partition.extension_plan(total_words, num_mega_batches, settings.passage_words))
+    return _workable(
+        lambda: partition.make_plan(total_words, num_mega_batches, settings.valid_words, settings.passage_words)
     )
-    results = workers.run_in_order(_encode_passages, tasks)
-    splits = {}
-    with Step("encode", int(passages["num_bytes"].sum()), "bytes") as step:
-        for name, (split_start, split_end) in bounds.items():
-            prefix = split_prefix(work.stream, name)
-            prefix.parent.mkdir()
-            num_tokens, num_sequences = 0, 0
-            with MMapWriter(prefix, dtype) as writer:
-                for start, end in ranges[name]:
-                    tokens, passage_tokens = next(results)
-                    sizes = sequence_sizes(passage_tokens)
-                    writer.write(tokens, sizes)
-                    num_tokens, num_sequences = num_tokens + len(tokens), num_sequences + len(sizes)
-                    if name not in ("valid", "test"):
-                        counts += np.bincount(tokens, minlength=num_symbols)
-                    step.advance(int(passages["num_bytes"][start:end].sum()))
-            splits[name] = _text_counts(passages[split_start:split_end])
-            splits[name] |= {"sequences": num_sequences, "tokens": num_tokens, "sha256": writer.sha256()}
-    return splits, counts
 
 
-def _text_counts(passages: np.ndarray) -> dict:
-    """What a split holds, before it is tokenized."""
-    documents = passages["document"].copy().view(">u8").reshape(-1, 2)
-    return {
-        "documents": len(np.unique(documents, axis=0)),
-        "passages": len(passages),
-        "words": int(passages["num_words"].sum(dtype=np.int64)),
-        "bytes": int(passages["num_bytes"].sum()),
-    }
+def _cut(
+    settings: PrepSettings, plan: partition.Plan, documents: np.ndarray, work: WorkFolder, executor: Executor
+) -> np.ndarray:
+    """Cut long documents into passages: ENTRY of every passage, in any order."""
+    is_long = documents["num_words"] > plan.limit_words
+    long_documents = partition.in_order(documents[is_long])
+    path = work.folder / "long_documents.npy"
+    np.save(path, long_documents)
+    sha256 = sha256_of(path)
+    ranges = list(byte_ranges(long_documents["num_bytes"], 0, len(long_documents), PIECE_BYTES))
+    tasks = [(str(work.spool), settings.seed, tuple(plan), str(path), sha256, start, end) for start, end in ranges]
+    step = Step(work.folder / "cut", "data_prep.spool:cut_documents", tasks)
+    with Bar("cut long documents", len(long_documents), "documents") as bar:
+        step.run(executor, lambda piece: bar.advance(ranges[piece][1] - ranges[piece][0]))
+    cut = [np.load(f"{step.prefix(piece)}.passages.npy") for piece in range(len(tasks))]
+    return np.concatenate([documents[~is_long], *cut]) if cut else documents[~is_long]
 
 
-def _encode_passages(
-    kind: str, tokenizer_file: Path, spool: Path, start: int, end: int, dtype: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """In a worker: (fairseq ids of passages start..end one after another, each with eos; tokens per passage)."""
-    texts = [read_text(spool, passage) for passage in read_index(spool)[start:end]]
-    encoded = _load_tokenizer(kind, tokenizer_file).encode(texts)
-    passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)
-    tokens = np.full(passage_tokens.sum(), EOS, dtype=dtype)
-    position = 0
-    for ids in encoded:
-        tokens[position : position + len(ids)] = ids + NUM_SPECIAL
-        position += len(ids) + 1
-    return tokens, passage_tokens
+def _lay_out(
+    settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
+    work: WorkFolder, before: Before | None,
+) -> Index:  # fmt: skip
+    """Write the index of all passages in their order. What comes after depends on content and seed alone."""
+    names = partition.split_order(num_mega_batches)
+    names_of_kinds = [record["kind"] for record in spooled.records]
+    known = sorted(set(names_of_kinds))
+    kinds = np.array([known.index(name) for name in names_of_kinds])
+    valid_kind = known.index(settings.valid_source) if settings.valid_source is not None else None
+    if before is not None:
+        first = before.stream["num_mega_batches"] + 1
+        names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
+        layout = partition.extension_layout(passages, kinds, num_mega_batches)
+    else:
+        lay_out = partition.equal_layout if settings.partition == "equal" else partition.drifting_layout
+        layout = _workable(lambda: lay_out(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
+    # Which --source it was shows only in the mixture, which is done with now.
+    layout.passages["source"] = layout.passages["group"] = 0
+    path = work.folder / INDEX
+    np.save(path, layout.passages)
+    # Where a passage lies in the spool depends on the order of reading; what it says does not.
+    return Index(path, sha256_of(path), work.spool, layout.cuts, names)
 
 
-@functools.lru_cache(maxsize=1)
-def _load_tokenizer(kind: str, file: Path) -> Tokenizer:
-    return TOKENIZERS[kind](file)
-
-
-def _write_dictionary(pieces: list[str], counts: np.ndarray, work: WorkFolder) -> Path:
-    path = work.stream / "dict.txt"
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.write(dictionary_text(symbols(pieces), counts[NUM_SPECIAL:].tolist()))
-        sync(file)
-    return path
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _rows(step: str, spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
+    names = [":".join(filter(None, (record["kind"], record["path"]))) for record in spooled.records]
+    return [
+        {"step": step, "source": names[number], "words": before[number] - after[number]}
+        for number in before
+        if before[number] > after[number]
+    ]

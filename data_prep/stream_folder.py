@@ -1,7 +1,8 @@
 """The stream folder: what lies where, what may be deleted, and how it becomes whole in one moment.
 
-Everything is made in OUT/.alma-prep. When all pieces are whole they are renamed into OUT, stream.json last: a
-folder without it is not a stream. While .alma-prep is there, pieces beside it are leftovers of a killed run.
+Everything is made in OUT/.alma-prep, which a killed run leaves for the next one to go on with. When all pieces are
+whole they are renamed into OUT, stream.json last: a folder without it is not a stream, and a mega-batch that it does
+not name is not part of one.
 """
 
 import errno
@@ -10,29 +11,42 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from data_prep.errors import PrepError
+from data_prep.errors import PrepError, Unworkable
 from data_prep.mmap_writer import sync
 from fairseq_alma.core.errors import StreamError
+from fairseq_alma.core.files import sha256_of, write_json
 from fairseq_alma.core.stream_folder import STREAM_FILE, StreamFolder
 
 WORK = ".alma-prep"
 LOCK = "lock"
+BEGUN = "settings.json"
+MANIFEST = "manifest.json"
 PIECE = re.compile(
     r"(mega_batch_\d+/train|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json|sentencepiece\.model"
+    r"|dedup/\d{4}\.(keys|signatures)|manifest\.json"
 )
 
 
 class WorkFolder(NamedTuple):
     """Where a stream is made before it is whole."""
 
-    spool: Path
-    """Text and indices that are thrown away in the end."""
-    stream: Path
-    """The pieces, laid out as they will be in OUT."""
+    folder: Path
+    """Of all that is thrown away in the end."""
+
+    @property
+    def spool(self) -> Path:
+        """The text of all documents."""
+        return self.folder / "spool"
+
+    @property
+    def stream(self) -> Path:
+        """The pieces, laid out as they will be in OUT."""
+        return self.folder / "stream"
 
 
 def read_stream(out: Path) -> StreamFolder | None:
@@ -50,6 +64,25 @@ def read_stream(out: Path) -> StreamFolder | None:
         ) from error
 
 
+def check_bytes(out: Path, what_to_do: str) -> None:
+    """Raise PrepError if a file of a finished stream is not what the manifest says, to the last byte.
+
+    A stream of an earlier release, which has no manifest, is taken as it is.
+    """
+    if not (out / MANIFEST).is_file():
+        return
+    try:
+        outputs = json.loads((out / MANIFEST).read_text(encoding="utf-8"))["outputs"]
+    except (ValueError, KeyError) as error:
+        raise PrepError(f"{out / MANIFEST} cannot be read ({error!r}). {what_to_do}") from error
+    for name, told in outputs.items():
+        path = out / name
+        if not path.is_file():
+            raise PrepError(f"{path} is missing. {what_to_do}")
+        if path.stat().st_size != told["bytes"] or sha256_of(path) != told["sha256"]:
+            raise PrepError(f"{path} is not what alma-prep wrote: it was altered since. {what_to_do}")
+
+
 def check_free(out: Path):
     """Raise PrepError if `out` holds anything that is not ours. Nothing is written or deleted."""
     if out.exists() and not out.is_dir():
@@ -65,52 +98,105 @@ def check_free(out: Path):
 
 
 @contextmanager
-def work_folder(out: Path):
-    """The WorkFolder of `out`, empty. It is gone afterwards, and unless `finish` was called, the pieces too.
+def work_folder(out: Path, begun: Mapping, extend: bool) -> Iterator[WorkFolder]:
+    """The WorkFolder of `out`: a new one, or one that a run with these settings (`begun`) left.
 
-    Raises PrepError if another alma-prep is at work in `out`.
+    It is gone when `finish` was called, or Unworkable raised; another error leaves it to be gone on with.
+
+    Raises:
+        PrepError: another alma-prep is at work in `out`, or one with other settings was, and did not finish.
     """
     was_there = out.is_dir()
-    work = WorkFolder(out / WORK / "spool", out / WORK / "stream")
-    lock = _hold(out)
+    work = WorkFolder(out / WORK)
+    lock = _hold(out, extend)
     try:
-        _remove_leftovers(out)
-        work.spool.mkdir()
+        _check_begun(out, begun)
+        write_json(work.folder / BEGUN, begun)
+        _remove_strays(out, extend)
+        shutil.rmtree(work.stream, ignore_errors=True)
+        work.spool.mkdir(exist_ok=True)
         work.stream.mkdir()
         yield work
-    finally:
-        _remove_leftovers(out)
-        lock.close()
+    except Unworkable:
         remove_work(out)
         if not was_there and not any(out.iterdir()):
             out.rmdir()
+        raise
+    else:
+        remove_work(out)
+    finally:
+        lock.close()
 
 
 def remove_work(out: Path):
     """Delete the work folder of a run that has ended."""
-    for name in ("spool", "stream"):
-        shutil.rmtree(out / WORK / name, ignore_errors=True)
-    with suppress(OSError):  # not there, or another run has just begun in it
-        (out / WORK / LOCK).unlink()
+    if not (out / WORK).is_dir():
+        return
+    # The settings last: what is left after a kill here is still known as ours, and of these settings.
+    for path in sorted((out / WORK).iterdir(), key=lambda path: path.name in (BEGUN, LOCK)):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
+    with suppress(OSError):  # another run has just begun in it
         (out / WORK).rmdir()
 
 
-def finish(out: Path, work: WorkFolder, stream: dict):
-    """Rename the pieces into `out` and write stream.json last: from this moment there is a stream."""
-    file_in_work = work.spool / STREAM_FILE
+def finish(out: Path, work: WorkFolder, stream: dict, manifest: dict):
+    """Rename the pieces into `out`, then manifest.json, then stream.json: from this moment it is the stream.
+
+    The manifest gets size and SHA-256 of every piece added under "outputs".
+    """
+    for path in sorted(work.stream.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(work.stream).as_posix()
+            manifest["outputs"][name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    for path in sorted(work.stream.rglob("*")):
+        target = out / path.relative_to(work.stream)
+        if path.is_dir():
+            _sync_folder(path)
+            target.mkdir(exist_ok=True)
+        else:
+            os.replace(path, target)
+    for folder in {(out / name).parent for name in manifest["outputs"]}:
+        _sync_folder(folder)
+    _sync_folder(out)
+    write_json(out / MANIFEST, manifest)
+    file_in_work = work.folder / STREAM_FILE
     with open(file_in_work, "w", encoding="utf-8") as file:
         json.dump(stream, file, indent=1, ensure_ascii=False)
         file.write("\n")
         sync(file)
-    for piece in sorted(work.stream.iterdir()):
-        _sync_folder(piece)
-        os.replace(piece, out / piece.name)
-    _sync_folder(out)
     os.replace(file_in_work, out / STREAM_FILE)
     _sync_folder(out)
 
 
-def _hold(out: Path) -> TextIO:
+def _check_begun(out: Path, begun: Mapping):
+    """Raise PrepError if an unfinished run in `out` has other settings, which it names."""
+    path = out / WORK / BEGUN
+    if not path.is_file():
+        for leftover in (out / WORK).iterdir():  # of a run that was killed as it began or ended
+            if leftover.name != LOCK:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        return
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise PrepError(f"{path} cannot be read ({error}). Remove {out / WORK} to begin anew.") from error
+    changed = [
+        f"{name} was {before.get(name)} and is now {now}"
+        for name, now in json.loads(json.dumps(begun)).items()
+        if before.get(name) != now
+    ]
+    if changed:
+        raise PrepError(
+            f"{out} was begun with other settings, and is not finished: {'; '.join(changed)}. Give the old values to "
+            f"go on, choose another folder, or remove {out / WORK} to begin anew."
+        )
+
+
+def _hold(out: Path, extend: bool) -> TextIO:
     """Make the work folder and keep others out of it. The lock goes with the process, however it ends."""
     (out / WORK).mkdir(parents=True, exist_ok=True)
     with ExitStack() as undo:
@@ -122,7 +208,7 @@ def _hold(out: Path) -> TextIO:
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # a file system without locks
                 raise
-        if (out / STREAM_FILE).exists():
+        if (out / STREAM_FILE).exists() != extend:
             raise PrepError(f"another alma-prep has just finished in {out}: run the same command again to check it.")
         undo.pop_all()
         return lock
@@ -141,16 +227,17 @@ def _files_beside_work(out: Path) -> list[str]:
     return sorted(found)
 
 
-def _remove_leftovers(out: Path):
-    """Delete what a run left that did not end well: its work, and the pieces beside it unless they are a stream."""
-    if not (out / STREAM_FILE).exists():
-        for name in filter(PIECE.fullmatch, _files_beside_work(out)):
+def _remove_strays(out: Path, extend: bool):
+    """Delete the pieces beside the work of a run that was killed while they were renamed: they are made again."""
+    known: set[str] = set()
+    if extend:
+        manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+        known = {*manifest["outputs"], MANIFEST}
+    for name in filter(PIECE.fullmatch, _files_beside_work(out)):
+        if name not in known:
             (out / name).unlink()
             if "/" in name and not any((out / name).parent.iterdir()):
                 (out / name).parent.rmdir()
-    for name in ("spool", "stream"):
-        if (out / WORK / name).exists():
-            shutil.rmtree(out / WORK / name)
 
 
 def _sync_folder(path: Path):

@@ -5,6 +5,7 @@ Both tokenizers give the same bytes on every machine, whatever the number of thr
 
 import io
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ class Tokenizer(Protocol):
     file_name: ClassVar[str]
     smallest_vocab_size: ClassVar[int]
     max_training_words: ClassVar[int | None]
-    """More text than this is thinned out evenly before training; None: all of it is used."""
+    """More text than this is thinned out evenly before training, whatever is asked for; None: no limit of its own."""
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes: ...
@@ -159,4 +160,102 @@ class SentencePiece:
         return self._processor.decode(ids)
 
 
+class AnyTokenizer:
+    """A tokenizer.json of the `tokenizers` library, whatever is in it. Lossless or not as its makers made it."""
+
+    file_name: ClassVar[str] = "tokenizer.json"
+
+    def __init__(self, file: Path):
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def pieces(self) -> list[str]:
+        """The symbols in the order of their ids; ids that no symbol has get a name that text cannot give."""
+        by_id = {index: piece for piece, index in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+        return [by_id.get(index, f"unused-id-{index}") for index in range(max(by_id) + 1)]
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """The ids of each text, int32."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
 TOKENIZERS: dict[str, type[Tokenizer]] = {"byte-bpe": ByteBPE, "sentencepiece": SentencePiece}
+"""Those that can be trained."""
+
+
+def load_tokenizer(file: Path) -> "ByteBPE | SentencePiece | AnyTokenizer":
+    """The tokenizer in a file of a stream folder, by what is in the file."""
+    if file.name == SentencePiece.file_name:
+        return SentencePiece(file)
+    return ByteBPE(file) if _is_byte_bpe(json.loads(file.read_text(encoding="utf-8"))) else AnyTokenizer(file)
+
+
+def _is_byte_bpe(described: dict) -> bool:
+    """Whether words can be looked up one by one: GPT-2's cutting of the text, and nothing before or after it."""
+    cutting = described.get("pre_tokenizer") or {}
+    model = described.get("model") or {}
+    return (
+        model.get("type") == "BPE"
+        and not model.get("dropout")
+        and not described.get("normalizer")
+        and not described.get("added_tokens")
+        and cutting.get("type") == "ByteLevel"
+        and cutting.get("use_regex") is True
+        and cutting.get("add_prefix_space") is False
+    )
+
+
+GPT2_FILES = ("encoder.json", "vocab.bpe")
+
+
+def check_tokenizer(name: str) -> None:
+    """Raises ValueError unless it is one that can be trained, or the file (or GPT-2's folder) of one."""
+    if name in TOKENIZERS:
+        return
+    path = Path(name)
+    if path.is_dir() or path.name in GPT2_FILES:
+        folder = path if path.is_dir() else path.parent
+        missing = [file for file in GPT2_FILES if not (folder / file).is_file()]
+        if missing:
+            raise ValueError(f"tokenizer={name}: {folder} has no {' and no '.join(missing)}, which go together")
+        return
+    known = f"use one of {', '.join(TOKENIZERS)}, or the path of a tokenizer.json, a .model, or GPT-2's vocab.bpe"
+    if not path.is_file():
+        raise ValueError(f"tokenizer={name} is unknown, and no such file is there: {known}")
+    if path.suffix not in (".json", ".model"):
+        raise ValueError(f"tokenizer={name} is neither a .json nor a .model: {known}")
+
+
+def given_tokenizer(name: str) -> tuple[str, bytes]:
+    """The file of a tokenizer that is there already: its name in the stream folder, and its content.
+
+    Raises:
+        PrepError: it cannot be read.
+    """
+    path = Path(name)
+    try:
+        if path.suffix == ".model":
+            import sentencepiece
+
+            sentencepiece.SentencePieceProcessor(model_file=name)
+            return SentencePiece.file_name, path.read_bytes()
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        if path.is_dir() or path.name in GPT2_FILES:
+            folder = path if path.is_dir() else path.parent
+            model = models.BPE.from_file(*(str(folder / file) for file in GPT2_FILES))
+            tokenizer = Tokenizer(model)
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+            tokenizer.decoder = decoders.ByteLevel()
+            return ByteBPE.file_name, tokenizer.to_str(pretty=False).encode("utf-8")
+        Tokenizer.from_file(name)
+        return AnyTokenizer.file_name, path.read_bytes()
+    except Exception as error:  # two libraries, each with errors of its own kinds
+        raise PrepError(f"the tokenizer {name} cannot be read: {error}") from error

@@ -49,7 +49,7 @@ def main() -> int:
         "before each stage; two models (Ens) are trained side by side and vote. Each model sees as many updates."
     )
     _command("alma-prep", str(stream), "--source", "python-docs", "--mega-batches", str(MEGA_BATCHES),
-             "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0")  # fmt: skip
+             "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0", "--duplicates", "keep")  # fmt: skip
     for part in PARTS:
         _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", "preset=quickstart", *part.settings,
                  f"updates_per_mega_batch={arguments.updates_per_mega_batch}", "validations=2")  # fmt: skip

@@ -70,10 +70,12 @@ def stream_folder(request, tmp_path_factory, books, alma_prep):
 
 @pytest.fixture(scope="session")
 def folder_bytes():
-    """folder_bytes(out): the content of every file but stream.json, which names paths."""
+    """folder_bytes(out): the content of every file but stream.json and manifest.json, which name paths."""
 
     def read(out: Path) -> dict[str, bytes]:
-        files = [path for path in out.rglob("*") if path.is_file() and path.name != "stream.json"]
+        files = [
+            path for path in out.rglob("*") if path.is_file() and path.name not in ("stream.json", "manifest.json")
+        ]
         return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
 
     return read

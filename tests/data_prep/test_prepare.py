@@ -143,7 +143,7 @@ def test_the_tokenizer_sees_training_text_only(tmp_path, alma_prep, folder_bytes
     lines = [f"the stream of the expert and the router marker{number} end" for number in range(800)]
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("\n".join(lines), encoding="utf-8")
-    more = ["--tokenizer", tokenizer]
+    more = ["--tokenizer", tokenizer, "--duplicates", "keep"]
     assert alma_prep(tmp_path / "one", f"text:{tmp_path}/text", num_mega_batches=2, more=more) == 0
     stream = load(tmp_path / "one")
     read = TOKENIZERS[tokenizer](tmp_path / "one" / stream["tokenizer"]["file"])
@@ -165,7 +165,8 @@ def test_a_passage_beyond_65535_tokens_is_several_sequences_with_one_eos(tmp_pat
     lines = ["a b c d e f g h i j"] * 600
     (tmp_path / "a.txt").write_text("\n".join([*lines, long_word]), encoding="utf-8")
     out = tmp_path / "out"
-    assert alma_prep(out, f"text:{tmp_path}/a.txt", num_mega_batches=2, vocab_size=260) == 0
+    more = ["--duplicates", "keep"]
+    assert alma_prep(out, f"text:{tmp_path}/a.txt", num_mega_batches=2, vocab_size=260, more=more) == 0
     splits = load(out)["splits"]
     [name] = [name for name, split in splits.items() if split["sequences"] > split["passages"]]
     dataset = indexed_dataset.make_dataset(str(split_prefix(out, name)), "mmap")
@@ -185,7 +186,8 @@ def test_a_passage_beyond_65535_tokens_is_several_sequences_with_one_eos(tmp_pat
 
 def test_a_vocabulary_that_the_text_cannot_give_is_recorded_smaller(tmp_path, alma_prep, capsys):
     (tmp_path / "a.txt").write_text("one two three four\n" * 1000)
-    assert alma_prep(tmp_path / "out", f"text:{tmp_path}/a.txt", num_mega_batches=1, vocab_size=5000) == 0
+    more = ["--duplicates", "keep"]
+    assert alma_prep(tmp_path / "out", f"text:{tmp_path}/a.txt", num_mega_batches=1, vocab_size=5000, more=more) == 0
     stream = load(tmp_path / "out")
     assert stream["settings"]["vocab_size"] == 5000
     assert 256 < stream["vocab_size"] < 300
@@ -196,7 +198,7 @@ def test_skipped_files_are_named_in_stream_json_and_in_the_table(tmp_path, write
     folder = write_corpus(tmp_path / "books", num_files=6)
     (folder / "bad.txt").write_bytes(b"caf\xe9")
     (folder / "empty.md").touch()
-    assert alma_prep(tmp_path / "out", f"books:{folder}") == 0
+    assert alma_prep(tmp_path / "out", f"books:{folder}", more=["--max-bad", "0.2"]) == 0
     assert load(tmp_path / "out")["sources"][0]["skipped"] == [
         {"name": "bad.txt", "reason": "not valid UTF-8 at byte 3"},
         {"name": "empty.md", "reason": "empty file"},

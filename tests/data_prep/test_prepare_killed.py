@@ -1,6 +1,9 @@
 """Runs that end badly: nothing of them looks whole, and the same command finishes the work."""
 
+import contextlib
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -67,20 +70,66 @@ def uninterrupted(tmp_path_factory, large_text, folder_bytes):
     return folder_bytes(out)
 
 
+MOMENTS = ["spool/000000.*.part", "spool/000000.done", "cut/000000.*.part", "tokenizer/000000.*.part",
+           "encode/000000.done", "stream/mega_batch_1/train.bin"]  # fmt: skip
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("moment", ["spool/000000.text", "stream/mega_batch_1/train.bin"])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_is_finished_by_the_same_command(tmp_path, large_text, uninterrupted, folder_bytes, moment):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    stop_when(process, out / ".alma-prep" / moment)
+    work = out / ".alma-prep"
+    wait_until(lambda: any(work.glob(moment)))
+    process.send_signal(signal.SIGSTOP)
     workers = children(process.pid)
     process.kill()
     process.wait()
     assert not (out / "stream.json").exists()
     wait_until(lambda: not any(map(is_alive, workers)))  # nobody is left to hold memory or the folder
+    whole = {path: path.stat().st_mtime_ns for path in work.glob("*/*.done")}
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    kept = {}
+    while process.poll() is None:  # the work folder is gone in the end
+        for path in whole:
+            with contextlib.suppress(OSError):
+                kept[path] = path.stat().st_mtime_ns
+        time.sleep(0.005)
+    assert process.returncode == 0
+    assert folder_bytes(out) == uninterrupted
+    assert not work.exists()
+    # Pieces that were whole were not made again.
+    assert kept == whole
+
+
+def test_a_piece_that_was_altered_or_lost_meanwhile_is_made_again(tmp_path, large_text, uninterrupted, folder_bytes):
+    out = tmp_path / "out"
+    argv = command(out, f"books:{large_text}")
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    stop_when(process, out / ".alma-prep" / "encode" / "000000.done")
+    process.kill()
+    process.wait()
+    spool = out / ".alma-prep" / "spool" / "000000.text"
+    content = spool.read_bytes()
+    spool.write_bytes(b"x" + content[1:])  # of the same length
+    (out / ".alma-prep" / "encode" / "000000.tokens").unlink()
     subprocess.run(argv, check=True, capture_output=True)
     assert folder_bytes(out) == uninterrupted
+
+
+def test_an_unfinished_stream_refuses_other_settings_by_name(tmp_path, large_text):
+    out = tmp_path / "out"
+    argv = command(out, f"books:{large_text}")
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    stop_when(process, out / ".alma-prep" / "spool")
+    process.kill()
+    process.wait()
+    other = subprocess.run([*argv, "--seed", "7"], capture_output=True, text=True)
+    assert other.returncode == 2
+    assert "begun with other settings, and is not finished: seed was 0 and is now 7." in other.stderr
+    # Where and how fast it runs is no such setting.
+    subprocess.run([*argv, "--workers", "1", "--max-bad", "0.5"], check=True, capture_output=True)
 
 
 def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, large_text, uninterrupted, folder_bytes):
@@ -110,25 +159,42 @@ def test_a_run_killed_in_its_last_moment_is_whole_and_tidied_up(tmp_path, large_
     assert not (out / ".alma-prep").exists()
 
 
+def worker_of(process: subprocess.Popen) -> int:
+    """The youngest child is a worker; the oldest may be multiprocessing's resource tracker."""
+    return max(children(process.pid))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_killed_worker_ends_the_run_with_an_error(tmp_path, large_text):
+@pytest.mark.parametrize(
+    ("sent", "message"), [(signal.SIGKILL, "a worker process died"), (signal.SIGSTOP, "a worker hung: process")]
+)
+def test_a_worker_that_dies_or_hangs_ends_the_run_and_the_rerun_goes_on(
+    tmp_path, large_text, uninterrupted, folder_bytes, sent, message
+):
     out = tmp_path / "out"
-    process = subprocess.Popen(command(out, f"books:{large_text}"), stderr=subprocess.PIPE, text=True)
-    stop_when(process, out / ".alma-prep" / "spool" / "000000.text")
-    # The youngest child is a worker; the oldest may be multiprocessing's resource tracker.
-    os.kill(max(children(process.pid)), signal.SIGKILL)
+    argv = command(out, f"books:{large_text}")
+    process = subprocess.Popen([*argv, "--stall-seconds", "3"], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: any((out / ".alma-prep" / "spool").glob("*.alive")))
+    process.send_signal(signal.SIGSTOP)
+    [alive, *_] = sorted((out / ".alma-prep" / "spool").glob("*.alive"))
+    os.kill(json.loads(alive.read_text())["pid"], sent)
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 2
-    assert "alma-prep: a worker process died" in errors
+    assert f"alma-prep: {message}" in errors
+    if sent == signal.SIGSTOP:
+        assert "spool, piece 0000" in errors  # which work, and at which file
+        assert "book_" in errors or "its start" in errors
     assert "Traceback" not in errors
-    assert not out.exists()
+    subprocess.run(argv, check=True, capture_output=True)
+    assert folder_bytes(out) == uninterrupted
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path, large_text):
+def test_an_interrupted_run_goes_on(tmp_path, large_text, uninterrupted, folder_bytes):
     out = tmp_path / "out"
+    argv = command(out, f"books:{large_text}")
     process = subprocess.Popen(
-        command(out, f"books:{large_text}"),
+        argv,
         stderr=subprocess.PIPE,
         text=True,
         # A suite that a shell runs in the background ignores Ctrl-C, and so would what it starts.
@@ -139,9 +205,25 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, large_text):
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130, errors
-    assert errors.splitlines()[-1] == "alma-prep: interrupted; the same command starts anew"
+    assert errors.splitlines()[-1] == "alma-prep: interrupted; the same command goes on where this one ended"
     assert "Traceback" not in errors
-    assert not out.exists()
+    assert not (out / "stream.json").exists()
+    subprocess.run(argv, check=True, capture_output=True)
+    assert folder_bytes(out) == uninterrupted
+
+
+@pytest.mark.slow
+def test_five_kills_at_random_moments_leave_the_same_bytes(tmp_path, large_text, uninterrupted, folder_bytes):
+    out = tmp_path / "out"
+    argv = command(out, f"books:{large_text}")
+    rng = random.Random(os.urandom(8))
+    for _ in range(5):
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.2, 6))
+        process.kill()
+        process.wait()
+    subprocess.run(argv, check=True, capture_output=True)
+    assert folder_bytes(out) == uninterrupted
 
 
 def test_two_runs_at_once_do_not_meet(tmp_path, large_text):
@@ -180,17 +262,17 @@ def small_disk(tmp_path):
 
 # 2 MB of text, 1 MB of tokens: the first disk is full while the one is copied, the second while the other is written.
 @pytest.mark.parametrize("num_bytes", [1 << 20, 5 << 19])
-def test_a_full_disk_is_an_error_and_nothing_is_left(small_disk, large_text, num_bytes):
+def test_a_full_disk_is_an_error_and_no_stream(small_disk, large_text, num_bytes):
     disk = small_disk(num_bytes)
     run = subprocess.run(command(disk / "out", f"books:{large_text}"), capture_output=True, text=True)
     assert run.returncode == 2
     assert "alma-prep: no space left on the disk of" in run.stderr.splitlines()[-1]
     assert "Traceback" not in run.stderr
-    assert not (disk / "out").exists()
+    assert not (disk / "out" / "stream.json").exists()
 
 
 def test_workers_give_results_in_order_and_pass_errors_on():
     with Workers(2) as workers:
         assert list(workers.run_in_order(pow, [(base, 2) for base in range(20)])) == [n * n for n in range(20)]
         with pytest.raises(ZeroDivisionError):
-            workers.run(divmod, 1, 0)
+            list(workers.run_in_order(divmod, [(1, 0)]))

@@ -51,7 +51,7 @@ def test_a_missing_path(tmp_path, refused):
 
 def test_no_documents(tmp_path, refused):
     (tmp_path / "a.txt").write_bytes(b"\xff")
-    message = refused(tmp_path / "out", f"text:{tmp_path}/a.txt")
+    message = refused(tmp_path / "out", f"text:{tmp_path}/a.txt", more=["--max-bad", "1"])
     assert "no documents in 1 files; 1 were skipped, the first a.txt: 1 line not valid UTF-8" in message
     assert not (tmp_path / "out").exists()
 
@@ -59,7 +59,7 @@ def test_no_documents(tmp_path, refused):
 def test_too_little_text(tmp_path, refused):
     (tmp_path / "a.txt").write_text("one two three four five\n" * 100)
     # 3 mega-batches and the test set of 1000 words, 1% of 500 words for validation.
-    message = refused(tmp_path / "out", f"text:{tmp_path}/a.txt")
+    message = refused(tmp_path / "out", f"text:{tmp_path}/a.txt", more=["--duplicates", "keep"])
     assert "found 500 words" in message
     assert "at least 4,005" in message
     assert not (tmp_path / "out").exists()
@@ -72,7 +72,9 @@ def test_settings_that_cannot_work(tmp_path, refused):
     assert "valid_words=0" in refused(tmp_path / "out", source, more=["--valid-words", "0"])
     assert "workers=0" in refused(tmp_path / "out", source, workers=0)
     assert "more than once" in refused(tmp_path / "out", source, source)
-    assert "'tweets' is unknown: use one of text, books, python-docs" in refused(tmp_path / "out", "tweets:x")
+    assert "'tweets' is unknown: use one of common-crawl, wikipedia, books, text, python-docs" in refused(
+        tmp_path / "out", "tweets:x"
+    )
     with pytest.raises(ValueError, match="no source given"):
         PrepSettings(out=tmp_path, sources=(), num_mega_batches=2, vocab_size=300, seed=0)
 

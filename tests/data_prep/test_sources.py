@@ -2,7 +2,6 @@ import os
 
 import pytest
 
-from data_prep import python_docs
 from data_prep.errors import PrepError
 from data_prep.sources import (
     Skipped,
@@ -10,6 +9,7 @@ from data_prep.sources import (
     fingerprint,
     list_files,
     merge_skipped,
+    python_docs,
     read_documents,
     split_into_parts,
 )
@@ -40,7 +40,7 @@ def test_lines_are_read_once_wherever_a_file_is_split(tmp_path, part_bytes):
     assert [text for text in found if isinstance(text, str)] == ["ab", "cdé", "f", "\xff", "g h", "last"]
     # ab, blank, cdé (2 bytes for é), f, \xff (2 bytes), g h: 3 + 1 + 5 + 2 + 3 + 4 bytes come before the bad line.
     assert merge_skipped([entry for entry in found if isinstance(entry, Skipped)]) == [
-        Skipped("a.txt", "not valid UTF-8", num_lines=1, first_byte=18)
+        Skipped("a.txt", "not valid UTF-8", num_units=1, first_byte=18)
     ]
 
 
@@ -59,13 +59,13 @@ def test_a_book_is_one_document_and_a_bad_or_empty_one_is_skipped(tmp_path):
     assert read_all(Source("books", str(tmp_path))) == [
         "# Café\r\n\r\ntext\n",
         Skipped("b.txt", "not valid UTF-8 at byte 3"),
-        Skipped("c.txt", "empty file"),
+        Skipped("c.txt", "empty file", damaged=False),
     ]
 
 
 def test_an_empty_text_file_is_skipped_by_name(tmp_path):
     (tmp_path / "a.txt").touch()
-    assert read_all(Source("text", str(tmp_path))) == [Skipped("a.txt", "empty file")]
+    assert read_all(Source("text", str(tmp_path))) == [Skipped("a.txt", "empty file", damaged=False)]
 
 
 def test_sources_are_read_from_the_command_line():
@@ -83,7 +83,7 @@ def test_sources_are_read_from_the_command_line():
 def test_what_cannot_be_a_source_is_an_error(tmp_path):
     with pytest.raises(PrepError, match="no such file or folder"):
         list_files(Source("text", str(tmp_path / "missing")))
-    with pytest.raises(PrepError, match=r"holds no \*.txt file"):
+    with pytest.raises(PrepError, match=r"holds no \*.txt, \*.jsonl or \*.parquet file"):
         list_files(Source("text", str(tmp_path)))
     (tmp_path / "book.txt").write_text("a")
     with pytest.raises(PrepError, match="is not a folder"):

