@@ -1,8 +1,10 @@
 """Firefly (Wu et al., "Firefly neural architecture descent", NeurIPS 2020): growth of one network by gradient scores.
 
 Width: every unit may be split in two and every layer may get new units; what lowers the loss fastest is taken, splits
-and new units in one ranking. As the authors' code does it, but that the head's bias stays as it is, and that noise is
-a convolution, not a product with unfolded images: memory grows with the batch alone. Depth, which the ALMA paper names
+and new units in one ranking. As the authors' code does it, but that the head's bias stays as it is, that the head reads
+new units as it did when they were ranked (there: not at all), that n units are taken where it takes n + 1 and widens
+the head of a network that ends in a flattening layer too, and that noise is a convolution, not a product with unfolded
+images: memory grows with the batch alone. Depth, which the ALMA paper names
 and neither public code has: a layer that does almost nothing may follow any layer, ranked by the same gradient.
 
 A network is a chain here, whichever stack it came from: layers of units (channels, or hidden units of a perceptron)
@@ -15,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,6 +100,10 @@ class Layer:
 
     def biased(self, x: Tensor) -> Tensor:
         return x if self.bias is None else x + self.bias
+
+    def params_of_copy(self) -> int:
+        """Of a layer after this one that gives as many units as it gets."""
+        return self.width**2 * self.weight[0, 0].numel() + (self.width if self.norm is None else 2 * self.width)
 
 
 @dataclass(frozen=True)
@@ -379,7 +386,7 @@ def grow_width(
     """
     draw, draw_normal = _draws(chain, generator)
     candidates = WidthCandidates(chain, num_candidates, draw, draw_normal)
-    scores, flops = rank(candidates, batches)
+    scores, flops, *_ = rank(candidates, batches)
     places = [(layer, unit) for layer, of_layer in enumerate(scores) for unit in range(len(of_layer))]
     order = [places[place] for place in torch.cat(scores).argsort(stable=True).tolist()]
     widths = chain.widths
@@ -395,14 +402,17 @@ def grow_width(
     return Grown(candidates.take(*as_tensors), flops)
 
 
-def grow_depth(chain: Chain, batches: Batches, num_layers: int, generator: torch.Generator) -> Grown:
+def grow_depth(
+    chain: Chain, batches: Batches, num_layers: int, generator: torch.Generator, most_params: int | None = None
+) -> Grown:
     """Add layers that do almost nothing, after those layers where their noise lowers the loss fastest.
 
     Args:
         chain: the network.
         batches: of what it is to be trained on.
-        num_layers: how many.
+        num_layers: how many, at most.
         generator: draws the noise.
+        most_params: of the network that comes of it: layers that would exceed it are not added.
 
     Raises:
         SettingError: more than there are layers.
@@ -410,18 +420,36 @@ def grow_depth(chain: Chain, batches: Batches, num_layers: int, generator: torch
     if num_layers > len(chain.layers):
         raise SettingError(f"grow_depth={num_layers} is more than one new layer after each of {len(chain.layers)}")
     candidates = DepthCandidates(chain, _draws(chain, generator)[0])
-    scores, flops = rank(candidates, batches)
-    places = torch.cat(scores).argsort(stable=True)[:num_layers].tolist()
-    if any(layer.norm for layer in chain.layers):
+    scores, flops, num_examples, example = rank(candidates, batches)
+    places: list[int] = []
+    num_params = chain.num_params()
+    for place in torch.cat(scores).argsort(stable=True).tolist():
+        num_params += chain.layers[place].params_of_copy()
+        if len(places) == num_layers or (most_params is not None and num_params > most_params):
+            break
+        places.append(place)
+    if len(places) < num_layers:
+        logger.warning("%d of %d new layers fit into %d parameters", len(places), num_layers, most_params)
+    if places and any(layer.norm for layer in chain.layers):
         # And the pass that new norms take their statistics from: the forward one of the network.
-        flops += _forward_flops(chain, batches)
+        flops += _forward_flops(chain, example) * num_examples
     return Grown(candidates.take(places, batches), flops)
 
 
-def rank(candidates: WidthCandidates | DepthCandidates, batches: Batches) -> tuple[list[Tensor], int]:
-    """The score of each candidate, layer by layer: the gradient of the loss with respect to how much of it there is,
-    after its noise was trained for an epoch. The least is the best. And the FLOPs of both passes.
-    """
+class Ranked(NamedTuple):
+    """What two passes over the data say of candidates."""
+
+    scores: list[Tensor]
+    """Of each candidate, layer by layer: the gradient of the loss with respect to how much of it there is."""
+    flops: int
+    """Of both passes, forward and backward."""
+    num_examples: int
+    example: Tensor
+    """One of them, [1, ...]."""
+
+
+def rank(candidates: WidthCandidates | DepthCandidates, batches: Batches) -> Ranked:
+    """Score candidates, after their noise was trained for an epoch. The least is the best."""
     optimizer = torch.optim.RMSprop(candidates.variables, lr=1e-3, momentum=0.1, alpha=0.9)
     flops_of_one = 0
     for x, y in batches():
@@ -437,7 +465,8 @@ def rank(candidates: WidthCandidates | DepthCandidates, batches: Batches) -> tup
         scores = list(gradients) if scores is None else [a + b for a, b in zip(scores, gradients, strict=True)]
         count, num_examples = count + 1, num_examples + len(y)
     assert scores is not None
-    return [score / count for score in scores], flops_of_one * num_examples
+    # A copy: a view would hold its whole batch.
+    return Ranked([score / count for score in scores], flops_of_one * num_examples, num_examples, x[:1].clone())
 
 
 def enough_for_parameters(chain: Chain, num_params: int) -> HowMany:
@@ -450,7 +479,9 @@ def enough_for_parameters(chain: Chain, num_params: int) -> HowMany:
                 return count
             widths[layer] += 1
         if chain.num_params(widths) < num_params:
-            logger.warning("%d candidates are too few to come to %d parameters", len(order), num_params)
+            logger.warning(
+                "%d candidates are too few to come to %d parameters: raise candidates=", len(order), num_params
+            )
         return len(order)
 
     return how_many
@@ -458,8 +489,15 @@ def enough_for_parameters(chain: Chain, num_params: int) -> HowMany:
 
 def share_of_width(chain: Chain, ratio: float) -> HowMany:
     """For `grow_width`: that share of all units, rounded down (the authors' rule)."""
-    # The addend, because a whole number of units may be a little less than that to a computer.
-    return lambda order: min(len(order), int(ratio * sum(chain.widths) + 1e-9))
+
+    def how_many(order: list[tuple[int, bool]]) -> int:
+        # The addend, because a whole number of units may be a little less than that to a computer.
+        wanted = int(ratio * sum(chain.widths) + 1e-9)
+        if wanted > len(order):
+            logger.warning("%d candidates are too few for %d units: raise candidates=", len(order), wanted)
+        return min(len(order), wanted)
+
+    return how_many
 
 
 def _squares(tensors: Sequence[Tensor]) -> Tensor:
@@ -517,14 +555,13 @@ def _moments(chain: Chain, places: Sequence[int], batches: Iterable[Batch]) -> d
     return moments
 
 
-def _forward_flops(chain: Chain, batches: Batches) -> int:
-    """Of one pass of the network over an epoch."""
+def _forward_flops(chain: Chain, example: Tensor) -> int:
+    """Of the network, of one example."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    sizes = [(x[:1], len(x)) for x, _ in batches()]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        chain.logits(sizes[0][0])
-    return counter.get_total_flops() * sum(size for _, size in sizes)
+        chain.logits(example)
+    return counter.get_total_flops()
 
 
 def _flops_of_one(

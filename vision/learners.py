@@ -429,11 +429,13 @@ class Firefly(VisionLearner):
             return super().grow(stage)
         began, stack = time.perf_counter(), self.stack
         data = self.memory.stage_data(stage.new, stage.past, stage.replay)
-        batches = partial(_chain_batches, Batches(data, self.generators("order of growth", stage.index), s.batch_size))
+        order = self.generators("order of growth", stage.index)
+        batches = partial(_chain_batches, Batches(data, order, s.batch_size, stage.replay))
         (noise,) = self.generators("growth", stage.index)
         chain, flops = chain_of(stack), 0
         if s.grow_depth:
-            grown = grow_depth(chain, batches, s.grow_depth, noise)
+            most = self._target(stage.index) if s.grow_by == "parameters" else None
+            grown = grow_depth(chain, batches, s.grow_depth, noise, most)
             chain, flops = grown.chain, grown.flops
         how_many = self._how_many(chain, stage.index)
         grown = grow_width(chain, batches, how_many, noise, s.candidates)
@@ -446,8 +448,12 @@ class Firefly(VisionLearner):
             # The original code's rule: so that the width is about c (1 + g t) at stage t + 1.
             t = stage_index - 1
             return share_of_width(chain, (s.grow_ratio * t + 1) / (s.grow_ratio * (t - 1) + 1) - 1)
-        first = chain_of(self.new_stack(1)).num_params()
-        return enough_for_parameters(chain, first + round(s.grow_ratio * first) * ((stage_index - 1) // s.grow_every))
+        return enough_for_parameters(chain, self._target(stage_index))
+
+    def _target(self, stage_index: int) -> int:
+        """How many parameters the network should have after the growth before this stage."""
+        s, first = self.settings, chain_of(self.new_stack(1)).num_params()
+        return first + round(s.grow_ratio * first) * ((stage_index - 1) // s.grow_every)
 
 
 def _chain_batches(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:

@@ -108,7 +108,7 @@ class VisionSettings(Settings):
     """ff: what grow_ratio counts: parameters (the paper), or width (the original code: c (1 + g t) with growth at
     every stage; with a larger grow_every it grows by the same steps, fewer of them)."""
     grow_depth: int = 0
-    """ff: layers that each growth adds, before it widens."""
+    """ff: layers that each growth adds before it widens; with grow_by=parameters at most as many as it has room for."""
     candidates: int = 70
     """ff: new units that each layer is offered."""
     cer_from: int = 1
@@ -148,6 +148,11 @@ class VisionSettings(Settings):
                          "experts", "grow_every", "candidates", "seeds", "threads", least=1)  # fmt: skip
         seeds = ("seed", "data_seed", "initialisation_seed", "order_seed")
         self.check_whole(*seeds, "cer_from", "routing_examples", "crop_padding", "grow_depth", least=0)
+        if self.grow_depth > (layers := 16 if self.dataset in CONVOLUTIONAL else 2):
+            raise SettingError(
+                f"grow_depth={self.grow_depth} is more than one new layer after each of the {layers} layers that a "
+                f"network on {self.dataset} begins with: give at most {layers}"
+            )
         self.check_number("lr", "momentum", "weight_decay", "validation_share", "grow_ratio")
         for name in seeds:
             if (value := getattr(self, name)) is not None and value + self.seeds > MAX_SEED:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fairseq_alma.core.errors import SettingError
 from vision.firefly import (
+    CANDIDATES,
     Chain,
     DepthCandidates,
     Layer,
@@ -175,7 +176,7 @@ def test_a_score_is_the_slope_of_the_loss_along_that_candidates_noise(kind):
     chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
     candidates = candidates_of(chain)
     before = [one.detach().clone() for one in candidates.variables]
-    scores, flops = rank(candidates, batches)
+    scores, flops, *_ = rank(candidates, batches)
     assert all(not torch.equal(a, b) for a, b in zip(before, candidates.variables, strict=True))
     assert [len(one) for one in scores] == [width + K for width in chain.widths]
     assert flops > 0
@@ -205,7 +206,7 @@ def test_the_best_of_all_layers_together_are_taken(kind):
 
     grown = grow_width(chain, batches, how_many, generator("growth"), K)
     again = WidthCandidates(chain, K, *_draws_of("growth"))
-    scores, flops = rank(again, batches)
+    scores, flops, *_ = rank(again, batches)
     ranked = sorted(
         (float(score), layer, unit) for layer, of_layer in enumerate(scores) for unit, score in enumerate(of_layer)
     )
@@ -222,7 +223,7 @@ def _draws_of(name):
     return lambda shape: torch.rand(shape, generator=noise), lambda shape: torch.randn(shape, generator=noise)
 
 
-def test_how_many_are_taken():
+def test_how_many_are_taken(caplog):
     chain = chain_of(perceptron())  # 12-6-5-10
     order = [(0, False), (1, True), (1, False), (0, True)]
     now = 12 * 6 + 6 + 6 * 5 + 5 + 5 * 10 + 10
@@ -235,6 +236,9 @@ def test_how_many_are_taken():
     assert enough_for_parameters(chain, now)(order) == 0
     assert share_of_width(chain, 0.3)(order) == 3  # of 11 units, rounded down
     assert share_of_width(chain, 0.05)(order) == 0
+    caplog.clear()
+    assert share_of_width(chain, 0.5)(order) == 4
+    assert "4 candidates are too few for 5 units" in caplog.text
     with pytest.raises(SettingError, match="grow_depth=3 is more than one new layer after each of 2"):
         grow_depth(chain, batches_for("perceptron"), 3, generator(0))
 
@@ -242,7 +246,7 @@ def test_how_many_are_taken():
 def test_its_passes_are_charged_by_hand():
     """A perceptron 12-6-5-10 with K candidates, 24 examples: every product forward, and what gradients need of each."""
     chain, batches = chain_of(perceptron()), batches_for("perceptron")
-    _, flops = rank(candidates_of(chain), batches)
+    _, flops, *_ = rank(candidates_of(chain), batches)
     reads = [(12, 6 + 6 + K), (6, 5 + 5 + K), (K, 5 + K), (5, 10), (K, 10)]  # inputs, outputs
     forward = [2 * num_in * num_out for num_in, num_out in reads]
     # The first pass: gradients of all weights but the head's, and of all inputs but the first layer's.
@@ -250,6 +254,76 @@ def test_its_passes_are_charged_by_hand():
     # The second: of inputs alone.
     second = sum(forward) + sum(forward) - forward[0]
     assert flops == 24 * (first + second)
+
+
+@KINDS
+def test_candidates_begin_as_the_authors_draw_them(kind):
+    """Splits from U(-0.1, 0.1), new units from N(0, 0.1), what reads them from U(-0.01, 0.01); layers from the last."""
+    chain = chain_of(STACKS[kind]())
+    noise = generator("many")
+    drawn = WidthCandidates(
+        chain, 200, lambda s: torch.rand(s, generator=noise), lambda s: torch.randn(s, generator=noise)
+    )
+
+    def check_uniform(tensors, bound):
+        values = torch.cat([one.detach().flatten() for one in tensors])
+        assert values.abs().max() <= bound
+        assert values.min() < -0.8 * bound
+        assert values.max() > 0.8 * bound
+        torch.testing.assert_close(float(values.std()), bound / 3**0.5, rtol=0.2, atol=0)
+
+    check_uniform(drawn.splits, 0.1)
+    check_uniform([one for one in drawn.of_new if one is not None], 0.01)
+    check_uniform([drawn.head_of_new], 0.01)
+    check_uniform(DepthCandidates(chain, lambda s: torch.rand(s, generator=noise)).noise, 0.01)
+    new = torch.cat([one.detach().flatten() for one in drawn.new_units])
+    assert new.abs().max() > 0.25  # not uniform
+    torch.testing.assert_close(float(new.std()), 0.1, rtol=0.05, atol=0)
+    assert CANDIDATES == 70
+
+
+@KINDS
+def test_noise_is_trained_by_the_authors_recipe(kind, monkeypatch):
+    """RMSprop(lr 1e-3, momentum 0.1, alpha 0.9), one epoch of cross-entropy and 1e-2 (|v|^2 + 1e-2 |vno|^2)."""
+    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+    ours, theirs = candidates_of(chain), candidates_of(chain)
+    rank(ours, batches)
+    squares = [torch.zeros_like(one) for one in theirs.variables]
+    moving = [torch.zeros_like(one) for one in theirs.variables]
+    for x, y in batches():
+        loss = F.cross_entropy(theirs.logits(x), y)
+        for v in theirs.splits:
+            loss = loss + 1e-2 * (v**2).sum()
+        for vno in theirs.new_units:
+            loss = loss + 1e-2 * 1e-2 * (vno**2).sum()
+        gradients = torch.autograd.grad(loss, theirs.variables)
+        with torch.no_grad():
+            for value, gradient, square, move in zip(theirs.variables, gradients, squares, moving, strict=True):
+                square.mul_(0.9).add_(0.1 * gradient**2)
+                move.mul_(0.1).add_(gradient / (square.sqrt() + 1e-8))
+                value.sub_(1e-3 * move)
+    for a, b in zip(ours.variables, theirs.variables, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_layers_that_would_exceed_the_growth_are_left_out(caplog):
+    chain, batches = four_layers(), batches_for("perceptron")
+    one = 6 * 6 + 6
+    assert len(grow_depth(chain, batches, 4, generator("g"), chain.num_params() + 2 * one).chain.layers) == 6
+    assert "2 of 4 new layers fit" in caplog.text
+    grown = grow_depth(chain, batches, 1, generator("g"), chain.num_params())
+    assert len(grown.chain.layers) == 4
+    assert torch.equal(grown.chain.layers[3].weight, chain.layers[3].weight)
+
+
+def test_statistics_of_new_norms_are_charged_one_pass(monkeypatch):
+    chain, batches = chain_of(vgg()), batches_for("vgg")
+    ranked = rank(depth_candidates_of(chain), batches)
+    assert ranked.num_examples == 24
+    assert ranked.example.untyped_storage().nbytes() == 8 * 3 * 32 * 32  # not a view of a batch
+    grown = grow_depth(chain, batches, 1, generator("noise"))
+    forward = VGGStack.drawn(3, WIDTHS, 10, [generator(0)], CPU, (1, 2, 1, 1, 1)).flops.forward
+    assert grown.flops == ranked.flops + 24 * forward
 
 
 @KINDS

@@ -5,15 +5,18 @@ import os
 import pytest
 import torch
 
-from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json
+from vision import learners
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Examples, Pixels
+from vision.inputs import Images
 from vision.learners import VisionLearner
-from vision.networks import VGGMixtureStack
+from vision.networks import VGGMixtureStack, VGGStack
 from vision.run import run
 from vision.seeds import generator
 from vision.settings import VisionSettings
+from vision.stream import partition
 
 B = 3
 C = 2
@@ -95,6 +98,92 @@ def test_firefly_adds_a_quarter_of_the_first_parameters_at_each_growth(tmp_path)
     assert [row.scores for row in alone] == [row.scores for row in second]
 
 
+@pytest.fixture
+def growths(monkeypatch):
+    """What each growth of ff was given: (images and classes of an epoch, number of candidates, first numbers drawn)."""
+    seen = []
+    width, depth = learners.grow_width, learners.grow_depth
+
+    def spied(chain, batches, how_many, noise, num_candidates):
+        state = noise.get_state()
+        before = torch.rand(3, generator=noise).tolist()
+        noise.set_state(state)
+        grown = width(chain, batches, how_many, noise, num_candidates)
+        epoch = list(batches())
+        seen.append({"images": torch.cat([x for x, _ in epoch]), "labels": torch.cat([y for _, y in epoch]),
+                     "candidates": num_candidates, "noise": before, "flops": grown.flops})  # fmt: skip
+        return grown
+
+    def spied_depth(*arguments):
+        grown = depth(*arguments)
+        seen.append({"depth": grown.flops})
+        return grown
+
+    monkeypatch.setattr(learners, "grow_width", spied)
+    monkeypatch.setattr(learners, "grow_depth", spied_depth)
+    return seen
+
+
+def as_set(images):
+    return {tuple(one.flatten().mul(1e4).round().long().tolist()) for one in images}
+
+
+def test_firefly_ranks_on_the_plain_images_of_the_coming_stage(tmp_path, growths):
+    small_run(tmp_path, "ff", seeds=1, candidates=3, validation_share=0.1)
+    dataset = tiny_dataset()
+    inputs = Images(dataset.pixels, 3, 32)
+    own = as_set(inputs.read(inputs.keep(dataset.training.images)).movedim(-1, 1))  # without flips and crops
+    first, second = growths
+    assert len(as_set(first["images"])) == len(as_set(second["images"])) == 18  # of 20, two are to validate on
+    assert as_set(first["images"]) | as_set(second["images"]) <= own
+    assert not as_set(first["images"]) & as_set(second["images"])
+    # Those of stages 2 and 3: what is left of the partition is stage 1's.
+    parts = partition(dataset.training, B, 0.1, 0)
+    for growth, part in ((first, parts[1]), (second, parts[2])):
+        assert as_set(growth["images"]) <= as_set(inputs.read(inputs.keep(part.training.images)).movedim(-1, 1))
+    assert first["noise"] != second["noise"]
+    assert first["candidates"] == 3
+
+
+def test_firefly_with_replay_ranks_on_the_past_too(tmp_path, growths):
+    small_run(tmp_path / "plain", "ff", seeds=1, candidates=3)
+    plain = growths[-1]["images"]
+    growths.clear()
+    small_run(tmp_path / "share", "ff", seeds=1, candidates=3, replay=0.5)
+    share = growths[-1]["images"]
+    assert len(share) == len(plain)  # at unchanged cost
+    assert len(as_set(share) - as_set(plain)) >= len(share) / 3
+    growths.clear()
+    small_run(tmp_path / "all", "ff", seeds=1, candidates=3, replay="all")
+    assert len(growths[-1]["images"]) == 3 * len(plain)
+
+
+def test_firefly_grows_by_the_number_of_growths_whatever_their_distance(tmp_path, growths):
+    (rows,) = small_run(tmp_path, "ff", seeds=1, candidates=5, grow_every=2)
+    sizes = [row.scores.num_params for row in rows]
+    target = NUM_PARAMS + round(NUM_PARAMS / 4)
+    assert sizes[1] == sizes[2] == NUM_PARAMS
+    assert target <= sizes[3] < target + 9 * (5 + 5) + 2
+    # The stage that grows is charged for it, and for nothing twice.
+    trained = VGGStack.drawn(3, [C] * 16, 10, [generator(0)], torch.device("cpu")).flops.training
+    assert rows[2].spent.train_flops == trained * 18 * 2  # two epochs
+    assert len(growths) == 1
+    growths.clear()
+    (deep,) = small_run(tmp_path / "deep", "ff", seeds=1, candidates=5, grow_every=2, grow_depth=1, epochs=1)
+    depth, width = growths
+    last = read_checkpoint(tmp_path / "deep/stages/stage_003/train/networks.pt", torch.device("cpu"))
+    assert deep[3].spent.train_flops == depth["depth"] + width["flops"] + last.flops.training * 18
+
+
+def test_firefly_of_the_original_code_grows_by_t_whatever_the_distance(tmp_path):
+    small_run(tmp_path, "ff", seeds=1, grow_by="width", grow_ratio=0.6, candidates=5, grow_every=2, keep_stages=True)
+    widths = [
+        sum(read_checkpoint(tmp_path / f"stages/stage_{k:03d}/train/networks.pt", torch.device("cpu")).widths)
+        for k in (1, 2, 3)
+    ]
+    assert widths == [16 * C, 16 * C, 16 * C + int(16 * C * (2.2 / 1.6 - 1))]  # before stage 3: t = 2
+
+
 def test_firefly_of_the_original_code_follows_its_formula_of_widths(tmp_path):
     (rows,) = small_run(tmp_path, "ff", seeds=1, grow_by="width", grow_ratio=0.6, candidates=5, keep_stages=True)
     widths = [
@@ -115,6 +204,14 @@ def test_firefly_in_depth(tmp_path):
     ]
     assert [sum(one) for one in blocks] == [16, 16, 18]
     assert rows[2].scores.num_params == NUM_PARAMS
+    # Both new layers and the channels after them are within a quarter of the first parameters, but for a last channel.
+    assert NUM_PARAMS + round(NUM_PARAMS / 4) <= rows[3].scores.num_params < NUM_PARAMS * 1.25 + 9 * (5 + 5) + 3
+
+
+def test_firefly_refuses_more_depth_than_there_is_at_once(tmp_path):
+    with pytest.raises(SettingError, match="grow_depth=17 is more than one new layer after each of the 16"):
+        small_run(tmp_path, "ff", grow_depth=17)
+    assert not tmp_path.exists() or not any(tmp_path.iterdir())
 
 
 def test_firefly_refuses_a_folder_of_other_seeds(tmp_path):

@@ -10,6 +10,7 @@ from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.flops import count_flops
 from vision.networks import VGGMixtureStack, VGGStack, narrow
 from vision.networks.conv import MaxPool
+from vision.networks.plain import PlainMixtureLayer
 from vision.networks.vgg_mixture import pooled, pooled_backward
 from vision.optimizers import SGD
 from vision.seeds import generator
@@ -153,6 +154,27 @@ def test_a_split_changes_nothing_that_a_trained_network_says(hard):
     assert [gates.splits for gates in split.gates] == [
         [[0, 0, 2], [0, 1, 0]], [[0, 1, 1], [0, 0, 1]], [[0, 0, 0], [0, 0, 2]], [[0, 1, 2], [0, 1, 2]],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["torch"], indirect=True)
+def test_twins_part_as_they_are_trained(way):
+    """Of a split both get the same weights; their gates, drawn at random, are what makes them differ."""
+    stack = mixture(num_experts=1).split([[0, 0]] * 4, generators(2, "first"))
+    optimizer = SGD(stack.parameters.flat, 0.05, 0.9)
+    for update in range(3):
+        x, _ = images(2, 16, seed=update)
+        one_hot = F.one_hot(torch.arange(32).view(2, 16) % 10, 10).float()
+        stack.backward(OwnLoss(2, 1).gradient(stack.logits(x, training=True), one_hot))
+        optimizer.step(stack.gradient.flat)
+    for network in range(2):
+        plain = stack.plain(network)
+        apart = [
+            max(float((a - b).abs().max()) for a, b in zip(*(one.parameters() for one in module.experts), strict=True))
+            for module in plain.modules()
+            if isinstance(module, PlainMixtureLayer)
+        ]
+        assert len(apart) == 4
+        assert min(apart) > 1e-6, apart
 
 
 def test_a_flat_gate_jumps():
