@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
-from data_prep.sources.compression import DamagedFile, open_plain
+from data_prep.sources.compression import DamagedFile, Eager, open_plain
 from data_prep.sources.text import TOO_LONG
 
 ARCHIVE = re.compile(r"\.(?:arc|warc|wet)(?:\.|$)", re.IGNORECASE)
@@ -51,7 +51,8 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits) -> Iterator[str]:
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     if not first_line.startswith(b"WARC/"):
         raise DamagedFile("damaged: it begins with no WARC or ARC record")
-    records = iter(_told(ArchiveIterator, file, wanted, parse_http=False, quirks_mode=lenient, stream_detect=False))
+    options = {"parse_http": False, "quirks_mode": lenient, "stream_detect": False}
+    records = iter(_told(ArchiveIterator, Eager(file), wanted, **options))
     while True:
         record = _told(next, records, None)
         if record is None:

@@ -62,6 +62,19 @@ def open_plain(path: str | Path) -> io.BufferedReader:
     return io.BufferedReader(file, CHUNK_BYTES)
 
 
+class Eager:
+    """Gives what is there rather than waiting for as much as is asked: what comes before some damage is not lost."""
+
+    def __init__(self, file: io.BufferedReader):
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read1(size) if size > 0 else self._file.read(size)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
 class _Unpacked(io.RawIOBase):
     """All members of a compressed file, one after another."""
 

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
-from data_prep.sources.compression import DamagedFile, open_plain
+from data_prep.sources.compression import DamagedFile, Eager, open_plain
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
 _ARTICLES = 0
@@ -113,7 +112,7 @@ def _read(part: Part) -> Iterator[str | Skipped]:
     bad = SkippedUnits(part.name, "page")
     try:
         with open_plain(part.path) as file:
-            for title, markup, number in _pages(file):
+            for title, markup, number in _pages(Eager(file)):
                 if len(markup) > MAX_DOCUMENT_BYTES:
                     bad.add(TOO_LONG, number)
                     continue
@@ -129,7 +128,7 @@ def _read(part: Part) -> Iterator[str | Skipped]:
     yield from bad
 
 
-def _pages(file: BinaryIO) -> Iterator[tuple[str, str, int]]:
+def _pages(file: Eager) -> Iterator[tuple[str, str, int]]:
     """(title, markup of the last revision, number of the page) of each article. Raises DamagedFile."""
     import mwxml
 

@@ -1,0 +1,144 @@
+"""Books without Project Gutenberg's frame, EPUB; text in JSON lines, Parquet and compressed files."""
+
+import gzip
+import json
+
+import pytest
+
+from data_prep.sources import Source
+from data_prep.sources.books import without_gutenberg
+from tests.data_prep.sources import read_all, write_epub, write_zip
+
+FRAME = """The Project Gutenberg EBook of Moby Dick, by Herman Melville
+
+This eBook is for the use of anyone anywhere
+
+{start}
+
+
+
+Produced by Daniel Lazarus and
+Jonesey
+
+
+
+MOBY DICK
+
+Call me Ishmael.
+
+{end}
+*** END: FULL LICENSE ***
+Section 1. General Terms
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (
+            "*** START OF THIS PROJECT GUTENBERG EBOOK MOBY DICK ***",
+            "End of Project Gutenberg's Moby Dick, by Melville",
+        ),
+        ("*** START OF THE PROJECT GUTENBERG EBOOK 2701 ***", "*** END OF THE PROJECT GUTENBERG EBOOK 2701 ***"),
+        ("***START OF THE PROJECT GUTENBERG EBOOK MOBY\nDICK***", "***END OF THE PROJECT GUTENBERG EBOOK MOBY***"),
+        ("*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*", "End of the Project Gutenberg Etext"),
+    ],
+)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_what_project_gutenberg_added_is_taken_away(start, end, line_end):
+    text = FRAME.format(start=start, end=end).replace("\n", line_end)
+    assert without_gutenberg(text).replace("\r\n", "\n") == "MOBY DICK\n\nCall me Ishmael.\n"
+
+
+def test_other_books_stay_as_they_are():
+    text = "  A book about Project Gutenberg.\r\nEnd of Project Gutenberg? *** Never ***\n"
+    assert without_gutenberg(text) == text
+
+
+def test_a_real_book_begins_with_itself(shared_data, tmp_path):
+    (tmp_path / "a.txt").write_bytes((shared_data / "books" / "gitenberg_moby_dick_2701-0.txt").read_bytes())
+    [text], _ = read_all(Source("books", str(tmp_path)))
+    assert text.startswith("MOBY-DICK;")
+    assert text.split()[-4:] == ["only", "found", "another", "orphan."]
+    assert "START OF" not in text
+    assert "General Terms" not in text
+
+
+def test_an_epub_is_its_chapters_in_order(tmp_path):
+    pytest.importorskip("ebooklib", reason="needs the extra `corpora`")
+    write_epub(tmp_path / "a.epub", ["It was the best of times.", "It was the worst of times."])
+    [text], skipped = read_all(Source("books", str(tmp_path)))
+    words = "Chapter 0 It was the best of times. Chapter 1 It was the worst of times."
+    assert " ".join(text.split()) == words
+    assert skipped == []
+
+
+def test_an_epub_that_is_none_writes_nothing_and_is_told(tmp_path):
+    pytest.importorskip("ebooklib", reason="needs the extra `corpora`")
+    folder = tmp_path / "in" / "books"
+    folder.mkdir(parents=True)
+    whole = write_epub(folder / "whole.epub", ["Text."]).read_bytes()
+    (folder / "cut.epub").write_bytes(whole[: len(whole) // 2])
+    (folder / "not.epub").write_bytes(b"not a zip")
+    write_zip(folder / "climbs.epub", {"../../escaped.xhtml": b"<p>out</p>", "mimetype": b"application/epub+zip"})
+    write_zip(folder / "bomb.epub", {"a.xhtml": bytes(300 << 20)})
+    before = sorted(tmp_path.rglob("*"))
+    texts, skipped = read_all(Source("books", str(folder)))
+    assert len(texts) == 1
+    assert {one.name for one in skipped} == {"cut.epub", "not.epub", "climbs.epub", "bomb.epub"}
+    assert "decompression bomb" in next(one.why for one in skipped if one.name == "bomb.epub")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_json_lines_give_their_field(tmp_path):
+    rows = [{"text": "one two", "url": "x"}, {"text": "drei vier é"}, {"text": " "}, {"other": "x"}, {"text": 5}, [1]]
+    lines = [json.dumps(row) for row in rows] + ["", "{broken", '{"text": "half a pair \\ud800"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "packed"}\n'))
+    texts, skipped = read_all(Source("text", str(tmp_path)))
+    assert texts == ["one two", "drei vier é", "half a pair ?", "packed"]
+    assert {(one.why, one.num_units) for one in skipped} == {
+        ("without a field 'text'", 1), ("whose field 'text' is not text", 1), ("not a JSON object", 1),
+        ("not valid JSON", 1),
+    }  # fmt: skip
+    assert read_all(Source("text", str(tmp_path)), text_field="url")[0] == ["x"]
+    # Split anywhere, each line is read once.
+    for part_bytes in (1, 7, 50):
+        assert read_all(Source("text", str(tmp_path)), part_bytes)[0] == texts
+
+
+def test_parquet_gives_its_column(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `corpora`")
+    import pyarrow
+
+    parquet.write_table(pyarrow.table({"text": ["one two", None, "three"], "n": [1, 2, 3]}), tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-10])
+    texts, skipped = read_all(Source("text", str(tmp_path)))
+    assert texts == ["one two", "three"]
+    assert [(one.name, one.num_units) for one in skipped] == [("a.parquet", 1), ("b.parquet", 0)]
+    texts, [other, *_] = read_all(Source("text", str(tmp_path)), text_field="body")
+    assert (texts, other.why) == ([], "without a column 'body': it has text, n")
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_prep.sources.text.MAX_DOCUMENT_BYTES", 100)
+    (tmp_path / "a.txt").write_text("short\n" + "x" * 1000 + "\nlast\n" + "y" * 101)
+    texts, [skipped] = read_all(Source("text", str(tmp_path)))
+    assert texts == ["short", "last"]
+    assert (skipped.num_units, skipped.first_byte) == (2, 6)
+    for part_bytes in (5, 64, 300):
+        assert read_all(Source("text", str(tmp_path)), part_bytes)[0] == texts
+
+
+def test_shares_and_at_signs():
+    assert Source.parse("books:/a@0.25") == Source("books", "/a", 0.25)
+    assert Source.parse("books:/a@b") == Source("books", "/a@b")
+    assert Source.parse("python-docs@0.5") == Source("python-docs", "", 0.5)
+    assert str(Source.parse("text:/x@0.5")) == "text:/x@0.5"
+    with pytest.raises(ValueError, match=r"share of 1\.5: it must be above 0"):
+        Source.parse("text:/x@1.5")
+
+
+def test_an_at_sign_in_a_name_that_exists_is_a_name(tmp_path):
+    (tmp_path / "a@0.5").mkdir()
+    assert Source.parse(f"books:{tmp_path}/a@0.5").share is None

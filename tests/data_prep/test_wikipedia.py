@@ -1,0 +1,107 @@
+"""Dumps: which pages are articles, and what is left of their markup."""
+
+import pytest
+
+from data_prep.sources import Source
+from tests.data_prep.sources import DUMP_HEAD, read_all, write_dump
+
+pytest.importorskip("mwxml", reason="needs the extra `corpora`")
+
+MARKUP = """{{Infobox whale|name=Moby}}
+'''Moby Dick''' is a ''white'' [[sperm whale|whale]] in the [[novel]].<ref>Melville, 1851</ref>
+[[File:Whale.jpg|thumb|200px|A [[whale]] at sea]]
+__NOTOC__
+== History ==
+It was hunted ({{lang|en|x}}) by [[Captain Ahab]]; see [https://example.com the page].
+
+{| class="wikitable"
+! Year !! Ship
+|-
+| 1851 || Pequod
+|}
+=== Sinking ===
+* The ship sank.
+<math>x^2</math><!-- nobody sees this -->
+== References ==
+{{reflist}}
+== External links ==
+[[Category:Whales]]
+[[de:Moby Dick]]
+"""
+TEXT = """Moby Dick
+
+Moby Dick is a white whale in the novel.
+
+History
+
+It was hunted by Captain Ahab; see the page.
+
+Sinking
+
+The ship sank."""
+
+
+def lines(text):
+    return [line for line in text.splitlines() if line]
+
+
+@pytest.mark.parametrize("name", ["d.xml", "d.xml.bz2", "enwiki-pages-articles1.xml-p1p2.bz2", "d.xml.gz"])
+def test_an_article_is_its_title_and_its_text(tmp_path, name):
+    pages = [
+        ("Moby Dick", 0, None, MARKUP), ("Moby", 0, "Moby Dick", "#REDIRECT [[Moby Dick]]"),
+        ("Talk:Moby Dick", 1, None, "I disagree."), ("Template:Whale", 10, None, "a template"), ("Empty", 0, None, ""),
+    ]  # fmt: skip
+    write_dump(tmp_path / name, pages)
+    [text], skipped = read_all(Source("wikipedia", str(tmp_path)))
+    assert lines(text) == lines(TEXT)
+    assert skipped == []
+
+
+def test_a_dump_cut_short_gives_what_came_before_and_says_so(tmp_path):
+    pages = [(f"Page {number}", 0, None, f"Text of page {number}. " * 50) for number in range(20)]
+    content = write_dump(tmp_path / "d.xml", pages).read_bytes()
+    (tmp_path / "d.xml").write_bytes(content[: len(content) // 2])
+    texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
+    assert 5 < len(texts) < 12
+    assert "not readable as a MediaWiki dump after page" in skipped.why
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"<html></html>", b"<mediawiki><page>", DUMP_HEAD.encode() + b"<page><title>x</title></mediawiki>", b"\0" * 99],
+)
+def test_what_is_no_dump(tmp_path, content):
+    (tmp_path / "d.xml").write_bytes(content)
+    texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
+    assert texts == []
+    assert skipped.damaged
+
+
+def test_entities_that_multiply_are_refused(tmp_path):
+    entities = '<!DOCTYPE x [<!ENTITY a "whale">' + "".join(
+        f'<!ENTITY {name} "{f"&{before};" * 10}">' for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    page = "<page><title>&i;</title><ns>0</ns><id>1</id></page></mediawiki>"
+    (tmp_path / "d.xml").write_text(entities + "]>" + DUMP_HEAD + page)
+    texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
+    assert texts == []
+    assert skipped.damaged
+
+
+def test_markup_that_nests_without_end_is_set_aside_and_the_next_page_read(tmp_path):
+    write_dump(tmp_path / "d.xml", [("Bomb", 0, None, "{{" * 50_000), ("Whale", 0, None, "A whale.")])
+    texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
+    assert texts == ["Whale\n\nA whale."]
+    assert (skipped.num_units, skipped.unit) == (1, "page")
+
+
+def test_real_dumps(shared_data):
+    texts, skipped = read_all(Source("wikipedia", str(shared_data / "wikipedia")))
+    assert len(texts) == 107
+    assert [one.name for one in skipped] == ["enwiki-table-markup.xml.bz2"]
+    autism = next(text for text in texts if text.startswith("Autism\n"))
+    assert autism.splitlines()[2].startswith("Autism is a neurodevelopmental disorder characterized by")
+    assert not autism.rstrip().endswith("External links")
+    assert (
+        sum(text.count(mark) for text in texts for mark in ("{{", "}}", "[[", "]]", "thumb|", "{|", "''", "<ref")) < 5
+    )
