@@ -27,6 +27,7 @@ from data_prep.stream_folder import (
     remove_work,
     work_folder,
 )
+from data_prep.tokenization import TOKENIZERS, given_tokenizer
 from data_prep.workers import Local
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -56,6 +57,8 @@ def prepare(settings: PrepSettings) -> dict:
     if finished is not None:
         return _find_made(settings, files, dict(finished.description))
     check_free(settings.out)
+    if settings.tokenizer not in TOKENIZERS:
+        given_tokenizer(settings.tokenizer)  # to know now that it can be read
     begun = settings.shaping() | {"versions": versions()}
     with _disk_is_large_enough(settings.out), work_folder(settings.out, begun, extend=False) as work:
         with _executor(settings) as executor:

@@ -91,6 +91,8 @@ class PrepSettings:
             known = ", ".join(sorted({source.kind for source in self.sources}))
             raise ValueError(f"valid_source={self.valid_source} is none of the sources' kinds: {known}")
         check_tokenizer(self.tokenizer)
+        if self.extend and self.tokenizer != "byte-bpe":
+            raise ValueError("an extension is encoded by the stream's own tokenizer: leave --tokenizer out")
         if self.num_mega_batches is None and self.partition == "equal" and not self.extend:
             raise ValueError("how many mega-batches? Give --mega-batches")
         if self.extend and self.partition != "equal":

@@ -1,0 +1,364 @@
+"""Whole runs over several sources: nothing near to training text is tested on; drift; extensions; given tokenizers."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.tokenization import load_tokenizer
+from fairseq_alma.core.stream_folder import StreamFolder, split_prefix
+from tests.data_prep.sources import write_dump, write_warc
+
+pytest.importorskip("datatrove", reason="needs the extra `corpora`")
+
+SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+COMMON = ["the", "of", "and", "to", "that", "with", "have", "be"]
+
+
+def prose(num_words, seed):
+    """No words twice in the same order: real to Gopher's rules, near to no other text."""
+    rng = random.Random(seed)
+    words = []
+    for number in range(num_words):
+        word = rng.choice(COMMON) if number % 3 == 0 else "".join(rng.choices(SYLLABLES, k=rng.randint(1, 3)))
+        words.append(word)
+        if number % 12 == 11:
+            words[-1] += ".\n" if number % 48 == 47 else "."
+    return " ".join(words)
+
+
+def load(out):
+    return json.loads((out / "stream.json").read_text(encoding="utf-8"))
+
+
+def texts_of(out, split):
+    """The passages of a split as they were."""
+    stream = load(out)
+    tokenizer = load_tokenizer(out / stream["tokenizer"]["file"])
+    tokens = np.fromfile(f"{split_prefix(out, split)}.bin", stream["dtype"])
+    passages = np.split(tokens.astype(int), np.flatnonzero(tokens == 2) + 1)[:-1]
+    return [tokenizer.decode((passage[:-1] - 4).tolist()) for passage in passages]
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """A crawl, a dump and a library of texts of 60 words; of 60 pages of the crawl near copies lie in the others."""
+    root = tmp_path_factory.mktemp("corpora")
+    for name in ("crawl", "wiki", "books"):
+        (root / name).mkdir()
+    pages = [prose(60, seed) for seed in range(500)]
+    write_warc(root / "crawl" / "a.warc.gz", pages[:200])
+    write_warc(root / "crawl" / "b.warc.wet", pages[200:], kind="conversion")
+    near = [f"{page} And a few words more." for page in pages[:60]]
+    articles = [(f"Page {seed}", 0, None, prose(60, 1000 + seed)) for seed in range(150)]
+    articles += [(f"Copy {number}", 0, None, text) for number, text in enumerate(near[:30])]
+    write_dump(root / "wiki" / "d.xml.bz2", articles)
+    for seed in range(100):
+        (root / "books" / f"{seed:02d}.txt").write_text(prose(60, 2000 + seed), encoding="utf-8")
+    for number, text in enumerate(near[30:]):
+        (root / "books" / f"copy_{number:02d}.md").write_text(text, encoding="utf-8")
+    return root
+
+
+def sources_of(root, order=(0, 1, 2)):
+    all_of_them = [f"common-crawl:{root}/crawl", f"wikipedia:{root}/wiki", f"books:{root}/books"]
+    return [all_of_them[number] for number in order]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory, corpora, alma_prep):
+    out = tmp_path_factory.mktemp("three") / "stream"
+    assert alma_prep(out, *sources_of(corpora), num_mega_batches=4) == 0
+    return out
+
+
+def test_no_near_copy_of_training_text_is_validated_or_tested_on(three):
+    from data_prep.duplicates import Signer
+
+    signer = Signer()
+    training = [text for t in range(1, 5) for text in texts_of(three, f"mega_batch_{t}")]
+    held_out = [text for split in ("valid", "test") for text in texts_of(three, split)]
+    known = np.array([signer.signature(text) for text in training])
+    for text in held_out:
+        assert not (known == signer.signature(text)).any(axis=0).all()
+        assert (known == signer.signature(text)).sum(axis=1).max() < 3
+    removed = {(row["step"], row["source"].partition(":")[0]): row["documents"] for row in load(three)["cleaning"]}
+    assert sum(count for (step, _), count in removed.items() if step == "near copy") == 60
+
+
+def test_each_mega_batch_has_the_same_words_and_the_sources_in_proportion(three, corpora):
+    splits = load(three)["splits"]
+    shares = np.array([split["words"] for name, split in splits.items() if name != "valid"])
+    assert np.abs(shares / shares.mean() - 1).max() < 0.01
+    articles = [
+        sum(text.startswith(("Page ", "Copy ")) for text in texts_of(three, f"mega_batch_{t}")) for t in range(1, 5)
+    ]
+    assert max(articles) - min(articles) <= 2
+    assert sum(articles) > 100
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])
+def test_the_order_of_sources_and_workers_does_not_show(tmp_path, three, corpora, alma_prep, folder_bytes, order):
+    assert alma_prep(tmp_path / "out", *sources_of(corpora, order), num_mega_batches=4, workers=2) == 0
+    assert folder_bytes(tmp_path / "out") == folder_bytes(three)
+
+
+def test_shares_and_the_kind_of_the_validation_set(tmp_path, corpora, alma_prep):
+    out = tmp_path / "out"
+    crawl, wiki, books = sources_of(corpora)
+    more = ["--valid-source", "wikipedia", "--valid-words", "1200"]
+    assert alma_prep(out, f"{crawl}@0.5", f"{wiki}@0.25", books, num_mega_batches=3, more=more) == 0
+    assert all(text.startswith(("Page ", "Copy ")) for text in texts_of(out, "valid"))
+    assert abs(load(out)["splits"]["valid"]["words"] - 1200) <= 70
+    of_wiki = sum(
+        len(text.split())
+        for split in load(out)["splits"]
+        for text in texts_of(out, split)
+        if text.startswith(("Page ", "Copy "))
+    )
+    assert abs(of_wiki / sum(split["words"] for split in load(out)["splits"].values()) - 0.25) < 0.01
+    assert any(row["step"] == "share" for row in load(out)["cleaning"])
+
+
+def test_every_document_comes_back_exactly(tmp_path, alma_prep):
+    (tmp_path / "in").mkdir()
+    originals = []
+    for number in range(60):
+        text = prose(100, number) + f"\n\t  naïve café 単語 \u200b\r\n{number}\x07\n"
+        (tmp_path / "in" / f"{number}.txt").write_bytes(text.encode())
+        originals.append(text)
+    assert alma_prep(tmp_path / "out", f"books:{tmp_path}/in", num_mega_batches=2, more=["--passage-words", "9"]) == 0
+    pieces = [text for split in load(tmp_path / "out")["splits"] for text in texts_of(tmp_path / "out", split)]
+    assert sum(map(len, pieces)) == sum(map(len, originals))
+    left = list(originals)
+    for piece in pieces:
+        assert any(piece in text for text in left)
+
+
+@pytest.fixture(scope="module")
+def snapshots(tmp_path_factory):
+    root = tmp_path_factory.mktemp("snapshots")
+    for week, first in (("2019-13", 0), ("2019-18", 100), ("2020-05", 200)):
+        folder = root / f"CC-MAIN-{week}"
+        folder.mkdir()
+        # Of each snapshot a tenth was in the one before.
+        pages = [prose(120, seed) for seed in range(max(0, first - 20), first + 90)]
+        write_warc(folder / "x.warc.wet.gz", pages, kind="conversion")
+    return root
+
+
+def test_a_mega_batch_a_snapshot(tmp_path, snapshots, alma_prep, folder_bytes):
+    for name, sources, partition in (
+        ("by_date", [f"common-crawl:{snapshots}"], "by-date"),
+        ("as_given", [f"common-crawl:{path}" for path in sorted(snapshots.iterdir())], "as-given"),
+    ):
+        argv = [str(tmp_path / name), "--partition", partition, "--vocab-size", "300", "--seed", "1", "--workers", "1"]
+        from data_prep.cli import main
+
+        assert main([*argv, *(word for source in sources for word in ("--source", source))]) == 0
+    stream = load(tmp_path / "by_date")
+    assert stream["snapshots"] == ["2019-03-25", "2019-04-29", "2020-01-27"]
+    assert stream["num_mega_batches"] == 3
+    assert folder_bytes(tmp_path / "by_date") == folder_bytes(tmp_path / "as_given")
+    # A page stays in the snapshot in which it came first.
+    assert [row["documents"] for row in stream["cleaning"] if row["step"] == "exact copy"] == [20]
+    for t, seeds in ((1, range(90)), (2, range(90, 190)), (3, range(190, 290))):
+        own = "".join(prose(120, seed) for seed in seeds)
+        assert all(text in own for text in texts_of(tmp_path / "by_date", f"mega_batch_{t}"))
+
+
+@pytest.fixture
+def extended(tmp_path, corpora, alma_prep, folder_bytes):
+    """A stream of the crawl and the books, the bytes it had, and what it became with the dump added."""
+    out = tmp_path / "stream"
+    crawl, wiki, books = sources_of(corpora)
+    assert alma_prep(out, crawl, books, num_mega_batches=3) == 0
+    before = folder_bytes(out)
+    argv = ["--extend", str(out), "--source", wiki, "--workers", "1"]
+    from data_prep.cli import main
+
+    assert main(argv) == 0
+    return out, before, argv
+
+
+def test_an_extension_touches_nothing_and_lets_no_copy_in(extended, folder_bytes):
+    out, before, _ = extended
+    after = folder_bytes(out)
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {
+        "mega_batch_4/train.bin", "mega_batch_4/train.idx", "dedup/0001.keys", "dedup/0001.signatures",
+    }  # fmt: skip
+    stream = load(out)
+    assert stream["num_mega_batches"] == 4
+    assert stream["settings"]["num_mega_batches"] == 3
+    assert StreamFolder.open(out).num_mega_batches == 4
+    StreamFolder.open(out).verify_bytes()
+    texts = texts_of(out, "mega_batch_4")
+    assert len(texts) == 150
+    assert all(text.startswith("Page ") for text in texts)  # the 30 copies are known already
+    [extension] = stream["extensions"]
+    assert extension["mega_batches"] == [4, 4]
+    assert [row["documents"] for row in extension["cleaning"] if row["step"] == "near copy"] == [30]
+
+
+def test_extending_again(extended, folder_bytes, capsys, corpora, tmp_path):
+    from data_prep.cli import main
+
+    out, _, argv = extended
+    after = folder_bytes(out)
+    capsys.readouterr()
+    assert main(argv) == 0  # the same files: done
+    assert "has these files as mega-batch 4: nothing to do" in capsys.readouterr().err
+    assert folder_bytes(out) == after
+    (tmp_path / "more").mkdir()
+    for seed in range(240):
+        (tmp_path / "more" / f"{seed}.txt").write_text(prose(60, 5000 + seed))
+    (tmp_path / "more" / "old.txt").write_text(f"Page 1\n\n{prose(60, 1001)} with an end")
+    assert main(["--extend", str(out), "--source", f"books:{tmp_path}/more", "--mega-batches", "2"]) == 0
+    assert load(out)["num_mega_batches"] == 6
+    assert load(out)["extensions"][1]["mega_batches"] == [5, 6]
+    assert sum(len(texts_of(out, f"mega_batch_{t}")) for t in (5, 6)) == 240
+    # The command that made the stream finds it, and what was added, whole.
+    capsys.readouterr()
+    crawl, _, books = sources_of(corpora)
+    first = [
+        str(out),
+        "--source",
+        crawl,
+        "--source",
+        books,
+        "--mega-batches",
+        "3",
+        "--vocab-size",
+        "300",
+        "--seed",
+        "1",
+    ]
+    assert main(first) == 0
+    assert "nothing to do" in capsys.readouterr().err
+
+
+def test_what_cannot_extend(extended, capsys, corpora, tmp_path):
+    from data_prep.cli import main
+
+    out, _, _ = extended
+    crawl, _, books = sources_of(corpora)
+
+    def refused(*argv):
+        capsys.readouterr()
+        assert main([*argv]) == 2
+        return capsys.readouterr().err
+
+    assert "nothing is left: each of" in refused("--extend", str(out), "--source", crawl)
+    assert "no stream at" in refused("--extend", str(tmp_path / "none"), "--source", crawl)
+    with open(out / "mega_batch_2" / "train.bin", "r+b") as file:
+        file.seek(10)
+        file.write(b"\xff")
+    assert "was altered since" in refused("--extend", str(out), "--source", books)
+    assert not (out / ".alma-prep").exists()
+
+
+def test_a_learner_goes_on_with_an_extended_stream(tmp_path, corpora, alma_prep):
+    out, run = tmp_path / "stream", tmp_path / "run"
+    crawl, wiki, _ = sources_of(corpora)
+    assert alma_prep(out, crawl, num_mega_batches=2) == 0
+    command = [
+        str(Path(sys.executable).with_name("alma-lm")), f"stream={out}", f"out={run}", "preset=quickstart",
+        "updates_per_mega_batch=3", "validations=1", "experts=1", "tokens_per_sample=32", "batch_size=4",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    before = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    from data_prep.cli import main
+
+    assert main(["--extend", str(out), "--source", wiki, "--workers", "1"]) == 0
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    after = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    assert after[: len(before)] == before
+    assert [row["t"] for row in after] == [0, 1, 2, 3]
+    assert after[3]["updated"]
+
+
+def test_given_tokenizers(tmp_path, corpora, three, alma_prep, capsys):
+    """A tokenizer.json, GPT-2's two files and a sentencepiece model: the same ids as they give themselves."""
+    from tokenizers import Tokenizer
+
+    books = f"books:{corpora}/books"
+    content = json.loads((three / "tokenizer.json").read_text())
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in content["model"]["merges"]]
+    gpt2 = tmp_path / "gpt2"
+    gpt2.mkdir()
+    (gpt2 / "encoder.json").write_text(json.dumps(content["model"]["vocab"]))
+    (gpt2 / "vocab.bpe").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    for name in (three / "tokenizer.json", gpt2 / "vocab.bpe", gpt2):
+        out = tmp_path / f"of_{name.name}"
+        assert alma_prep(out, books, num_mega_batches=2, more=["--tokenizer", str(name)]) == 0
+        text = texts_of(out, "test")[0]
+        tokens = np.fromfile(out / "test" / "test.bin", "uint16").astype(int)
+        ids = (tokens[: int(np.flatnonzero(tokens == 2)[0])] - 4).tolist()
+        assert ids == Tokenizer.from_file(str(three / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+        assert load(out)["vocab_size"] == len(content["model"]["vocab"])
+        assert load(out)["tokenizer"]["kind"] == "given"
+    more = ["--tokenizer", "sentencepiece"]
+    assert alma_prep(tmp_path / "sp", books, num_mega_batches=2, vocab_size=341, more=more) == 0
+    model = tmp_path / "sp" / "sentencepiece.model"
+    assert alma_prep(tmp_path / "sp2", books, num_mega_batches=2, more=["--tokenizer", str(model)]) == 0
+    for name in ("test/test.bin", "dict.txt", "sentencepiece.model"):
+        assert (tmp_path / "sp2" / name).read_bytes() == (tmp_path / "sp" / name).read_bytes()
+    capsys.readouterr()
+    for given, message in (
+        ("bpe-dropout", "is unknown, and no such file is there"),
+        (str(tmp_path), "has no encoder.json and no vocab.bpe"),
+        (str(three / "dict.txt"), "is neither a .json nor a .model"),
+    ):
+        assert alma_prep(tmp_path / "no", books, more=["--tokenizer", given]) == 2
+        assert message in capsys.readouterr().err
+    (tmp_path / "bad.json").write_text("{")
+    assert alma_prep(tmp_path / "no", books, more=["--tokenizer", str(tmp_path / "bad.json")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def test_an_altered_output_is_never_called_whole(tmp_path, three, corpora, alma_prep, capsys):
+    import shutil
+
+    out = tmp_path / "stream"
+    shutil.copytree(three, out)
+    for name in ("mega_batch_2/train.bin", "valid/valid.idx", "dedup/0000.signatures"):
+        content = (out / name).read_bytes()
+        (out / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        capsys.readouterr()
+        assert alma_prep(out, *sources_of(corpora), num_mega_batches=4) == 2
+        assert f"{name} is not what alma-prep wrote: it was altered since" in capsys.readouterr().err
+        (out / name).write_bytes(content)
+    assert alma_prep(out, *sources_of(corpora), num_mega_batches=4) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert {"python", "numpy", "tokenizers", "datatrove"} <= manifest["versions"].keys()
+    assert [len(found) for found in manifest["inputs"].values()] == [130, 2, 1]
+
+
+def test_too_many_damaged_files_fail_at_the_end_and_a_larger_allowance_goes_on(
+    tmp_path, corpora, alma_prep, capsys, folder_bytes
+):
+    import shutil
+
+    crawl = tmp_path / "crawl"
+    shutil.copytree(corpora / "crawl", crawl)
+    (crawl / "bad.warc.gz").write_bytes((crawl / "a.warc.gz").read_bytes()[:500])
+    assert alma_prep(tmp_path / "out", f"common-crawl:{crawl}", num_mega_batches=2) == 2
+    message = capsys.readouterr().err
+    assert "1 of 3 input files are damaged, more than --max-bad 0.01 allows" in message
+    assert "bad.warc.gz: cut short" in message
+    assert "bad.warc.gz" in (tmp_path / "out" / ".alma-prep" / "damaged.txt").read_text()
+    spooled = next((tmp_path / "out" / ".alma-prep" / "spool").glob("*.text"))
+    inode = spooled.stat().st_ino
+    assert inode
+    assert alma_prep(tmp_path / "out", f"common-crawl:{crawl}", num_mega_batches=2, more=["--max-bad", "0.4"]) == 0
+    captured = capsys.readouterr()
+    assert "skipped bad.warc.gz: cut short" in captured.out
+    assert load(tmp_path / "out")["sources"][0]["damaged_files"] == 1
