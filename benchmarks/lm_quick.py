@@ -306,7 +306,16 @@ def _docstrings(path: Path) -> str:
 def seconds_of_alma_prep(books: Path, out: Path) -> dict[str, float]:
     """Run alma-prep: its CPU seconds by step, told apart by the lines it prints when a step is done."""
     command = [sys.executable, "-m", "data_prep", out, "--source", f"books:{books}", "--seed", 0]
-    command += ["--mega-batches", PREP_MEGA_BATCHES, "--vocab-size", PREP_VOCABULARY, "--workers", 1]
+    command += [
+        "--mega-batches",
+        PREP_MEGA_BATCHES,
+        "--vocab-size",
+        PREP_VOCABULARY,
+        "--workers",
+        1,
+        "--duplicates",
+        "keep",
+    ]
     process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     steps, before, lines = {}, 0.0, []
     for line in process.stderr:

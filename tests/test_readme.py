@@ -1,13 +1,17 @@
 """The README's commands, exactly as they stand there, in an empty folder."""
 
 import os
+import random
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fairseq_alma.core.ledger import Ledger
 from tests.commands import ROOT
+from tests.data_prep.sources import write_dump, write_warc
 
 README = (ROOT / "README.md").read_text()
 TESTED = re.findall(r"<!-- tested[^>]*-->\n```bash\n(.*?)```", README, flags=re.DOTALL)
@@ -34,6 +38,84 @@ def test_what_the_readme_says_to_type_works(tmp_path):
     assert "2 member(s)" in result.stdout
     for name in ("by_hand", "by_hand_2"):
         assert (tmp_path / "checkpoints" / name / "checkpoint_best.pt").is_file()
+
+
+def test_the_corpora_of_the_readme_become_a_stream_that_is_trained_on_and_extended(tmp_path):
+    pytest.importorskip("fastwarc", reason="needs the extra `corpora`")
+    text = README[README.index("<!-- corpora:") :]
+    download, extend = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)[:2]
+    commands = download.strip().splitlines()
+    assert len(commands) == 5
+    lines = [*commands[2:], *extend.strip().splitlines()]
+    assert [line.split()[0] for line in lines] == ["alma-prep", "alma-lm", "alma-eval", "alma-prep", "alma-lm"]
+    for folder in ("crawl", "wiki", "books", "crawl-2024-18"):
+        (tmp_path / folder).mkdir()
+    write_warc(tmp_path / "crawl/a.warc.wet.gz", [english(200, seed) for seed in range(150)], kind="conversion")
+    write_warc(tmp_path / "crawl-2024-18/b.warc.wet.gz", [english(200, 900 + n) for n in range(20)], kind="conversion")
+    write_dump(tmp_path / "wiki/d.xml.bz2", [(f"Page {seed}", 0, None, english(200, 300 + seed)) for seed in range(50)])
+    for seed in range(10):
+        (tmp_path / "books" / f"{seed}.txt").write_text(english(2000, 600 + seed))
+    script = "\n".join(lines).replace("switch_lm_base", "switch_lm_tiny").replace("updates=10000", "updates=3")
+    script = script.replace("preset=quickstart", "preset=quickstart tokens_per_sample=64")
+    script = script.replace("--mega-batches 5", "--mega-batches 5 --vocab-size 500")
+    result = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    rows = Ledger(tmp_path / "runs/web/ledger.jsonl").rows()
+    assert [row.t for row in rows] == [0, 1, 2, 3, 4, 5, 6]
+    assert all(row.updated for row in rows[1:])
+
+
+def english(num_words: int, seed: int) -> str:
+    """Words of a book in another order: English to every filter, and near to no other text."""
+    rng = random.Random(seed)
+    words = [
+        "the",
+        "of",
+        "and",
+        "to",
+        "that",
+        "with",
+        "have",
+        "be",
+        "whale",
+        "sea",
+        "ship",
+        "sailor",
+        "captain",
+        "island",
+        "harbour",
+        "storm",
+        "wind",
+        "water",
+        "night",
+    ]
+    words += [
+        "morning",
+        "old",
+        "small",
+        "great",
+        "white",
+        "long",
+        "never",
+        "always",
+        "under",
+        "over",
+        "between",
+        "before",
+        "after",
+        "came",
+        "went",
+        "saw",
+        "said",
+    ]
+    text = [rng.choice(words) for _ in range(num_words)]
+    return ".\n".join(" ".join(text[start : start + 12]) for start in range(0, num_words, 12))
 
 
 def test_the_learner_that_the_readme_adds_works(tmp_path):

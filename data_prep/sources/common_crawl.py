@@ -66,11 +66,12 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits) -> Iterator[str]:
         if len(block) < length:
             raise DamagedFile(f"cut short: the record at byte {position:,} has {len(block):,} of its {length:,} bytes")
         try:
-            text = block.decode("utf-8") if str(record.record_type) == "conversion" else _page_of(record, block)
+            is_text = str(record.record_type) == "conversion"
+            text = block.decode("utf-8") if is_text else _told(_page_of, record, block)
         except UnicodeDecodeError:
             bad.add("not valid UTF-8", position)
-        except Exception as error:  # of two libraries, on whatever the web sent
-            bad.add(f"not readable ({type(error).__name__})", position)
+        except DamagedFile:  # two libraries on whatever the web sent
+            bad.add("not readable as a page", position)
         else:
             if len(text) > MAX_DOCUMENT_BYTES:
                 bad.add(TOO_LONG, position)
@@ -156,9 +157,9 @@ def _read_arc(file: BufferedReader, bad: SkippedUnits) -> Iterator[str]:
         if record.http_headers is None or record.http_headers.get_statuscode() != "200":
             continue
         try:
-            text = page_text(content, record.http_headers.get_header("Content-Type") or "", None)
-        except Exception as error:
-            bad.add(f"not readable ({type(error).__name__})", number)
+            text = _told(page_text, content, record.http_headers.get_header("Content-Type") or "", None)
+        except DamagedFile:
+            bad.add("not readable as a page", number)
         else:
             if text and not text.isspace():
                 yield text

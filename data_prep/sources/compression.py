@@ -44,6 +44,58 @@ _MAGIC = {b"\x1f\x8b": ("gzip", _gzip), b"BZh": ("bzip2", BZ2Decompressor), b"\x
 _ENDINGS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 
 
+BZIP2_STREAM = b"BZh91AY&SY"
+"""How a stream of a .bz2 file begins, at a whole byte."""
+
+
+def bzip2_streams(path: str | Path, start: int, end: int) -> tuple[int, int]:
+    """The streams of a file of many, as Wikipedia's multistream dumps, that begin in bytes start..end: where the first
+    begins and where the one after the last does. Equal if none begins there.
+    """
+    return _next_stream(path, start), _next_stream(path, end)
+
+
+def _next_stream(path: str | Path, position: int) -> int:
+    """The first at `position` or after it; the end of the file if there is none."""
+    with open(path, "rb") as file:
+        file.seek(position)
+        kept = b""
+        while piece := file.read(CHUNK_BYTES):
+            found = (kept + piece).find(BZIP2_STREAM)
+            if found >= 0:
+                return position - len(kept) + found
+            position += len(piece)
+            kept = piece[-len(BZIP2_STREAM) + 1 :]
+        return position
+
+
+def open_bzip2_streams(path: str | Path, first: int, last: int) -> io.BufferedReader:
+    """What lies unpacked between two places that `bzip2_streams` found."""
+    file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
+    file.seek(first)
+    return io.BufferedReader(_Unpacked(_Slice(file, last - first), "bzip2", BZ2Decompressor), CHUNK_BYTES)
+
+
+class _Slice(io.RawIOBase):
+    """The next so many bytes of a file."""
+
+    def __init__(self, file: BinaryIO, num_bytes: int):
+        self._file, self._left = file, num_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer) -> int:
+        data = self._file.read(min(len(buffer), self._left))
+        buffer[: len(data)] = data
+        self._left -= len(data)
+        return len(data)
+
+
 def open_plain(path: str | Path) -> io.BufferedReader:
     """The content of a file, unpacked if it is compressed (by its first bytes, not its name).
 
@@ -74,11 +126,14 @@ class Eager:
     def tell(self) -> int:
         return self._file.tell()
 
+    def close(self) -> None:
+        self._file.close()
+
 
 class _Unpacked(io.RawIOBase):
     """All members of a compressed file, one after another."""
 
-    def __init__(self, file: BinaryIO, name: str, make):
+    def __init__(self, file: BinaryIO | io.RawIOBase, name: str, make):
         self._file, self._name, self._make = file, name, make
         self._member: _Decompressor = make()
         self._ready = memoryview(b"")
@@ -98,7 +153,7 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, buffer) -> int:
         while not self._ready:
-            data = self._waiting or self._file.read(CHUNK_BYTES)
+            data = self._waiting or self._file.read(CHUNK_BYTES) or b""
             self._waiting = b""
             if not data:
                 if self._begun:

@@ -5,11 +5,18 @@ Redirects, and pages of other namespaces (talk, templates, categories, files), a
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
-from data_prep.sources.compression import DamagedFile, Eager, open_plain
+from data_prep.sources.compression import (
+    CHUNK_BYTES,
+    DamagedFile,
+    Eager,
+    bzip2_streams,
+    open_bzip2_streams,
+    open_plain,
+)
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
 _ARTICLES = 0
@@ -111,8 +118,8 @@ def _read(part: Part) -> Iterator[str | Skipped]:
         return
     bad = SkippedUnits(part.name, "page")
     try:
-        with open_plain(part.path) as file:
-            for title, markup, number in _pages(Eager(file)):
+        with closing(_open_part(part)) as file:
+            for title, markup, number in _pages(file):
                 if len(markup) > MAX_DOCUMENT_BYTES:
                     bad.add(TOO_LONG, number)
                     continue
@@ -128,7 +135,40 @@ def _read(part: Part) -> Iterator[str | Skipped]:
     yield from bad
 
 
-def _pages(file: Eager) -> Iterator[tuple[str, str, int]]:
+def _open_part(part: Part) -> "Eager | _Streams":
+    if part.start == 0 and part.end == Path(part.path).stat().st_size:
+        return Eager(open_plain(part.path))
+    return _Streams(part.path, *bzip2_streams(part.path, part.start, part.end))
+
+
+class _Streams:
+    """Some of the streams of a multistream dump as a dump of its own: its head before them, an end behind them."""
+
+    _END = b"</mediawiki>"
+
+    def __init__(self, path: str, first: int, last: int):
+        head = [(0, bzip2_streams(path, 1, 1)[0])] if first > 0 else []
+        self._files = [open_bzip2_streams(path, *where) for where in [*head, (first, last)]]
+        self._current, self._tail = 0, b""
+
+    def read(self, size: int = -1) -> bytes:
+        while self._current < len(self._files):
+            data = self._files[self._current].read1(size if size > 0 else CHUNK_BYTES)
+            if data:
+                self._tail = (self._tail + data)[-64:]
+                return data
+            self._current += 1
+        if self._tail.rstrip().endswith(self._END):
+            return b""
+        self._tail = self._END
+        return self._END
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
     """(title, markup of the last revision, number of the page) of each article. Raises DamagedFile."""
     import mwxml
 

@@ -1,5 +1,7 @@
 """Dumps: which pages are articles, and what is left of their markup."""
 
+import bz2
+
 import pytest
 
 from data_prep.sources import Source
@@ -64,6 +66,23 @@ def test_a_dump_cut_short_gives_what_came_before_and_says_so(tmp_path):
     texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
     assert 5 < len(texts) < 12
     assert "not readable as a MediaWiki dump after page" in skipped.why
+
+
+@pytest.mark.parametrize("part_bytes", [100, 400, 1000, 10**6])
+def test_a_multistream_dump_is_read_in_parts_each_page_once(tmp_path, part_bytes):
+    pages = [(f"Page {number}", 0, None, f"Text of page {number}. " * 20) for number in range(60)]
+    content = write_dump(tmp_path / "plain.xml", pages).read_bytes()
+    (tmp_path / "plain.xml").unlink()
+    head, *rest = content.split(b"<page>")
+    rest[-1], end = rest[-1].split(b"</mediawiki>")
+    tens = [b"".join(b"<page>" + page for page in rest[start : start + 10]) for start in range(0, 60, 10)]
+    streams = [head, *tens, b"</mediawiki>" + end]
+    (tmp_path / "enwiki-multistream.xml.bz2").write_bytes(b"".join(map(bz2.compress, streams)))
+    source = Source("wikipedia", str(tmp_path))
+    texts, skipped = read_all(source, part_bytes)
+    assert skipped == []
+    assert [text.split("\n")[0] for text in texts] == [title for title, *_ in pages]
+    assert texts == read_all(source)[0]
 
 
 @pytest.mark.parametrize(
