@@ -30,6 +30,9 @@ def jobs() -> Iterator[Job]:
     """What two cores can do in an afternoon, then what a GPU should."""
     for wait, learner in product((10, 100), ("sm", "gens", "umix", "ens", "gmoe", "ff")):
         yield Job(f"{learner}_c4_w{wait}_e10", settings_of(learner, wait, 4, 10), seeds=2)
+    # As large as ff (3,498 parameters), gmoe (6,789) and gens (11,472) are on average over the arrivals.
+    for width in (5, 7, 9):
+        yield Job(f"sm_c{width}_w10_e10", settings_of("sm", 10, width, 10), seeds=2)
     for learner in ("sm", "gens"):
         yield Job(f"{learner}_c4_w10_e10_replay", settings_of(learner, 10, 4, 10, "replay=all"), seeds=2)
     for width, wait in product((4, 8), (10, 100, 2)):
@@ -97,6 +100,7 @@ def draw(whole: Study) -> None:
             if "100" in title:
                 label = f"c = {settings['width']}, wait {settings['wait']}"
             axes.step(range(len(errors)), errors, where="post", color=f"C{number}", label=label)
+            axes.plot(len(errors) - 1, errors[-1], "o", color=f"C{number}", markersize=4)
         axes.set(title=title, xlabel="mega-batches that have arrived", ylim=(0, 100))
         axes.grid(alpha=0.3)
         axes.legend()
