@@ -17,6 +17,8 @@ HASHES_PER_BAND = 8
 NGRAM_WORDS = 5
 NO_SIGNATURE = 0
 """In every band, of a document with fewer words than an n-gram has: only its exact copies are found."""
+_ROWS = 1 << 20
+"""Documents compared at a time."""
 _CHUNK_WORDS = 8192
 """n-grams hashed at a time: 112 numbers each, so that a book does not take gigabytes."""
 
@@ -88,21 +90,26 @@ def find_duplicates(
     """
     count = len(keys)
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
-    # First in this order: the one that stays of any set.
-    better = np.lexsort((np.arange(count), halves[:, 1], halves[:, 0], -num_words.astype(np.int64), rank))
-    place = np.empty(count, np.int64)
-    place[better] = np.arange(count)
+    high, low = halves[:, 0], halves[:, 1]
+    # First in this order: the one that stays of any set. Equal texts come as they were given, which does not show.
+    better = np.lexsort((low, high, -num_words, rank))
+    place = np.empty(count, np.int32 if count < 2**31 else np.int64)
+    place[better] = np.arange(count, dtype=place.dtype)
+    del better
 
-    by_key = np.lexsort((place, halves[:, 1], halves[:, 0]))
-    same = (halves[by_key[1:]] == halves[by_key[:-1]]).all(axis=1)
+    by_key = np.lexsort((place, low, high))
     exact = np.zeros(count, bool)
-    exact[by_key[1:][same]] = True  # sorted by place: the first of equal ones stays
+    for start in range(0, count - 1, _ROWS):  # in parts, as copies of keys are large
+        these = by_key[start : start + _ROWS + 1]
+        same = (high[these[1:]] == high[these[:-1]]) & (low[these[1:]] == low[these[:-1]])
+        exact[these[1:][same]] = True  # sorted by place: the first of equal ones stays
+    del by_key, halves, high, low
     exact[:old] = False
     near = np.zeros(count, bool)
     if signatures is not None and count:
         label = _groups(count, signatures)
         # The place of the best of each group.
-        best = np.full(count, count, np.int64)
+        best = np.full(count, count, place.dtype)
         np.minimum.at(best, label, place)
         near = place != best[label]
         near &= ~exact
@@ -119,10 +126,12 @@ def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
     for band in range(NUM_BANDS):
         hashes = np.concatenate([load_band(path, band) for paths in shards for path in paths])
         assert len(hashes) == count, (len(hashes), count)
-        order = np.argsort(hashes, kind="stable")
-        ranked = hashes[order]
-        meet = (ranked[1:] == ranked[:-1]) & (ranked[1:] != NO_SIGNATURE)
+        order = np.argsort(hashes, kind="stable").astype(label.dtype)
+        hashes = hashes[order]
+        meet = (hashes[1:] == hashes[:-1]) & (hashes[1:] != NO_SIGNATURE)
+        del hashes
         left, right = label[order[:-1][meet]], label[order[1:][meet]]
+        del order, meet
         differ = left != right
         if differ.any():
             edges = (np.ones(int(differ.sum()), np.int8), (left[differ], right[differ]))

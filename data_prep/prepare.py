@@ -165,7 +165,8 @@ def _extend(settings: PrepSettings, files: Files, finished: StreamFolder | None)
             "extensions": [*stream.get("extensions", []), extension],
         }
         manifest = read_json(out / MANIFEST)
-        manifest["extensions"].append(_manifest(settings, files))
+        # A run that was killed between the manifest and stream.json has told of this one already.
+        manifest["extensions"] = [*manifest["extensions"][: len(stream["extensions"]) - 1], _manifest(settings, files)]
         finish(out, work, stream, manifest)
     return stream
 

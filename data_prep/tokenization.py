@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from data_prep.errors import PrepError
+from data_prep.errors import PrepError, Unworkable
 
 
 class Tokenizer(Protocol):
@@ -106,7 +106,7 @@ class SentencePiece:
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
-        """The model file. Raises PrepError if the text gives fewer symbols, or needs more, than `vocab_size`."""
+        """The model file. Raises Unworkable if the text gives fewer symbols, or needs more, than `vocab_size`."""
         import sentencepiece
 
         model = io.BytesIO()
@@ -137,7 +137,7 @@ class SentencePiece:
             )
         except RuntimeError as error:
             reason = str(error).rpartition("] ")[2].strip()
-            raise PrepError(
+            raise Unworkable(
                 f"sentencepiece cannot make {vocab_size} symbols of the training text: {reason} "
                 "Change --vocab-size accordingly, or add sources."
             ) from error

@@ -242,6 +242,25 @@ def test_extending_again(extended, folder_bytes, capsys, corpora, tmp_path):
     assert "nothing to do" in capsys.readouterr().err
 
 
+def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_bytes):
+    from data_prep.cli import main
+
+    out, before, argv = extended
+    after, stream, manifest = folder_bytes(out), load(out), (out / "manifest.json").read_text()
+    first = {key: value for key, value in stream.items() if key != "extensions"} | {"num_mega_batches": 3}
+    first["splits"] = {name: split for name, split in stream["splits"].items() if name != "mega_batch_4"}
+    # Before stream.json was replaced, and before the manifest was.
+    told = json.loads(manifest)
+    untold = told | {"extensions": [], "outputs": {k: v for k, v in told["outputs"].items() if k in before}}
+    for known in (told, untold):
+        (out / "stream.json").write_text(json.dumps(first))
+        (out / "manifest.json").write_text(json.dumps(known))
+        assert main(argv) == 0
+        assert folder_bytes(out) == after
+        assert load(out)["extensions"] == stream["extensions"]
+        assert json.loads((out / "manifest.json").read_text()) == told
+
+
 def test_what_cannot_extend(extended, capsys, corpora, tmp_path):
     from data_prep.cli import main
 

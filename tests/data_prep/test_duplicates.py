@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -134,6 +135,23 @@ def test_bands_are_read_one_by_one(tmp_path):
         assert load_band(tmp_path / "s", band).tolist() == signatures[:, band].tolist()
     save_signatures(tmp_path / "empty", signatures[:0])
     assert len(load_band(tmp_path / "empty", 3)) == 0
+
+
+def test_memory_is_bounded_by_the_number_of_documents(tmp_path):
+    """Beside the 56 bytes of a document's entry: 128 bytes in all, keys and counts included."""
+    count = 400_000
+    rng = np.random.default_rng(0)
+    keys = np.frombuffer(rng.bytes(16 * count), "V16")
+    signatures = rng.integers(1, count * 20, (count, NUM_BANDS), np.uint64)  # some meet by chance
+    save_signatures(tmp_path / "s", signatures)
+    del signatures
+    rank, words = np.zeros(count, np.int32), np.full(count, 100, np.int32)
+    tracemalloc.start()
+    found = find_duplicates(keys, rank, words, [[tmp_path / "s"]])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0 < found.near.sum() < count
+    assert 56 + 16 + 8 + peak / count < 128
 
 
 def test_the_two_moby_dicks_are_one_book(tmp_path, signer, shared_data):
