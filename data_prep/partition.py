@@ -127,30 +127,36 @@ def order_key(seed: int, identity: bytes, passage_number: int) -> bytes:
     return digest.digest()[:16]
 
 
-def in_order(entries: np.ndarray) -> np.ndarray:
-    """Sort entries by key. Equal keys mean equal text, so that no order among them can show."""
-    return entries[np.lexsort(_key_halves(entries)[::-1])]
+def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
+    """Places of entries (of `which` of them) in the order of keys. Equal keys mean equal text: no order can show."""
+    keys = entries["key"] if which is None else entries["key"][which]
+    halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
+    order = np.lexsort((halves[:, 1], halves[:, 0]))
+    return order if which is None else which[order]
 
 
-def _key_halves(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    halves = np.ascontiguousarray(entries["key"]).view(">u8").reshape(-1, 2)
-    return halves[:, 0], halves[:, 1]
-
-
-def mixed(passages: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
     """The order of the stream: of each kind of source the order of keys, and in any stretch the kinds in proportion.
 
     A passage stands where its middle lies among the words of its kind, as a fraction. With one kind that is the
-    order of keys. `kinds` is the kind of each source, so that text may lie in one folder or in several.
+    order of keys.
+
+    Args:
+        passages: ENTRY of each.
+        kinds: the kind of each source, so that text may lie in one folder or in several.
+        which: places in `passages`; None: all.
+
+    Returns:
+        Places in `passages`: nothing is copied but numbers, at most 128 bytes a passage with its entry.
     """
-    passages = in_order(passages)
-    middle = np.empty(len(passages))
-    kind_of = kinds[passages["source"]]
+    order = by_key(passages, which)
+    kind_of = kinds.astype(np.int8)[passages["source"][order]]
+    words, middle = passages["num_words"][order], np.empty(len(order))
     for kind in np.unique(kind_of):
         of_kind = kind_of == kind
-        words = passages["num_words"][of_kind].astype(np.float64)
-        middle[of_kind] = (np.cumsum(words) - words / 2) / max(1.0, words.sum())
-    return passages[np.argsort(middle, kind="stable")]  # stable: equal places in the order of keys
+        mine = words[of_kind].astype(np.float64)
+        middle[of_kind] = (np.cumsum(mine) - mine / 2) / max(1.0, mine.sum())
+    return order[np.argsort(middle, kind="stable")]  # stable: equal places in the order of keys
 
 
 def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
@@ -181,19 +187,18 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
 
 def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
     """The first passages of each source, in the order of keys, up to so many words."""
-    passages = in_order(passages)
     kept = np.ones(len(passages), bool)
     for source, num_words in wanted.items():
-        which = np.flatnonzero(passages["source"] == source)
-        cumulative = np.concatenate([[0], np.cumsum(passages["num_words"][which], dtype=np.int64)])
-        kept[which[_nearest(cumulative, num_words) :]] = False
+        which = by_key(passages, np.flatnonzero(passages["source"] == source))
+        kept[which[_nearest(_cumulative(passages["num_words"][which]), num_words) :]] = False
     return passages[kept]
 
 
 class Layout(NamedTuple):
-    """All passages in the order in which they are written, and where the splits begin and end among them."""
+    """In which order passages are written, and where the splits begin and end among them."""
 
-    passages: np.ndarray
+    order: np.ndarray
+    """Places in the array of passages."""
     cuts: list[int]
     """[0, end of valid, end of mega-batch 1, .., end of test]."""
 
@@ -202,24 +207,23 @@ def equal_layout(
     passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
 ) -> Layout:
     """Mega-batches of equal words, sources in proportion; the validation set before them, of one kind where asked."""
-    if valid_kind is None:
-        passages = mixed(passages, kinds)
-        return Layout(passages, cut_points(passages["num_words"], valid_words, num_mega_batches))
-    may = kinds[passages["source"]] == valid_kind
-    candidates = mixed(passages[may], kinds)
-    cumulative = np.concatenate([[0], np.cumsum(candidates["num_words"], dtype=np.int64)])
-    end = max(1, _nearest(cumulative, valid_words))
-    rest = mixed(np.concatenate([candidates[end:], passages[~may]]), kinds)
-    passages = np.concatenate([candidates[:end], rest])
     words = passages["num_words"]
-    return Layout(passages, [0, *(end + cut for cut in equal_cuts(words[end:], num_mega_batches))])
+    if valid_kind is None:
+        order = mixed(passages, kinds)
+        return Layout(order, cut_points(words[order], valid_words, num_mega_batches))
+    may = kinds[passages["source"]] == valid_kind
+    candidates = mixed(passages, kinds, np.flatnonzero(may))
+    end = max(1, _nearest(_cumulative(words[candidates]), valid_words))
+    rest = mixed(passages, kinds, np.concatenate([candidates[end:], np.flatnonzero(~may)]))
+    cuts = [0, *(end + cut for cut in equal_cuts(words[rest], num_mega_batches))]
+    return Layout(np.concatenate([candidates[:end], rest]), cuts)
 
 
 def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: int) -> Layout:
     """Mega-batches of equal words, sources in proportion, and no other split."""
-    passages = mixed(passages, kinds)
-    cuts = equal_cuts(passages["num_words"], num_mega_batches - 1)  # its last share is a mega-batch here
-    return Layout(passages, cuts)
+    order = mixed(passages, kinds)
+    cuts = equal_cuts(passages["num_words"][order], num_mega_batches - 1)  # its last share is a mega-batch here
+    return Layout(order, cuts)
 
 
 def drifting_layout(
@@ -229,28 +233,29 @@ def drifting_layout(
 
     The test set takes 1 / (B + 1) of the words of every group, the validation set its share of the words of each.
     """
+    words = passages["num_words"]
     may = np.ones(len(passages), bool)
     if valid_kind is not None:
         may = kinds[passages["source"]] == valid_kind
-    valid_fraction = valid_words / max(1, int(passages["num_words"][may].sum(dtype=np.int64)))
+    valid_fraction = valid_words / max(1, int(words[may].sum(dtype=np.int64)))
     valid, batches, test = [], [], []
     for group in range(num_mega_batches):
         of_group = passages["group"] == group
-        candidates, others = mixed(passages[of_group & may], kinds), passages[of_group & ~may]
-        cumulative = np.concatenate([[0], np.cumsum(candidates["num_words"], dtype=np.int64)])
+        candidates = mixed(passages, kinds, np.flatnonzero(of_group & may))
+        cumulative = _cumulative(words[candidates])
         end = _nearest(cumulative, round(valid_fraction * int(cumulative[-1])))
         valid.append(candidates[:end])
-        rest = mixed(np.concatenate([candidates[end:], others]), kinds)
-        cumulative = np.concatenate([[0], np.cumsum(rest["num_words"], dtype=np.int64)])
+        rest = mixed(passages, kinds, np.concatenate([candidates[end:], np.flatnonzero(of_group & ~may)]))
+        cumulative = _cumulative(words[rest])
         cut = _nearest(cumulative, int(cumulative[-1]) * num_mega_batches // (num_mega_batches + 1))
         batches.append(rest[:cut])
         test.append(rest[cut:])
     splits = [np.concatenate(valid), *batches, np.concatenate(test)]
     for name, split in zip(split_order(num_mega_batches), splits, strict=True):
-        words = int(split["num_words"].sum(dtype=np.int64))
-        if words < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
+        found = int(words[split].sum(dtype=np.int64))
+        if found < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
             raise PrepError(
-                f"{name} would have {words:,} words, and {MIN_MEGA_BATCH_WORDS:,} are wanted. "
+                f"{name} would have {found:,} words, and {MIN_MEGA_BATCH_WORDS:,} are wanted. "
                 "Join snapshots, or add files to this one."
             )
     return Layout(np.concatenate(splits), [0, *np.cumsum([len(split) for split in splits]).tolist()])
@@ -267,16 +272,22 @@ def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> li
     The validation set comes first. Each cut falls at the passage end nearest to its share, so that a mega-batch
     is at most the longest passage away from an equal share.
     """
-    cumulative = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
-    valid_end = max(1, _nearest(cumulative, valid_words))  # never an empty validation set
+    valid_end = max(1, _nearest(_cumulative(words), valid_words))  # never an empty validation set
     return [0, *(valid_end + cut for cut in equal_cuts(words[valid_end:], num_mega_batches))]
 
 
 def equal_cuts(words: np.ndarray, num_mega_batches: int) -> list[int]:
     """[0, end of mega-batch 1, .., end of test]: each cut at the passage end nearest to its share."""
-    cumulative = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
+    cumulative = _cumulative(words)
     shares, total = num_mega_batches + 1, int(cumulative[-1])
     return [0, *(_nearest(cumulative, total * share // shares) for share in range(1, shares)), len(words)]
+
+
+def _cumulative(words: np.ndarray) -> np.ndarray:
+    """Words before each passage, and in the end all."""
+    found = np.zeros(len(words) + 1, np.int64)
+    np.cumsum(words, dtype=np.int64, out=found[1:])
+    return found
 
 
 def _nearest(cumulative: np.ndarray, target: int) -> int:

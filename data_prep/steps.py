@@ -23,7 +23,7 @@ from data_prep.pieces import Executor, Step
 from data_prep.progress import Bar
 from data_prep.reading import Files, Spooled, read_sources
 from data_prep.settings import PrepSettings
-from data_prep.spool import INDEX
+from data_prep.spool import ENTRY, INDEX
 from data_prep.stream_folder import WorkFolder
 from data_prep.tokenization import TOKENIZERS
 from fairseq_alma.core.files import sha256_of
@@ -51,6 +51,7 @@ def make_pieces(
     """
     spooled = read_sources(settings, files, work.spool, executor)
     documents, table = _without_duplicates(settings, spooled, work, before)
+    spooled = spooled._replace(documents=documents[:0])  # a gigabyte for every 19 million
     num_mega_batches = _num_mega_batches(settings, spooled)
     words = _words_of(documents, len(files))
     wanted = _workable(
@@ -58,7 +59,7 @@ def make_pieces(
     )
     plan = _plan(settings, sum(wanted.values()), num_mega_batches, before)
     passages = _cut(settings, plan, documents, work, executor)
-    del documents  # a gigabyte for every 19 million
+    del documents
     if wanted != words:
         passages = partition.keep_words(passages, wanted)
         table += _rows("share", spooled, words, _words_of(passages, len(files)))
@@ -205,7 +206,8 @@ def _cut(
 ) -> np.ndarray:
     """Cut long documents into passages: ENTRY of every passage, in any order."""
     is_long = documents["num_words"] > plan.limit_words
-    long_documents = partition.in_order(documents[is_long])
+    long_documents = documents[is_long]
+    long_documents = long_documents[partition.by_key(long_documents)]
     path = work.folder / "long_documents.npy"
     np.save(path, long_documents)
     sha256 = sha256_of(path)
@@ -235,12 +237,21 @@ def _lay_out(
     else:
         lay_out = partition.equal_layout if settings.partition == "equal" else partition.drifting_layout
         layout = _workable(lambda: lay_out(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
-    # Which --source it was shows only in the mixture, which is done with now.
-    layout.passages["source"] = layout.passages["group"] = 0
     path = work.folder / INDEX
-    np.save(path, layout.passages)
+    _write_in_order(path, passages, layout.order)
     # Where a passage lies in the spool depends on the order of reading; what it says does not.
     return Index(path, sha256_of(path), work.spool, layout.cuts, names)
+
+
+def _write_in_order(path: Path, passages: np.ndarray, order: np.ndarray) -> None:
+    """Save passages in this order, part by part: a copy of all of them would double what is in memory."""
+    with open(path, "wb") as file:
+        described = {"descr": np.lib.format.dtype_to_descr(ENTRY), "fortran_order": False, "shape": (len(order),)}
+        np.lib.format.write_array_header_1_0(file, described)
+        for start in range(0, len(order), 1 << 20):
+            part = passages[order[start : start + (1 << 20)]]
+            part["source"] = part["group"] = 0  # they show in the mixture, which is done with now
+            file.write(part.data)
 
 
 def _rows(step: str, spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:

@@ -1,15 +1,17 @@
 """Sources in proportion, shares, the validation set of one kind, and streams that drift."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from data_prep.errors import PrepError
 from data_prep.partition import (
+    by_key,
     cut_points,
     drifting_layout,
     equal_layout,
     extension_layout,
-    in_order,
     keep_words,
     mixed,
     share_out,
@@ -32,18 +34,18 @@ def passages_of(words, sources, groups=None, seed=0):
 
 def test_one_kind_lies_in_the_order_of_keys():
     passages = passages_of([3, 1, 4, 1, 5, 9, 2, 6], [0] * 8)
-    assert mixed(passages, ONE_KIND).tolist() == in_order(passages).tolist()
+    assert mixed(passages, ONE_KIND).tolist() == by_key(passages).tolist()
     # And two folders of one kind are one.
     two = passages.copy()
     two["source"] = [0, 1] * 4
-    assert mixed(two, np.array([0, 0]))["key"].tolist() == in_order(passages)["key"].tolist()
+    assert mixed(two, np.array([0, 0])).tolist() == by_key(passages).tolist()
 
 
 def test_any_stretch_has_the_kinds_in_proportion():
     rng = np.random.default_rng(1)
     words = rng.integers(1, 100, 3000)
     passages = passages_of(words, rng.choice(3, 3000, p=[0.6, 0.3, 0.1]))
-    order = mixed(passages, np.arange(3))
+    order = passages[mixed(passages, np.arange(3))]
     totals = np.bincount(order["source"], order["num_words"])
     for tenth in np.array_split(order, 10):
         shares = np.bincount(tenth["source"], tenth["num_words"], 3) / tenth["num_words"].sum()
@@ -70,31 +72,34 @@ def test_what_is_kept_of_a_source_is_the_first_by_key():
     passages = passages_of([10] * 20, [0] * 10 + [1] * 10)
     kept = keep_words(passages, {0: 30, 1: 100})
     assert np.bincount(kept["source"]).tolist() == [3, 10]
-    assert kept[kept["source"] == 0]["key"].tolist() == in_order(passages[:10])["key"].tolist()[:3]
+    assert sorted(kept[kept["source"] == 0]["key"].tolist()) == sorted(
+        passages[by_key(passages[:10])]["key"].tolist()[:3]
+    )
 
 
 def test_the_validation_set_may_come_from_one_kind():
     passages = passages_of([10] * 3000, [0] * 2000 + [1] * 1000)
     layout = equal_layout(passages, np.array([0, 1]), 500, 4, valid_kind=1)
     assert layout.cuts[1] == 50
-    assert (layout.passages["source"][:50] == 1).all()
+    source = passages["source"][layout.order]
+    assert (source[:50] == 1).all()
     for start, end in zip(layout.cuts[1:-1], layout.cuts[2:], strict=True):
         assert end - start == 590
-        assert abs((layout.passages["source"][start:end] == 1).sum() - 590 * 950 / 2950) <= 1
-    assert sorted(layout.passages["key"].tolist()) == sorted(passages["key"].tolist())
+        assert abs((source[start:end] == 1).sum() - 590 * 950 / 2950) <= 1
+    assert sorted(layout.order.tolist()) == list(range(3000))
 
 
 def test_without_it_the_layout_is_that_of_the_cut_points():
     passages = passages_of([7] * 1000, [0] * 1000)
     layout = equal_layout(passages, ONE_KIND, 70, 3, None)
-    assert layout.cuts == cut_points(in_order(passages)["num_words"], 70, 3)
+    assert layout.cuts == cut_points(passages["num_words"][by_key(passages)], 70, 3)
 
 
 def test_a_drifting_stream_has_a_mega_batch_a_snapshot():
     groups = np.repeat([0, 1, 2], [1000, 3000, 2000])
     passages = passages_of([10] * 6000, [0] * 6000, groups)
     layout = drifting_layout(passages, ONE_KIND, 600, 3, None)
-    splits = np.split(layout.passages["group"], layout.cuts[1:-1])
+    splits = np.split(groups[layout.order], layout.cuts[1:-1])
     assert [len(split) for split in splits] == [60, 742, 2227, 1485, 1486]
     assert [set(split.tolist()) for split in splits[1:4]] == [{0}, {1}, {2}]
     # Validation and test are of every snapshot, by its size.
@@ -102,6 +107,21 @@ def test_a_drifting_stream_has_a_mega_batch_a_snapshot():
     assert np.bincount(splits[4]).tolist() == [248, 743, 495]
     with pytest.raises(PrepError, match=r"mega_batch_1 would have 30 words, and 1,000 are wanted"):
         drifting_layout(passages_of([10] * 2004, [0] * 2004, [0] * 4 + [1] * 2000), ONE_KIND, 20, 2, None)
+
+
+def test_memory_is_bounded_by_the_number_of_passages(tmp_path):
+    """128 bytes a passage, its entry of 56 included."""
+    count = 300_000
+    passages = np.zeros(count, ENTRY)
+    rng = np.random.default_rng(0)
+    passages["key"] = np.frombuffer(rng.bytes(16 * count), "V16")
+    passages["num_words"], passages["source"] = rng.integers(1, 100, count), rng.integers(0, 3, count)
+    tracemalloc.start()
+    layout = equal_layout(passages, np.arange(3), 1000, 4, None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(layout.order) == count
+    assert 56 + peak / count < 128
 
 
 def test_an_extension_is_cut_into_equal_mega_batches_alone():
