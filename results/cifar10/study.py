@@ -103,7 +103,7 @@ def draw(whole: Study) -> None:
             axes.plot(len(errors) - 1, errors[-1], "o", color=f"C{number}", markersize=4)
         axes.set(title=title, xlabel="mega-batches that have arrived", ylim=(0, 100))
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(loc="lower left", ncols=2)
     panels[0][0].set_ylabel("test error, %")
     figure.savefig(HERE / "anytime.png", dpi=120)
     plt.close(figure)
