@@ -262,6 +262,54 @@ def measure_archives(warc: Path, scratch: Path, repeats: int) -> list[str]:
     ]
 
 
+# What a source and its cleaning cost
+
+
+def measure_rates(data: Path, repeats: int) -> list[str]:
+    """One thread, in this process: words of running text a second."""
+    sys.path.insert(0, str(ROOT))
+    from data_prep.cleaning import Cleaner, Cleaning
+    from data_prep.duplicates import Signer
+    from data_prep.sources import Part, read_documents
+
+    text = (data / "books" / "leo_tolstoy_war_and_peace.md").read_text(encoding="utf-8")
+    pages = [text[start : start + 4000] for start in range(0, len(text), 4000)]
+    words = len(text.split())
+    dump = next(path for path in (data / "wikipedia").iterdir() if path.name.startswith("enwiki-latest"))
+    archive = data / "warc" / "aut-example.warc.gz"
+
+    def read(kind: str, path: Path) -> int:
+        documents = read_documents(Part(kind, str(path), path.name, 0, path.stat().st_size))
+        return sum(len(document.split()) for document in documents if isinstance(document, str))
+
+    language, gopher, signer = Cleaner(Cleaning("en")), Cleaner(Cleaning(gopher=True)), Signer()
+    ways = {
+        "WARC to text, words that come out": lambda: read("common-crawl", archive),
+        "Wikipedia XML to text, words that come out": lambda: read("wikipedia", dump),
+        "language": lambda: [language.reason(page) for page in pages] and words,
+        "Gopher's rules": lambda: [gopher.reason(page) for page in pages] and words,
+        "signatures for near-duplicates": lambda: [signer.signature(page) for page in pages] and words,
+    }
+    rows = []
+    for name, way in ways.items():
+        way()  # imports and models
+        rates = []
+        for _ in range(repeats):
+            began = time.process_time()
+            count = way()
+            rates.append(count / (time.process_time() - began))
+        rows.append([name, f"{statistics.median(rates):,.0f}"])
+    return [
+        "## What a source and its cleaning cost",
+        "",
+        f"Words of text a second on one core, median of {repeats}: the largest real archive and dump of DATA, and War "
+        "and Peace in pages of 4000 characters.",
+        "",
+        *table(["step", "words a CPU second"], rows),
+        "",
+    ]
+
+
 # Growth with size
 
 
@@ -332,6 +380,8 @@ def parts(arguments: argparse.Namespace, scratch: Path) -> Iterator[list[str]]:
         yield measure_encoding(pool, scratch, arguments.repeats)
     if "archives" in arguments.parts:
         yield measure_archives(data / "warc", scratch, arguments.repeats)
+    if "rates" in arguments.parts:
+        yield measure_rates(data, arguments.repeats)
     if "sizes" in arguments.parts:
         yield measure_sizes(pool, arguments.sizes, scratch)
 
@@ -341,7 +391,7 @@ def main() -> None:
     parser.add_argument("--data-root", required=True)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000], metavar="MB")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--parts", nargs="+", default=["encoding", "archives", "sizes"])
+    parser.add_argument("--parts", nargs="+", default=["encoding", "archives", "rates", "sizes"])
     parser.add_argument("--write", action="store_true", help="into prep.md")
     arguments = parser.parse_args()
     load_at_start = os.getloadavg()[0]

@@ -5,7 +5,7 @@ Redirects, and pages of other namespaces (talk, templates, categories, files), a
 
 import re
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
@@ -67,22 +67,42 @@ def article_text(markup: str) -> str:
 
     if len(_OPENING.findall(markup)) > _MAX_OPENINGS:
         raise ValueError("too many templates and links for an article")
-    code = mwparserfromhell.parse(_QUOTES.sub("", markup), skip_style_tags=True)
-    for node in code.filter_tags(recursive=True):
-        if str(node.tag).strip().lower() in _DROPPED_TAGS:
-            _remove(code, node)
-    for template in code.filter_templates(recursive=False):
-        _remove(code, template)
-    for link in code.filter_wikilinks(recursive=True):
-        # [[File:...]], [[Category:...]], [[de:...]]; [[:Category:...]] is shown.
-        if _FILE_LINK.match(str(link.title)) and (link.text is None or _is_file(str(link))):
-            _remove(code, link)
-    for heading in code.filter_headings(recursive=False):
-        heading.title = f"{_HEADING}{heading.level}{heading.title.strip_code().strip()}"
-    text = code.strip_code(normalize=True, collapse=True)
+    text = _shown(mwparserfromhell.parse(_QUOTES.sub("", markup), skip_style_tags=True))
     text = _EMPTY_BRACKETS.sub("", _DOUBLE_UNDERSCORE.sub("", text))
     lines = [_SPACES.sub(" ", line).strip(" *#:;") for line in text.split("\n")]
     return _BLANK_LINES.sub("\n\n", "\n".join(_without_empty_sections(lines))).strip()
+
+
+def _shown(code) -> str:
+    """What a reader sees of parsed markup, but for tables, files, references; headings marked.
+
+    The library's own way, taking out nodes and then asking for the text, looks through the page anew for every node.
+    """
+    from mwparserfromhell import nodes
+    from mwparserfromhell.definitions import is_visible
+
+    parts: list[str] = []
+    for node in code.nodes:
+        if isinstance(node, nodes.Text):
+            parts.append(node.value)
+        elif isinstance(node, nodes.Wikilink):
+            # [[File:...]], [[Category:...]], [[de:...]]; [[:Category:...]] is shown.
+            if _FILE_LINK.match(str(node.title)) and (node.text is None or _is_file(str(node))):
+                continue
+            parts.append(_shown(node.title if node.text is None else node.text))
+        elif isinstance(node, nodes.Tag):
+            if node.contents and is_visible(str(node.tag)) and str(node.tag).strip().lower() not in _DROPPED_TAGS:
+                parts.append(_shown(node.contents))
+        elif isinstance(node, nodes.Heading):
+            parts.append(f"{_HEADING}{node.level}{_shown(node.title).strip()}")
+        elif isinstance(node, nodes.ExternalLink):
+            if not node.brackets:
+                parts.append(str(node.url))
+            elif node.title is not None:
+                parts.append(_shown(node.title))
+        elif isinstance(node, nodes.HTMLEntity):
+            parts.append(node.normalize())
+    return "".join(parts)
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
@@ -104,11 +124,6 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
 def _is_file(link: str) -> bool:
     """Whether a link with several fields shows a picture: thumb, sizes, a file's ending."""
     return bool(re.search(r"\.(?:jpe?g|png|gif|svg|tiff?|webp|ogg|ogv|oga|webm|pdf|djvu|mid)\s*\|", link, re.I))
-
-
-def _remove(code, node) -> None:
-    with suppress(ValueError):  # inside something that was removed before
-        code.remove(node)
 
 
 def _read(part: Part) -> Iterator[str | Skipped]:
