@@ -240,7 +240,12 @@ def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Pa
                 raise StreamError(f"{run} holds several runs, score one of them: {', '.join(runs)}")
             raise StreamError(f"{run} has no predictor.json: no stage is finished there; run alma-lm first")
         checkpoints = [run / entry["path"] for entry in read_json(predictor)["checkpoints"]]
-        return checkpoints, stream or Path(read_json(run / "settings.json")["stream"])
+        settings = read_json(run / "settings.json")
+        if "stream" not in settings:
+            raise StreamError(
+                f"{run} is no run of alma-lm (its settings name no stream): alma-eval scores language models"
+            )
+        return checkpoints, stream or Path(settings["stream"])
     if stream is None:
         raise StreamError("checkpoints need --stream STREAM, the folder to score them on")
     return list(paths), stream

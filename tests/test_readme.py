@@ -1,5 +1,6 @@
 """The README's commands, exactly as they stand there, in an empty folder."""
 
+import json
 import os
 import random
 import re
@@ -123,8 +124,9 @@ def test_the_learner_that_the_readme_adds_works(tmp_path):
     blocks = re.findall(r"```(\w+)\n(.*?)```", text, flags=re.DOTALL)[:3]
     assert [kind for kind, _ in blocks] == ["python", "yaml", "bash"]
     assert sum(block.count("\n") for _, block in blocks) < 40
-    for _, block in blocks[:2]:
-        path = tmp_path / block.splitlines()[0].removeprefix("# ")
+    for (_, block), name in zip(blocks, ("shrink.py", "conf/preset/shrink.yaml"), strict=False):
+        assert f"# {name}" in block
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block)
     command = blocks[2][1].replace("alma-vision", str(Path(sys.executable).parent / "alma-vision")).split()
@@ -132,6 +134,23 @@ def test_the_learner_that_the_readme_adds_works(tmp_path):
     assert result.returncode == 0, result.stderr[-3000:]
     ledgers = [Ledger(tmp_path / f"runs/shrink/seed_{seed}/ledger.jsonl").rows() for seed in range(3)]
     assert all(len(rows) == 21 and rows[-1].scores.error_rate < 0.3 for rows in ledgers)
+    # It is that learner: from the second stage on another one than SM.
+    assert json.loads((tmp_path / "runs/shrink/seed_0/settings.json").read_text())["learner"] == "shrink"
+    plain = [word.replace("shrink", "paper" if "preset" in word else "sm") for word in command if "conf" not in word]
+    subprocess.run([*plain, "epochs=20"], cwd=tmp_path, check=True, capture_output=True)
+    other = Ledger(tmp_path / "runs/sm/seed_0/ledger.jsonl").rows()
+    errors = [[row.scores.error_rate for row in rows] for rows in (ledgers[0], other)]
+    assert errors[0][:2] == errors[1][:2]
+    assert errors[0][2:] != errors[1][2:]
+
+
+def test_a_preset_without_its_first_line_is_refused(tmp_path):
+    (tmp_path / "conf/preset").mkdir(parents=True)
+    (tmp_path / "conf/preset/mine.yaml").write_text("# mine\n# @package _global_\nlearner: ens\n")
+    command = [str(Path(sys.executable).with_name("alma-vision")), "--config-dir", "conf", "preset=mine"]
+    result = subprocess.run([*command, "dataset=digits", "out=run"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "must begin with the line '# @package _global_'" in result.stderr
 
 
 def test_the_readme_names_files_that_exist():

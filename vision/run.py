@@ -35,12 +35,13 @@ from vision.batches import Memory
 from vision.datasets import Dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
-from vision.learners import LEARNERS
+from vision.learners import LEARNERS, Firefly, GrowingMixture
 from vision.process import keep_freed_memory
 from vision.settings import CONVOLUTIONAL, DEFAULTS, FREE_SETTINGS, VisionSettings
 from vision.stream import partition, stacked_stream
 
 CONFIGS = Path(__file__).parent / "configs"
+logger = logging.getLogger(__name__)
 
 
 def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
@@ -79,6 +80,10 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
     folders = [out] if settings.seeds == 1 else [out / f"seed_{settings.seed + number}" for number in seeds]
     backbone, inputs = backbone_for(dataset, settings)
     num_stages = -(-settings.num_arrivals // settings.wait)
+    if issubclass(LEARNERS[settings.learner], GrowingMixture | Firefly) and num_stages <= settings.grow_every:
+        logger.warning(
+            "nothing ever grows: %d stage(s), and grow_every=%d: give a smaller one", num_stages, settings.grow_every
+        )
     with Lease(out), _display(settings) as display, _full_memory_told(settings, device):
         _refuse_other_seeds(out, folders)
         records = [

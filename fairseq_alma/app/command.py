@@ -1,6 +1,7 @@
 """A command that is a Hydra app: bad input told in a line, Ctrl-C taken, `status` told apart from settings."""
 
 import errno
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.app.tables import ledger_table, wide_console
-from fairseq_alma.core.errors import AlmaError, RunError, StageError
+from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.run_record import find_runs
@@ -42,11 +43,11 @@ def run_job(command: str, values: Mapping[str, Any], run: Callable[[dict[str, An
     with errors_told(command):
         try:
             return run({**values, "out": str(Path(HydraConfig.get().runtime.output_dir))})
-        except StageError as error:
+        except (StageError, SettingError) as error:
             if HydraConfig.get().mode != RunMode.MULTIRUN:
                 raise
             print(f"{command}: {error}", file=sys.stderr)
-            return float("inf")  # while tuning, a setting that diverges is a result: the sweep goes on
+            return float("inf")  # it is told, and must not cost the others: the sweep goes on
 
 
 @contextmanager
@@ -86,10 +87,32 @@ def main(command: str, doc: str, hydra_main: Callable[[], Any], example: str) ->
     if not places and not FLAGS_WITHOUT_RUN & set(arguments):
         print(f"{command}: out= is missing: the folder of the run, e.g. out={example}\n\n{doc}", file=sys.stderr)
         sys.exit(2)
+    for number, argument in enumerate(arguments, start=1):
+        if argument.startswith("out="):
+            sys.argv[number] = _checked_out(command, argument, example, {"-m", "--multirun"} & set(arguments))
     try:
         hydra_main()
     except KeyboardInterrupt:
         sys.exit(f"{command}: stopped; the same command continues")
+
+
+def _checked_out(command: str, argument: str, example: str, is_sweep: object) -> str:
+    """`out=PATH` as Hydra takes it. Ends the process if there can be no such folder: Hydra makes it before a job."""
+    value = argument.removeprefix("out=").strip()
+    plain = value.strip("'\"")
+    wrong = None
+    if plain in ("", "null"):
+        wrong = f"out= names no folder: give one, e.g. out={example}"
+    for path in (Path(plain), *Path(plain).parents):
+        if plain and path.is_file():
+            wrong = f"out={plain}: {path} is a file: give a folder, e.g. out={example}"
+    if wrong:
+        print(f"{command}: {wrong}", file=sys.stderr)
+        sys.exit(2)
+    # A path may hold what means something to Hydra: the runs of a sweep are called so. In a sweep commas are its own.
+    if value == plain and not is_sweep and re.search(r"[=,(){}\[\]]", plain) and "${" not in plain:
+        return f"out='{plain}'"
+    return argument
 
 
 def status(folder: Path) -> int:

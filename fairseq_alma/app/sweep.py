@@ -42,7 +42,7 @@ class BestByValidation(Callback):
         is_vision = "cer" in runs[0]
         quality = "error rate" if is_vision else "perplexity"
         table = Table(title=f"by final validation {quality}, best first", title_justify="left")
-        for name in ("run", "validation", "test", "TFLOP"):
+        for name in ("run", "validation", "test", *(["CER"] if is_vision else []), "TFLOP"):
             table.add_column(name, justify="left" if name == "run" else "right")
         common = set.intersection(*(set(run["run"].split(",")) for run in runs)) if len(runs) > 1 else set()
         for run in runs:
@@ -50,7 +50,8 @@ class BestByValidation(Callback):
             table.add_row(
                 name,
                 *(f"{run[key]:.{4 if is_vision else 3}f}" for key in ("final_validation", "final")),
-                f"{run['comp'] / 1e12:.2f}",
+                *([f"{run['cer']:.2f}"] if is_vision else []),
+                f"{run['comp'] / 1e12:.3g}",
             )
         wide_console().print(table)
 

@@ -19,6 +19,11 @@ class Settings:
         Raises:
             SettingError: a key that is no setting, or a value out of range.
         """
+        if isinstance(values.get("preset"), Mapping):
+            raise SettingError(
+                "the file of preset= sets nothing: it must begin with the line '# @package _global_', before any other "
+                "comment, for its keys to be settings"
+            )
         known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
         unknown = sorted(values.keys() - known)
         if unknown:

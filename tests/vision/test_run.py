@@ -405,6 +405,46 @@ def test_a_sweep_ends_in_a_table_ordered_by_validation(tmp_path, alma_vision):
     assert table.index("lr=1.0") < table.index("lr=1e-")
 
 
+def test_a_bad_value_in_a_sweep_is_told_and_the_others_are_run_and_ranked(tmp_path, alma_vision):
+    said = alma_vision("-m", *as_arguments(epochs=1), "wait=1,99,2", f"out={tmp_path / 'sweep'}")
+    assert "wait=99 must lie between" in said.err
+    runs = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert len(runs) == 2
+    assert "CER" in said.out[said.out.index("best first") :]
+
+
+@pytest.mark.parametrize("name", ["", "null", '""'])
+def test_an_out_that_names_nothing_is_told_and_nothing_is_written(tmp_path, alma_vision, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    said = alma_vision(*as_arguments(), f"out={name}")
+    assert said.status == 2
+    assert "out= names no folder: give one" in said.err
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_out_that_is_or_lies_in_a_file_is_told(tmp_path, alma_vision):
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        said = alma_vision(*as_arguments(), f"out={out}")
+        assert said.status == 2
+        assert f"{tmp_path / 'file'} is a file: give a folder" in said.err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_name_of_a_sweeps_run_can_be_given_as_it_is(tmp_path, alma_vision):
+    said = alma_vision(*as_arguments(epochs=1), f"out={tmp_path}/lr=1,wait=[5]")
+    assert said.status == 0, said.err
+    assert (tmp_path / "lr=1,wait=[5]" / "ledger.jsonl").exists()
+
+
+def test_growth_that_never_comes_is_told(tmp_path, alma_vision, caplog):
+    alma_vision(*as_arguments(epochs=1, learner="gmoe", grow_every=5), f"out={tmp_path}/never")
+    assert "nothing ever grows: 4 stage(s), and grow_every=5" in caplog.text
+    caplog.clear()
+    alma_vision(*as_arguments(epochs=1, learner="gmoe", grow_every=3), f"out={tmp_path}/once")
+    assert "nothing ever grows" not in caplog.text
+
+
 def test_a_missing_out_is_told_with_the_usage(alma_vision):
     said = alma_vision("dataset=digits")
     assert said.status == 2
