@@ -202,8 +202,8 @@ def _gopher_rules(language: str) -> list:
         span_tokenize = sent_tokenize
 
     words = Words()
-    # "the", "of", "and" are asked of English alone.
-    stop_words = {} if language in ("", _STOP_WORDS_OF) else {"min_stop_words": None}
+    # "the", "of", "and" are asked of what is to be English alone.
+    stop_words = {} if language == _STOP_WORDS_OF else {"min_stop_words": None}
     return [
         ("gopher quality", GopherQualityFilter(language=words, **stop_words)),
         ("gopher repetition", GopherRepetitionFilter(language=words)),

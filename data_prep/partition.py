@@ -75,6 +75,8 @@ def extension_plan(total_words: int, num_mega_batches: int, passage_words: int |
         )
     mega_batch_words = total_words // num_mega_batches
     limit_words = mega_batch_words // 100
+    if passage_words is not None and passage_words > limit_words:
+        raise PrepError(f"passage_words={passage_words} is more than 1% of a mega-batch: give at most {limit_words}.")
     return Plan(0, mega_batch_words, passage_words or default_passage_words(mega_batch_words), limit_words)
 
 
@@ -213,6 +215,12 @@ def equal_layout(
         return Layout(order, cut_points(words[order], valid_words, num_mega_batches))
     may = kinds[passages["source"]] == valid_kind
     candidates = mixed(passages, kinds, np.flatnonzero(may))
+    found = int(words[candidates].sum(dtype=np.int64))
+    if found < valid_words:
+        raise PrepError(
+            f"the kind of --valid-source has {found:,} words, and the validation set wants {valid_words:,}: give fewer "
+            "--valid-words, or more of that kind."
+        )
     end = max(1, _nearest(_cumulative(words[candidates]), valid_words))
     rest = mixed(passages, kinds, np.concatenate([candidates[end:], np.flatnonzero(~may)]))
     cuts = [0, *(end + cut for cut in equal_cuts(words[rest], num_mega_batches))]
@@ -238,6 +246,8 @@ def drifting_layout(
     if valid_kind is not None:
         may = kinds[passages["source"]] == valid_kind
     valid_fraction = valid_words / max(1, int(words[may].sum(dtype=np.int64)))
+    if valid_fraction > 1:
+        raise PrepError(f"--valid-source has fewer words than the {valid_words:,} of the validation set.")
     valid, batches, test = [], [], []
     for group in range(num_mega_batches):
         of_group = passages["group"] == group
@@ -291,7 +301,7 @@ def _cumulative(words: np.ndarray) -> np.ndarray:
 
 
 def _nearest(cumulative: np.ndarray, target: int) -> int:
-    after = int(np.searchsorted(cumulative, target))
+    after = min(int(np.searchsorted(cumulative, target)), len(cumulative) - 1)
     if after > 0 and target - cumulative[after - 1] <= cumulative[after] - target:
         return after - 1
     return after

@@ -142,36 +142,44 @@ def run_piece(folder: str, number: int) -> int:
 
 _progress = 0
 _at = ""
+_current: "_Alive | None" = None
 
 
 def beat(at: str | None = None) -> None:
     """Say that work goes on, and at which file: called at every document."""
     global _progress, _at
     _progress += 1
-    if at is not None:
+    if at is not None and at != _at:
         _at = at
+        if _current is not None:  # at once: a call that holds the interpreter would keep the watcher from telling it
+            _current.tell()
 
 
 class _Alive:
     """Touches a file while work goes on: `beat` was called, or (within `in_one_go`) the process has used its CPU."""
 
     def __init__(self, path: Path):
-        self._path, self._over = path, threading.Event()
+        self._path, self._over, self._writing = path, threading.Event(), threading.Lock()
 
     def __enter__(self):
+        global _current
+        _current = self
         beat("its start")
-        self._write()
+        self.tell()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def __exit__(self, *error):
+        global _current
+        _current = None
         self._over.set()
         self._thread.join()
         with suppress(FileNotFoundError):
             self._path.unlink()
 
-    def _write(self) -> None:
-        write_whole(self._path, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "at": _at}), False)
+    def tell(self) -> None:
+        with self._writing:  # the work and the watcher may do so at once
+            write_whole(self._path, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "at": _at}), False)
 
     def _watch(self) -> None:
         seen = (_progress, time.process_time())
@@ -180,7 +188,7 @@ class _Alive:
             own_share = 0.1 * _BEAT_SECONDS  # this thread uses a little itself
             if now[0] != seen[0] or (_one_go and now[1] - seen[1] > own_share):
                 with suppress(OSError):  # a full disk is told by the work itself
-                    self._write()
+                    self.tell()
             seen = now
 
 

@@ -1,8 +1,11 @@
 """The entry: `prepare` makes a stream folder, adds to one, or finds it made. `alma-prep` calls it."""
 
+import copy
 import errno
+import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import platform
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -10,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep import partition
 from data_prep.errors import PrepError
 from data_prep.pieces import Executor
 from data_prep.progress import note
@@ -24,7 +26,8 @@ from data_prep.stream_folder import (
     check_free,
     finish,
     read_stream,
-    remove_work,
+    remove_finished_work,
+    vouched,
     work_folder,
 )
 from data_prep.tokenization import TOKENIZERS, given_tokenizer
@@ -49,7 +52,7 @@ def prepare(settings: PrepSettings) -> dict:
     if settings.partition != "as-given":  # the order in which sources are given must not show
         order = tuple(sorted(order, key=lambda source: source.name))
     files: Files = {source: list_files(source) for source in order}
-    _check_out_is_not_a_source(settings)
+    _check_out_is_not_a_source(settings, files)
     _check_installed(settings, files)
     finished = read_stream(settings.out)
     if settings.extend:
@@ -63,6 +66,7 @@ def prepare(settings: PrepSettings) -> dict:
     with _disk_is_large_enough(settings.out), work_folder(settings.out, begun, extend=False) as work:
         with _executor(settings) as executor:
             stream = make_pieces(settings, files, work, executor)
+        stream["given"] = settings.shaping()
         manifest = _manifest(settings, files) | {"outputs": {}, "extensions": []}
         finish(settings.out, work, stream, manifest)
     return stream
@@ -121,7 +125,7 @@ def _find_made(settings: PrepSettings, files: Files, stream: dict) -> dict:
     """A finished stream, if it was made with these settings and is whole."""
     _check_same(settings, files, stream)
     check_bytes(settings.out, f"Restore it, or remove {settings.out} and run the same command again.")
-    remove_work(settings.out)  # there only if the run was killed in its last moment
+    remove_finished_work(settings.out, len(stream.get("extensions", [])))
     note(f"{settings.out} is whole and was made with these settings: nothing to do")
     return stream
 
@@ -137,14 +141,25 @@ def _extend(settings: PrepSettings, files: Files, finished: StreamFolder | None)
     now = {source.name: fingerprint(found) for source, found in files.items()}
     for made in stream.get("extensions", []):
         if made["fingerprints"] == now:
+            asked = json.loads(json.dumps(settings.shaping()))
+            changed = [
+                f"{name} was {was} and is now {asked[name]}"
+                for name, was in made["given"].items()
+                if was != asked[name]
+            ]
+            if changed:
+                raise PrepError(f"{out} was extended by these files with other settings: {'; '.join(changed)}.")
             check_bytes(out, f"Restore it, or remove {out} and make it again.")
-            remove_work(out)
+            remove_finished_work(out, len(stream["extensions"]))
             first, last = made["mega_batches"]
             note(f"{out} has these files as mega-batch {first}" + (f" to {last}" * (last > first)) + ": nothing to do")
             return stream
     check_bytes(out, f"Restore it, or remove {out} and make it again.")
-    before = _before(settings, stream)
-    begun = settings.shaping() | {"versions": versions(), "extension": len(stream.get("extensions", [])) + 1}
+    before, asked = _before(settings, stream), settings.shaping()
+    manifest_of_this, command = _manifest(settings, files), settings.command()
+    settings = copy.copy(settings)
+    object.__setattr__(settings, "seed", stream["seed"])  # which may not be given, but is needed
+    begun = asked | {"versions": versions(), "extension": len(stream.get("extensions", [])) + 1}
     with _disk_is_large_enough(out), work_folder(out, begun, extend=True) as work:
         with _executor(settings) as executor:
             added = make_pieces(settings, files, work, executor, before)
@@ -153,8 +168,9 @@ def _extend(settings: PrepSettings, files: Files, finished: StreamFolder | None)
         extension = {
             "mega_batches": [first, last],
             "fingerprints": now,
-            "settings": settings.shaping() | {"passage_words": added["passage_words"]},
-            "command": settings.command(),
+            "settings": asked | {"passage_words": added["passage_words"]},
+            "given": asked,
+            "command": command,
             "sources": added["sources"],
             "cleaning": added["cleaning"],
         }
@@ -165,8 +181,11 @@ def _extend(settings: PrepSettings, files: Files, finished: StreamFolder | None)
             "extensions": [*stream.get("extensions", []), extension],
         }
         manifest = read_json(out / MANIFEST)
+        # What a run that was killed and given up has told of is not there any more.
+        had = (first - 1, len(stream["extensions"]) - 1)
+        manifest["outputs"] = {name: told for name, told in manifest["outputs"].items() if vouched(name, *had)}
         # A run that was killed between the manifest and stream.json has told of this one already.
-        manifest["extensions"] = [*manifest["extensions"][: len(stream["extensions"]) - 1], _manifest(settings, files)]
+        manifest["extensions"] = [*manifest["extensions"][: len(stream["extensions"]) - 1], manifest_of_this]
         finish(out, work, stream, manifest)
     return stream
 
@@ -207,7 +226,13 @@ def _check_installed(settings: PrepSettings, files: Files):
         )
 
 
-def _check_out_is_not_a_source(settings: PrepSettings):
+def _check_out_is_not_a_source(settings: PrepSettings, files: Files):
+    out = settings.out.resolve()
+    for source, found in files.items():
+        if any(file.path.resolve().is_relative_to(out) for file in found):
+            raise PrepError(
+                f"files of the source {source} lie in the stream folder {settings.out}: choose a folder outside."
+            )
     for source in settings.sources:
         if source.path and settings.out.resolve().is_relative_to(Path(source.path).resolve()):
             raise PrepError(
@@ -219,18 +244,18 @@ def _check_out_is_not_a_source(settings: PrepSettings):
 def _check_same(settings: PrepSettings, files: Files, stream: dict):
     """Raise PrepError if the finished stream was made with other settings or from other files."""
     before = stream["settings"]
-    total_words = sum(split["words"] for name, split in stream["splits"].items() if not _is_added(stream, name))
-    valid_words = settings.valid_words or partition.default_valid_words(total_words)
-    mega_batch_words = (total_words - before["valid_words"]) // (before["num_mega_batches"] + 1)
-    passage_words = settings.passage_words or partition.default_passage_words(mega_batch_words)
-    num_mega_batches = settings.num_mega_batches or before["num_mega_batches"]
-    now = settings.recorded(num_mega_batches, valid_words, passage_words)
-    # Settings that a stream of an earlier release does not record had no other value then.
-    changed = [
-        f"{name} was {before[name]} and is now {now[name]}"
-        for name in now
-        if name in before and before[name] != now[name]
-    ]
+    # Of a stream of an earlier release what was given is not known: a default is then taken for the value it had.
+    given = stream.get("given", before)
+    changed = []
+    for name, now in json.loads(json.dumps(settings.shaping())).items():
+        # A default, spelled out, is no other setting; and what an earlier release does not record had no other value.
+        if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
+            continue
+        changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")
+    if settings.tokenizer not in TOKENIZERS:
+        content = given_tokenizer(settings.tokenizer)[1]
+        if hashlib.sha256(content).hexdigest() != stream["tokenizer"]["sha256"]:
+            changed.append(f"{settings.tokenizer} is not the tokenizer that it was")
     what_to_do = f"Give the old value, choose another folder, or remove {settings.out} to make it anew."
     if changed:
         raise PrepError(f"{settings.out} was made with other settings: {'; '.join(changed)}. {what_to_do}")
@@ -241,11 +266,3 @@ def _check_same(settings: PrepSettings, files: Files, stream: dict):
                 f"{settings.out} was made from {source}, whose files have changed since (names, sizes or times). "
                 f"Restore them, choose another folder, or remove {settings.out} to make it anew."
             )
-
-
-def _is_added(stream: Mapping, name: str) -> bool:
-    """Whether a split came with an extension."""
-    return (
-        name.startswith("mega_batch_")
-        and int(name.removeprefix("mega_batch_")) > (stream["settings"]["num_mega_batches"])
-    )

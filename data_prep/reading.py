@@ -46,7 +46,10 @@ def read_sources(settings: PrepSettings, files: Files, spool: Path, executor: Ex
         PrepError: more files are damaged than `max_bad` allows, after all of them were read.
         Unworkable: a source holds no document.
     """
-    groups, snapshots = groups_of(settings.partition, files)
+    try:
+        groups, snapshots = groups_of(settings.partition, files)
+    except PrepError as error:
+        raise Unworkable(str(error)) from error
     total_bytes = sum(file.num_bytes for found in files.values() for file in found)
     shard_bytes = min(max(MIN_SHARD_BYTES, total_bytes // USUAL_SHARDS), MAX_SHARD_BYTES)
     tasks: list[tuple] = []
@@ -117,19 +120,21 @@ def _account(
                 "words": sum(count[1] for count in per_file.values()),
                 "bytes": sum(count[2] for count in per_file.values()),
                 "skipped": [{"name": entry.name, "reason": entry.reason()} for entry in skipped],
-                "damaged_files": round(sum(_damage(entry, per_file) for entry in skipped), 6),
+                "damaged_files": round(_damage(skipped, per_file), 6),
             }
         )
     return records, removed
 
 
-def _damage(entry: Skipped, per_file: dict[str, list[int]]) -> float:
-    """How much of a file is bad: all of it, or the share of its lines, records or pages."""
-    if not entry.damaged:
-        return 0.0
-    if not entry.num_units:
-        return 1.0
-    return entry.num_units / (entry.num_units + per_file.get(entry.name, [0])[0])
+def _damage(skipped: Sequence[Skipped], per_file: dict[str, list[int]]) -> float:
+    """How many files are bad: of each all of it, or the share of its lines, records or pages."""
+    bad: dict[str, float] = {}
+    for entry in skipped:
+        if entry.damaged:
+            bad[entry.name] = bad.get(entry.name, 0) + (entry.num_units or float("inf"))
+    return sum(
+        1.0 if units == float("inf") else units / (units + per_file.get(name, [0])[0]) for name, units in bad.items()
+    )
 
 
 def _check_bad(settings: PrepSettings, records: list[dict], work: Path) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from data_prep.cleaning import known_languages
@@ -91,8 +91,13 @@ class PrepSettings:
             known = ", ".join(sorted({source.kind for source in self.sources}))
             raise ValueError(f"valid_source={self.valid_source} is none of the sources' kinds: {known}")
         check_tokenizer(self.tokenizer)
-        if self.extend and self.tokenizer != "byte-bpe":
-            raise ValueError("an extension is encoded by the stream's own tokenizer: leave --tokenizer out")
+        if self.extend:
+            of_stream = ("seed", "tokenizer", "vocab_size", "tokenizer_words", "valid_words", "valid_source")
+            for field in fields(self):
+                if field.name in of_stream and getattr(self, field.name) != field.default:
+                    raise ValueError(
+                        f"an extension takes {field.name} from its stream: leave {OPTIONS[field.name]} out"
+                    )
         if self.num_mega_batches is None and self.partition == "equal" and not self.extend:
             raise ValueError("how many mega-batches? Give --mega-batches")
         if self.extend and self.partition != "equal":

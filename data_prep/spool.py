@@ -20,7 +20,7 @@ from data_prep.sources import Part, Skipped, read_documents
 ENTRY = np.dtype(
     [
         ("key", "V16"),  # its place in the seeded order: hash(seed, identity, passage number)
-        ("document", "V16"),  # the key of its document's passage 0: equal for equal documents only
+        ("document", "V16"),  # of its document's text, whatever the seed: equal for equal documents only
         ("offset", np.int64),  # bytes
         ("shard", np.int32),  # which spool file
         ("num_bytes", np.int32),
@@ -79,8 +79,10 @@ def spool_parts(
                     tally[1] += num_words
                     continue
                 # A document is known by its content: names, paths and their order do not matter.
-                key = order_key(seed, hashlib.sha256(content).digest(), 0)
-                rows.append((key, key, offset, shard, len(content), num_words, source, group))
+                identity = hashlib.sha256(content).digest()
+                rows.append(
+                    (order_key(seed, identity, 0), identity[:16], offset, shard, len(content), num_words, source, group)
+                )
                 if signer:
                     signatures.append(signer.signature(document))
                 offset += file.write(content)

@@ -142,7 +142,7 @@ def _without_duplicates(
     from data_prep.duplicates import find_duplicates
 
     old_keys = before.keys if before else np.empty(0, "V16")
-    keys = np.concatenate([old_keys, documents["key"]])
+    keys = np.concatenate([old_keys, documents["document"]])
     old = len(old_keys)
     zeros = np.zeros(old, np.int32)
     rank = np.concatenate([zeros - 1, documents["group"].astype(np.int32)])
@@ -162,7 +162,7 @@ def _without_duplicates(
                 name = ":".join(filter(None, (record["kind"], record["path"])))
                 words = int(of_source.sum(dtype=np.int64))
                 table.append({"step": step, "source": name, "documents": len(of_source), "words": words})
-    _keep_for_extensions(documents["key"], exact, spooled.signatures, work, before)
+    _keep_for_extensions(documents["document"], exact, spooled.signatures, work, before)
     kept = documents[~(exact | near)]
     if not len(kept):
         what = "the stream holds" if before else "the sources hold"

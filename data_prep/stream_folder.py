@@ -70,10 +70,12 @@ def check_bytes(out: Path, what_to_do: str) -> None:
     A stream of an earlier release, which has no manifest, is taken as it is.
     """
     if not (out / MANIFEST).is_file():
+        if "given" in json.loads((out / STREAM_FILE).read_text(encoding="utf-8")):
+            raise PrepError(f"{out / MANIFEST} is missing. {what_to_do}")
         return
     try:
-        outputs = json.loads((out / MANIFEST).read_text(encoding="utf-8"))["outputs"]
-    except (ValueError, KeyError) as error:
+        outputs = dict(json.loads((out / MANIFEST).read_text(encoding="utf-8"))["outputs"])
+    except (ValueError, KeyError, TypeError) as error:
         raise PrepError(f"{out / MANIFEST} cannot be read ({error!r}). {what_to_do}") from error
     for name, told in outputs.items():
         path = out / name
@@ -110,9 +112,9 @@ def work_folder(out: Path, begun: Mapping, extend: bool) -> Iterator[WorkFolder]
     work = WorkFolder(out / WORK)
     lock = _hold(out, extend)
     try:
-        _check_begun(out, begun)
+        goes_on = _check_begun(out, begun)
+        _remove_strays(out, begun, goes_on)
         write_json(work.folder / BEGUN, begun)
-        _remove_strays(out, extend)
         shutil.rmtree(work.stream, ignore_errors=True)
         work.spool.mkdir(exist_ok=True)
         work.stream.mkdir()
@@ -141,6 +143,35 @@ def remove_work(out: Path):
                 path.unlink()
     with suppress(OSError):  # another run has just begun in it
         (out / WORK).rmdir()
+
+
+def remove_finished_work(out: Path, num_extensions: int):
+    """Delete what a run left that was killed after its stream was whole; not that of a run at work or unfinished."""
+    if not (out / WORK).is_dir():
+        return
+    try:
+        lock = _lock(out)
+    except PrepError:
+        return
+    with lock:
+        if _begun_before(out).get("extension", 0) <= num_extensions:
+            remove_work(out)
+
+
+def vouched(name: str, num_mega_batches: int, num_extensions: int) -> bool:
+    """Whether a stream of so many mega-batches and extensions has a piece of this name."""
+    batch, dedup = re.match(r"mega_batch_(\d+)/", name), re.match(r"dedup/(\d+)\.", name)
+    if batch:
+        return int(batch[1]) <= num_mega_batches
+    return int(dedup[1]) <= num_extensions if dedup else True
+
+
+def _begun_before(out: Path) -> dict:
+    try:
+        found = json.loads((out / WORK / BEGUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def finish(out: Path, work: WorkFolder, stream: dict, manifest: dict):
@@ -172,18 +203,16 @@ def finish(out: Path, work: WorkFolder, stream: dict, manifest: dict):
     _sync_folder(out)
 
 
-def _check_begun(out: Path, begun: Mapping):
-    """Raise PrepError if an unfinished run in `out` has other settings, which it names."""
-    path = out / WORK / BEGUN
-    if not path.is_file():
-        for leftover in (out / WORK).iterdir():  # of a run that was killed as it began or ended
+def _check_begun(out: Path, begun: Mapping) -> bool:
+    """Whether an unfinished run of these settings is to be gone on with. Raise PrepError if it has others, by name."""
+    before = _begun_before(out)
+    if before.get("extension", 0) < begun.get("extension", 0):
+        before = {}  # of a run that was killed when all but its work folder was done
+    if not before:
+        for leftover in (out / WORK).iterdir():
             if leftover.name != LOCK:
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        return
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PrepError(f"{path} cannot be read ({error}). Remove {out / WORK} to begin anew.") from error
+        return False
     changed = [
         f"{name} was {before.get(name)} and is now {now}"
         for name, now in json.loads(json.dumps(begun)).items()
@@ -194,11 +223,21 @@ def _check_begun(out: Path, begun: Mapping):
             f"{out} was begun with other settings, and is not finished: {'; '.join(changed)}. Give the old values to "
             f"go on, choose another folder, or remove {out / WORK} to begin anew."
         )
+    return True
 
 
 def _hold(out: Path, extend: bool) -> TextIO:
     """Make the work folder and keep others out of it. The lock goes with the process, however it ends."""
     (out / WORK).mkdir(parents=True, exist_ok=True)
+    lock = _lock(out)
+    if (out / STREAM_FILE).exists() != extend:
+        lock.close()
+        raise PrepError(f"another alma-prep has just finished in {out}: run the same command again to check it.")
+    return lock
+
+
+def _lock(out: Path) -> TextIO:
+    """Raises PrepError: another process has it."""
     with ExitStack() as undo:
         lock = undo.enter_context(open(out / WORK / LOCK, "w"))
         try:
@@ -208,8 +247,6 @@ def _hold(out: Path, extend: bool) -> TextIO:
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # a file system without locks
                 raise
-        if (out / STREAM_FILE).exists() != extend:
-            raise PrepError(f"another alma-prep has just finished in {out}: run the same command again to check it.")
         undo.pop_all()
         return lock
 
@@ -227,17 +264,29 @@ def _files_beside_work(out: Path) -> list[str]:
     return sorted(found)
 
 
-def _remove_strays(out: Path, extend: bool):
-    """Delete the pieces beside the work of a run that was killed while they were renamed: they are made again."""
-    known: set[str] = set()
-    if extend:
-        manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-        known = {*manifest["outputs"], MANIFEST}
-    for name in filter(PIECE.fullmatch, _files_beside_work(out)):
-        if name not in known:
-            (out / name).unlink()
-            if "/" in name and not any((out / name).parent.iterdir()):
-                (out / name).parent.rmdir()
+def _remove_strays(out: Path, begun: Mapping, goes_on: bool):
+    """Delete the pieces beside the work of a run that was killed while they were renamed: they are made again.
+
+    In a stream that is extended these are the pieces that its stream.json does not have, and only if an extension was
+    under way: what else lies there is not ours, and stays.
+
+    Raises:
+        PrepError: a file lies where a piece of the extension is to be written.
+    """
+    names = list(filter(PIECE.fullmatch, _files_beside_work(out)))
+    if "extension" in begun:
+        stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
+        count = stream["num_mega_batches"]
+        names = [name for name in names if not vouched(name, count, begun["extension"] - 1)]
+        if names and not goes_on:
+            raise PrepError(
+                f"{out} holds files not of its stream, where an extension would write: {', '.join(names[:5])}. "
+                "Nothing was changed. Move them away."
+            )
+    for name in names:
+        (out / name).unlink()
+        if "/" in name and not any((out / name).parent.iterdir()):
+            (out / name).parent.rmdir()
 
 
 def _sync_folder(path: Path):

@@ -153,7 +153,13 @@ def split_into_parts(
 
 def read_documents(part: Part) -> Iterator[str | Skipped]:
     """Yield the documents of one part, and for what is left out a Skipped that says why."""
-    yield from KINDS[part.kind].read(part)
+    for document in KINDS[part.kind].read(part):
+        if isinstance(document, str) and not document.isascii():
+            try:
+                document.encode("utf-8")
+            except UnicodeEncodeError:  # half of a surrogate pair, which no file can hold
+                document = document.encode("utf-8", "replace").decode("utf-8")
+        yield document
 
 
 def merge_skipped(skipped: Sequence[Skipped]) -> list[Skipped]:

@@ -17,6 +17,7 @@ _START = re.compile(
 _END = re.compile(
     r"^[ \t]*(?:\*{3}[ \t]*END OF (?:THE|THIS) PROJECT GUTENBERG|End of (?:the )?Project Gutenberg)", re.I | re.M
 )
+_LICENCE = re.compile(r"^[ \t]*\*{3}[ \t]*END OF (?:THE|THIS) PROJECT GUTENBERG", re.I | re.M)
 _OLD_START = re.compile(r"^\*END\*?[ \t]*THE SMALL PRINT![^\n]*$", re.I | re.M)
 _PRODUCED = re.compile(
     r"\s*(?:Produced by|E-text prepared by|Transcribed from)[^\n]*\n(?:[^\S\n]*\S[^\n]*\n)*(?=[^\S\n]*\n)", re.I
@@ -25,13 +26,18 @@ _PRODUCED = re.compile(
 
 def without_gutenberg(text: str) -> str:
     """Without Project Gutenberg's header, producers' note and licence; any other text as it is."""
-    start = _START.search(text) or _OLD_START.search(text)
+    start = _START.search(text)
     if start is None:
+        old = _OLD_START.search(text)
+        # Small print may stand at the end, too: the book is where there is more.
+        start = old if old and len(text) - old.end() > old.start() else None
+    end = (_END if start else _LICENCE).search(text, start.end() if start else 0)
+    if start is None and end is None:
         return text
-    end = _END.search(text, start.end())
-    body = text[start.end() : end.start() if end else len(text)]
+    body = text[start.end() if start else 0 : end.start() if end else len(text)]
     produced = _PRODUCED.match(body)
-    return (body[produced.end() :] if produced else body).strip() + "\n"
+    body = (body[produced.end() :] if produced else body).strip()
+    return f"{body}\n" if body else text
 
 
 def _read(part: Part) -> Iterator[str | Skipped]:

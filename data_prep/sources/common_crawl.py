@@ -13,6 +13,7 @@ from data_prep.sources.text import TOO_LONG
 
 ARCHIVE = re.compile(r"\.(?:arc|warc|wet)(?:\.|$)", re.IGNORECASE)
 METADATA = re.compile(r"\.(?:wat|cdx|cdxj)(?:\.|$)", re.IGNORECASE)
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 HTML = ("text/html", "application/xhtml+xml")
 
 
@@ -125,12 +126,17 @@ def _http(block: bytes, decode: Literal["all", "none"]):
 def page_text(content: bytes, content_type: str, charset: str | None) -> str:
     """What a reader would see of a page: the main content of HTML, plain text as it is, nothing of other types."""
     from resiliparse.extract.html2text import extract_plain_text
-    from resiliparse.parse.encoding import bytes_to_str, detect_encoding
+    from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
-    content_type = content_type.partition(";")[0].strip().lower()
+    content_type, _, more = content_type.partition(";")
+    content_type = content_type.strip().lower()
+    if charset is None and (said := _CHARSET.search(more)):
+        charset = said[1]
     if content_type not in (*HTML, "text/plain") or len(content) > MAX_DOCUMENT_BYTES:
         return ""
-    text = bytes_to_str(content, charset or detect_encoding(content) or "utf-8")
+    # A label that browsers do not know is not believed.
+    known = map_encoding_to_html5(charset, fallback_utf8=False) if charset else None
+    text = bytes_to_str(content, known or detect_encoding(content) or "utf-8")
     if content_type == "text/plain":
         return text
     return extract_plain_text(text, main_content=True, alt_texts=False, preserve_formatting=True).strip()

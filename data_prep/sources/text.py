@@ -17,20 +17,22 @@ def paths_ending_in(*endings: str):
     """A listing of all files below a folder whose names end so."""
 
     def list_paths(root: Path) -> list[Path]:
-        return [Path(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(endings)]
+        return [
+            Path(folder, name) for folder, _, names in os.walk(root) for name in names if name.lower().endswith(endings)
+        ]
 
     return list_paths
 
 
 def plain_name(name: str) -> str:
     """Without the ending of a compression."""
-    return next((name.removesuffix(ending) for ending in COMPRESSED if name.endswith(ending)), name)
+    return next((name[: -len(ending)] for ending in COMPRESSED if name.lower().endswith(ending)), name)
 
 
 def _read(part: Part) -> Iterator[str | Skipped]:
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
-    elif part.name.endswith(".parquet"):
+    elif part.name.lower().endswith(".parquet"):
         yield from _read_parquet(part)
     else:
         yield from _read_lines(part)
@@ -42,7 +44,7 @@ def _read_lines(part: Part) -> Iterator[str | Skipped]:
     A line belongs to the part in which its first byte lies. Of a compressed file there is one part.
     """
     bad = SkippedUnits(part.name, "line")
-    is_json = plain_name(part.name).endswith(JSON_LINES)
+    is_json = plain_name(part.name).lower().endswith(JSON_LINES)
     try:
         # Only what is not compressed is split.
         whole = part.name != plain_name(part.name)
@@ -135,5 +137,5 @@ TEXT = Kind(
     "*.txt, *.jsonl or *.parquet file",
     paths_ending_in(".parquet", *_ENDINGS, *(end + packed for end in _ENDINGS for packed in COMPRESSED)),
     _read,
-    splittable=lambda name: not name.endswith((".parquet", *COMPRESSED)),
+    splittable=lambda name: not name.lower().endswith((".parquet", *COMPRESSED)),
 )

@@ -47,18 +47,18 @@ _DROPPED_TAGS = frozenset(
 )
 # Namespaces of links that show a picture or file a page, in every language: files and categories have no space before
 # the colon and a name that is not an interwiki text of a sentence; a first link with a prefix that is shown has a |.
-_FILE_LINK = re.compile(r"^\s*(?:[^\W\d_][\w -]{1,20}):", re.UNICODE)
+_FILE_LINK = re.compile(r"^\s*(?:[^\W\d_][\w -]{1,20}):(?!\s)", re.UNICODE)
 _QUOTES = re.compile(r"'{5}|'{2,3}")
 """Bold and italics."""
 _HEADING = "\x02"
 """Marks a heading's line, with its level; XML has no such character."""
 _DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")
-_EMPTY_BRACKETS = re.compile(r"[ \t]*\([\s,;:–-]*\)")
+_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")
 _SPACES = re.compile(r"[ \t\xa0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
 # Nested deeper than any article: text made to hang a parser.
 _MAX_OPENINGS = 20_000
-_OPENING = re.compile(r"\{\{|\[\[|\{\|")
+_OPENING = re.compile(r"\{\{|\[\[|\{\||<[a-zA-Z]")
 
 
 def article_text(markup: str) -> str:
@@ -68,8 +68,8 @@ def article_text(markup: str) -> str:
     if len(_OPENING.findall(markup)) > _MAX_OPENINGS:
         raise ValueError("too many templates and links for an article")
     text = _shown(mwparserfromhell.parse(_QUOTES.sub("", markup), skip_style_tags=True))
-    text = _EMPTY_BRACKETS.sub("", _DOUBLE_UNDERSCORE.sub("", text))
-    lines = [_SPACES.sub(" ", line).strip(" *#:;") for line in text.split("\n")]
+    text = _EMPTY_BRACKETS.sub("", _SPACES.sub(" ", _DOUBLE_UNDERSCORE.sub("", text)))
+    lines = [line.lstrip(" *#:;").rstrip(" ") for line in text.split("\n")]
     return _BLANK_LINES.sub("\n\n", "\n".join(_without_empty_sections(lines))).strip()
 
 
@@ -132,6 +132,10 @@ def _read(part: Part) -> Iterator[str | Skipped]:
         yield Skipped(part.name, "empty file", damaged=False)
         return
     bad = SkippedUnits(part.name, "page")
+    if part.start > 0:
+        first, last = bzip2_streams(part.path, part.start, part.end)
+        if first == last:  # no stream begins in this part
+            return
     try:
         with closing(_open_part(part)) as file:
             for title, markup, number in _pages(file):
@@ -212,4 +216,10 @@ def _list_paths(root: Path) -> list[Path]:
     return [path for path in paths_ending_in("")(root) if _DUMP.search(path.name)]
 
 
-WIKIPEDIA = Kind("*.xml file (plain, gz, bz2 or zst)", _list_paths, _read, needs=("mwxml", "mwparserfromhell"))
+WIKIPEDIA = Kind(
+    "*.xml file (plain, gz, bz2 or zst)",
+    _list_paths,
+    _read,
+    splittable=lambda name: "multistream" in name.lower() and name.lower().endswith(".bz2"),
+    needs=("mwxml", "mwparserfromhell"),
+)

@@ -55,6 +55,20 @@ def test_other_books_stay_as_they_are():
     assert without_gutenberg(text) == text
 
 
+def test_small_print_at_the_end_does_not_take_the_book_away():
+    book = "A line of the book.\n" * 50
+    text = f"{book}\n*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\nlegal\n"
+    assert book.strip() in without_gutenberg(text)
+    licence = "*** END OF THE PROJECT GUTENBERG EBOOK X ***\nSection 1. General Terms\n"
+    assert without_gutenberg(book + licence) == book.strip() + "\n"
+
+
+def test_names_in_capitals_are_names(tmp_path):
+    (tmp_path / "A.JSONL").write_text('{"text": "one"}\n')
+    (tmp_path / "B.TXT").write_text("two\n")
+    assert read_all(Source("text", str(tmp_path))) == (["one", "two"], [])
+
+
 def test_a_real_book_begins_with_itself(shared_data, tmp_path):
     (tmp_path / "a.txt").write_bytes((shared_data / "books" / "gitenberg_moby_dick_2701-0.txt").read_bytes())
     [text], _ = read_all(Source("books", str(tmp_path)))

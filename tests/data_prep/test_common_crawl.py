@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import random
 
 import pytest
@@ -60,6 +61,31 @@ def test_pages_in_old_encodings_come_out_as_text(tmp_path):
     page = f"<html><body><main><p>{german}</p></main></body></html>".encode("latin-1")
     write_warc(tmp_path / "a.warc", [page], content_type="text/html; charset=ISO-8859-1")
     assert read_all(crawl(tmp_path)) == ([german], [])
+
+
+@pytest.mark.parametrize("charset", ["utf8mb4", "none", "raw_unicode_escape", "ISO-8859-1,utf-8"])
+def test_a_charset_that_no_browser_knows_is_not_believed(tmp_path, charset):
+    text = "Die Größe der Wale läßt sich schätzen, übrigens auch bei Nacht \\ud800."
+    write_warc(tmp_path / "a.warc", [text.encode()], content_type=f"text/plain; charset={charset}")
+    [found], skipped = read_all(crawl(tmp_path))
+    found.encode("utf-8")
+    assert skipped == []
+    assert "Wale" in found
+
+
+def test_the_charset_of_a_resource_counts(tmp_path):
+    text = "Zażółć gęślą jaźń, powiedział kapitan statku."
+    write_warc(
+        tmp_path / "a.warc", [text.encode("iso-8859-2")], "resource", content_type="text/plain; charset=iso-8859-2"
+    )
+    from warcio.warcwriter import WARCWriter
+
+    with open(tmp_path / "a.warc", "wb") as file:
+        writer = WARCWriter(file, gzip=False)
+        content = io.BytesIO(text.encode("iso-8859-2"))
+        kind = "text/plain; charset=iso-8859-2"
+        writer.write_record(writer.create_warc_record("file:///a", "resource", content, warc_content_type=kind))
+    assert read_all(crawl(tmp_path)) == ([text], [])
 
 
 def test_a_file_a_folder_and_a_pattern(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.prepare import versions
 from data_prep.tokenization import load_tokenizer
 from fairseq_alma.core.stream_folder import StreamFolder, split_prefix
 from tests.data_prep.sources import write_dump, write_warc
@@ -114,6 +115,8 @@ def test_shares_and_the_kind_of_the_validation_set(tmp_path, corpora, alma_prep)
     assert alma_prep(out, f"{crawl}@0.5", f"{wiki}@0.25", books, num_mega_batches=3, more=more) == 0
     assert all(text.startswith(("Page ", "Copy ")) for text in texts_of(out, "valid"))
     assert abs(load(out)["splits"]["valid"]["words"] - 1200) <= 70
+    again = [f"{crawl}@0.5", f"{wiki}@0.25", books]
+    assert alma_prep(out, *again, num_mega_batches=3, more=more) == 0  # its own command finds it made
     of_wiki = sum(
         len(text.split())
         for split in load(out)["splits"]
@@ -122,6 +125,16 @@ def test_shares_and_the_kind_of_the_validation_set(tmp_path, corpora, alma_prep)
     )
     assert abs(of_wiki / sum(split["words"] for split in load(out)["splits"].values()) - 0.25) < 0.01
     assert any(row["step"] == "share" for row in load(out)["cleaning"])
+
+
+def test_too_little_of_the_kind_that_is_validated_on_is_told(tmp_path, corpora, alma_prep, capsys):
+    crawl, wiki, _ = sources_of(corpora)
+    more = ["--valid-source", "wikipedia", "--valid-words", "99999"]
+    assert alma_prep(tmp_path / "out", crawl, wiki, num_mega_batches=2, more=more) == 2
+    assert "--valid-words" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()  # so that other values can be given
+    more[-1] = "600"
+    assert alma_prep(tmp_path / "out", crawl, wiki, num_mega_batches=2, more=more) == 0
 
 
 def test_every_document_comes_back_exactly(tmp_path, alma_prep):
@@ -242,6 +255,60 @@ def test_extending_again(extended, folder_bytes, capsys, corpora, tmp_path):
     assert "nothing to do" in capsys.readouterr().err
 
 
+def test_an_extension_finds_exact_copies_whatever_the_seed(tmp_path, alma_prep):
+    from data_prep.cli import main
+
+    (tmp_path / "a.txt").write_text("\n".join(f"{a} {b} whale" for a in SYLLABLES[:50] for b in SYLLABLES[:30]))
+    assert alma_prep(tmp_path / "out", f"text:{tmp_path}/a.txt", num_mega_batches=2) == 0  # with --seed 1
+    (tmp_path / "b.txt").write_text(
+        (tmp_path / "a.txt").read_text()
+        + "\n"
+        + "\n".join(f"{a} new {b} one" for a in SYLLABLES[:50] for b in SYLLABLES[:20])
+    )
+    assert main(["--extend", str(tmp_path / "out"), "--source", f"text:{tmp_path}/b.txt"]) == 0
+    assert load(tmp_path / "out")["splits"]["mega_batch_3"]["documents"] == 1000
+
+
+def test_an_extension_leaves_what_is_not_its_own(extended, capsys, tmp_path):
+    from data_prep.cli import main
+
+    out, _, argv = extended
+    (out / "mega_batch_9").mkdir()
+    (out / "mega_batch_9" / "train.bin").write_text("mine")
+    (out / "notes.txt").write_text("mine")
+    (tmp_path / "more.txt").write_text("\n".join(prose(60, 7000 + seed).replace("\n", " ") for seed in range(150)))
+    more = ["--extend", str(out), "--source", f"text:{tmp_path}/more.txt"]
+    assert main(more) == 2
+    assert "where an extension would write: mega_batch_9/train.bin" in capsys.readouterr().err
+    assert (out / "mega_batch_9" / "train.bin").read_text() == "mine"
+    import shutil
+
+    shutil.rmtree(out / "mega_batch_9")
+    assert main(more) == 0
+    assert (out / "notes.txt").read_text() == "mine"
+    capsys.readouterr()
+    assert main([*argv, "--language", "en"]) == 2  # the first extension, with another setting
+    assert "was extended by these files with other settings: language was" in capsys.readouterr().err
+    for option in (["--seed", "3"], ["--vocab-size", "999"], ["--valid-words", "9"]):
+        assert main([*argv, *option]) == 2
+        assert "an extension takes" in capsys.readouterr().err
+
+
+def test_the_work_of_an_extension_that_is_not_finished_is_left_alone(extended, capsys, corpora):
+    from data_prep.cli import main
+
+    out, _, _ = extended
+    (out / ".alma-prep" / "spool").mkdir(parents=True)
+    (out / ".alma-prep" / "settings.json").write_text(json.dumps({"extension": 2}))
+    crawl, _, books = sources_of(corpora)
+    first = ["--source", crawl, "--source", books, "--mega-batches", "3", "--vocab-size", "300", "--seed", "1"]
+    assert main([str(out), *first]) == 0
+    assert (out / ".alma-prep" / "spool").is_dir()
+    (out / ".alma-prep" / "settings.json").write_text(json.dumps({"extension": 1}))  # that one is finished
+    assert main([str(out), *first]) == 0
+    assert not (out / ".alma-prep").exists()
+
+
 def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_bytes):
     from data_prep.cli import main
 
@@ -255,6 +322,9 @@ def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_by
     for known in (told, untold):
         (out / "stream.json").write_text(json.dumps(first))
         (out / "manifest.json").write_text(json.dumps(known))
+        (out / ".alma-prep").mkdir()
+        begun = stream["extensions"][0]["given"] | {"versions": versions(), "extension": 1}
+        (out / ".alma-prep" / "settings.json").write_text(json.dumps(begun))
         assert main(argv) == 0
         assert folder_bytes(out) == after
         assert load(out)["extensions"] == stream["extensions"]

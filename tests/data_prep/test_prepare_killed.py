@@ -108,8 +108,10 @@ def test_a_piece_that_was_altered_or_lost_meanwhile_is_made_again(tmp_path, larg
     argv = command(out, f"books:{large_text}")
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stop_when(process, out / ".alma-prep" / "encode" / "000000.done")
+    workers = children(process.pid)
     process.kill()
     process.wait()
+    wait_until(lambda: not any(map(is_alive, workers)))  # else one of them would still read what is altered now
     spool = out / ".alma-prep" / "spool" / "000000.text"
     content = spool.read_bytes()
     spool.write_bytes(b"x" + content[1:])  # of the same length

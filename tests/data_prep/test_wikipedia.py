@@ -4,7 +4,7 @@ import bz2
 
 import pytest
 
-from data_prep.sources import Source
+from data_prep.sources import Source, list_files, split_into_parts
 from tests.data_prep.sources import DUMP_HEAD, read_all, write_dump
 
 pytest.importorskip("mwxml", reason="needs the extra `corpora`")
@@ -59,6 +59,20 @@ def test_an_article_is_its_title_and_its_text(tmp_path, name):
     assert skipped == []
 
 
+def test_what_only_looks_like_markup_stays(tmp_path):
+    markup = "He starred in [[Mission: Impossible]] and wrote C#, the following:\n* one;\nHalf a pair: &amp;#xD800;"
+    write_dump(tmp_path / "d.xml", [("A", 0, None, markup)])
+    [text], _ = read_all(Source("wikipedia", str(tmp_path)))
+    assert lines(text)[1:3] == ["He starred in Mission: Impossible and wrote C#, the following:", "one;"]
+    text.encode("utf-8")
+
+
+def test_a_multistream_dump_of_one_stream_is_read_once(tmp_path):
+    pages = [(f"Page {number}", 0, None, f"Text of page {number}. " * 20) for number in range(30)]
+    write_dump(tmp_path / "multistream.xml.bz2", pages)
+    assert len(read_all(Source("wikipedia", str(tmp_path)), 100)[0]) == 30
+
+
 def test_a_dump_cut_short_gives_what_came_before_and_says_so(tmp_path):
     pages = [(f"Page {number}", 0, None, f"Text of page {number}. " * 50) for number in range(20)]
     content = write_dump(tmp_path / "d.xml", pages).read_bytes()
@@ -79,6 +93,7 @@ def test_a_multistream_dump_is_read_in_parts_each_page_once(tmp_path, part_bytes
     streams = [head, *tens, b"</mediawiki>" + end]
     (tmp_path / "enwiki-multistream.xml.bz2").write_bytes(b"".join(map(bz2.compress, streams)))
     source = Source("wikipedia", str(tmp_path))
+    assert (len(split_into_parts(source, list_files(source), part_bytes)) > 1) == (part_bytes < 2000)
     texts, skipped = read_all(source, part_bytes)
     assert skipped == []
     assert [text.split("\n")[0] for text in texts] == [title for title, *_ in pages]
