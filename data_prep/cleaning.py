@@ -7,6 +7,8 @@ dialogue by the rule on letters, and takes a minute for every 25 MB.
 
 from typing import NamedTuple
 
+from data_prep.words import words_between_spaces
+
 LANGUAGE_SAMPLE_CHARACTERS = 2000
 """What the language is told from, out of the middle: pages begin and end with menus."""
 MIN_LANGUAGE_CHARACTERS = 20
@@ -190,18 +192,8 @@ def known_languages() -> frozenset[str]:
 
 def _gopher_rules(language: str) -> list:
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
-    from datatrove.utils.word_tokenizers import WordTokenizer
 
-    class Words(WordTokenizer):
-        def word_tokenize(self, text: str) -> list[str]:
-            return text.split()
-
-        def sent_tokenize(self, text: str) -> list[str]:
-            raise NotImplementedError  # no rule of Gopher asks for sentences
-
-        span_tokenize = sent_tokenize
-
-    words = Words()
+    words = words_between_spaces()
     # "the", "of", "and" are asked of what is to be English alone.
     stop_words = {} if language == _STOP_WORDS_OF else {"min_stop_words": None}
     return [

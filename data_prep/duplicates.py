@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.words import words_between_spaces
+
 NUM_BANDS = 14
 HASHES_PER_BAND = 8
 NGRAM_WORDS = 5
@@ -28,20 +30,10 @@ class Signer:
 
     def __init__(self):
         from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
-        from datatrove.utils.word_tokenizers import WordTokenizer
-
-        class Words(WordTokenizer):
-            def word_tokenize(self, text: str) -> list[str]:
-                return text.split()
-
-            def sent_tokenize(self, text: str) -> list[str]:
-                raise NotImplementedError
-
-            span_tokenize = sent_tokenize
 
         config = MinhashConfig(n_grams=NGRAM_WORDS, num_buckets=NUM_BANDS, hashes_per_bucket=HASHES_PER_BAND)
         # It wants a folder for the files that its own pipeline would write; nothing is written there.
-        self._minhash = MinhashDedupSignature(tempfile.gettempdir(), config, language=Words())
+        self._minhash = MinhashDedupSignature(tempfile.gettempdir(), config, language=words_between_spaces())
 
     def signature(self, text: str) -> np.ndarray:
         """uint64 [NUM_BANDS]: equal in a band for documents that are likely to be near."""

@@ -54,6 +54,13 @@ def make_pieces(
     spooled = spooled._replace(documents=documents[:0])  # a gigabyte for every 19 million
     num_mega_batches = _num_mega_batches(settings, spooled)
     words = _words_of(documents, len(files))
+    for number, source in enumerate(files):
+        if source.share is not None and not words[number]:
+            raise Unworkable(
+                f"{source.name} is to be {source.share:g} of the words, and none of it is left: all its documents were "
+                "removed by cleaning or as copies of others. Leave it out, or look at --language, --quality and "
+                "--duplicates."
+            )
     wanted = _workable(
         lambda: partition.share_out(words, {number: source.share for number, source in enumerate(files)})
     )

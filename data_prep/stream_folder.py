@@ -74,14 +74,16 @@ def check_bytes(out: Path, what_to_do: str) -> None:
             raise PrepError(f"{out / MANIFEST} is missing. {what_to_do}")
         return
     try:
-        outputs = dict(json.loads((out / MANIFEST).read_text(encoding="utf-8"))["outputs"])
-    except (ValueError, KeyError, TypeError) as error:
+        manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+        outputs = {name: (told["bytes"], told["sha256"]) for name, told in manifest["outputs"].items()}
+        _ = manifest["extensions"][:0]  # a list: --extend adds to it
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PrepError(f"{out / MANIFEST} cannot be read ({error!r}). {what_to_do}") from error
-    for name, told in outputs.items():
+    for name, (num_bytes, digest) in outputs.items():
         path = out / name
         if not path.is_file():
             raise PrepError(f"{path} is missing. {what_to_do}")
-        if path.stat().st_size != told["bytes"] or sha256_of(path) != told["sha256"]:
+        if path.stat().st_size != num_bytes or sha256_of(path) != digest:
             raise PrepError(f"{path} is not what alma-prep wrote: it was altered since. {what_to_do}")
 
 

@@ -18,6 +18,10 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+Stage = dict[str, Any]
+"""A comparison after one stage: means, standard errors, z."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,10 @@ class Parity:
         parser.add_argument("--seeds", default="3", help="for all learners, or 10,umix=20")
         parser.add_argument("--first-seed", type=int, default=0)
         parser.add_argument("--only", help="a case, as 'sm 32 2': into parity_again.md")
+        parser.add_argument(
+            "--spread", action="store_true",
+            help="standard errors from the spread between the more seeds of parity.json: into parity_spread.md",
+        )  # fmt: skip
         parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # case seed: one run of the original
         arguments = parser.parse_args()
         if arguments.one:
@@ -76,13 +84,17 @@ class Parity:
         cases = [case for case in self.cases if arguments.only in (None, case.key)]
         known = self._run_original(arguments, cases, seeds)
         table = {}
+        many = json.loads(self.script.with_suffix(".json").read_text()) if arguments.spread else {}
         for case in cases:
             which = seeds[case.learner]
             named = str(len(which)) if not which.start else f"{which.start}_{which.stop}"
             out = arguments.out / f"ours_{named}" / case.key.replace(" ", "_")
             our_errors = self.ours(case, which, arguments.data_root, out)
             table[case.key] = compare(our_errors, [known[f"{case.key} {seed}"] for seed in which])
-        path = self.script.parent / ("parity_again" if arguments.only else "parity")
+            if arguments.spread:
+                table[case.key] = [by_spread(*stages) for stages in zip(table[case.key], many[case.key], strict=True)]
+        name = "parity_again" if arguments.only else "parity_spread" if arguments.spread else "parity"
+        path = self.script.parent / name
         path.with_suffix(".json").write_text(json.dumps(table, indent=1) + "\n")
         path.with_suffix(".md").write_text(self._written_up(cases, table, seeds))
         print(path.with_suffix(".md").read_text())
@@ -124,19 +136,19 @@ class Parity:
         }
         return {learner: range(first, first + count) for learner, count in counts.items()}
 
-    def _written_up(
-        self, cases: Sequence[Case], table: dict[str, list[dict[str, float]]], seeds: dict[str, range]
-    ) -> str:
+    def _written_up(self, cases: Sequence[Case], table: dict[str, list[Stage]], seeds: dict[str, range]) -> str:
         stages = [stage for row in table.values() for stage in row]
         above = [stage for stage in stages if abs(stage["z"]) >= 3]
+        spread = "z_alone" in stages[0]
         lines = [
             f"# {self.title}",
             "",
             "Test error in % (mean +- standard error over seeds), ours with `preset=original_code` against it,",
             f"and their difference in combined standard errors (z). {self.settings} Command: `parity.py`.",
             "",
-            "| learner | width | wait | epochs | seeds | stage | ours | original | z |",
-            "|---|---|---|---|---|---|---|---|---|",
+            *(SPREAD if spread else []),
+            "| learner | width | wait | epochs | seeds | stage | ours | original | z |" + " z alone |" * spread,
+            "|---|---|---|---|---|---|---|---|---|" + "---|" * spread,
         ]
         for case in cases:
             which = seeds[case.learner]
@@ -146,9 +158,13 @@ class Parity:
                     f"| {which.start} to {which.stop - 1} | {number} "
                     f"| {100 * stage['ours']:.2f} +- {100 * stage['ours_stderr']:.2f} "
                     f"| {100 * stage['original']:.2f} +- {100 * stage['original_stderr']:.2f} | {stage['z']:+.2f} |"
+                    + (f" {stage['z_alone']:+.2f} |" if spread else "")
                 )
         mean = sum(stage["z"] for stage in stages) / len(stages)
         summary = f"{len(stages)} comparisons, {len(above)} at 3 combined standard errors or more; mean z {mean:+.2f}."
+        if spread:
+            alone = sum(abs(stage["z_alone"]) >= 3 for stage in stages)
+            summary += f" With the standard errors of the few seeds alone: {alone}."
         return "\n".join([*lines, "", summary, ""])
 
 
@@ -187,7 +203,7 @@ class Silent:
     debug = add_scalar = message
 
 
-def compare(ours_errors: list[list[float]], original_errors: list[list[float]]) -> list[dict[str, float]]:
+def compare(ours_errors: list[list[float]], original_errors: list[list[float]]) -> list[Stage]:
     """Per stage: means, standard errors, and the difference in combined standard errors."""
 
     def moments(values: list[float]) -> tuple[float, float]:
@@ -201,7 +217,27 @@ def compare(ours_errors: list[list[float]], original_errors: list[list[float]]) 
         stages.append(
             {
                 "ours": mean_a, "ours_stderr": stderr_a, "original": mean_b, "original_stderr": stderr_b,
-                "combined": combined, "z": (mean_a - mean_b) / combined,
+                "combined": combined, "z": (mean_a - mean_b) / combined, "num_seeds": len(a),
+                "ours_by_seed": list(a), "original_by_seed": list(b),
             }
         )  # fmt: skip
     return stages
+
+
+SPREAD = [
+    "The standard errors here are those of a mean of this many seeds, sigma / sqrt(n), with sigma from the more seeds",
+    'of parity.json: from three numbers sigma itself is known within a factor of two only. "z alone" takes it from',
+    "the few seeds themselves (Student's t with 4 degrees of freedom, beyond 3 by chance in 4% of comparisons).",
+    "",
+]
+
+
+def by_spread(few: Stage, many: Stage) -> Stage:
+    """A comparison of few seeds, with the spread between seeds (of ours, of the original) as many showed it."""
+    ratio = (many["num_seeds"] / few["num_seeds"]) ** 0.5
+    ours, original = many["ours_stderr"] * ratio, many["original_stderr"] * ratio
+    combined = (ours**2 + original**2) ** 0.5
+    return few | {
+        "ours_stderr": ours, "original_stderr": original, "combined": combined,
+        "z": (few["ours"] - few["original"]) / combined, "z_alone": few["z"],
+    }  # fmt: skip

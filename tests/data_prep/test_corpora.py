@@ -127,6 +127,17 @@ def test_shares_and_the_kind_of_the_validation_set(tmp_path, corpora, alma_prep)
     assert any(row["step"] == "share" for row in load(out)["cleaning"])
 
 
+def test_a_source_with_a_share_of_which_nothing_is_left_is_named(tmp_path, corpora, alma_prep, capsys):
+    copies = tmp_path / "copies.txt"
+    pages = [" ".join(prose(60, seed).split()) for seed in range(20)]
+    copies.write_text("".join(f"{page}\n" for page in pages))
+    (tmp_path / "longer.txt").write_text("".join(f"{page} And more.\n" for page in pages))
+    sources = [sources_of(corpora)[2], f"text:{tmp_path / 'longer.txt'}", f"text:{copies}@0.1"]
+    assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2) == 2
+    assert f"text:{copies} is to be 0.1 of the words, and none of it is left" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_too_little_of_the_kind_that_is_validated_on_is_told(tmp_path, corpora, alma_prep, capsys):
     crawl, wiki, _ = sources_of(corpora)
     more = ["--valid-source", "wikipedia", "--valid-words", "99999"]
@@ -428,6 +439,12 @@ def test_an_altered_output_is_never_called_whole(tmp_path, three, corpora, alma_
     assert alma_prep(out, *sources_of(corpora), num_mega_batches=4) == 0
     manifest = json.loads((out / "manifest.json").read_text())
     assert {"python", "numpy", "tokenizers", "datatrove"} <= manifest["versions"].keys()
+    for damaged in ("[]", "{", '{"outputs": {"dict.txt": 1}, "extensions": []}', '{"outputs": {}, "extensions": 3}'):
+        (out / "manifest.json").write_text(damaged)
+        capsys.readouterr()
+        assert alma_prep(out, *sources_of(corpora), num_mega_batches=4) == 2
+        assert "manifest.json cannot be read" in capsys.readouterr().err
+    (out / "manifest.json").write_text(json.dumps(manifest))
     assert [len(found) for found in manifest["inputs"].values()] == [130, 2, 1]
 
 
