@@ -4,6 +4,7 @@ Redirects, and pages of other namespaces (talk, templates, categories, files), a
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -59,6 +60,11 @@ _BLANK_LINES = re.compile(r"\n\s*\n+")
 # Nested deeper than any article: text made to hang a parser.
 _MAX_OPENINGS = 20_000
 _OPENING = re.compile(r"\{\{|\[\[|\{\||<[a-zA-Z]")
+# What is opened and never closed makes the parser go over the rest of the page once for each: seconds for so much.
+_MAX_UNCLOSED_CHARACTERS = 100_000_000
+_PAIRS = (("{{", "}}"), ("[[", "]]"), ("{|", "|}"))
+_TAG = re.compile(r"<(/?)([a-zA-Z]+)(?:[^<>]*?(/)\s*>)?", re.ASCII)
+_NEVER_CLOSED = frozenset(("br", "wbr", "hr", "img", "meta", "link", "li", "dt", "dd", "th", "td", "tr"))
 
 
 def article_text(markup: str) -> str:
@@ -67,10 +73,21 @@ def article_text(markup: str) -> str:
 
     if len(_OPENING.findall(markup)) > _MAX_OPENINGS:
         raise ValueError("too many templates and links for an article")
+    if _num_unclosed(markup) * len(markup) > _MAX_UNCLOSED_CHARACTERS:
+        raise ValueError("too many templates, links or tags that are never closed")
     text = _shown(mwparserfromhell.parse(_QUOTES.sub("", markup), skip_style_tags=True))
     text = _EMPTY_BRACKETS.sub("", _SPACES.sub(" ", _DOUBLE_UNDERSCORE.sub("", text)))
     lines = [line.lstrip(" *#:;").rstrip(" ") for line in text.split("\n")]
     return _BLANK_LINES.sub("\n\n", "\n".join(_without_empty_sections(lines))).strip()
+
+
+def _num_unclosed(markup: str) -> int:
+    """How many more templates, links, tables and tags of a name are opened than closed."""
+    unclosed = sum(max(0, markup.count(opening) - markup.count(closing)) for opening, closing in _PAIRS)
+    tags: Counter[str] = Counter()
+    for closes, name, itself in _TAG.findall(markup):
+        tags[name.lower()] += -1 if closes else 0 if itself else 1
+    return unclosed + sum(max(0, count) for name, count in tags.items() if name not in _NEVER_CLOSED)
 
 
 def _shown(code) -> str:

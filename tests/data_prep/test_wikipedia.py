@@ -122,11 +122,20 @@ def test_entities_that_multiply_are_refused(tmp_path):
     assert skipped.damaged
 
 
-def test_markup_that_nests_without_end_is_set_aside_and_the_next_page_read(tmp_path):
-    write_dump(tmp_path / "d.xml", [("Bomb", 0, None, "{{" * 50_000), ("Whale", 0, None, "A whale.")])
+@pytest.mark.parametrize("bomb", ["{{" * 50_000, "<b>" * 15_000 + "x" * 200_000, "[[a|" * 9_000, "<ref>a" * 9_000])
+def test_markup_that_nests_without_end_is_set_aside_and_the_next_page_read(tmp_path, bomb):
+    write_dump(tmp_path / "d.xml", [("Bomb", 0, None, bomb), ("Whale", 0, None, "A whale.")])
     texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
     assert texts == ["Whale\n\nA whale."]
     assert (skipped.num_units, skipped.unit) == (1, "page")
+
+
+def test_many_tags_that_need_no_end_are_an_article(tmp_path):
+    lines = "".join(f"line {n}<br>\n<ref name=a />" for n in range(6_000))
+    write_dump(tmp_path / "d.xml", [("List", 0, None, lines)])
+    texts, skipped = read_all(Source("wikipedia", str(tmp_path)))
+    assert not skipped
+    assert texts[0].endswith("line 5999")
 
 
 def test_real_dumps(shared_data):
