@@ -5,10 +5,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.protocol import Stage
 
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
@@ -21,9 +23,17 @@ class StageDisplay:
         stage: that is run.
         updates: optimizer updates that each member takes, by its number.
         num_mega_batches: B.
+        scalars: takes the perplexities too.
     """
 
-    def __init__(self, stage: Stage, updates: Mapping[int, int], num_mega_batches: int, console: Console | None = None):
+    def __init__(
+        self,
+        stage: Stage,
+        updates: Mapping[int, int],
+        num_mega_batches: int,
+        console: Console | None = None,
+        scalars: RunScalars | None = None,
+    ):
         console = console or Console(file=sys.stderr, highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -38,7 +48,11 @@ class StageDisplay:
         self._members = {}
         for number, total in updates.items():
             name = title if set(updates) == {1} else f"{title}  member {number}"
-            self._members[number] = _MemberDisplay(name, total, self._progress, console)
+            tell = None
+            if scalars:
+                suffix = "" if set(updates) == {1} else f"_member_{number}"
+                tell = partial(_tell, scalars, stage.index, suffix)
+            self._members[number] = _MemberDisplay(name, total, self._progress, console, tell)
 
     def __enter__(self) -> "StageDisplay":
         self._progress.start()
@@ -52,8 +66,20 @@ class StageDisplay:
         return self._members[number]
 
 
+def _tell(scalars: RunScalars, stage_index: int, suffix: str, name: str, value: float, progress: float) -> None:
+    scalars.during_stage(f"{name}{suffix}", value, stage_index, progress)
+
+
 class _MemberDisplay:
-    def __init__(self, title: str, updates: int, progress: Progress, console: Console):
+    def __init__(
+        self,
+        title: str,
+        updates: int,
+        progress: Progress,
+        console: Console,
+        tell: Callable[[str, float, float], None] | None = None,
+    ):
+        self._tell = tell
         self._title, self._updates, self._progress, self._console = title, updates, progress, console
         self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
         self._first_update, self._next_plain_line = None, 0.0
@@ -68,13 +94,17 @@ class _MemberDisplay:
         except ValueError:  # two ranks wrote into one line: no reason to end training
             return
         if kind == "valid":
-            self._validation = f"{float(values['valid_ppl']):.2f}"
+            name, perplexity = "validation_perplexity", float(values["valid_ppl"])
+            self._validation = f"{perplexity:.2f}"
             update = int(values["valid_num_updates"])
         else:
             self._loss = f"{float(values['nll_loss']):.3f}"
-            self._perplexity = f"{float(values['ppl']):.2f}"
+            name, perplexity = "training_perplexity", float(values["ppl"])
+            self._perplexity = f"{perplexity:.2f}"
             self._tokens_per_second = f"{float(values.get('wps', 0)):,.0f}"
             update = int(values["num_updates"])
+        if self._tell:
+            self._tell(name, perplexity, update / self._updates)
         self._show(update)
 
     def _show(self, update: int) -> None:

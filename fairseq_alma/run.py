@@ -8,6 +8,7 @@ alma-lm status RUN
 import logging
 import os
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import hydra
@@ -15,6 +16,7 @@ from omegaconf import DictConfig
 
 from fairseq_alma.app import command
 from fairseq_alma.app.command import run_job, setting_values
+from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
@@ -45,15 +47,16 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     stream = stream_folder.stream(settings.mega_batches)
     stream_settings = settings.stream_settings(len(stream))
 
-    learner = make_learner(settings, stream_folder, LocalProcesses(len(stream), settings.parallel))
+    scalars = RunScalars(settings.out, settings.tensorboard)
+    learner = make_learner(settings, stream_folder, LocalProcesses(len(stream), settings.parallel, scalars))
     evaluated_on = [stream_folder.digest(split) for split in ("valid", "test")]
     identity = {
         **settings.to_json(),
         "evaluated_on": evaluated_on,
         "dictionary": stream_folder.dictionary_digest,
     }
-    with Lease(settings.out):
-        record = RunRecord(settings.out, identity, stream.digests, FREE_SETTINGS, DEFAULTS)
+    with Lease(settings.out), closing(scalars):
+        record = RunRecord(settings.out, identity, stream.digests, FREE_SETTINGS, DEFAULTS, on_rows=scalars.rows)
         evaluator = PerplexityEvaluator(stream_folder, Path(settings.out) / "evaluated")
         return run_stream(stream, learner, evaluator, stream_settings, record)
 

@@ -7,7 +7,7 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Settings
 
-FREE_SETTINGS = ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share")
+FREE_SETTINGS = ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard")
 """May differ when a run is continued: where things lie, how far to go, where it runs."""
 
 OWNED_BY_DRIVER = (
@@ -88,6 +88,8 @@ class LanguageModelSettings(Settings):
     preset: str = "paper"
     seeds: int = 1
     """How many seeds, from `seed` on."""
+    tensorboard: bool = True
+    """Whether RUN/tensorboard is written while the run goes on."""
 
     def __post_init__(self):
         if not self.stream:
@@ -113,6 +115,8 @@ class LanguageModelSettings(Settings):
             raise SettingError(f"dropout={self.dropout} must lie in [0, 1)")
         if self.clip_norm < 0:
             raise SettingError(f"clip_norm={self.clip_norm} must not be negative")
+        if not isinstance(self.tensorboard, bool):
+            raise SettingError(f"tensorboard={self.tensorboard!r} must be true or false")
         if not isinstance(self.fairseq, str):
             raise SettingError(f"fairseq={self.fairseq!r} must be options of fairseq-train, e.g. '--weight-decay 0.01'")
         try:

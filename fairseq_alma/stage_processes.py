@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
@@ -20,13 +21,14 @@ class LocalProcesses:
     Args:
         num_mega_batches: B, for the display.
         at_once: members side by side; by default as many as there are GPUs, or cores.
+        scalars: takes what the logs of a stage say.
     """
 
-    def __init__(self, num_mega_batches: int, at_once: int | None = None):
+    def __init__(self, num_mega_batches: int, at_once: int | None = None, scalars: RunScalars | None = None):
         import torch
 
         self._num_mega_batches = num_mega_batches
-        self._at_once = at_once
+        self._at_once, self._scalars = at_once, scalars
         self._num_gpus = torch.cuda.device_count()
         self.kind = "cuda" if self._num_gpus else "cpu"
 
@@ -36,7 +38,7 @@ class LocalProcesses:
 
     def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
         updates = {number: int(command[command.index("--max-update") + 1]) for number, (command, _) in jobs.items()}
-        with StageDisplay(stage, updates, self._num_mega_batches) as display:
+        with StageDisplay(stage, updates, self._num_mega_batches, scalars=self._scalars) as display:
             processes = [Job(command, log, display.member(m), ON_THIS_MACHINE) for m, (command, log) in jobs.items()]
             statuses = run_processes(processes, self._slots(num_jobs))
         return dict(zip(jobs, statuses, strict=True))

@@ -72,6 +72,10 @@ class Parity:
             "--spread", action="store_true",
             help="standard errors from the spread between the more seeds of parity.json: into parity_spread.md",
         )  # fmt: skip
+        parser.add_argument(
+            "--itself", action="store_true",
+            help="in place of ours: the original again, with as many further seeds; into parity_itself.md",
+        )  # fmt: skip
         parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # case seed: one run of the original
         arguments = parser.parse_args()
         if arguments.one:
@@ -82,21 +86,32 @@ class Parity:
             return
         seeds = self._seeds(arguments.seeds, arguments.first_seed)
         cases = [case for case in self.cases if arguments.only in (None, case.key)]
+        further = {learner: range(which.stop, which.stop + len(which)) for learner, which in seeds.items()}
         known = self._run_original(arguments, cases, seeds)
+        if arguments.itself:
+            known = self._run_original(arguments, cases, further)
         table = {}
         many = json.loads(self.script.with_suffix(".json").read_text()) if arguments.spread else {}
         for case in cases:
             which = seeds[case.learner]
             named = str(len(which)) if not which.start else f"{which.start}_{which.stop}"
             out = arguments.out / f"ours_{named}" / case.key.replace(" ", "_")
-            our_errors = self.ours(case, which, arguments.data_root, out)
+            if arguments.itself:
+                our_errors = [known[f"{case.key} {seed}"] for seed in further[case.learner]]
+            else:
+                our_errors = self.ours(case, which, arguments.data_root, out)
             table[case.key] = compare(our_errors, [known[f"{case.key} {seed}"] for seed in which])
             if arguments.spread:
                 table[case.key] = [by_spread(*stages) for stages in zip(table[case.key], many[case.key], strict=True)]
-        name = "parity_again" if arguments.only else "parity_spread" if arguments.spread else "parity"
-        path = self.script.parent / name
+        looks = {"again": arguments.only, "itself": arguments.itself, "spread": arguments.spread}
+        path = self.script.parent / "_".join(["parity", *(look for look, taken in looks.items() if taken)])
         path.with_suffix(".json").write_text(json.dumps(table, indent=1) + "\n")
-        path.with_suffix(".md").write_text(self._written_up(cases, table, seeds))
+        text = self._written_up(cases, table, seeds)
+        if arguments.itself:
+            text = text.replace("| ours | original |", "| original, further seeds | original |").replace(
+                "ours with `preset=original_code` against it", "the original code with as many further seeds against it"
+            )
+        path.with_suffix(".md").write_text(text)
         print(path.with_suffix(".md").read_text())
 
     def _run_original(

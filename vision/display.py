@@ -2,16 +2,18 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from fairseq_alma.app.scalars import RunScalars
 from vision.training import Watcher
 
 SECONDS_BETWEEN_LINES = 15.0
 SECONDS_BETWEEN_REFRESHES = 0.25
+SECONDS_BETWEEN_SCALARS = 2.0
 
 
 class RunDisplay(Watcher):
@@ -24,9 +26,19 @@ class RunDisplay(Watcher):
         num_mega_batches: B.
         wait: w.
         epochs: of a stage.
+        scalars: of each seed; they take the validation error now and then.
     """
 
-    def __init__(self, title: str, num_mega_batches: int, wait: int, epochs: int, console: Console | None = None):
+    def __init__(
+        self,
+        title: str,
+        num_mega_batches: int,
+        wait: int,
+        epochs: int,
+        console: Console | None = None,
+        scalars: Sequence[RunScalars] = (),
+    ):
+        self._scalars, self._next_scalars = scalars, 0.0
         self._console = console or Console(file=sys.stderr, highlight=False)
         self._title, self._num_mega_batches, self._wait, self._epochs = title, num_mega_batches, wait, epochs
         self._num_stages = -(-num_mega_batches // wait)
@@ -58,6 +70,12 @@ class RunDisplay(Watcher):
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
         now = time.monotonic()
+        if self._scalars and now >= self._next_scalars:
+            if self._next_scalars:  # not at once: most stages are over in less
+                of_seeds = error().view(len(self._scalars), -1).mean(dim=1).tolist()  # units lie seed after seed
+                for scalars, value in zip(self._scalars, of_seeds, strict=True):
+                    scalars.during_stage("validation_error_rate", value, self._stage, epoch / self._epochs)
+            self._next_scalars = now + SECONDS_BETWEEN_SCALARS
         if now < self._next:
             return
         is_terminal = self._console.is_terminal

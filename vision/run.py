@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.app import command
 from fairseq_alma.app.command import errors_told, run_job, setting_values
+from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json, write_json
@@ -84,7 +85,13 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
         logger.warning(
             "nothing ever grows: %d stage(s), and grow_every=%d: give a smaller one", num_stages, settings.grow_every
         )
-    with Lease(out), _display(settings) as display, _full_memory_told(settings, device):
+    scalars = [RunScalars(folder, settings.tensorboard) for folder in folders]
+    with ExitStack() as stack:
+        for one in scalars:
+            stack.enter_context(closing(one))
+        stack.enter_context(Lease(out))
+        display = stack.enter_context(_display(settings, scalars))
+        stack.enter_context(_full_memory_told(settings, device))
         _refuse_other_seeds(out, folders)
         records = [
             RunRecord(
@@ -96,6 +103,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
                 stages=out / "stages",
                 durable=False,
                 cer_from=settings.cer_from,
+                on_rows=scalars[number].rows,
             )
             for number, folder in enumerate(folders)
         ]
@@ -180,9 +188,9 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _display(settings: VisionSettings) -> RunDisplay:
+def _display(settings: VisionSettings, scalars: Sequence[RunScalars]) -> RunDisplay:
     title = f"{settings.learner} wait {settings.wait} width {settings.width}"
-    return RunDisplay(title, settings.num_arrivals, settings.wait, settings.epochs)
+    return RunDisplay(title, settings.num_arrivals, settings.wait, settings.epochs, scalars=scalars)
 
 
 def settings_of(values: dict[str, Any]) -> VisionSettings:

@@ -14,7 +14,7 @@ from vision.voting import Combine
 SplitBy = Literal["validation_loss", "gate_mass"]
 
 FREE_SETTINGS = ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages",
-                 "arrivals")  # fmt: skip
+                 "arrivals", "tensorboard")  # fmt: skip
 """May differ when a run is continued: where things lie and where it runs, not what is computed."""
 
 MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100}
@@ -125,6 +125,8 @@ class VisionSettings(Settings):
     """cifar: what convolutions are computed in: float32, or bfloat16, for hardware that has it."""
     threads: int = 1
     """Of the CPU: these networks are too small to share out."""
+    tensorboard: bool = True
+    """Whether RUN/tensorboard is written while the run goes on."""
     keep_stages: bool = False
     """Whether the networks of every stage stay on disk."""
     routing_examples: int = 2000
@@ -157,7 +159,7 @@ class VisionSettings(Settings):
         for name in seeds:
             if (value := getattr(self, name)) is not None and value + self.seeds > MAX_SEED:
                 raise SettingError(f"{name}={value} and {self.seeds} seeds from there on must lie below {MAX_SEED}")
-        for name in ("bagging", "hard_gates", "from_scratch", "keep_stages", "nesterov"):
+        for name in ("bagging", "hard_gates", "from_scratch", "keep_stages", "nesterov", "tensorboard"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name}={getattr(self, name)!r} must be true or false")
         if not self.lr > 0:

@@ -144,6 +144,23 @@ class Lease:
                 claim.rmdir()
 
 
+def is_held(folder: str | Path) -> bool:
+    """Whether a living process seems to hold `folder` now. Nothing is changed.
+
+    Of this machine the process is looked for; of another its heart must have beaten within STALE_SECONDS.
+    """
+    path = Path(folder) / "lease.json"
+    holder = _read(path)
+    if holder is None:
+        return False
+    if holder["host"] == socket.gethostname():
+        return _process_start(holder["pid"]) == holder["process_start"]
+    try:
+        return time.time() - path.stat().st_mtime <= STALE_SECONDS
+    except OSError:
+        return False
+
+
 def _read(path: Path) -> dict | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

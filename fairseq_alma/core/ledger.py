@@ -1,8 +1,11 @@
 """One row per arrival, and the paper's scalars as pure functions of the rows."""
 
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -80,14 +83,21 @@ class LedgerRow:
             KeyError, TypeError, ValueError: it is not a ledger row.
         """
 
-        def part(kind):
-            return kind(**{f.name: value[f.name] for f in fields(kind) if f.name in value})
+        scores = Scores(**{name: value[name] for name in _SCORES if name in value})
+        spent = Spent(**{name: value[name] for name in _SPENT if name in value})
+        return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), scores, spent)
 
-        return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), part(Scores), part(Spent))
+
+# A report reads half a million rows.
+_SCORES = tuple(f.name for f in fields(Scores))
+_SPENT = tuple(f.name for f in fields(Spent))
 
 
 class Ledger:
-    """The rows of a run in a file of JSON lines. A row is appended when its numbers are final."""
+    """The rows of a run in a file of JSON lines. A row is appended when its numbers are final.
+
+    A finished one may be kept compressed, as ledger.jsonl.gz: it is read, and not appended to.
+    """
 
     def __init__(self, path: str | Path, durable: bool = True):
         self.path = Path(path)
@@ -102,7 +112,11 @@ class Ledger:
         if not self.path.exists():
             return []
         rows: list[LedgerRow] = []
-        for number, line in enumerate(self._whole_lines().splitlines(), start=1):
+        content = self._whole_lines()
+        lines: Sequence[bytes | str] = content.split(b"\n")[:-1]
+        with suppress(UnicodeDecodeError):  # which is told line by line below
+            lines = content.decode("utf-8").split("\n")[:-1]  # once: json would look for the encoding of every line
+        for number, line in enumerate(lines, start=1):
             try:
                 row = LedgerRow.from_json(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
@@ -127,6 +141,11 @@ class Ledger:
     def _whole_lines(self) -> bytes:
         # Bytes: what a disk left there need not be text, and their number must be that of the file.
         content = self.path.read_bytes()
+        if self.path.suffix == ".gz":
+            try:
+                content = gzip.decompress(content)
+            except (OSError, EOFError, zlib.error) as error:
+                raise RunError(f"{self.path} is damaged ({error!r}): restore the file") from error
         return content[: content.rfind(b"\n") + 1]
 
 

@@ -39,6 +39,7 @@ class RunRecord:
         durable: whether every step reaches the disk before the next begins. Without it a kill loses nothing,
             but a power cut may: for stages of milliseconds, and summary.json follows within a second.
         cer_from: the first arrival that CER charges.
+        on_rows: is given the whole ledger when it has a row more, for what shows a run while it goes on.
 
     Raises:
         RunError: the folder holds a run of other settings or of another stream; the message names the
@@ -55,12 +56,13 @@ class RunRecord:
         stages: Path | None = None,
         durable: bool = True,
         cer_from: int = 1,
+        on_rows: Callable[[Sequence[LedgerRow]], None] | None = None,
     ):
         self.folder = Path(folder)
         self.ledger = Ledger(self.folder / "ledger.jsonl", durable)
         self.durable = durable
         self._stages = stages or self.folder / "stages"
-        self._cer_from = cer_from
+        self._cer_from, self._on_rows = cer_from, on_rows
         self._started = self._summary_written = time.monotonic()
         self._refuse_other_settings(settings, free, defaults or {})
         arrivals = self._read_arrivals()
@@ -139,6 +141,8 @@ class RunRecord:
         else:
             self.ledger.append(row)
             self._rows.append(row)
+            if self._on_rows:
+                self._on_rows(self._rows)
         now, is_last = time.monotonic(), row.t == len(self._arrivals["digests"])
         if row.t < len(self._rows) - 1 or row.t <= self._summed_up:
             return

@@ -1,0 +1,111 @@
+"""A run in TensorBoard while it goes on: RUN/tensorboard, under one naming for language models and vision.
+
+At step t, the arrivals: test/error_rate or test/perplexity, validation/..., stream/cer or stream/average_perplexity (so
+far), cost/train_tflops, cost/updates, cost/train_seconds (so far), model/parameters, model/experts, model/members,
+model/overflow. Within stages, at thousandths of a stage: during_stage/... What it holds of arrivals is the ledger's: it
+can be deleted, and the next arrival writes it again, whole.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq_alma.core.ledger import LedgerRow
+
+FOLDER = "tensorboard"
+_FLUSH_SECONDS = 5
+
+
+class RunScalars:
+    """Of one run folder. Nothing is opened or written before there is something new to say.
+
+    Args:
+        folder: the run folder.
+        is_on: else every call does nothing.
+    """
+
+    def __init__(self, folder: str | Path, is_on: bool = True):
+        self._folder, self._is_on = Path(folder) / FOLDER, is_on
+        self._writer: Any = None
+        self._num_seen = 0
+        self._sums = Sums()
+        self._unwritten: LedgerRow | None = None
+
+    def rows(self, rows: Sequence[LedgerRow]) -> None:
+        """The ledger has grown to `rows`. Of arrivals at which only time went by the last is written, at the end."""
+        if not self._is_on:
+            return
+        for row in rows[self._num_seen :]:
+            self._sums.add(row)
+            self._unwritten = row
+            if row.t == 0 or row.updated:
+                self._write_row()
+        self._num_seen = len(rows)
+
+    def during_stage(self, name: str, value: float, stage_index: int, progress: float) -> None:
+        """A value of stage k, of which the share `progress` is done: at step 1000 (k - 1 + progress)."""
+        if self._is_on:
+            self._write({f"during_stage/{name}": value}, round(1000 * (stage_index - 1 + progress)))
+
+    def close(self) -> None:
+        """All is on disk."""
+        self._write_row()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write_row(self) -> None:
+        if self._unwritten is not None:
+            self._write(values_at(self._unwritten, self._sums), self._unwritten.t)
+            self._unwritten = None
+
+    def _write(self, values: dict[str, float], step: int) -> None:
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            # What a killed process wrote is written again: two files of one run would be drawn over each other.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._writer = SummaryWriter(str(self._folder), flush_secs=_FLUSH_SECONDS, write_to_disk=True)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+
+class Sums:
+    """What is summed over the arrivals so far."""
+
+    def __init__(self) -> None:
+        self.quality = 0.0
+        self.train_flops = self.num_updates = 0
+        self.train_seconds = 0.0
+
+    def add(self, row: LedgerRow) -> None:
+        """The next row."""
+        if row.t >= 1:
+            self.quality += row.scores.error_rate if row.scores.error_rate is not None else row.scores.perplexity or 0.0
+        self.train_flops += row.spent.train_flops
+        self.num_updates += row.spent.num_updates
+        self.train_seconds += row.spent.train_seconds
+
+
+def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
+    """Name to value of an arrival; what a learner does not have is left out."""
+    scores = row.scores
+    values: dict[str, float | None] = {
+        "test/error_rate": scores.error_rate,
+        "test/perplexity": scores.perplexity,
+        "test/word_perplexity": scores.word_perplexity,
+        "validation/loss": scores.validation_loss,
+        "validation/error_rate": scores.validation_error_rate,
+        "validation/perplexity": scores.validation_perplexity,
+        "cost/train_tflops": sums.train_flops / 1e12,
+        "cost/updates": sums.num_updates,
+        "cost/train_seconds": sums.train_seconds,
+        "model/parameters": scores.num_params,
+        "model/experts": scores.num_experts,
+        "model/members": scores.num_members,
+        "model/overflow": scores.overflow,
+    }
+    if row.t >= 1:
+        is_vision = scores.error_rate is not None
+        values["stream/cer" if is_vision else "stream/average_perplexity"] = sums.quality / (1 if is_vision else row.t)
+    return {name: float(value) for name, value in values.items() if value is not None}

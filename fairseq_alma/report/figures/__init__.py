@@ -1,0 +1,33 @@
+"""The paper's figures, as matplotlib figures. Each module draws one kind; `all_figures` knows them all."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from matplotlib.figure import Figure
+
+from fairseq_alma.report.figures.curves import over_the_stream, running_averages
+from fairseq_alma.report.figures.experts import expert_loads, routing_maps
+from fairseq_alma.report.figures.radar import radar
+from fairseq_alma.report.figures.tradeoffs import against_compute, against_parameters, replay_segments
+from fairseq_alma.report.numbers import Numbers
+from fairseq_alma.report.runs import Comparison
+
+Drawing = Callable[[Comparison, Sequence[Numbers]], Figure | None]
+
+FIGURES: dict[str, Drawing] = {
+    "over_the_stream": over_the_stream,
+    "against_compute": against_compute,
+    "against_parameters": against_parameters,
+    "replay": replay_segments,
+    "running_average": running_averages,
+    "radar": radar,
+    "expert_load": expert_loads,
+}
+"""Name of the file -> what draws it; None where these runs have nothing for it."""
+
+
+def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure]]:
+    """(name of the file, figure), one at a time."""
+    for name, draw in FIGURES.items():
+        if figure := draw(comparison, numbers):
+            yield name, figure
+    yield from routing_maps(comparison, numbers)

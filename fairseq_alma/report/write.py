@@ -1,0 +1,65 @@
+"""A report on disk: index.html, figures/COMPARISON/NAME.png and .pdf, tables/COMPARISON/NAME.csv, .md and .tex."""
+
+import os
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import write_whole
+from fairseq_alma.report.figures import all_figures
+from fairseq_alma.report.numbers import all_numbers
+from fairseq_alma.report.page import page
+from fairseq_alma.report.runs import Found
+from fairseq_alma.report.tables import Table, tables_of
+
+
+def write_report(found: Found, out: Path, page_only: bool = False, reload_seconds: float | None = None) -> int:
+    """All files, each whole or not at all. Returns how many.
+
+    A figure that cannot be drawn (a damaged routing file) is left out, and told in `found.faults`.
+    """
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file: give a folder for the report")
+    out.mkdir(parents=True, exist_ok=True)
+    count = 1
+    for comparison in found.comparisons:
+        numbers = all_numbers(comparison)
+        if page_only:
+            continue
+        for table in tables_of(comparison, numbers):
+            write_table(table, out / "tables" / comparison.slug)
+            count += 3
+        figures = all_figures(comparison, numbers)
+        while True:
+            try:
+                name, figure = next(figures)
+            except StopIteration:
+                break
+            except RunError as error:
+                found.faults.append(str(error))
+                break
+            save(figure, out / "figures" / comparison.slug / f"{name}.png")
+            save(figure, out / "figures" / comparison.slug / f"{name}.pdf")
+            count += 2
+    # Last: it tells what the rest came to.
+    write_whole(out / "index.html", page(found, reload_seconds), durable=False)
+    return count
+
+
+def write_table(table: Table, folder: Path) -> None:
+    """As CSV, Markdown, LaTeX."""
+    for ending, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
+        write_whole(folder / f"{table.name}.{ending}", text, durable=False)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """PNG or PDF by the name; without the time it was made, so that the same runs give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    metadata = {"Software": None} if path.suffix == ".png" else {"CreationDate": None, "Producer": None}
+    try:
+        figure.savefig(temporary, metadata=metadata)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

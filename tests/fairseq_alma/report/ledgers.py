@@ -1,0 +1,91 @@
+"""Run folders for tests of reports, written as runs write them, with numbers worked out by hand."""
+
+import json
+
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
+
+VISION = {
+    "dataset": "mnist", "split": "balanced", "learner": "sm", "wait": 1, "replay": False, "mega_batches": 4,
+    "arrivals": None, "width": 4, "epochs": 10, "members": 5, "experts": 1, "grow_every": 1, "seed": 0, "out": "runs/x",
+}  # fmt: skip
+TEXT = {
+    "stream": "/data/streams/books", "learner": "sm", "wait": 1, "replay": False, "mega_batches": 4, "experts": 4,
+    "members": None, "grow_experts": None, "updates": 100, "updates_per_mega_batch": None, "arch": "switch_lm_base",
+    "lr": 0.001, "seed": 0, "out": "runs/y", "evaluated_on": ["a", "b"],
+}  # fmt: skip
+
+
+def vision_rows(errors, wait=1, params=10, flops=100, validations=None, experts=None, load=None):
+    """errors[t] at t = 0..; trained at every `wait`-th arrival and the last; `flops` an arrival that is trained on."""
+    rows, stage, gathered = [], 0, 0
+    for t, error in enumerate(errors):
+        gathered += t > 0
+        updated = t > 0 and (gathered == wait or t == len(errors) - 1)
+        stage += updated
+        validation = None
+        if stage:
+            validation = error if validations is None else validations[t]
+        scores = Scores(
+            num_params=params[t] if isinstance(params, list) else params, forward_flops=3, error_rate=error,
+            validation_error_rate=validation, num_experts=experts[t] if experts else None, num_members=1,
+            expert_load=load[t] if load else None,
+        )  # fmt: skip
+        spent = Spent(flops * gathered, gathered * 2, 1.5 * gathered) if updated else Spent()
+        gathered = 0 if updated else gathered
+        rows.append(LedgerRow(t, stage, updated, scores, spent))
+    return rows
+
+
+def text_rows(perplexities, wait=1, params=1000, flops=100, validations=None, experts=4, members=1, load=None):
+    """As vision_rows; a language model has a validation perplexity at t = 0 too."""
+    rows, stage, gathered = [], 0, 0
+    for t, perplexity in enumerate(perplexities):
+        gathered += t > 0
+        updated = t > 0 and (gathered == wait or t == len(perplexities) - 1)
+        stage += updated
+        at = lambda value, t=t: value[t] if isinstance(value, list) else value  # noqa: E731
+        scores = Scores(
+            num_params=at(params), forward_flops=7, perplexity=perplexity, word_perplexity=2 * perplexity,
+            validation_loss=1.0, validation_perplexity=perplexity if validations is None else validations[t],
+            num_experts=at(experts), num_members=at(members), overflow=0.25 if stage else 0.0,
+            expert_load=load or [[0.25] * at(experts)],
+        )  # fmt: skip
+        spent = Spent(flops * gathered, 10 * gathered, 2.0 * gathered) if updated else Spent()
+        gathered = 0 if updated else gathered
+        rows.append(LedgerRow(t, stage, updated, scores, spent))
+    return rows
+
+
+def write_run(folder, rows, command=("alma-vision", "dataset=mnist"), digests=None, wall_seconds=None, **settings):
+    """A run folder: VISION or TEXT settings, as the rows are, but for `settings`. Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    base = VISION if rows and rows[0].scores.error_rate is not None else TEXT
+    (folder / "settings.json").write_text(json.dumps({**base, **settings}))
+    (folder / "provenance.json").write_text(json.dumps({"command": list(command), "commit": "abc123"}))
+    if digests is not None:
+        (folder / "arrivals.json").write_text(json.dumps({"digests": digests, "decisions": {}}))
+    if wall_seconds is not None:
+        (folder / "summary.json").write_text(json.dumps({"wall_seconds": wall_seconds}))
+    ledger = Ledger(folder / "ledger.jsonl", durable=False)
+    for row in rows:
+        ledger.append(row)
+    return folder
+
+
+def write_vision(folder, errors, **settings):
+    """A vision run of these errors; keywords of vision_rows are taken out of `settings`."""
+    of_rows = {name: settings.pop(name) for name in ("params", "flops", "validations", "load") if name in settings}
+    if "row_experts" in settings:
+        of_rows["experts"] = settings.pop("row_experts")
+    rows = vision_rows(errors, wait=settings.get("wait", 1), **of_rows)
+    return write_run(folder, rows, **{"mega_batches": len(errors) - 1, **settings})
+
+
+def write_text(folder, perplexities, **settings):
+    """A language model's run of these perplexities."""
+    of_rows = {name: settings.pop(name) for name in ("params", "flops", "validations", "load") if name in settings}
+    for name in ("experts", "members"):
+        if f"row_{name}" in settings:
+            of_rows[name] = settings.pop(f"row_{name}")
+    rows = text_rows(perplexities, wait=settings.get("wait", 1), **of_rows)
+    return write_run(folder, rows, **{"mega_batches": len(perplexities) - 1, **settings})
