@@ -40,6 +40,8 @@ def main() -> None:
             watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
     except AlmaError as error:
         sys.exit(_told(str(error)))
+    except BrokenPipeError:  # its reader, `head` perhaps, has seen enough
+        sys.stdout = None
     except OSError as error:
         sys.exit(_told(f"{error}: make room or give access, then run the same command"))
     except KeyboardInterrupt:

@@ -76,8 +76,8 @@ def numbers_of(run: Run, untrained: float) -> Numbers:
         validation_score=_mean(scores) if scores and not any(map(np.isnan, scores)) else None,
         num_params=_mean([seed.num_params[t] for seed, t in zip(run.counted, last, strict=True)]),
         forward_flops=_mean([seed.forward_flops[t] for seed, t in zip(run.counted, last, strict=True)]),
-        mem=mean("mem") if summaries else 0.0,
-        comp=mean("comp") if summaries else 0.0,
+        mem=mean("mem") or 0.0,
+        comp=mean("comp") or 0.0,
         num_updates=_mean([seed.num_updates.sum() for seed in run.counted]),
         wall_seconds=wall if wall is not None else _mean([seed.train_seconds.sum() for seed in run.counted]),
     )

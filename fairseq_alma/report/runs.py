@@ -400,7 +400,7 @@ def order(run: Run) -> tuple:
     place = names.index(run.learner) if run.learner in names else len(names)
     size = tuple(_sortable(run.settings.get(name)) for name in ("arch", "width", "experts", "members"))
     rest = [(name, repr(value)) for name, value in sorted(run.settings.items())]
-    return (place, run.learner, size, run.wait, repr(run.replay), rest, run.repeat)
+    return (place, run.learner, size, run.wait, bool(run.replay), repr(run.replay), rest, run.repeat)
 
 
 def _sortable(value: Any) -> tuple:

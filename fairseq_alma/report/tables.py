@@ -134,14 +134,14 @@ def table1(comparison: Comparison) -> Table | None:
             rows.append((_label_without_wait(first, comparison), str(k), *texts, f"{difference:+.2f}", *beside))
     if not rows:
         return None
-    columns, rows = _without_empty(columns, rows)
+    shown, filled = _without_empty(columns, rows)
     return Table(
         "table1",
         f"{comparison.name}: learning in sequence against i.i.d. (as the paper's Table 1)",
-        columns,
-        tuple(rows),
+        shown,
+        tuple(filled),
         "The same data and training FLOPs; after mega-batch k."
-        + (" The paper's values are of its own corpus and models." if "paper, base" in columns else ""),
+        + (" The paper's values are of its own corpus and models." if "paper, base" in shown else ""),
     )
 
 
@@ -190,10 +190,9 @@ def duration(seconds: float | None) -> str:
     """`3 h 05 min`, `4 min 10 s`, `8.2 s`."""
     if seconds is None:
         return ""
-    minutes = round(seconds / 60)
-    if minutes >= 60:
+    whole, minutes = round(seconds), round(seconds / 60)
+    if whole >= 3600:
         return f"{minutes // 60:,} h {minutes % 60:02d} min"
-    whole = round(seconds)
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{seconds:.1f} s"
 
 

@@ -1,8 +1,12 @@
 """A report on disk: index.html, figures/COMPARISON/NAME.png and .pdf, tables/COMPARISON/NAME.csv, .md and .tex."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
 from fairseq_alma.core.errors import RunError
@@ -39,8 +43,7 @@ def write_report(found: Found, out: Path, page_only: bool = False, reload_second
             except RunError as error:
                 found.faults.append(str(error))
                 break
-            save(figure, out / "figures" / comparison.slug / f"{name}.png")
-            save(figure, out / "figures" / comparison.slug / f"{name}.pdf")
+            save(figure, out / "figures" / comparison.slug / name)
             count += 2
     # Last: it tells what the rest came to.
     write_whole(out / "index.html", page(found, reload_seconds), durable=False)
@@ -54,12 +57,22 @@ def write_table(table: Table, folder: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """PNG or PDF by the name; without the time it was made, so that the same runs give the same bytes."""
+    """PATH.png and PATH.pdf; without the time they were made, so that the same runs give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Figure.savefig draws everything twice, and looks for the layout each time: that is most of the time it takes.
+    with _whole(path.with_suffix(".png")) as temporary:
+        FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
+    figure.set_layout_engine("none")
+    with _whole(path.with_suffix(".pdf")) as temporary:
+        FigureCanvasPdf(figure).print_pdf(temporary, metadata={"CreationDate": None, "Producer": None})
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A path to write to, which then is `path`."""
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    metadata = {"Software": None} if path.suffix == ".png" else {"CreationDate": None, "Producer": None}
     try:
-        figure.savefig(temporary, metadata=metadata)
+        yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

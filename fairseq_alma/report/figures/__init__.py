@@ -7,7 +7,12 @@ from matplotlib.figure import Figure
 from fairseq_alma.report.figures.curves import over_the_stream, running_averages
 from fairseq_alma.report.figures.experts import expert_loads, routing_maps
 from fairseq_alma.report.figures.radar import radar
-from fairseq_alma.report.figures.tradeoffs import against_compute, against_parameters, replay_segments
+from fairseq_alma.report.figures.tradeoffs import (
+    against_compute,
+    against_parameters,
+    against_wait,
+    replay_segments,
+)
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison
 
@@ -15,6 +20,7 @@ Drawing = Callable[[Comparison, Sequence[Numbers]], Figure | None]
 
 FIGURES: dict[str, Drawing] = {
     "over_the_stream": over_the_stream,
+    "against_wait": against_wait,
     "against_compute": against_compute,
     "against_parameters": against_parameters,
     "replay": replay_segments,

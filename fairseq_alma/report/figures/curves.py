@@ -104,8 +104,10 @@ def over_the_stream(
             if not few:  # where it ends: what waits for everything is a point there
                 axes.plot(times[-1], mean[-1], mark_of(run.learner), color=colour, markersize=4, clip_on=False)
             if error is not None:
-                step = None if few else "post"
-                axes.fill_between(times, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0, step=step)
+                axes.fill_between(
+                    times, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0,
+                    step=None if few else "post",
+                )  # fmt: skip
             everything += mean[np.isfinite(mean)].tolist()
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("mega-batches arrived", fontsize=9)

@@ -181,7 +181,7 @@ def _draw_tree(axes: Axes, tree: Tree, places: np.ndarray, expert: np.ndarray) -
     place(tree)
     for one, at in leaves.items():
         axes.annotate(
-            str(one), at, fontsize=7, ha="center", va="center", zorder=6,
+            str(one), (at[0], at[1]), fontsize=7, ha="center", va="center", zorder=6,
             bbox={"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": "black", "linewidth": 0.6},
         )  # fmt: skip
 

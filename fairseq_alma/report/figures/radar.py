@@ -20,7 +20,7 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """
     best: dict[str, int] = {}
     for index, one in enumerate(numbers):
-        if one.validation_score is None or one.quality is None:
+        if one.validation_score is None or one.quality is None or not np.isfinite(one.quality.mean):
             continue
         learner = comparison.runs[index].learner
         if learner not in best or one.validation_score < (numbers[best[learner]].validation_score or 0.0):

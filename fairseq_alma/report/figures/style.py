@@ -1,6 +1,7 @@
 """Learners by colour and mark, waits by line style, as in the paper; readable in print and by colour-blind readers."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -41,7 +42,7 @@ def mark_of(learner: str) -> str:
     return _MARKS.get(learner, "*")
 
 
-def line_of(wait: int, waits: Sequence[int]) -> object:
+def line_of(wait: int, waits: Sequence[int]) -> Any:
     """The dashes of a wait, among all waits of a comparison in order."""
     return _LINES[waits.index(wait) % len(_LINES)]
 

@@ -67,6 +67,35 @@ def _tradeoff(
     return figure
 
 
+def against_wait(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
+    """CER or average perplexity against the wait, learner by learner: what waiting costs and brings."""
+    of_run = {id(run): one for run, one in zip(comparison.runs, numbers, strict=True) if one.quality}
+    panels, num_left_out = panels_of(comparison, numbers, most=MOST_POINTS)
+    panels = {title: [run for run in runs if id(run) in of_run] for title, runs in panels.items()}
+    panels = {title: runs for title, runs in panels.items() if len(waits_of(runs)) > 1}
+    if not panels:
+        return None
+    figure, axes_of_panels = new_figure(len(panels))
+    drawn = [run for runs in panels.values() for run in runs]
+    waits = waits_of(drawn)
+    for axes, (title, runs) in zip(axes_of_panels, panels.items(), strict=True):
+        for learner in dict.fromkeys(run.learner for run in runs):
+            mine = sorted((run for run in runs if run.learner == learner), key=lambda run: run.wait)
+            _errorbars(axes, [(run.wait, of_run[id(run)]) for run in mine], mine[0], "-")
+        log_axis(axes, "x", waits)
+        if len(waits) <= 8:
+            axes.set_xticks(waits, [str(wait) for wait in waits])
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("wait, mega-batches", fontsize=9)
+    for axes in axes_of_panels:
+        log_axis(axes, "y", [_quality(of_run[id(run)]) for run in drawn])
+    axes_of_panels[0].set_ylabel(quality_label(comparison), fontsize=9)
+    legends(figure, drawn, lines_by_wait=False)
+    if num_left_out:
+        note_below(figure, f"the best by validation; {num_left_out} runs are not shown")
+    return figure
+
+
 def series_of(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs of one learner and wait that differ in size alone."""
     series: dict[tuple, list[Run]] = {}

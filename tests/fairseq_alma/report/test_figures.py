@@ -1,0 +1,240 @@
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.report.figures import FIGURES, all_figures
+from fairseq_alma.report.figures.curves import over_the_stream, panels_of, running_averages
+from fairseq_alma.report.figures.experts import expert_loads, gate_tree, load_map, routing_map
+from fairseq_alma.report.figures.radar import radar_shares
+from fairseq_alma.report.figures.style import colour_of, line_of
+from fairseq_alma.report.figures.tradeoffs import (
+    against_compute,
+    against_parameters,
+    against_wait,
+    replay_segments,
+)
+from fairseq_alma.report.numbers import all_numbers
+from fairseq_alma.report.runs import LEARNERS, read_runs
+from fairseq_alma.report.write import save
+from tests.fairseq_alma.report.ledgers import write_text, write_vision
+
+
+def compare(folder):
+    [comparison] = read_runs([folder]).comparisons
+    return comparison, all_numbers(comparison)
+
+
+def lines_of(axes):
+    """(colour, dashes, xs, ys) of every line that is more than a point."""
+    return [
+        (line.get_color(), line.get_linestyle(), list(line.get_xdata()), list(line.get_ydata()))
+        for line in axes.lines
+        if len(line.get_xdata()) > 1
+    ]
+
+
+def visible(figure):
+    return [axes for axes in figure.axes if axes.axison]
+
+
+@pytest.fixture
+def vision(tmp_path):
+    """SM and Ens at waits 1 and 2, widths 4 and 8, two seeds of one of them, one with replay."""
+    for seed, end in ((0, 0.2), (1, 0.4)):
+        write_vision(tmp_path / f"a{seed}", [0.9, 0.5, end], seed=seed, flops=10**12, params=100)
+    write_vision(tmp_path / "b", [0.9, 0.4, 0.25], width=8, flops=4 * 10**12, params=400)
+    write_vision(tmp_path / "c", [0.9, 0.9, 0.2], wait=2, flops=10**12, params=100)
+    write_vision(tmp_path / "d", [0.9, 0.4, 0.1], learner="ens", flops=5 * 10**12, params=500)
+    write_vision(tmp_path / "e", [0.9, 0.5, 0.1], replay="all", flops=2 * 10**12, params=100)
+    write_vision(tmp_path / "f", [0.9, 0.5], width=8, wait=2, mega_batches=2, learner="ens")
+    return compare(tmp_path)
+
+
+def test_error_over_the_stream_with_a_panel_a_size_and_bands_over_seeds(vision):
+    figure = over_the_stream(*vision)
+    panels = {axes.get_title(): axes for axes in visible(figure)}
+    assert list(panels) == ["width 4", "replay, width 4", "width 8"]
+    first = lines_of(panels["width 4"])
+    assert (colour_of("sm"), "-", [0, 1, 2], pytest.approx([90, 50, 30])) in first  # the mean of two seeds, in percent
+    assert (colour_of("sm"), "--", [0, 1, 2], pytest.approx([90, 90, 20])) in first
+    assert (colour_of("ens"), "-", [0, 1, 2], pytest.approx([90, 40, 10])) in first
+    [band] = panels["width 4"].collections
+    assert band.get_paths()[0].get_extents().ymin == pytest.approx(20)  # 30 - 10, at the end
+    # A run that goes on is drawn as far as it has come.
+    assert (colour_of("ens"), "--", [0, 1], pytest.approx([90, 50])) in lines_of(panels["width 8"])
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["SM", "Ens", "wait 1", "wait 2"]
+
+
+def test_perplexity_is_drawn_from_the_first_stage_on(tmp_path):
+    write_text(tmp_path / "a", [900.0, 900.0, 50.0, 40.0], wait=2)
+    write_text(tmp_path / "b", [900.0, 60.0, 55.0, 45.0])
+    [axes] = visible(over_the_stream(*compare(tmp_path)))
+    assert [(xs, ys) for _, _, xs, ys in lines_of(axes)] == [([1, 2, 3], [60, 55, 45]), ([2, 3], [50, 40])]
+
+
+def test_points_are_joined_over_sizes(vision):
+    figure = against_compute(*vision)
+    panels = {axes.get_title(): axes for axes in visible(figure)}
+    assert list(panels) == ["", "replay"]
+    cer = {"sm 4": 0.5 + 0.3, "sm 8": 0.65}
+    assert (colour_of("sm"), "-", [2, 8], [cer["sm 4"], cer["sm 8"]]) in [
+        (c, d, xs, pytest.approx(ys)) for c, d, xs, ys in lines_of(panels[""])
+    ]  # fmt: skip
+    [axes] = [axes for axes in visible(against_parameters(*vision)) if not axes.get_title()]
+    assert [100, 400] in [xs for _, _, xs, _ in lines_of(axes)]
+
+
+def test_cer_against_the_wait(vision):
+    [axes] = visible(against_wait(*vision))
+    assert axes.get_title() == "width 4"
+    assert lines_of(axes)[0][2:] == ([1, 2], pytest.approx([0.8, 1.1]))
+
+
+def test_replay_is_a_segment_from_without_to_with(vision):
+    [axes] = visible(replay_segments(*vision))
+    assert (colour_of("sm"), "-", [2, 4], pytest.approx([0.8, 0.6])) in lines_of(axes)
+
+
+def test_running_averages_against_three_costs(tmp_path):
+    write_text(
+        tmp_path / "a", [900.0, 60.0, 40.0], learner="gmoe", row_experts=[2, 2, 4], params=[10, 10, 20], flops=10**12
+    )
+    flops, params, experts = visible(running_averages(*compare(tmp_path)))
+    assert [lines_of(axes)[0][2:] for axes in (flops, params, experts)] == [
+        ([1, 2], [60, 50]), ([10, 20], [60, 50]), ([2, 4], [60, 50]),
+    ]  # fmt: skip
+
+
+def test_the_radar_is_a_share_of_the_largest(vision):
+    comparison, numbers = vision
+    shares, is_log = radar_shares([one for one in numbers if one.quality])
+    # Comp of 2, 2, 4, 8 and 10 TFLOPs differs by five times: a linear axis.
+    assert not is_log[2]
+    assert sorted(row[2] for row in shares) == pytest.approx([0.2, 0.2, 0.4, 0.8, 1.0])
+    assert FIGURES["radar"](comparison, numbers) is not None
+
+
+def test_an_axis_of_the_radar_over_more_than_ten_times_is_logarithmic(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5], flops=1, width=4)
+    write_vision(tmp_path / "b", [0.9, 0.5], flops=1000, width=8)
+    shares, is_log = radar_shares(compare(tmp_path)[1])
+    assert is_log == [False, False, True, False, False]
+    # From a tenth of the smallest at 0 to the largest at 1: four decades, of which the smallest is one up.
+    assert [row[2] for row in shares] == pytest.approx([0.25, 1.0])
+
+
+def test_load_is_1_where_it_is_even(tmp_path):
+    load = [None, [[0.5, 0.5]], [[0.25, 0.5, 0.25]]]
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], learner="gmoe", row_experts=[2, 2, 3], load=load)
+    comparison, numbers = compare(tmp_path)
+    times, table = load_map(comparison.runs[0].seeds[0], 0)
+    assert times == [1, 2]
+    np.testing.assert_allclose(table, [[1, 0.75], [1, 1.5], [np.nan, 0.75]])
+    assert expert_loads(comparison, numbers) is not None
+
+
+def test_figures_with_nothing_to_show_are_left_out(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5])
+    names = [name for name, _ in all_figures(*compare(tmp_path))]
+    assert names == ["over_the_stream", "against_compute", "against_parameters"]
+
+
+def test_a_run_that_has_only_begun_is_no_figure(tmp_path):
+    write_vision(tmp_path / "a", [0.9], mega_batches=3)
+    assert list(all_figures(*compare(tmp_path))) == []
+
+
+def test_of_too_many_panels_the_best_by_validation_are_drawn(tmp_path):
+    for width in range(1, 16):
+        write_vision(tmp_path / str(width), [0.9, 0.5 + width / 100], width=width)
+    panels, num_left_out = panels_of(*compare(tmp_path))
+    assert list(panels) == [f"width {width}" for width in range(1, 13)]
+    assert num_left_out == 3
+
+
+@pytest.mark.parametrize(
+    ("root", "splits", "num_experts", "tree"),
+    [
+        (0, [], 1, 0),
+        (0, [0], 2, [0, 1]),
+        (0, [0, 1, 0], 4, [[0, 3], [1, 2]]),
+        (3, [], 3, [0, 1, 2]),
+        (2, [1], 3, [0, [1, 2]]),
+    ],
+)
+def test_the_tree_of_gates(root, splits, num_experts, tree):
+    assert gate_tree(root, splits, num_experts) == tree
+
+
+def test_a_tree_of_another_number_of_experts_is_told():
+    with pytest.raises(RunError, match="a tree of 2 experts for 3"):
+        gate_tree(0, [0], 3)
+
+
+def write_routing(folder, stage, expert, root, splits, num_experts):
+    path = folder / f"stages/stage_{stage:03d}/routing.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    images = np.clip(rng.normal(128 * np.array(expert)[:, None, None], 20, (len(expert), 6, 6)), 0, 255).astype(
+        np.uint8
+    )
+    np.savez_compressed(
+        path, images=images, label=np.array(expert), expert=np.array(expert), root=root,
+        weights=np.eye(num_experts, dtype=np.float16)[expert], splits=np.array(splits, dtype=np.int64),
+    )  # fmt: skip
+    return path
+
+
+def test_the_map_of_experts_has_a_panel_a_growth(tmp_path):
+    folder = write_vision(tmp_path / "a", [0.9, 0.5, 0.4], learner="gmoe", row_experts=[1, 1, 2])
+    write_routing(folder, 1, [0] * 40, 0, [], 1)
+    write_routing(folder, 2, [0, 1] * 20, 0, [0], 2)
+    comparison, numbers = compare(tmp_path)
+    before, after = visible(routing_map(comparison.runs[0], "gMoE"))
+    assert [axes.get_title() for axes in (before, after)] == [
+        "stage 1: 1 expert, 1 in use", "stage 2: 2 experts, 2 in use",
+    ]  # fmt: skip
+    assert len(before.collections[0].get_offsets()) == 40
+    assert [len(part.get_offsets()) for part in after.collections] == [20, 20]
+    assert sorted(text.get_text() for text in after.texts) == ["0", "1"]
+    # The gate lies between its branches.
+    gate = next(line for line in after.lines if len(line.get_xdata()) == 1)
+    leaves = np.array([text.xy for text in after.texts])
+    assert [gate.get_xdata()[0], gate.get_ydata()[0]] == pytest.approx(leaves.mean(axis=0))
+    assert "experts_1" in dict(all_figures(comparison, numbers))
+
+
+def test_a_damaged_routing_file_is_named(tmp_path):
+    folder = write_vision(tmp_path / "a", [0.9, 0.5], learner="gmoe", row_experts=[1, 1])
+    path = write_routing(folder, 1, [0] * 40, 0, [], 1)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(RunError, match=re.escape(str(path))):
+        routing_map(compare(tmp_path)[0].runs[0], "gMoE")
+
+
+def test_every_learner_has_a_colour_of_its_own_and_waits_differ_in_dashes():
+    assert len({colour_of(learner) for learner in LEARNERS}) == len(LEARNERS)
+    assert len({str(line_of(wait, [1, 2, 5, 10, 50, 100])) for wait in (1, 2, 5, 10, 50, 100)}) == 6
+    assert colour_of("my_own") == colour_of("my_own")
+
+
+def test_what_diverged_is_drawn_without_a_warning(tmp_path):
+    write_text(tmp_path / "a", [900.0, 50.0, float("inf")])
+    write_text(tmp_path / "b", [900.0, 50.0, 45.0], learner="ens", members=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, figure in all_figures(*compare(tmp_path)):
+            save(figure, tmp_path / name)
+
+
+def test_the_same_runs_give_the_same_bytes(vision, tmp_path):
+    for name in ("one", "two"):
+        save(over_the_stream(*vision), tmp_path / name)
+    for ending in ("png", "pdf"):
+        assert (tmp_path / f"one.{ending}").read_bytes() == (tmp_path / f"two.{ending}").read_bytes()
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "one.pdf").read_bytes().startswith(b"%PDF")
