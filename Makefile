@@ -2,7 +2,7 @@
 # make test   sets up, then the whole test suite
 # Both use the same .venv; a second call starts at once. PYTHON=... chooses the interpreter.
 
-.PHONY: demo test test-slow lint setup clean
+.PHONY: demo test test-slow lint results setup clean
 .DEFAULT_GOAL := test
 
 PYTEST_ARGS ?= -n auto --dist loadfile
@@ -20,6 +20,10 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	@.venv/bin/python -m pytest -m slow $(PYTEST_ARGS)
+
+# Every figure and table of README.md and results/, from the committed ledgers.
+results: .venv/installed
+	@.venv/bin/python results/rebuild.py
 
 lint: .venv/installed
 	@.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy

@@ -1,4 +1,4 @@
-"""make demo: the main job on the embedded corpus, from raw text to a picture, by the commands a user would type."""
+"""make demo: the main job on the embedded corpus, from raw text to a report, by the commands a user would type."""
 
 import argparse
 import os
@@ -9,7 +9,6 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_alma.app.plots import plot_perplexity
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.ledger import Ledger
 
@@ -35,7 +34,7 @@ PARTS = (
 
 
 def main() -> int:
-    """Stream, learners, ledger tables, one picture. A second call finds its work done."""
+    """Stream, learners, ledger tables, a report. A second call finds its work done."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
     parser.add_argument("--updates-per-mega-batch", type=int, default=UPDATES_PER_MEGA_BATCH)
@@ -54,13 +53,14 @@ def main() -> int:
         _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", "preset=quickstart", *part.settings,
                  f"updates_per_mega_batch={arguments.updates_per_mega_batch}", "validations=2")  # fmt: skip
     runs = {part.label: out / part.folder for part in PARTS}
-    picture = plot_perplexity(runs, out / "perplexity.png")
+    _command("alma-report", *map(str, runs.values()), "--out", str(out / "report"))
     for label, run in runs.items():
         say(ledger_table(Ledger(run / "ledger.jsonl").rows(), title=label))
     first = next(iter(runs.values()))
     say(
         f"* untrained.\n"
-        f"picture         {picture}\n"
+        f"report          {out}/report/index.html: open it in a browser\n"
+        f"figures         {out}/report/figures/\n"
         f"ledgers         {out}/.../ledger.jsonl\n"
         f"logs            {first}/stages/stage_001/member_1/log.txt ...\n"
         f"stream          {stream} (stream.json says what is in it)\n"

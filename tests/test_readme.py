@@ -19,7 +19,7 @@ TESTED = re.findall(r"<!-- tested[^>]*-->\n```bash\n(.*?)```", README, flags=re.
 
 
 def test_what_the_readme_says_to_type_works(tmp_path):
-    assert len(TESTED) == 3
+    assert len(TESTED) == 4
     (tmp_path / "fairseq_alma").symlink_to(ROOT / "fairseq_alma")  # --user-dir is relative to the repository
     scripts = Path(sys.executable).parent
     result = subprocess.run(
@@ -37,6 +37,9 @@ def test_what_the_readme_says_to_type_works(tmp_path):
     assert "all of the .idx" in result.stdout
     assert "Perplexity:" in result.stdout + result.stderr  # fairseq-eval-lm
     assert "2 member(s)" in result.stdout
+    assert (tmp_path / "report/index.html").is_file()
+    summaries = {path.parent.name for path in (tmp_path / "report/tables").glob("*/summary.md")}
+    assert summaries == {"digits_B20", "docs_B4"}
     for name in ("by_hand", "by_hand_2"):
         assert (tmp_path / "checkpoints" / name / "checkpoint_best.pt").is_file()
 
@@ -160,6 +163,6 @@ def test_the_readme_names_files_that_exist():
 
 def test_the_readme_names_every_command_that_is_installed():
     scripts = re.findall(r"^(alma-\w+) =", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
-    assert len(scripts) == 5
+    assert len(scripts) == 6
     for script in scripts:
         assert script in README

@@ -137,16 +137,16 @@ def run_and_show(settings: VisionSettings) -> float:
 
 
 def quickstart() -> None:
-    """What `alma-vision` does without arguments: SM and Ens on digits, tables and the anytime curve."""
-    from fairseq_alma.app.plots import plot_error_rate
+    """What `alma-vision` does without arguments: SM and Ens on digits, tables and a report."""
+    from fairseq_alma.report.cli import make
 
     out = Path("runs/quickstart")
-    runs = {"SM": out / "sm", "Ens, 5 members": out / "ens"}
-    for folder in runs.values():
+    for folder in (out / "sm", out / "ens"):
         settings = VisionSettings(out=str(folder), learner=folder.name, preset="quickstart")
         print(f"\n$ alma-vision preset=quickstart learner={settings.learner} out={folder}", flush=True)
         run_and_show(settings)
-    print(f"picture {plot_error_rate(runs, out / 'error_rate.png')}")
+    print(f"\n$ alma-report {out} --out {out / 'report'}", flush=True)
+    make([str(out)], out / "report")
 
 
 @contextmanager

@@ -3,9 +3,11 @@
 Nothing here trusts a file: a run may be written at this moment, killed long ago, damaged, or of another release.
 """
 
+import multiprocessing
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -29,6 +31,10 @@ PLACE_SETTINGS = (
     "seeds", "stacked_from", "evaluated_on", "dictionary", "mega_batches", "arrivals", "tensorboard", "cer_from",
 )  # fmt: skip
 """Where a run lies, on which machine and how far it goes: not what is computed. B and the stream are compared apart."""
+
+
+MANY = 200
+"""Run folders from which on they are read side by side."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Seed:
     loads: Mapping[int, list[list[float]]]
     """t of an update -> share of the validation examples or tokens that each expert got, layer by layer."""
     summary: Mapping[str, Any]
-    """The scalars of the ledger (core.ledger.summarize, CER from t = 1), and wall_seconds if the run noted it."""
+    """The scalars of the ledger (core.ledger.summarize), and wall_seconds if the run noted it."""
     settings: Mapping[str, Any]
     provenance: Mapping[str, Any]
     is_running: bool
@@ -205,21 +211,35 @@ def read_runs(folders: Iterable[str | Path]) -> Found:
             found.faults.append(f"{folder} holds no run: no settings.json is at or below it")
         paths.update(dict.fromkeys(path.resolve() for path in below))
     seeds: list[tuple[Seed, int]] = []
-    for path in paths:
-        try:
-            seed = read_seed(path)
-        except (RunError, OSError) as error:
-            found.faults.append(str(error))
-            continue
-        if seed.last_t < 0:
+    for path, seed in zip(paths, _read_all(list(paths)), strict=True):
+        if isinstance(seed, str):
+            found.faults.append(seed)
+        elif seed.last_t < 0:
             found.notes.append(f"{path} has no arrival yet")
-            continue
-        seeds.append((seed, _num_arrivals(seed)))
+        else:
+            seeds.append((seed, _num_arrivals(seed)))
     if not seeds:
         said = "".join(f"\n  {one}" for one in [*found.faults, *found.notes])
         raise RunError(f"nothing to report on:{said}")
     found.comparisons = _compare(_gather(seeds))
     return found
+
+
+def _read_all(folders: Sequence[Path]) -> list[Seed | str]:
+    """Each of them, or why it cannot be read; many of them on all cores."""
+    num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if len(folders) < MANY or num_processes < 2:
+        return [_read_or_say_why(folder) for folder in folders]
+    # Fresh processes: what is imported here may have threads.
+    with ProcessPoolExecutor(min(num_processes, 16), multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(_read_or_say_why, folders, chunksize=16))
+
+
+def _read_or_say_why(folder: Path) -> Seed | str:
+    try:
+        return read_seed(folder)
+    except (RunError, OSError) as error:
+        return str(error)
 
 
 def read_seed(folder: Path) -> Seed:
@@ -238,10 +258,10 @@ def read_seed(folder: Path) -> Seed:
     if rows and rows[0].scores.error_rate is None:
         quality = "perplexity"
     columns = _columns(ledger.path, rows, quality)
-    summary = dict(summarize(rows)) if len(rows) > 1 else {}
-    for known in (folder / "summary.json",):
-        if known.exists() and isinstance(noted := read_json(known), dict) and "wall_seconds" in noted:
-            summary["wall_seconds"] = noted["wall_seconds"]
+    summary = dict(summarize(rows, _cer_from(settings))) if len(rows) > 1 else {}
+    noted = read_json(folder / "summary.json") if (folder / "summary.json").exists() else {}
+    if isinstance(noted, dict) and isinstance(noted.get("wall_seconds"), int | float):
+        summary["wall_seconds"] = noted["wall_seconds"]
     provenance = read_json(folder / "provenance.json") if (folder / "provenance.json").exists() else {}
     return Seed(
         folder=folder,
@@ -319,6 +339,11 @@ def _gather(seeds: Iterable[tuple[Seed, int]]) -> list[tuple[tuple, Run]]:
     return runs
 
 
+def _cer_from(settings: Mapping[str, Any]) -> int:
+    """The first arrival that CER charges: 0 in the paper's first version."""
+    return 0 if settings.get("cer_from") == 0 else 1
+
+
 def _seeds_of(seed: Seed) -> tuple:
     return tuple(seed.settings.get(name) for name in SEED_SETTINGS)
 
@@ -345,7 +370,8 @@ def _stream_of(seed: Seed, num_arrivals: int) -> tuple:
     if "dataset" in settings:
         whole = settings.get("mega_batches") if settings.get("arrivals") else None
         split = settings.get("split") if settings["dataset"] == "emnist" else None
-        return ("vision", _hashable(settings["dataset"]), split, whole or num_arrivals, num_arrivals)
+        data = (settings["dataset"], _cer_from(settings))
+        return ("vision", _hashable(data), split, whole or num_arrivals, num_arrivals)
     evaluated_on = _hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)
     return ("language model", evaluated_on, None, num_arrivals, num_arrivals)
 
@@ -357,9 +383,11 @@ def _compare(runs: Iterable[tuple[tuple, Run]]) -> list[Comparison]:
     comparisons: list[Comparison] = []
     for stream, members in sorted(grouped.items(), key=lambda item: repr(item[0])):
         kind, data, split, whole, num_arrivals = stream
-        name = str(data) if kind == "vision" else _name_of_stream(members[0])
+        name = str(data[0]) if kind == "vision" else _name_of_stream(members[0])
         name = f"{name} {split}" if split else name
         count = f"B = {num_arrivals}" if whole == num_arrivals else f"first {num_arrivals} of B = {whole}"
+        if kind == "vision" and data[1] == 0:
+            count += ", CER from t = 0"
         taken = {one.name for one in comparisons}
         number, title = 1, f"{name}, {count}"
         while title in taken:

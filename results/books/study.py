@@ -1,7 +1,7 @@
 """The learners of the paper's Table 2 on nine books, small enough for two cores.
 
 python results/books/study.py run --books FOLDER --out runs/books      train, two runs at a time; run again to go on
-python results/books/study.py report --out runs/books                  ledgers, table and picture into results/books/
+python results/books/study.py collect --out runs/books                 ledgers into results/books/
 """
 
 import argparse
@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_alma.app.plots import plot_perplexity
 from fairseq_alma.core.ledger import Ledger, LedgerRow
 
 HERE = Path(__file__).parent
@@ -43,32 +42,23 @@ class Row:
     """One setting of the study."""
 
     name: str
-    label: str
-    experts: str
     settings: tuple[str, ...]
     steps: str = "updates"
     """Which of alma-lm's two ways to say how long a stage is; the number is that of one mega-batch in either."""
-    paper: tuple[float | None, ...] = ()
-    """Test perplexity of the base model in the paper's Table 2 at t = 1..4, where it has this row."""
     seeds: tuple[int, ...] = SEEDS
 
 
 ROWS = (
-    Row("sm_w1_4", "SM_w1", "4", ("learner=sm", "wait=1", "experts=4"), paper=(28.57, 27.45, 26.91, 26.53)),
-    Row("sm_w1_12", "SM_w1", "12", ("learner=sm", "wait=1", "experts=12"), paper=(25.63, 24.70, 24.17, 23.78)),
-    Row("gmoe_w1", "gMoE_w1", "4, 6, 8, 12", ("learner=gmoe", "wait=1", "experts=4", "grow_experts=[2,2,4]"),
-        paper=(28.57, 26.46, 25.66, 25.28)),
-    Row("ens_w1_4at2", "Ens_w1", "4@2", ("learner=ens", "wait=1", "experts=4", "members=2"),
-        paper=(26.20, 25.12, 24.57, 24.35)),
-    Row("sm_w4_4_4x", "SM_w4 (4x steps)", "4", ("learner=sm", "wait=4", "experts=4"), "updates_per_mega_batch"),
-    Row("ens_w4_4at2_4x", "Ens_w4 (4x steps)", "4@2", ("learner=ens", "wait=4", "experts=4", "members=2"),
-        "updates_per_mega_batch", paper=(None, None, None, 24.13)),
-    Row("sm_w1_8", "SM_w1", "8", ("learner=sm", "wait=1", "experts=8"), paper=(26.29, 25.29, 24.74, 24.40),
-        seeds=ONE_SEED),
-    Row("gens_w1", "gEns_w1", "4@1 .. 4@4", ("learner=gens", "wait=1", "experts=4"),
-        paper=(28.57, 26.27, 25.41, 25.01), seeds=ONE_SEED),
-    Row("sm_w4_4", "SM_w4", "4", ("learner=sm", "wait=4", "experts=4"), seeds=ONE_SEED),
-)  # fmt: skip
+    Row("sm_w1_4", ("learner=sm", "wait=1", "experts=4")),
+    Row("sm_w1_12", ("learner=sm", "wait=1", "experts=12")),
+    Row("gmoe_w1", ("learner=gmoe", "wait=1", "experts=4", "grow_experts=[2,2,4]")),
+    Row("ens_w1_4at2", ("learner=ens", "wait=1", "experts=4", "members=2")),
+    Row("sm_w4_4_4x", ("learner=sm", "wait=4", "experts=4"), "updates_per_mega_batch"),
+    Row("ens_w4_4at2_4x", ("learner=ens", "wait=4", "experts=4", "members=2"), "updates_per_mega_batch"),
+    Row("sm_w1_8", ("learner=sm", "wait=1", "experts=8"), seeds=ONE_SEED),
+    Row("gens_w1", ("learner=gens", "wait=1", "experts=4"), seeds=ONE_SEED),
+    Row("sm_w4_4", ("learner=sm", "wait=4", "experts=4"), seeds=ONE_SEED),
+)
 """In the order in which they are run: what shares stages with an earlier row comes after it."""
 
 
@@ -140,8 +130,8 @@ def _command(words: Sequence[str], log: Path) -> None:
         sys.exit(f"{words[0]} ended with status {status}: see {log}")
 
 
-def report(out: Path) -> None:
-    """Copy the ledgers of finished runs, write table.md and perplexity.png from the copies.
+def collect(out: Path) -> None:
+    """Copy the ledgers of finished runs.
 
     A ledger that is here already is kept where it is of the same stream.
     """
@@ -159,15 +149,11 @@ def report(out: Path) -> None:
             target.mkdir(parents=True, exist_ok=True)
             for name in ("ledger.jsonl", "settings.json", "summary.json", "provenance.json"):
                 shutil.copyfile(source / name, target / name)
-    ledgers = {row.name: _ledgers(row) for row in ROWS}
-    table = "\n".join([*_table(ledgers), "", *_claims(ledgers), ""])
-    (HERE / "table.md").write_text(table)
-    print(table)
-    shown = {}
-    for row in ROWS:
-        if row.name != "sm_w4_4" and ledgers[row.name]:
-            shown[f"{row.label}, {row.experts}"] = [_folder(row, seed) for seed in ledgers[row.name]]
-    plot_perplexity(shown, HERE / "perplexity.png")
+
+
+def claims() -> str:
+    """claims.md: the orderings of the paper's tables, and what the committed ledgers say of them."""
+    return "\n".join([*_claims({row.name: _ledgers(row) for row in ROWS}), ""])
 
 
 def _folder(row: Row, seed: int) -> Path:
@@ -177,27 +163,6 @@ def _folder(row: Row, seed: int) -> Path:
 def _ledgers(row: Row) -> dict[int, list[LedgerRow]]:
     """By seed."""
     return {seed: Ledger(f / "ledger.jsonl").rows() for seed in row.seeds if (f := _folder(row, seed)).exists()}
-
-
-def _table(ledgers: dict[str, dict[int, list[LedgerRow]]]) -> list[str]:
-    columns = ["setting", "experts", "params, last", *(f"t = {t}" for t in range(1, MEGA_BATCHES + 1))]
-    columns += [f"mean, t = 1..{MEGA_BATCHES}", "training TFLOP", "seeds", "the paper's base model"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in ROWS:
-        runs = list(ledgers[row.name].values())
-        if not runs:
-            continue
-        cells = []
-        for t in range(1, MEGA_BATCHES + 1):
-            cells.append(_mean_se([rows[t].scores.perplexity for rows in runs]) if runs[0][t].stage else "*")
-        average = _mean_se([sum(r.scores.perplexity for r in rows[1:]) / MEGA_BATCHES for rows in runs])
-        flops = sum(r.spent.train_flops for r in runs[0]) / 1e12
-        paper = ", ".join("*" if value is None else f"{value:.2f}" for value in row.paper) or "-"
-        params = f"{runs[0][-1].scores.num_params / 1e6:.2f}M"
-        mean = "*" if "*" in cells else average
-        line = [row.label, row.experts, params, *cells, mean, f"{flops:.1f}", str(len(runs)), paper]
-        lines.append(f"| {' | '.join(line)} |")
-    return lines
 
 
 def _claims(ledgers: dict[str, dict[int, list[LedgerRow]]]) -> list[str]:
@@ -236,14 +201,14 @@ def _mean_se(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=["run", "report"])
+    parser.add_argument("verb", choices=["run", "collect"])
     parser.add_argument("--books", type=Path, help="folder of the books (ALMA_DATA/books by default)")
     parser.add_argument("--out", type=Path, default=Path("runs/books"))
     parser.add_argument("--missing", action="store_true", help="only the runs whose ledgers are not in results/books")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time, one thread each")
     arguments = parser.parse_args()
-    if arguments.verb == "report":
-        report(arguments.out)
+    if arguments.verb == "collect":
+        collect(arguments.out)
         return
     if arguments.books is None and "ALMA_DATA" not in os.environ:
         sys.exit("which books? Give --books FOLDER, or set ALMA_DATA to the folder that holds books/")

@@ -2,7 +2,6 @@
 
 .venv/bin/python results/cifar10/study.py run --data-root DATA      what is missing, the cheap runs first
 .venv/bin/python results/cifar10/study.py run --only gpu_           figures 1-4, 8 and 9 in full: for a GPU
-.venv/bin/python results/cifar10/study.py table                     table.md from the committed ledgers
 """
 
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _grid import LABELS, Job, Study  # noqa: E402
+from _grid import Job, Study  # noqa: E402
 
 GROW_EVERY = {1: 10, 2: 5, 10: 2, 100: 1}
 """Stages from growth to growth: every 5 of 50 and every 2 of 10, as the original code's commands."""
@@ -64,54 +63,5 @@ def small_jobs() -> list[Job]:
 STUDY = Study(HERE, "cifar10", small_jobs())
 
 
-def table() -> None:
-    """table.md, anytime.png."""
-    lines = [
-        "| run | settings | seeds | CER | final error, % | parameters, last | Mem | Comp, TFLOP |",
-        "|" + "---|" * 8,
-    ]
-    whole = Study(HERE, "cifar10", list(jobs()))
-    for job in whole.finished():
-        label = LABELS[job.settings[0].removeprefix("learner=")]
-        lines.append(f"| {label} | {' '.join(job.settings[1:])} | {job.seeds} | " + " | ".join(whole.cells(job)) + " |")
-    (HERE / "table.md").write_text("\n".join(lines) + "\n")
-    draw(whole)
-    print("\n".join(lines))
-
-
-def draw(whole: Study) -> None:
-    """anytime.png: the test error after each arrival, mean of seeds, of what two cores did."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    shown = {
-        "c = 4, wait 10, 10 epochs": [job for job in whole.finished() if job.name.endswith("_c4_w10_e10")],
-        "SM, 100 epochs": [job for job in whole.finished() if job.name.endswith("_e100")],
-    }
-    figure, panels = plt.subplots(1, len(shown), figsize=(10, 3.8), layout="constrained", squeeze=False, sharey=True)
-    for axes, (title, jobs) in zip(panels[0], shown.items(), strict=True):
-        for number, job in enumerate(jobs):
-            ledgers = [whole.rows_of(job, seed) for seed in range(job.seeds)]
-            errors = [100 * sum(at) / len(at) for at in zip(*map(_errors, ledgers), strict=True)]
-            settings = dict(setting.partition("=")[::2] for setting in job.settings)
-            label = LABELS[settings["learner"]]
-            if "100" in title:
-                label = f"c = {settings['width']}, wait {settings['wait']}"
-            axes.step(range(len(errors)), errors, where="post", color=f"C{number}", label=label)
-            axes.plot(len(errors) - 1, errors[-1], "o", color=f"C{number}", markersize=4)
-        axes.set(title=title, xlabel="mega-batches that have arrived", ylim=(0, 100))
-        axes.grid(alpha=0.3)
-        axes.legend(loc="lower left", ncols=2)
-    panels[0][0].set_ylabel("test error, %")
-    figure.savefig(HERE / "anytime.png", dpi=120)
-    plt.close(figure)
-
-
-def _errors(rows: list[dict]) -> list[float]:
-    return [row["error_rate"] for row in rows]
-
-
 if __name__ == "__main__":
-    STUDY.main(__doc__.splitlines()[0], table)
+    STUDY.main(__doc__.splitlines()[0])

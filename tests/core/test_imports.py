@@ -110,7 +110,13 @@ def test_core_imports_the_standard_library_and_itself():
 
 @pytest.mark.parametrize(
     ("package", "others"),
-    [("vision", ("fairseq_alma.app",)), ("data_prep", ()), ("launch", ()), ("fairseq_alma.app", ())],
+    [
+        ("vision", ("fairseq_alma.app", "fairseq_alma.report")),
+        ("data_prep", ()),
+        ("launch", ()),
+        ("fairseq_alma.app", ()),
+        ("fairseq_alma.report", ()),
+    ],
 )
 def test_the_other_rooms_import_core_and_themselves_of_ours(package, others):
     allowed = ("fairseq_alma.core", package, *others)
@@ -121,7 +127,7 @@ def test_the_launcher_needs_the_standard_library_only():
     assert strangers("launch", lambda m: is_standard(m) or is_inside(m, *OURS)) == set()
 
 
-@pytest.mark.parametrize("package", ["vision", "data_prep", "fairseq_alma.app"])
+@pytest.mark.parametrize("package", ["vision", "data_prep", "fairseq_alma.app", "fairseq_alma.report"])
 def test_vision_and_data_prep_never_import_fairseq(package):
     assert strangers(package, lambda m: not is_inside(m, "fairseq", "fairseq_cli")) == set()
 

@@ -17,6 +17,7 @@ from fairseq_alma.flops import count_forward_flops, count_training_flops
 from fairseq_alma.perplexity import load_member
 from fairseq_alma.perplexity import main as alma_eval
 from tests.commands import RUN, run_command
+from tests.fairseq_alma.app.test_scalars import scalars_in
 from tests.fairseq_alma.killing import rows_without_seconds, same_ledger, start, wait_until
 from tests.fairseq_alma.processes import NoProcesses
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
@@ -53,6 +54,19 @@ def test_the_ledger_has_a_row_for_each_arrival(run):
     assert rows[0].scores.num_members == 1
     assert rows[2].scores.overflow == 0
     assert all(sum(layer) == pytest.approx(1, abs=1e-3) for layer in rows[2].scores.expert_load)
+
+
+def test_tensorboard_shows_the_ledger_and_the_inside_of_stages(run):
+    found = scalars_in(run)
+    rows = Ledger(run / "ledger.jsonl").rows()
+    changed = [row for row in rows if row.t == 0 or row.updated]
+    assert found["test/perplexity"] == [(row.t, pytest.approx(row.scores.perplexity, rel=1e-6)) for row in changed]
+    assert found["cost/updates"][-1] == (3, 24.0)
+    # Four validations a stage, at thousandths of it.
+    assert [step for step, _ in found["during_stage/validation_perplexity"]] == [
+        250, 500, 750, 1000, 1250, 1500, 1750, 2000,
+    ]  # fmt: skip
+    assert len(found["during_stage/training_perplexity"]) >= 2
 
 
 def test_what_a_run_spent_equals_the_closed_form(run, stream):

@@ -514,16 +514,9 @@ def test_without_arguments_it_shows_sm_and_ens_on_digits(tmp_path):
     for learner in ("sm", "ens"):
         assert f"runs/quickstart/{learner}: learner={learner} wait=1" in " ".join(result.stdout.split())
         assert summary(tmp_path / "runs/quickstart" / learner)["num_arrivals"] == 20
-    assert (tmp_path / "runs/quickstart/error_rate.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    report = tmp_path / "runs/quickstart/report"
+    assert (report / "figures/digits_B20/over_the_stream.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "Ens" in (report / "tables/digits_B20/summary.md").read_text()
+    assert (report / "index.html").is_file()
     cer = [summary(tmp_path / "runs/quickstart" / learner)["cer"] for learner in ("sm", "ens")]
     assert cer[1] < cer[0]
-
-
-def test_the_anytime_curve_of_two_runs_is_a_picture(tmp_path):
-    from fairseq_alma.app.plots import plot_error_rate
-
-    small_run(tmp_path / "sm")
-    small_run(tmp_path / "ens", learner="ens", seeds=2)
-    runs = {"SM": tmp_path / "sm", "Ens": [tmp_path / f"ens/seed_{seed}" for seed in (0, 1)]}
-    picture = plot_error_rate(runs, tmp_path / "error_rate.png")
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

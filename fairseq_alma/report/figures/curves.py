@@ -1,6 +1,6 @@
 """Error rate or perplexity over the stream (figures 1, 3, 7, 9), and running averages against cost (figure 5)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -59,22 +59,13 @@ def _title(run: Run, names: Sequence[str]) -> str:
     return label_of(run, names).partition(", ")[2]
 
 
-def over_the_stream(
-    comparison: Comparison, numbers: Sequence[Numbers], labels: Mapping[int, str] | None = None
-) -> Figure | None:
+def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """What each run scores after each arrival; standard errors over seeds as bands.
 
     A perplexity is drawn from the first stage on: untrained it is near the size of the vocabulary. An error rate is
     drawn from t = 0 on: that is what waiting costs.
-
-    Args:
-        comparison: the runs.
-        numbers: of each.
-        labels: for few runs: number of the run -> what it is called; all in one panel, each with a colour of its own.
     """
     panels, num_left_out = panels_of(comparison, numbers)
-    if labels is not None:
-        panels, num_left_out = {"": list(comparison.runs)}, 0
     if not panels:
         return None
     figure, axes_of_panels = new_figure(len(panels))
@@ -92,14 +83,12 @@ def over_the_stream(
                 from_t = int(trained[0])
             times = np.arange(from_t, run.last_t + 1)
             mean, error = values[:, from_t:].mean(axis=0), standard_error(values[:, from_t:])
-            number = next(i for i, other in enumerate(comparison.runs) if other is run)
-            colour = colour_of(run.learner) if labels is None else f"C{number}"
+            colour = colour_of(run.learner)
             few = comparison.num_arrivals <= FEW_ARRIVALS
             axes.plot(
                 times, mean, color=colour, linestyle=line_of(run.wait, waits), linewidth=1.3,
                 drawstyle="default" if few else "steps-post",
                 marker=mark_of(run.learner) if few else None, markersize=4,
-                label=None if labels is None else labels[number],
             )  # fmt: skip
             if not few:  # where it ends: what waits for everything is a point there
                 axes.plot(times[-1], mean[-1], mark_of(run.learner), color=colour, markersize=4, clip_on=False)
@@ -115,10 +104,7 @@ def over_the_stream(
     for axes in axes_of_panels:
         log_axis(axes, "y", everything)
     axes_of_panels[0].set_ylabel("test error, %" if comparison.is_vision else "test perplexity", fontsize=9)
-    if labels is None:
-        legends(figure, [run for runs in panels.values() for run in runs])
-    else:
-        axes_of_panels[0].legend(fontsize=8, frameon=False)
+    legends(figure, [run for runs in panels.values() for run in runs])
     if num_left_out:
         note_below(figure, f"the best by validation; {num_left_out} runs are not shown")
     return figure

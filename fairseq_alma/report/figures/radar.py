@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fairseq_alma.report.figures.style import add_legend, colour_of, mark_of, note_below
+from fairseq_alma.report.figures.style import colour_of, mark_of, note_below
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, label_of
 
@@ -28,8 +28,9 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     if len(best) < 2:
         return None
     shares, is_log = radar_shares([numbers[index] for index in best.values()])
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained", dpi=150)
-    axes = figure.add_subplot(projection="polar")
+    # Placed by hand: a layout engine does not see how far the names of polar axes reach.
+    figure = Figure(figsize=(7.2, 4.6), dpi=150)
+    axes = figure.add_axes((0.16, 0.17, 0.42, 0.66), projection="polar")
     angles = np.linspace(0, 2 * np.pi, len(AXES), endpoint=False)
     handles = []
     for share, index in zip(shares, best.values(), strict=True):
@@ -43,7 +44,8 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     axes.set_xticks(angles, [f"{name}{' (log)' * log}" for name, log in zip(names, is_log, strict=True)], fontsize=8)
     axes.set_yticks([0.25, 0.5, 0.75, 1.0], ["", "", "", "1"], fontsize=7)
     axes.set_ylim(0, 1.05)
-    add_legend(figure, handles)
+    axes.tick_params(axis="x", pad=9)
+    figure.legend(handles=handles, loc="upper right", fontsize=8, frameon=False)
     note_below(
         figure, "share of the largest; the smaller, the better; of each learner the run that is best by validation"
     )

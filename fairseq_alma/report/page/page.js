@@ -3,7 +3,7 @@
   // Everything that is shown follows from `data`, which the report wrote, and `state`, which the address keeps.
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
-  const MOST_CURVES = 30;
+  const MOST_CURVES = 30, FEW_POINTS = 200;
 
   const element = (tag, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);
@@ -22,7 +22,7 @@
   const withError = (pair, scale = 1, digits = 2) =>
     pair === null ? "" : fixed(scale * pair[0], digits) + (pair[1] === null ? "" : ` ± ${fixed(scale * pair[1], digits)}`);
 
-  let comparison, visible = [], rowOf = new Map();
+  let comparison, visible = [], rowOf = new Map(), rowsMade = new Map();
   const state = { c: 0, off: {}, comp: null, params: null, final: null, x: "comp", y: "quality", sort: "score", down: false, chosen: null };
 
   // ---- what can be asked of a run
@@ -154,7 +154,7 @@
       const mine = shown.filter((index) => comparison.runs[index].learner === learner), runs = mine.map((index) => comparison.runs[index]);
       return {
         type: "scatter", mode: "markers", name: learner, customdata: mine, x: runs.map(x.of), y: runs.map(y.of),
-        error_y: { type: "data", array: runs.map((run) => y.error(run) ?? 0), thickness: 1, width: 2, visible: runs.some((run) => y.error(run)) },
+        error_y: { type: "data", array: runs.map((run) => y.error(run) ?? 0), thickness: 1, width: 2, visible: shown.length <= FEW_POINTS && runs.some((run) => y.error(run)) },
         text: runs.map((run) => escaped(run.label)), hovertemplate: "%{text}<br>%{xaxis.title.text}: %{x:.4s}<br>%{yaxis.title.text}: %{y:.4g}<extra></extra>",
         marker: { color: runs[0].colour, symbol: runs[0].symbol, size: mine.map((index) => (index === best || index === state.chosen ? 14 : 8)), opacity: runs.map((run) => (keeps(run) ? 1 : 0.22)), line: { width: mine.map((index) => (index === best ? 3 : index === state.chosen ? 2 : 0)), color: "#1c2430" } },
       };
@@ -246,28 +246,29 @@
       cell.setAttribute("aria-sort", arrow ? (state.down ? "descending" : "ascending") : "none");
       return cell;
     }));
-    rowOf = new Map();
-    const body = element("tbody", {}, ...order.map((index) => {
-      const run = comparison.runs[index];
-      const row = element("tr", { tabIndex: 0, onclick: () => choose(index), onkeydown: (event) => { if (event.key === "Enter") choose(index); } }, ...columns.map((column, i) => {
-        const cell = element("td", { className: column.left ? "text" : "" });
-        if (i === 0) {
-          const swatch = element("span", { className: "swatch" });
-          swatch.style.background = run.colour;
-          cell.append(swatch);
-        }
-        cell.append(column.text(run));
-        return cell;
-      }));
-      row.dataset.run = String(index);
-      rowOf.set(index, row);
-      return row;
+    rowOf = new Map(order.map((index) => [index, rowsMade.get(index) ?? makeRow(columns, index)]));
+    $("runs").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rowOf.values()));
+  };
+  const makeRow = (columns, index) => {  // once: to sort a thousand rows is to move them
+    const run = comparison.runs[index];
+    const row = element("tr", { tabIndex: 0, onclick: () => choose(index), onkeydown: (event) => { if (event.key === "Enter") choose(index); } }, ...columns.map((column, i) => {
+      const cell = element("td", { className: column.left ? "text" : "" });
+      if (i === 0) {
+        const swatch = element("span", { className: "swatch" });
+        swatch.style.background = run.colour;
+        cell.append(swatch);
+      }
+      cell.append(column.text(run));
+      return cell;
     }));
-    $("runs").replaceChildren(element("thead", {}, head), body);
+    row.dataset.run = String(index);
+    rowsMade.set(index, row);
+    return row;
   };
   const markTable = (best) => {
     for (const [index, row] of rowOf) {
-      row.className = [index === best ? "best" : "", index === state.chosen ? "chosen" : "", keeps(comparison.runs[index]) ? "" : "beyond"].filter(Boolean).join(" ");
+      const name = [index === best ? "best" : "", index === state.chosen ? "chosen" : "", keeps(comparison.runs[index]) ? "" : "beyond"].filter(Boolean).join(" ");
+      if (row.className !== name) row.className = name;
     }
   };
 
@@ -325,18 +326,24 @@
     buildTable();
     draw();
   };
-  const draw = () => {
+  const draw = (plots = true) => {
     const best = showAnswer();
     markTable(best);
-    drawTradeoff(best);
-    drawCurves(best);
-    remember();
+    clearTimeout(resting);
+    const drawPlots = () => {
+      drawTradeoff(best);
+      drawCurves(best);
+      remember();
+    };
+    if (plots) drawPlots();
+    else resting = setTimeout(drawPlots, 120);
   };
-  let waiting = false;
-  const soon = () => {  // many events of one drag are one drawing
+  let waiting = false, resting = 0;
+  // Many events of one drag are one drawing; with many runs the answer follows the hand, and the plots when it rests.
+  const soon = () => {
     if (waiting) return;
     waiting = true;
-    requestAnimationFrame(() => { waiting = false; draw(); });
+    requestAnimationFrame(() => { waiting = false; draw(visible.length <= FEW_POINTS); });
   };
   const choose = (index) => {
     state.chosen = index;
@@ -348,6 +355,7 @@
   };
   const open = (number) => {
     comparison = data.comparisons[number];
+    rowsMade = new Map();
     state.c = number;
     options($("x-axis"), AXES, "x");
     options($("y-axis"), QUALITIES, "y");

@@ -47,11 +47,13 @@ def test_kinds_data_and_b_are_compared_apart(tmp_path):
     write_vision(tmp_path / "shorter", ERRORS[:4])
     write_vision(tmp_path / "digits", ERRORS, dataset="digits")
     write_vision(tmp_path / "first", ERRORS[:3], mega_batches=4, arrivals=2)
+    write_vision(tmp_path / "v1", ERRORS, cer_from=0)
     write_text(tmp_path / "books", [900.0, 50.0, 40.0, 30.0, 20.0])
     write_text(tmp_path / "other books", [900.0, 50.0, 40.0, 30.0, 20.0], evaluated_on=["c", "d"])
     names = [comparison.name for comparison in read_runs([tmp_path]).comparisons]
     assert sorted(names) == [
-        "books (2), B = 4", "books, B = 4", "digits, B = 4", "mnist, B = 3", "mnist, B = 4", "mnist, first 2 of B = 4",
+        "books (2), B = 4", "books, B = 4", "digits, B = 4", "mnist, B = 3", "mnist, B = 4",
+        "mnist, B = 4, CER from t = 0", "mnist, first 2 of B = 4",
     ]  # fmt: skip
 
 

@@ -1,0 +1,140 @@
+"""Time and size of a report of many runs, and how smooth its page is.
+
+.venv/bin/python benchmarks/report.py --write        some minutes; the page's part needs Chromium
+
+1000 run folders of 500 arrivals, written as alma-vision writes them; what its ledgers hold is drawn at random. The page
+is opened in headless Chromium: how long until it is drawn, and how long a slider, a filter and a sort take to show.
+A benchmark judges nothing: the exit status is 0 whether targets are met or not.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from _common import ROOT, provenance, table, verdict
+
+from fairseq_alma.report.runs import read_runs
+
+LEARNERS = ("sm", "ens", "umix", "gens", "gmoe")
+WAITS = (1, 2, 5, 10, 50)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SECONDS, MEGABYTES, MILLISECONDS = 30, 15, 100
+
+
+def write_runs(folder: Path, num_runs: int, num_arrivals: int) -> None:
+    """Learners, waits, widths and epochs in a grid; every arrival has an error of its own, as at wait 1."""
+    rng = random.Random(0)
+    for number in range(num_runs):
+        learner, wait = LEARNERS[number % 5], WAITS[number // 5 % 5]
+        settings = {
+            "dataset": "mnist", "learner": learner, "wait": wait, "width": 4 * (1 + number // 25 % 8),
+            "epochs": 10 * (1 + number // 200), "replay": False, "mega_batches": num_arrivals, "seed": 0, "lr": 1.0,
+        }  # fmt: skip
+        run = folder / f"run_{number:04d}"
+        run.mkdir(parents=True)
+        (run / "settings.json").write_text(json.dumps(settings))
+        source = {"command": ["alma-vision", f"learner={learner}"], "commit": "0"}
+        (run / "provenance.json").write_text(json.dumps(source))
+        lines, end = [], rng.uniform(0.02, 0.4)
+        for t in range(num_arrivals + 1):
+            stage = -(-t // wait) if t else 0
+            row = {"t": t, "stage": stage, "updated": t > 0, "num_params": 1000 * (1 + number % 50),
+                   "forward_flops": 9999, "num_members": 1,
+                   "error_rate": round(end + 0.6 / (1 + t) + rng.uniform(0, 0.02), 4),
+                   "train_flops": rng.randint(10**8, 10**10) if t else 0, "num_updates": 10, "train_seconds": 0.123,
+                   "validation_flops": 12345}  # fmt: skip
+            if t:
+                row |= {"validation_loss": 0.5, "validation_error_rate": round(end + rng.uniform(0, 0.05), 4)}
+            lines.append(json.dumps(row) + "\n")
+        (run / "ledger.jsonl").write_text("".join(lines))
+
+
+def time_page(path: Path) -> dict[str, float]:
+    """Milliseconds until it is drawn, and medians from an event to the next frame that shows it."""
+    from playwright.sync_api import sync_playwright
+
+    frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    measured = {}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1600, "height": 1000})
+        began = time.monotonic()
+        page.goto(f"file://{path}")
+        page.wait_for_selector("#tradeoff .main-svg")
+        measured["until it is drawn"] = 1000 * (time.monotonic() - began)
+        for name, act in {
+            "a step of a slider": "const i = document.getElementById('comp'); i.value = String(step * 37);"
+            " i.dispatchEvent(new Event('input'))",
+            "a sort of the table": "document.querySelectorAll('#runs th button')[step % 8].click()",
+            "a filter": "document.querySelectorAll('.chip')[step % 5].click()",
+        }.items():
+            timed = (
+                f"async (step) => {{ const t = performance.now(); {act}; await {frame}; return performance.now() - t }}"
+            )
+            measured[name] = statistics.median(page.evaluate(timed, step) for step in range(1, 12))
+        browser.close()
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--arrivals", type=int, default=500)
+    parser.add_argument("--write", action="store_true", help="into report.md, beside the script")
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_runs(folder / "runs", arguments.runs, arguments.arrivals)
+        command = [sys.executable, "-W", "ignore", "-m", "fairseq_alma.report.cli", str(folder / "runs"), "--out"]
+        times = {}
+        for name, more in (("everything", []), ("the page alone", ["--page-only"])):
+            began = time.monotonic()
+            subprocess.run([*command, str(folder / "report"), *more], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+            times[name] = time.monotonic() - began
+        began = time.monotonic()
+        read_runs([folder / "runs"])
+        times["read"] = time.monotonic() - began
+        began = time.monotonic()
+        for path in sorted((folder / "runs").glob("*/ledger.jsonl")):
+            for line in path.read_text().splitlines():
+                json.loads(line)
+        times["json"] = time.monotonic() - began
+        megabytes = (folder / "report/index.html").stat().st_size / 1e6
+        page = time_page(folder / "report/index.html") if CHROMIUM else {}
+    whole, reading = times["everything"], times["read"] / times["json"]
+    rows = [
+        ["`alma-report`, figures, tables and page", f"{whole:.1f} s", _target(whole, SECONDS, "s")],
+        ["`alma-report --page-only`", f"{times['the page alone']:.1f} s", ""],
+        ["reading the ledgers, checked and summed up", f"{times['read']:.1f} s", ""],
+        ["`json.loads` of each of their lines", f"{times['json']:.1f} s", f"reading takes {reading:.1f}x"],
+        ["index.html", f"{megabytes:.1f} MB", _target(megabytes, MEGABYTES, "MB")],
+    ]
+    for name, milliseconds in page.items():
+        rows.append([f"the page: {name}", f"{milliseconds:.0f} ms",
+                     _target(milliseconds, MILLISECONDS, "ms") if "slider" in name else ""])  # fmt: skip
+    text = "\n".join([
+        "# alma-report", "", "Written by `report.py --write`. Not edited.", "",
+        f"{arguments.runs} runs of {arguments.arrivals} arrivals, wall time; the page in headless Chromium without a"
+        " GPU, median of 11 from the event to the second frame after it.", "",
+        *table(["what", "measured", "target"], rows), "", *provenance(load), "",
+    ])  # fmt: skip
+    print(text)
+    if arguments.write:
+        Path(__file__).with_suffix(".md").write_text(text)
+
+
+def _target(value: float, most: float, unit: str) -> str:
+    return f"under {most} {unit}: {verdict(value, most, at_most=True)}"
+
+
+if __name__ == "__main__":
+    main()
