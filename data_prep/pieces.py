@@ -63,8 +63,10 @@ class Step:
                 on_done(number)
         missing = [number for number in range(len(self.tasks)) if number not in results]
         for number in missing:
-            with suppress(FileNotFoundError):
-                self._path(number, "done").unlink()
+            # A sign of life of a run that was killed would be taken for that of a worker that hangs.
+            for ending in ("done", "alive"):
+                with suppress(FileNotFoundError):
+                    self._path(number, ending).unlink()
         if missing:
             executor.run(self, missing, threads, on_done)
         for number in missing:

@@ -148,7 +148,7 @@ def _check_bad(settings: PrepSettings, records: list[dict], work: Path) -> None:
         for entry in record["skipped"]
     ]
     report = work / "damaged.txt"
-    report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    report.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
     shown = "; ".join(lines[:SHOWN]) + (f"; and {len(lines) - SHOWN:,} more" if len(lines) > SHOWN else "")
     raise PrepError(
         f"{bad:.3g} of {num_files:,} input files are damaged, more than --max-bad {settings.max_bad:g} allows: "

@@ -38,7 +38,11 @@ def groups_of(
         ]
     if partition != "by-date":
         return {source: [0] * len(found) for source, found in files.items()}, None
-    dates = {source: [snapshot_of(str(file.path)) for file in found] for source, found in files.items()}
+    # The file's own name first: a folder above may have been dated by whoever made it.
+    dates = {
+        source: [snapshot_of(file.path.name) or snapshot_of(str(file.path)) for file in found]
+        for source, found in files.items()
+    }
     undated = [
         file.name
         for source, found in files.items()

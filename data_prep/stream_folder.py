@@ -79,7 +79,11 @@ def check_bytes(out: Path, what_to_do: str) -> None:
         _ = manifest["extensions"][:0]  # a list: --extend adds to it
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PrepError(f"{out / MANIFEST} cannot be read ({error!r}). {what_to_do}") from error
+    stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
+    had = (stream["num_mega_batches"], len(stream.get("extensions", [])))
     for name, (num_bytes, digest) in outputs.items():
+        if PIECE.fullmatch(name) and not vouched(name, *had):
+            continue  # of an extension that was killed before stream.json told of it: it is no part of this stream
         path = out / name
         if not path.is_file():
             raise PrepError(f"{path} is missing. {what_to_do}")
@@ -197,7 +201,8 @@ def finish(out: Path, work: WorkFolder, stream: dict, manifest: dict):
     _sync_folder(out)
     write_json(out / MANIFEST, manifest)
     file_in_work = work.folder / STREAM_FILE
-    with open(file_in_work, "w", encoding="utf-8") as file:
+    # A path whose bytes are not UTF-8 reaches us with lone surrogates: they are spelled as escapes.
+    with open(file_in_work, "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(stream, file, indent=1, ensure_ascii=False)
         file.write("\n")
         sync(file)

@@ -68,6 +68,9 @@ class ByteBPE:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(file))
+        # What a given file asks for would be done to every word.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._known: dict[str, list[int]] = {}
 
     def pieces(self) -> list[str]:

@@ -72,7 +72,7 @@ class Source:
         return f"{self.kind}:{self.path}" if self.path else self.kind
 
     def __str__(self):
-        return self.name if self.share is None else f"{self.name}@{self.share:g}"
+        return self.name if self.share is None else f"{self.name}@{self.share!r}"
 
 
 def list_files(source: Source) -> list[SourceFile]:

@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_prep.pieces import beat
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, Skipped
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.text import TOO_LONG, paths_ending_in
@@ -81,12 +82,19 @@ def _epub(path: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the library, about its own future
             book = epub.read_epub(path, {"ignore_ncx": True})
-            chapters = []
+            chapters, length, html_length = [], 0, 0
             for name, _ in book.spine:
                 item = book.get_item_with_id(name)
                 if item is not None and item.get_type() == ITEM_DOCUMENT and not isinstance(item, epub.EpubNav):
                     html = item.get_content().decode("utf-8", "replace")
+                    html_length += len(html)
+                    if html_length > 4 * MAX_DOCUMENT_BYTES:  # a spine may name a chapter a thousand times
+                        raise DamagedFile(TOO_LONG)
                     chapters.append(extract_plain_text(html, main_content=False, alt_texts=False).strip())
+                    length += len(chapters[-1])
+                    if length > MAX_DOCUMENT_BYTES:
+                        raise DamagedFile(TOO_LONG)
+                    beat()
     except DamagedFile:
         raise
     except Exception as error:  # zip, XML and the library's own, of any kind: an archive from outside may hold anything

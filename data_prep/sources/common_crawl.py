@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
+from data_prep.sources.bounded import Bounded
 from data_prep.sources.compression import DamagedFile, Eager, open_plain
 from data_prep.sources.text import TOO_LONG
 
@@ -125,7 +126,6 @@ def _http(block: bytes, decode: Literal["all", "none"]):
 
 def page_text(content: bytes, content_type: str, charset: str | None) -> str:
     """What a reader would see of a page: the main content of HTML, plain text as it is, nothing of other types."""
-    from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
     content_type, _, more = content_type.partition(";")
@@ -139,7 +139,18 @@ def page_text(content: bytes, content_type: str, charset: str | None) -> str:
     text = bytes_to_str(content, known or detect_encoding(content) or "utf-8")
     if content_type == "text/plain":
         return text
-    return extract_plain_text(text, main_content=True, alt_texts=False, preserve_formatting=True).strip()
+    return _main_text(text) if text.count("<") < _MANY_TAGS else _main_text_bounded(text)
+
+
+def _main_text(html: str) -> str:
+    from resiliparse.extract.html2text import extract_plain_text
+
+    return extract_plain_text(html, main_content=True, alt_texts=False, preserve_formatting=True).strip()
+
+
+_MANY_TAGS = 3000
+"""From so many on a page is parsed where it can be given up: elements in elements in elements take it minutes."""
+_main_text_bounded = Bounded(f"{__name__}:{_main_text.__name__}")
 
 
 def _read_arc(file: BufferedReader, bad: SkippedUnits) -> Iterator[str]:

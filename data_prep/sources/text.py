@@ -103,6 +103,10 @@ def _field_of(row: object, name: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
 
 
+_ROWS = 16
+"""Of Parquet read at a time: a few bytes of it may stand for as many documents of 16 MiB."""
+
+
 def _read_parquet(part: Part) -> Iterator[str | Skipped]:
     """One document a row."""
     import pyarrow
@@ -117,8 +121,16 @@ def _read_parquet(part: Part) -> Iterator[str | Skipped]:
                 yield Skipped(part.name, f"without a column '{field}': it has {', '.join(columns)}")
                 return
             number = 0
-            for batch in file.iter_batches(batch_size=256, columns=[field]):
-                for text in batch.column(0).to_pylist():
+            for batch in file.iter_batches(batch_size=_ROWS, columns=[field]):
+                for value in batch.column(0):
+                    try:
+                        text = value.as_py()
+                    except UnicodeDecodeError:
+                        bad.add("not valid UTF-8", number)
+                        number += 1
+                        continue
+                    except (ValueError, OverflowError):  # a date before our era, perhaps
+                        text = None
                     if not isinstance(text, str):
                         bad.add(f"whose column '{field}' is not text", number)
                     elif len(text) > MAX_DOCUMENT_BYTES:
@@ -126,7 +138,7 @@ def _read_parquet(part: Part) -> Iterator[str | Skipped]:
                     elif text and not text.isspace():
                         yield text
                     number += 1
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         yield Skipped(part.name, f"damaged: not readable as Parquet ({str(error).splitlines()[0][:200]})")
     yield from bad
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
+from data_prep.sources.bounded import Bounded
 from data_prep.sources.compression import (
     CHUNK_BYTES,
     DamagedFile,
@@ -52,7 +53,7 @@ _FILE_LINK = re.compile(r"^\s*(?:[^\W\d_][\w -]{1,20}):(?!\s)", re.UNICODE)
 _QUOTES = re.compile(r"'{5}|'{2,3}")
 """Bold and italics."""
 _HEADING = "\x02"
-"""Marks a heading's line, with its level; XML has no such character."""
+"""Marks a heading's line, with its level; XML has no such character, and entities are cleared of it."""
 _DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")
 _EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")
 _SPACES = re.compile(r"[ \t\xa0]+")
@@ -79,6 +80,11 @@ def article_text(markup: str) -> str:
     text = _EMPTY_BRACKETS.sub("", _SPACES.sub(" ", _DOUBLE_UNDERSCORE.sub("", text)))
     lines = [line.lstrip(" *#:;").rstrip(" ") for line in text.split("\n")]
     return _BLANK_LINES.sub("\n\n", "\n".join(_without_empty_sections(lines))).strip()
+
+
+_LONG = 20_000
+"""Characters from which on an article is parsed where it can be given up."""
+_article_text_bounded = Bounded(f"{__name__}:{article_text.__name__}")
 
 
 def _num_unclosed(markup: str) -> int:
@@ -118,7 +124,7 @@ def _shown(code) -> str:
             elif node.title is not None:
                 parts.append(_shown(node.title))
         elif isinstance(node, nodes.HTMLEntity):
-            parts.append(node.normalize())
+            parts.append(node.normalize().replace(_HEADING, ""))  # an entity may be any character
     return "".join(parts)
 
 
@@ -160,7 +166,7 @@ def _read(part: Part) -> Iterator[str | Skipped]:
                     bad.add(TOO_LONG, number)
                     continue
                 try:
-                    text = article_text(markup)
+                    text = article_text(markup) if len(markup) < _LONG else _article_text_bounded(markup)
                 except (ValueError, RecursionError) as error:
                     bad.add(f"not readable ({error})", number)
                     continue

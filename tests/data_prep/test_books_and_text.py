@@ -121,6 +121,40 @@ def test_json_lines_give_their_field(tmp_path):
         assert read_all(Source("text", str(tmp_path)), part_bytes)[0] == texts
 
 
+def test_a_row_of_parquet_that_is_no_text_is_set_aside_and_the_others_kept(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `corpora`")
+    import pyarrow
+
+    rows = [f"row {number}".encode() for number in range(600)]
+    rows[300] = b"not utf-8 \xff"
+    offsets, data = pyarrow.array(rows, pyarrow.binary()).buffers()[1:]
+    texts = pyarrow.StringArray.from_buffers(len(rows), offsets, data)
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    days = pyarrow.array([2**31 - 1, 0], pyarrow.int32()).cast(pyarrow.date32())
+    parquet.write_table(pyarrow.table({"text": days}), tmp_path / "days.parquet")
+    found, skipped = read_all(Source("text", str(tmp_path)))
+    assert len(found) == 599
+    assert [(one.name, one.num_units) for one in skipped] == [("a.parquet", 1), ("days.parquet", 2)]
+
+
+def test_an_epub_that_names_a_chapter_a_thousand_times_is_not_a_book(tmp_path):
+    from ebooklib import epub
+
+    book = epub.EpubBook()
+    book.set_identifier("id")
+    item = epub.EpubHtml(title="Chapter", file_name="c.xhtml", lang="en")
+    item.content = f"<html><body><p>{'word ' * 200_000}</p></body></html>"
+    book.add_item(item)
+    book.toc = [item]
+    book.add_item(epub.EpubNcx())
+    book.add_item(epub.EpubNav())
+    book.spine = [item] * 1000
+    epub.write_epub(str(tmp_path / "a.epub"), book)
+    texts, [skipped] = read_all(Source("books", str(tmp_path)))
+    assert texts == []
+    assert "longer than 16 MiB" in skipped.reason()
+
+
 def test_parquet_gives_its_column(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `corpora`")
     import pyarrow

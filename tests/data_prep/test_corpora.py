@@ -1,6 +1,7 @@
 """Whole runs over several sources: nothing near to training text is tested on; drift; extensions; given tokenizers."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -175,6 +176,44 @@ def snapshots(tmp_path_factory):
     return root
 
 
+def test_a_file_whose_name_is_not_unicode_is_named_all_the_same(tmp_path, alma_prep):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    name = os.fsdecode(b"bad\xe9.txt")
+    (folder / name).write_bytes(b"not utf-8 \xff\n")
+    (folder / "good.txt").write_text("".join(f"{' '.join(prose(60, seed).split())}\n" for seed in range(300)))
+    command = [sys.executable, "-m", "data_prep", str(tmp_path / "no"), "--source", f"text:{folder}", "--workers", "1"]
+    command += ["--mega-batches", "2", "--vocab-size", "300", "--max-bad", "0"]
+    refused = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    assert refused.returncode == 2
+    assert "not valid UTF-8" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert alma_prep(tmp_path / "out", f"text:{folder}", num_mega_batches=2, more=["--max-bad", "1"]) == 0
+    assert alma_prep(tmp_path / "out", f"text:{folder}", num_mega_batches=2, more=["--max-bad", "1"]) == 0
+
+
+def test_a_third_is_a_share_that_its_own_command_gives_again(tmp_path, corpora, alma_prep, capsys):
+    shares = ("@0.3333333333", "@0.3333333333", "@0.3333333334")
+    sources = [f"{source}{share}" for source, share in zip(sources_of(corpora), shares, strict=True)]
+    assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2) == 0
+    for source in sources:
+        assert source in load(tmp_path / "out")["command"]
+    other = [sources[0][:-1] + "2", *sources[1:]]
+    assert alma_prep(tmp_path / "out", *other, num_mega_batches=2) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+def test_the_name_of_a_folder_does_not_show_where_shares_meet_copies(tmp_path, alma_prep, folder_bytes):
+    lines = [f"{' '.join(prose(60, seed).split())}\n" for seed in range(600)]
+    for first, second in (("a", "b"), ("z", "c")):
+        for name, part in ((first, lines[:300]), (second, lines[280:])):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "t.txt").write_text("".join(part))
+        sources = (f"text:{tmp_path / first}@0.5", f"text:{tmp_path / second}")
+        assert alma_prep(tmp_path / f"out_{first}", *sources, num_mega_batches=2) == 0
+    assert folder_bytes(tmp_path / "out_a") == folder_bytes(tmp_path / "out_z")
+
+
 def test_a_mega_batch_a_snapshot(tmp_path, snapshots, alma_prep, folder_bytes):
     for name, sources, partition in (
         ("by_date", [f"common-crawl:{snapshots}"], "by-date"),
@@ -320,7 +359,7 @@ def test_the_work_of_an_extension_that_is_not_finished_is_left_alone(extended, c
     assert not (out / ".alma-prep").exists()
 
 
-def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_bytes):
+def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_bytes, corpora):
     from data_prep.cli import main
 
     out, before, argv = extended
@@ -340,6 +379,16 @@ def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_by
         assert folder_bytes(out) == after
         assert load(out)["extensions"] == stream["extensions"]
         assert json.loads((out / "manifest.json").read_text()) == told
+    # Killed there, and the next run killed when it had deleted what the first had made: the old stream is whole.
+    (out / "stream.json").write_text(json.dumps(first))
+    for name in [*(set(after) - set(before)), "mega_batch_4"]:
+        path = out / name
+        path.rmdir() if path.is_dir() else path.unlink()
+    crawl, _, books = sources_of(corpora)
+    made = ["--source", crawl, "--source", books, "--mega-batches", "3", "--vocab-size", "300", "--seed", "1"]
+    assert main([str(out), *made]) == 0
+    assert main(argv) == 0
+    assert folder_bytes(out) == after
 
 
 def test_what_cannot_extend(extended, capsys, corpora, tmp_path):
@@ -404,6 +453,14 @@ def test_given_tokenizers(tmp_path, corpora, three, alma_prep, capsys):
         assert ids == Tokenizer.from_file(str(three / "tokenizer.json")).encode(text, add_special_tokens=False).ids
         assert load(out)["vocab_size"] == len(content["model"]["vocab"])
         assert load(out)["tokenizer"]["kind"] == "given"
+    # One that would pad and cut: every word is encoded for itself.
+    padding = Tokenizer.from_file(str(three / "tokenizer.json"))
+    padding.enable_padding(pad_id=0)
+    padding.enable_truncation(2)
+    padding.save(str(tmp_path / "padding.json"))
+    more = ["--tokenizer", str(tmp_path / "padding.json")]
+    assert alma_prep(tmp_path / "padded", books, num_mega_batches=2, more=more) == 0
+    assert (tmp_path / "padded/test/test.bin").read_bytes() == (out / "test/test.bin").read_bytes()
     more = ["--tokenizer", "sentencepiece"]
     assert alma_prep(tmp_path / "sp", books, num_mega_batches=2, vocab_size=341, more=more) == 0
     model = tmp_path / "sp" / "sentencepiece.model"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.pieces import Step, run_piece
 from data_prep.workers import Workers
 
 DEADLINE_SECONDS = 30
@@ -278,3 +279,30 @@ def test_workers_give_results_in_order_and_pass_errors_on():
         assert list(workers.run_in_order(pow, [(base, 2) for base in range(20)])) == [n * n for n in range(20)]
         with pytest.raises(ZeroDivisionError):
             list(workers.run_in_order(divmod, [(1, 0)]))
+
+
+def test_the_sign_of_life_of_a_killed_run_is_not_taken_for_a_worker_that_hangs(tmp_path):
+    """Its pieces may wait long for their turn: the mark of the process that is gone must not be there."""
+
+    class Here:
+        """The first piece takes long; then the others."""
+
+        def run(self, step, numbers, threads, on_done):
+            assert step.stalled(0.0, 1.0) is None
+            for number in numbers:
+                run_piece(str(step.folder), number)
+                on_done(number)
+
+    step = Step(tmp_path / "step", "tests.data_prep.test_prepare_killed:write_number", [(0,), (1,)])
+    step.folder.mkdir()
+    stale = step.folder / "000001.alive"
+    stale.write_text(json.dumps({"pid": 1, "host": "gone", "at": "its start"}))
+    os.utime(stale, (1, 1))
+    assert step.stalled(0.0, 1.0).startswith("a worker hung: process 1 on gone")
+    assert step.run(Here()) == [{"number": 0}, {"number": 1}]
+
+
+def write_number(prefix, number):
+    """A piece."""
+    prefix.with_name(f"{prefix.name}.txt").write_text(str(number))
+    return {"number": number}

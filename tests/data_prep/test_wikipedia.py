@@ -130,6 +130,15 @@ def test_markup_that_nests_without_end_is_set_aside_and_the_next_page_read(tmp_p
     assert (skipped.num_units, skipped.unit) == (1, "page")
 
 
+def test_an_entity_is_no_heading(tmp_path):
+    pages = [("Bell", 0, None, "Some text.\n\n&#2;\n\n&#2;3 more text.")]
+    write_dump(tmp_path / "d.xml", pages)
+    texts, skipped = read_all(Source("wikipedia", str(tmp_path)))
+    assert not skipped
+    assert texts[0].startswith("Bell\n\nSome text.")
+    assert texts[0].endswith("3 more text.")
+
+
 def test_many_tags_that_need_no_end_are_an_article(tmp_path):
     lines = "".join(f"line {n}<br>\n<ref name=a />" for n in range(6_000))
     write_dump(tmp_path / "d.xml", [("List", 0, None, lines)])
