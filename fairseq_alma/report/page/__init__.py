@@ -82,6 +82,7 @@ def _run(
         "seeds": [seed.seed for seed in run.counted],
         "finished": run.is_finished,
         "quality": _number(one.quality),
+        "after": _number(one.after_first_stage),
         "final": _number(one.final),
         "final_validation": _number(one.final_validation),
         "score": _rounded(one.validation_score),

@@ -38,6 +38,7 @@
   };
   const QUALITIES = {
     quality: { of: (run) => run.quality && run.quality[0], error: (run) => run.quality && run.quality[1], name: () => `${qualityName()}, test` },
+    after: { of: (run) => run.after && run.after[0], error: (run) => run.after && run.after[1], name: () => "average perplexity after the first stage, test", only: () => !comparison.vision },
     final: { of: (run) => run.final && run.final[0] * percent(), error: (run) => run.final && run.final[1] !== null ? run.final[1] * percent() : null, name: () => `${finalName()}, test${comparison.vision ? ", %" : ""}` },
     score: { of: (run) => run.score, error: () => null, name: () => `${qualityName()}, validation` },
   };
@@ -137,7 +138,7 @@
   // ---- plots
   const LAYOUT = {
     margin: { l: 60, r: 12, t: 8, b: 48 }, paper_bgcolor: "white", plot_bgcolor: "white", hovermode: "closest",
-    font: { family: "system-ui, sans-serif", size: 12, color: "#1c2430" }, legend: { orientation: "h", y: -0.2, x: 0 },
+    font: { family: "system-ui, sans-serif", size: 12, color: "#1c2430" }, legend: { orientation: "h", y: -0.24, yanchor: "top", x: 0 },
   };
   const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
   const axis = (title, values) => {
@@ -193,7 +194,7 @@
       });
     }
     const title = comparison.vision ? "test error, %" : "test perplexity";
-    const layout = { ...LAYOUT, xaxis: { title: { text: "mega-batches arrived" }, gridcolor: "#e8ebef", zeroline: false }, yaxis: axis(title, values) };
+    const layout = { ...LAYOUT, xaxis: { title: { text: "mega-batches arrived" }, ...(comparison.B <= 12 ? { dtick: 1 } : {}), gridcolor: "#e8ebef", zeroline: false }, yaxis: axis(title, values) };
     return Plotly.react("curves", traces, layout, CONFIG);
   };
 
@@ -315,7 +316,7 @@
     }), element("button", { className: "chip", type: "button", textContent: "show all", id: "show-all", onclick: () => { state.off = {}; buildFilters(); refilter(); } }));
   };
   const options = (select, axes, key) => {
-    select.replaceChildren(...Object.entries(axes).map(([name, one]) => element("option", { value: name, textContent: one.name(), selected: state[key] === name })));
+    select.replaceChildren(...Object.entries(axes).filter(([, one]) => !one.only || one.only()).map(([name, one]) => element("option", { value: name, textContent: one.name(), selected: state[key] === name })));
     select.onchange = () => { state[key] = select.value; soon(); };
   };
 
@@ -357,6 +358,7 @@
     comparison = data.comparisons[number];
     rowsMade = new Map();
     state.c = number;
+    if (QUALITIES[state.y].only && !QUALITIES[state.y].only()) state.y = "quality";
     options($("x-axis"), AXES, "x");
     options($("y-axis"), QUALITIES, "y");
     buildSliders();
