@@ -58,9 +58,9 @@ def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
 def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
     """For each run: the finished runs that another decision would have been, and which decision.
 
-    wait: all else is the same, but how long a stage is and how often it grows, which are counted in stages. replay: all
-    else is the same. growth: a learner that grows for one that does not, or the other way, of the same wait, replay, size
-    to begin with, epochs.
+    wait: all else is the same, but how long a stage is and how often it grows, which count stages. replay: all else is
+    the same. growth: a learner that grows for one that does not, or the other way, of the same wait, replay, size to
+    begin with, epochs.
     """
     found: list[list[tuple[Change, int]]] = []
     keys = [{change: _key(run, change) for change in _LEFT_OUT} for run in comparison.runs]
