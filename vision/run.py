@@ -85,7 +85,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
         logger.warning(
             "nothing ever grows: %d stage(s), and grow_every=%d: give a smaller one", num_stages, settings.grow_every
         )
-    scalars = [RunScalars(folder, settings.tensorboard) for folder in folders]
+    scalars = [RunScalars(folder, settings.tensorboard, settings.cer_from) for folder in folders]
     with ExitStack() as stack:
         for one in scalars:
             stack.enter_context(closing(one))

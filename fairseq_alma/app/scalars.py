@@ -23,13 +23,14 @@ class RunScalars:
     Args:
         folder: the run folder.
         is_on: else every call does nothing.
+        cer_from: the first arrival that CER charges.
     """
 
-    def __init__(self, folder: str | Path, is_on: bool = True):
+    def __init__(self, folder: str | Path, is_on: bool = True, cer_from: int = 1):
         self._folder, self._is_on = Path(folder) / FOLDER, is_on
         self._writer: Any = None
         self._num_seen = 0
-        self._sums = Sums()
+        self._sums = Sums(cer_from)
         self._unwritten: LedgerRow | None = None
 
     def rows(self, rows: Sequence[LedgerRow]) -> None:
@@ -73,14 +74,15 @@ class RunScalars:
 class Sums:
     """What is summed over the arrivals so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, cer_from: int = 1) -> None:
+        self._cer_from = cer_from
         self.quality = 0.0
         self.train_flops = self.num_updates = 0
         self.train_seconds = 0.0
 
     def add(self, row: LedgerRow) -> None:
         """The next row."""
-        if row.t >= 1:
+        if row.t >= self._cer_from:
             self.quality += row.scores.error_rate if row.scores.error_rate is not None else row.scores.perplexity or 0.0
         self.train_flops += row.spent.train_flops
         self.num_updates += row.spent.num_updates

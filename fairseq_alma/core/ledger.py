@@ -119,7 +119,7 @@ class Ledger:
         for number, line in enumerate(lines, start=1):
             try:
                 row = LedgerRow.from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 raise RunError(f"{self.path}, line {number} is damaged ({error!r}): restore the file") from error
             if row.t != len(rows):
                 raise RunError(f"{self.path}, line {number} holds arrival t={row.t}, t={len(rows)} was wanted")

@@ -77,6 +77,8 @@ class RunRecord:
         # An extended stream continues the run: B is no part of its identity.
         self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
         self._rows = self.ledger.rows()
+        if on_rows and 1 < len(self._rows) <= len(digests):  # it goes on: what shows it begins with what was
+            on_rows(self._rows)
         before = self._read_summary()
         self._seconds_before = float(before.get("wall_seconds", 0.0))
         self._summed_up = int(before.get("num_arrivals", 0))

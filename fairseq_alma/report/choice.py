@@ -93,4 +93,7 @@ _LEFT_OUT: dict[Change, tuple[str, ...]] = {
 
 
 def _key(run: Run, change: Change) -> tuple:
-    return tuple(sorted((name, repr(value)) for name, value in run.settings.items() if name not in _LEFT_OUT[change]))
+    left_out = set(_LEFT_OUT[change])
+    if run.kind == "language model":
+        left_out.discard("experts")  # of every learner there: its size to begin with
+    return tuple(sorted((name, repr(value)) for name, value in run.settings.items() if name not in left_out))

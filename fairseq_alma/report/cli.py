@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from fairseq_alma.core.errors import AlmaError
-from fairseq_alma.report.runs import Found, read_runs
+from fairseq_alma.report.runs import Found, is_anyone_at_work, read_runs
 from fairseq_alma.report.write import write_report
 
 QUIET_ROUNDS = 3
@@ -74,7 +74,7 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
             quiet = 0 if found.is_going_on else quiet + 1
         except AlmaError as error:
             print(f"alma-report: {error}", file=sys.stderr, flush=True)  # the first arrival may be to come
-            quiet += 1
+            quiet = 0 if is_anyone_at_work(runs) else quiet + 1
         if quiet >= QUIET_ROUNDS:
             break
         time.sleep(seconds)

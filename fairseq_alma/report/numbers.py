@@ -63,9 +63,13 @@ def numbers_of(run: Run, untrained: float) -> Numbers:
     def mean(key: str) -> float | None:
         return moments["mean"].get(key)
 
-    last = [seed.last_t for seed in run.counted]
-    final = number("final") or Number(_mean([seed.quality[-1] for seed in run.counted]))
     complete = run.is_finished and bool(summaries)
+    if not complete:  # seeds that stand at different arrivals are compared where all of them are
+        summaries = [_so_far(seed, run.last_t) for seed in run.counted]
+        moments = mean_and_standard_error(summaries)
+    last = [run.last_t if not complete else seed.last_t for seed in run.counted]
+    final = number("final")
+    assert final is not None
     scores = [validation_score(seed, untrained) for seed in run.counted] if complete else []
     wall = mean("wall_seconds")
     return Numbers(
@@ -78,9 +82,20 @@ def numbers_of(run: Run, untrained: float) -> Numbers:
         forward_flops=_mean([seed.forward_flops[t] for seed, t in zip(run.counted, last, strict=True)]),
         mem=mean("mem") or 0.0,
         comp=mean("comp") or 0.0,
-        num_updates=_mean([seed.num_updates.sum() for seed in run.counted]),
+        num_updates=_mean([seed.num_updates[: t + 1].sum() for seed, t in zip(run.counted, last, strict=True)]),
         wall_seconds=wall if wall is not None else _mean([seed.train_seconds.sum() for seed in run.counted]),
     )
+
+
+def _so_far(seed: Seed, t: int) -> dict[str, Any]:
+    """Of `seed.summary` what can be said at arrival t."""
+    found = {
+        "final": float(seed.quality[t]),
+        "mem": float(seed.num_params[: t + 1].sum()),
+        "comp": float(seed.train_flops[: t + 1].sum()),
+        "wall_seconds": seed.summary.get("wall_seconds", float(seed.train_seconds.sum())),
+    }
+    return found if np.isnan(seed.validation[t]) else {**found, "final_validation": float(seed.validation[t])}
 
 
 def validation_score(seed: Seed, untrained: float) -> float:

@@ -52,7 +52,7 @@ def row_of(run: Run) -> Row | None:
 
     Vision runs, and settings that are not in the table, have none.
     """
-    if run.kind != "language model" or run.replay or run.num_arrivals < 3:
+    if run.kind != "language model" or run.replay or run.num_arrivals < max(3, run.wait):
         return None
     steps = run.wait if run.settings.get("updates_per_mega_batch") else 1
     experts, members = sizes(run)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -175,6 +176,13 @@ class Comparison:
 
         return [name for name in ordered if len(values(name)) > 1]
 
+    def is_told_by_wait(self, name: str) -> bool:
+        """Whether learner and wait fix this setting: how often a mixture grows goes with the wait, mostly."""
+        values: dict[tuple, set] = {}
+        for run in self.runs:
+            values.setdefault((run.learner, run.wait), set()).add(_hashable(run.settings.get(name)))
+        return all(len(found) == 1 for found in values.values())
+
     @property
     def finished(self) -> list[Run]:
         return [run for run in self.runs if run.is_finished]
@@ -190,9 +198,8 @@ class Found:
     notes: list[str] = field(default_factory=list)
     """What was left out for a good reason."""
 
-    @property
-    def is_going_on(self) -> bool:
-        return any(run.is_running for comparison in self.comparisons for run in comparison.runs)
+    is_going_on: bool = False
+    """Whether a process holds any of the run folders, those without an arrival among them."""
 
 
 def read_runs(folders: Iterable[str | Path]) -> Found:
@@ -210,6 +217,7 @@ def read_runs(folders: Iterable[str | Path]) -> Found:
         if not below:
             found.faults.append(f"{folder} holds no run: no settings.json is at or below it")
         paths.update(dict.fromkeys(path.resolve() for path in below))
+    found.is_going_on = any(_is_held(path) for path in paths)
     seeds: list[tuple[Seed, int]] = []
     for path, seed in zip(paths, _read_all(list(paths)), strict=True):
         if isinstance(seed, str):
@@ -240,6 +248,8 @@ def _read_or_say_why(folder: Path) -> Seed | str:
         return read_seed(folder)
     except (RunError, OSError) as error:
         return str(error)
+    except Exception as error:  # whatever else may stand in a file: one run must not cost the others
+        return f"{folder} cannot be read ({error!r}): restore its files"
 
 
 def read_seed(folder: Path) -> Seed:
@@ -251,6 +261,8 @@ def read_seed(folder: Path) -> Seed:
     settings = read_json(folder / "settings.json")
     if not isinstance(settings, dict):
         raise RunError(f"{folder / 'settings.json'} holds no settings: restore it or remove {folder}")
+    if not isinstance(settings.get("learner", ""), str):
+        raise RunError(f"{folder / 'settings.json'}: learner is {settings['learner']!r}, a name was wanted")
     path = folder / "ledger.jsonl"
     ledger = Ledger(path if path.exists() or not path.with_name("ledger.jsonl.gz").exists() else f"{path}.gz")
     rows = ledger.rows()
@@ -259,21 +271,48 @@ def read_seed(folder: Path) -> Seed:
         quality = "perplexity"
     columns = _columns(ledger.path, rows, quality)
     summary = dict(summarize(rows, _cer_from(settings))) if len(rows) > 1 else {}
-    noted = read_json(folder / "summary.json") if (folder / "summary.json").exists() else {}
-    if isinstance(noted, dict) and isinstance(noted.get("wall_seconds"), int | float):
-        summary["wall_seconds"] = noted["wall_seconds"]
-    provenance = read_json(folder / "provenance.json") if (folder / "provenance.json").exists() else {}
+    wall_seconds = _noted(folder / "summary.json").get("wall_seconds")
+    if isinstance(wall_seconds, int | float) and isfinite(wall_seconds):
+        summary["wall_seconds"] = wall_seconds
     return Seed(
         folder=folder,
         seed=settings.get("seed") if isinstance(settings.get("seed"), int) else None,
-        loads={row.t: row.scores.expert_load for row in rows if row.updated and row.scores.expert_load},
+        loads=_loads(ledger.path, rows),
         summary=summary,
         settings=settings,
-        provenance=provenance if isinstance(provenance, dict) else {},
-        # Several seeds are held by one lease, of the folder above.
-        is_running=is_held(folder) or (folder.name.startswith("seed_") and is_held(folder.parent)),
+        provenance=_noted(folder / "provenance.json"),
+        is_running=_is_held(folder),
         **columns,
     )
+
+
+def _is_held(folder: Path) -> bool:
+    # Several seeds are held by one lease, of the folder above.
+    return is_held(folder) or (folder.name.startswith("seed_") and is_held(folder.parent))
+
+
+def is_anyone_at_work(folders: Iterable[str | Path]) -> bool:
+    """Whether a process holds a run folder at or below these."""
+    return any(_is_held(path.resolve()) for folder in folders for path in find_runs(Path(folder)))
+
+
+def _noted(path: Path) -> dict[str, Any]:
+    """What a file says that a report can do without: nothing, if it is damaged."""
+    try:
+        value = read_json(path)
+    except (RunError, OSError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _loads(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[float]]]:
+    """Raises RunError: they are no lists of numbers, layer by layer."""
+    loads = {row.t: row.scores.expert_load for row in rows if row.updated and row.scores.expert_load}
+    for t, layers in loads.items():
+        for layer in layers if isinstance(layers, list) else [None]:
+            if not isinstance(layer, list) or not layer or not set(map(type, layer)) <= {int, float}:
+                raise RunError(f"{path}, line {t + 1}: expert_load holds {layer!r}, a list of numbers was wanted")
+    return {t: layers for t, layers in loads.items() if layers is not None}
 
 
 def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, Array]:
@@ -297,7 +336,13 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
                     values[t] = nan
                 elif type(value) not in (int, float):
                     raise RunError(f"{path}, line {t + 1}: {name} is {value!r}, a number was wanted: restore the file")
-        columns[column] = np.array(values, np.float64)
+        try:
+            columns[column] = np.array(values, np.float64)
+        except OverflowError as error:
+            raise RunError(f"{path}: {name} holds a number of hundreds of digits: restore the file") from error
+        if column not in ("quality", *may_lack) and not np.isfinite(columns[column]).all():
+            line = int(np.flatnonzero(~np.isfinite(columns[column]))[0]) + 1
+            raise RunError(f"{path}, line {line}: {name} is no finite number: restore the file")
     return columns
 
 
@@ -319,22 +364,27 @@ def _gather(seeds: Iterable[tuple[Seed, int]]) -> list[tuple[tuple, Run]]:
     """(identity of the stream, Run) of each setting."""
     gathered: dict[tuple, list[Seed]] = {}
     streams: dict[tuple, tuple] = {}
+    identities: dict[tuple, dict[str, Any]] = {}
+    seeds = list(seeds)
+    missing = _settings_of_other_releases(seeds)
     for seed, num_arrivals in seeds:
         stream = _stream_of(seed, num_arrivals)
+        identity = _identity({**missing.get(stream, {}), **seed.settings})
         which = tuple(seed.settings.get(name) for name in SEED_SETTINGS)
         given = tuple(name for name, value in zip(SEED_SETTINGS, which, strict=True) if value is not None)
-        settings = tuple(sorted((name, _hashable(value)) for name, value in _identity(seed.settings).items()))
+        settings = tuple(sorted((name, _hashable(value)) for name, value in identity.items()))
         repeat = 0
         while which in [_seeds_of(other) for other in gathered.get((stream, settings, given, repeat), [])]:
             repeat += 1
         key = (stream, settings, given, repeat)
         gathered.setdefault(key, []).append(seed)
         streams[key] = stream
+        identities[key] = identity
     runs = []
     for key, members in gathered.items():
         members.sort(key=lambda seed: (seed.seed is None, seed.seed, str(seed.folder)))
         stream = streams[key]
-        run = Run(stream[0], stream[-1], tuple(members), _identity(members[0].settings), repeat=key[-1])
+        run = Run(stream[0], stream[-1], tuple(members), identities[key], repeat=key[-1])
         runs.append((stream, run))
     return runs
 
@@ -342,6 +392,23 @@ def _gather(seeds: Iterable[tuple[Seed, int]]) -> list[tuple[tuple, Run]]:
 def _cer_from(settings: Mapping[str, Any]) -> int:
     """The first arrival that CER charges: 0 in the paper's first version."""
     return 0 if settings.get("cer_from") == 0 else 1
+
+
+def _settings_of_other_releases(seeds: Sequence[tuple[Seed, int]]) -> dict[tuple, dict[str, Any]]:
+    """Stream -> settings that all runs have that have them at all.
+
+    A run of a release that did not have such a setting yet is taken to be as the others: else it would stand apart from
+    its own further seeds.
+    """
+    values: dict[tuple, dict[str, dict[Any, Any]]] = {}
+    for seed, num_arrivals in seeds:
+        of_stream = values.setdefault(_stream_of(seed, num_arrivals), {})
+        for name, value in seed.settings.items():
+            of_stream.setdefault(name, {})[_hashable(value)] = value
+    return {
+        stream: {name: next(iter(found.values())) for name, found in of_stream.items() if len(found) == 1}
+        for stream, of_stream in values.items()
+    }
 
 
 def _seeds_of(seed: Seed) -> tuple:
@@ -368,8 +435,12 @@ def _stream_of(seed: Seed, num_arrivals: int) -> tuple:
     """What runs must share to be compared: kind, data, B, arrivals."""
     settings = seed.settings
     if "dataset" in settings:
-        whole = settings.get("mega_batches") if settings.get("arrivals") else None
-        split = settings.get("split") if settings["dataset"] == "emnist" else None
+        whole = settings.get("mega_batches")
+        if not settings.get("arrivals"):
+            whole = None
+        elif not isinstance(whole, int):
+            whole = MEGA_BATCHES.get(str(settings["dataset"]), -1)
+        split = _hashable(settings.get("split")) if settings["dataset"] == "emnist" else None
         data = (settings["dataset"], _cer_from(settings))
         return ("vision", _hashable(data), split, whole or num_arrivals, num_arrivals)
     evaluated_on = _hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)
@@ -386,6 +457,7 @@ def _compare(runs: Iterable[tuple[tuple, Run]]) -> list[Comparison]:
         name = str(data[0]) if kind == "vision" else _name_of_stream(members[0])
         name = f"{name} {split}" if split else name
         count = f"B = {num_arrivals}" if whole == num_arrivals else f"first {num_arrivals} of B = {whole}"
+        name = _printable(name)[:MOST_CHARACTERS]
         if kind == "vision" and data[1] == 0:
             count += ", CER from t = 0"
         taken = {one.name for one in comparisons}
@@ -394,7 +466,11 @@ def _compare(runs: Iterable[tuple[tuple, Run]]) -> list[Comparison]:
             number += 1
             title = f"{name} ({number}), {count}"
         members.sort(key=order)
-        slug = re.sub(r"\W+", "_", title.replace(" = ", "")).strip("_")
+        slug = plain = re.sub(r"\W+", "_", title.replace(" = ", "")).strip("_")
+        again = 1
+        while slug in {one.slug for one in comparisons}:
+            again += 1
+            slug = f"{plain}_{again}"
         comparisons.append(Comparison(kind, title, slug, num_arrivals, tuple(members)))
     return comparisons
 
@@ -405,6 +481,10 @@ def _name_of_stream(run: Run) -> str:
     return path.parent.name if path.name == "stream" and path.parent.name else path.name
 
 
+MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100}
+"""B where a run has none in its settings."""
+MOST_CHARACTERS = 60
+"""Of a setting in a label."""
 LEARNERS = {
     "sm": "SM", "ens": "Ens", "umix": "UMix", "gens": "gEns", "gmoe": "gMoE", "ff": "FF",
     "moe": "MoE", "gmoe_flat": "gMoE (flat gate)", "ens_moe": "Ens of MoEs",
@@ -459,10 +539,17 @@ def label_of(run: Run, varied: Sequence[str]) -> str:
             words.append(f"{name} {_short(value)}")
     if run.repeat:
         words.append(f"again ({run.repeat + 1})")
-    return ", ".join(words)
+    return _printable(", ".join(words))
 
 
 def _short(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return "+".join(map(_short, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        text = "+".join(map(_short, value))
+    else:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
+
+
+def _printable(text: str) -> str:
+    """A path whose bytes are not UTF-8 reaches us with lone surrogates: they are spelled as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from fairseq_alma.report import paper
+from fairseq_alma.report.choice import Budget, best_within
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import LEARNERS, Comparison, Run, label_of
 
@@ -52,7 +53,8 @@ class Table:
             rows, self.columns, tablefmt="latex_booktabs", disable_numparse=True, colalign=self._alignment()
         )
         table = table.replace("+-", r"$\pm$")
-        return "".join(f"% {line}\n" for line in (self.title, *filter(None, self.note.splitlines()))) + table + "\n"
+        notes = [" ".join(text.split()) for text in (self.title, self.note) if text]  # a new line would end the comment
+        return "".join(f"% {text}\n" for text in notes) + table + "\n"
 
     def _alignment(self) -> tuple[str, ...]:
         return tuple(
@@ -62,11 +64,7 @@ class Table:
 
 def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
     """All runs: what they came to, and which is best by validation."""
-    best = min(
-        (index for index, one in enumerate(numbers) if one.validation_score is not None),
-        key=lambda index: numbers[index].validation_score or 0.0,
-        default=None,
-    )
+    best = best_within(numbers, Budget())
     is_vision = comparison.is_vision
     quality = (
         ["CER", "final error, %"] if is_vision else ["average perplexity", "after first stage", "final perplexity"]

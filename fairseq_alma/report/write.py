@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_whole
-from fairseq_alma.report.figures import all_figures
+from fairseq_alma.report.figures import figures_or_faults
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.page import page
 from fairseq_alma.report.runs import Found
@@ -34,26 +34,26 @@ def write_report(found: Found, out: Path, page_only: bool = False, reload_second
         for table in tables_of(comparison, numbers):
             write_table(table, out / "tables" / comparison.slug)
             count += 3
-        figures = all_figures(comparison, numbers)
-        while True:
-            try:
-                name, figure = next(figures)
-            except StopIteration:
-                break
-            except RunError as error:
-                found.faults.append(str(error))
-                break
+        for name, figure in figures_or_faults(comparison, numbers):
+            if isinstance(figure, RunError):
+                found.faults.append(str(figure))
+                continue
             save(figure, out / "figures" / comparison.slug / name)
             count += 2
     # Last: it tells what the rest came to.
-    write_whole(out / "index.html", page(found, reload_seconds), durable=False)
+    write_whole(out / "index.html", _spelled(page(found, reload_seconds)), durable=False)
     return count
+
+
+def _spelled(text: str) -> str:
+    """A path whose bytes are not UTF-8 reaches us with lone surrogates: they are spelled as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def write_table(table: Table, folder: Path) -> None:
     """As CSV, Markdown, LaTeX."""
     for ending, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
-        write_whole(folder / f"{table.name}.{ending}", text, durable=False)
+        write_whole(folder / f"{table.name}.{ending}", _spelled(text), durable=False)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -36,7 +36,8 @@ def panels_of(
     most: int = MOST_LINES,
 ) -> tuple[dict[str, list[Run]], int]:
     """(title of a panel -> its runs, how many were left out). Of too many the best by validation are shown."""
-    rest = [name for name in comparison.varied if name not in on_a_line and name not in ("grow_every", "grow_experts")]
+    of_growth = [name for name in ("grow_every", "grow_experts") if comparison.is_told_by_wait(name)]
+    rest = [name for name in comparison.varied if name not in (*on_a_line, *of_growth)]
     panels: dict[str, list[tuple[float, Run]]] = {}
     for run, one in zip(comparison.runs, numbers, strict=True):
         if run.last_t < 1:

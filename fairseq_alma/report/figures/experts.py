@@ -1,6 +1,7 @@
 """What experts see: their load over time, and the first version's map of test digits with the tree of gates over it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ MOST_RUNS = 4
 MOST_STAGES = 4
 MOST_EXAMPLES = 1500
 """Of a map: t-SNE takes a second for every few hundred."""
+FEWEST_EXAMPLES = 10
 _PERPLEXITY = 30
 _MARKS = "os^Dv<>Pp*Xd"
 
@@ -90,11 +92,16 @@ def _load_map(axes: Axes, seed: Seed, layer: int):
     return image
 
 
-def routing_maps(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure]]:
-    """(name of the file, figure) of the best runs by validation that wrote down how they route test examples."""
+def routing_maps(
+    comparison: Comparison, numbers: Sequence[Numbers]
+) -> Iterator[tuple[str, Callable[[], Figure]]]:  # fmt: skip
+    """(name of the file, what draws it) of the best runs by validation that wrote down how they route test examples."""
     with_routing = [i for i, run in enumerate(comparison.runs) if run.counted[0].routings()]
     for number, i in enumerate(_best(with_routing, numbers), start=1):
-        yield f"experts_{number}", routing_map(comparison.runs[i], label_of(comparison.runs[i], comparison.varied))
+        yield (
+            f"experts_{number}",
+            partial(routing_map, comparison.runs[i], label_of(comparison.runs[i], comparison.varied)),
+        )
 
 
 def routing_map(run: Run, title: str) -> Figure:
@@ -110,7 +117,10 @@ def routing_map(run: Run, title: str) -> Figure:
     if len(routings) > MOST_STAGES:  # before and after growths: evenly, the first and the last among them
         routings = [routings[round(i * (len(routings) - 1) / (MOST_STAGES - 1))] for i in range(MOST_STAGES)]
     loaded = [(k, _read(path)) for k, path in routings]
-    places = _embed(loaded[0][1]["images"])
+    count = min(len(routing["expert"]) for _, routing in loaded)  # a continued run may have been told another number
+    if count < FEWEST_EXAMPLES:
+        raise RunError(f"{routings[0][1]} holds {count} examples: too few for a map; give routing_examples=1000")
+    places = _embed(loaded[0][1]["images"][:count])
     figure = Figure(figsize=(WIDTH * len(loaded) + 0.4, WIDTH + 0.6), layout="constrained", dpi=150)
     panels = figure.subplots(1, len(loaded), squeeze=False)[0]
     for axes, (k, routing) in zip(panels, loaded, strict=True):
@@ -124,8 +134,8 @@ def routing_map(run: Run, title: str) -> Figure:
             )  # fmt: skip
         num_experts = routing["weights"].shape[1]
         _draw_tree(axes, gate_tree(routing["root"].item(), routing["splits"].tolist(), num_experts), places, expert)
-        count = f"{num_experts} experts" if num_experts > 1 else "1 expert"
-        axes.set_title(f"stage {k}: {count}, {len(used)} in use", fontsize=9)
+        what = f"{num_experts} experts" if num_experts > 1 else "1 expert"
+        axes.set_title(f"stage {k}: {what}, {len(used)} in use", fontsize=9)
         axes.set(xticks=[], yticks=[])
     figure.suptitle(title, fontsize=9)
     note_below(

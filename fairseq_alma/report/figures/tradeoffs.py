@@ -20,7 +20,7 @@ from fairseq_alma.report.figures.style import (
     waits_of,
 )
 from fairseq_alma.report.numbers import Numbers
-from fairseq_alma.report.runs import TAKEN_BY, Comparison, Run
+from fairseq_alma.report.runs import Comparison, Run
 
 SIZES = ("width", "arch", "experts", "members")
 """Points that differ in these alone are joined."""
@@ -100,7 +100,7 @@ def series_of(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs of one learner and wait that differ in size alone."""
     series: dict[tuple, list[Run]] = {}
     for run in runs:
-        passed = (*SIZES, *TAKEN_BY)
+        passed = (*SIZES, "grow_every", "grow_experts")  # these have a panel of their own where they are a choice
         key = tuple((name, repr(value)) for name, value in sorted(run.settings.items()) if name not in passed)
         series.setdefault((*key, run.learner), []).append(run)
     return list(series.values())

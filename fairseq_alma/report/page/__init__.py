@@ -11,7 +11,7 @@ import jinja2
 import numpy as np
 
 from fairseq_alma.report.choice import alternatives
-from fairseq_alma.report.figures.style import colour_of
+from fairseq_alma.report.figures.style import FEW_ARRIVALS, colour_of
 from fairseq_alma.report.numbers import Number, Numbers, all_numbers, standard_error
 from fairseq_alma.report.runs import LEARNERS, Comparison, Found, Run, label_of
 from fairseq_alma.report.tables import duration, state
@@ -22,6 +22,7 @@ MOST_POINTS = 250_000
 FEWEST_POINTS = 40
 MOST_ALTERNATIVES = 12
 """Of one run and one decision."""
+INFINITE = "\0infinite"
 _SYMBOLS = {
     "sm": "circle", "ens": "square", "umix": "triangle-up", "gens": "diamond", "gmoe": "triangle-down", "ff": "cross",
     "moe": "x", "gmoe_flat": "triangle-left", "ens_moe": "triangle-right",
@@ -48,8 +49,10 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     others = alternatives(comparison)
     waits = sorted({run.wait for run in comparison.runs})
     common = {
-        name: value for name, value in comparison.runs[0].settings.items() if name not in comparison.varied
-    }  # fmt: skip
+        name: value
+        for name, value in comparison.runs[0].settings.items()
+        if name not in comparison.varied and all(name in run.settings for run in comparison.runs)
+    }
     return {
         "name": comparison.name,
         "vision": comparison.is_vision,
@@ -58,14 +61,14 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "varied": comparison.varied,
         "filters": _filters(comparison),
         "runs": [
-            _run(comparison, run, one, num_points, waits, _few(comparison, numbers, index, others[index]))
+            _run(comparison, run, one, num_points, waits, _few(comparison, numbers, index, others[index]), common)
             for index, (run, one) in enumerate(zip(comparison.runs, numbers, strict=True))
         ],
     }
 
 
 def _run(
-    comparison: Comparison, run: Run, one: Numbers, num_points: int, waits: Sequence[int], others: list
+    comparison: Comparison, run: Run, one: Numbers, num_points: int, waits: Sequence[int], others: list, common: Mapping
 ) -> dict[str, Any]:
     t, mean, error = curve(run, num_points)
     return {
@@ -78,6 +81,11 @@ def _run(
         "command": run.command,
         "commit": str(run.seeds[0].provenance.get("commit", "")),
         "settings": {name: _text(run.settings.get(name)) for name in comparison.varied},
+        "own": {
+            name: _text(value)
+            for name, value in sorted(run.settings.items())
+            if name not in comparison.varied and name not in common
+        },
         "state": state(run),
         "seeds": [seed.seed for seed in run.counted],
         "finished": run.is_finished,
@@ -85,7 +93,8 @@ def _run(
         "after": _number(one.after_first_stage),
         "final": _number(one.final),
         "final_validation": _number(one.final_validation),
-        "score": _rounded(one.validation_score),
+        "score": _exact(one.validation_score),
+        "first": int(trained[0]) if len(trained := np.flatnonzero(run.counted[0].stage > 0)) else None,
         "params": one.num_params,
         "forward": one.forward_flops,
         "mem": one.mem,
@@ -108,7 +117,7 @@ def curve(run: Run, num_points: int) -> tuple[list[int], list[float | None], lis
     values = run.stacked("quality")
     mean, error = values.mean(axis=0), standard_error(values)
     changes = np.flatnonzero((values[:, 1:] != values[:, :-1]).any(axis=0)) + 1
-    times = np.unique([0, *changes, run.last_t])
+    times = np.unique([0, *changes, run.last_t]) if run.last_t > FEW_ARRIVALS else np.arange(run.last_t + 1)
     if len(times) > num_points:
         times = times[np.unique(np.linspace(0, len(times) - 1, num_points).round().astype(int))]
     return (
@@ -171,8 +180,17 @@ def _file(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def _number(number: Number | None) -> list[float | None] | None:
-    return None if number is None else [_rounded(number.mean, 6), _rounded(number.stderr)]
+def _number(number: Number | None) -> list[float | str | None] | None:
+    if number is None or math.isnan(number.mean):
+        return None
+    return [_exact(number.mean, 6), _rounded(number.stderr)]
+
+
+def _exact(value: float | None, digits: int = 17) -> float | str | None:
+    """What is chosen by is not rounded; what diverged is INFINITE, which JSON has no number for."""
+    if value is None or math.isnan(value):
+        return None
+    return INFINITE if math.isinf(value) else float(f"{value:.{digits}g}")
 
 
 def _rounded(value: float | None, digits: int = 4) -> float | None:

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   // Everything that is shown follows from `data`, which the report wrote, and `state`, which the address keeps.
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const data = JSON.parse(document.getElementById("data").textContent, (_, value) => (value === "\0infinite" ? Infinity : value));
   const $ = (id) => document.getElementById(id);
   const MOST_CURVES = 30, FEW_POINTS = 200;
 
@@ -18,7 +18,7 @@
     for (const [size, unit] of UNITS) if (Math.abs(value) >= size) return `${+(value / size).toPrecision(3)} ${unit}`;
     return `${+value.toPrecision(3)}`;
   };
-  const fixed = (value, digits) => value.toFixed(digits);
+  const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : "inf");
   const withError = (pair, scale = 1, digits = 2) =>
     pair === null ? "" : fixed(scale * pair[0], digits) + (pair[1] === null ? "" : ` ± ${fixed(scale * pair[1], digits)}`);
 
@@ -94,7 +94,7 @@
     box.dataset.best = best === null ? "" : String(best);
     const table = $("alternatives");
     if (best === null) {
-      const why = candidates().length ? "No run keeps to this budget: move a slider to the right." : "No run shown here is finished yet, so none can be chosen.";
+      const why = candidates().length ? "No run keeps to this budget: move a slider to the right." : "No run shown here is finished and has validation numbers, so none can be chosen.";
       box.replaceChildren(element("p", { className: "best", textContent: why }));
       table.replaceChildren();
       return best;
@@ -154,7 +154,7 @@
     const traces = learners.map((learner) => {
       const mine = shown.filter((index) => comparison.runs[index].learner === learner), runs = mine.map((index) => comparison.runs[index]);
       return {
-        type: "scatter", mode: "markers", name: learner, customdata: mine, x: runs.map(x.of), y: runs.map(y.of),
+        type: "scatter", mode: "markers", name: escaped(learner), customdata: mine, x: runs.map(x.of), y: runs.map(y.of),
         error_y: { type: "data", array: runs.map((run) => y.error(run) ?? 0), thickness: 1, width: 2, visible: shown.length <= FEW_POINTS && runs.some((run) => y.error(run)) },
         text: runs.map((run) => escaped(run.label)), hovertemplate: "%{text}<br>%{xaxis.title.text}: %{x:.4s}<br>%{yaxis.title.text}: %{y:.4g}<extra></extra>",
         marker: { color: runs[0].colour, symbol: runs[0].symbol, size: mine.map((index) => (index === best || index === state.chosen ? 14 : 8)), opacity: runs.map((run) => (keeps(run) ? 1 : 0.22)), line: { width: mine.map((index) => (index === best ? 3 : index === state.chosen ? 2 : 0)), color: "#1c2430" } },
@@ -182,7 +182,8 @@
     for (const index of shown) {
       const run = comparison.runs[index], strong = index === best || index === state.chosen;
       const y = run.y.map((value) => (value === null ? null : value * percent()));
-      const from = comparison.vision ? 0 : 1;  // an untrained perplexity would flatten all others
+      // An untrained perplexity would flatten all others.
+      const from = comparison.vision ? 0 : run.first === null ? run.t.length : run.t.findIndex((t) => t >= run.first);
       const times = run.t.slice(from), levels = y.slice(from);
       values.push(...levels);
       traces.push({
@@ -215,7 +216,7 @@
       element("p", {}, element("strong", { textContent: run.label }), ` · ${run.state} · seeds ${run.seeds.join(", ")} · ${run.wall_text}`),
       element("p", { className: "small", textContent: `${run.folder}${run.commit ? ` · commit ${run.commit}` : ""}` }),
       element("p", { className: "small", textContent: "The command that makes it again:" }), element("pre", { id: "command", textContent: quoted || "not noted in its provenance.json" }),
-      element("p", { className: "small", textContent: "Settings in which the runs differ:" }), list(run.settings),
+      element("p", { className: "small", textContent: "Settings in which the runs differ, and those of this learner:" }), list({ ...run.settings, ...run.own }),
       element("details", {}, element("summary", { className: "small", textContent: "Settings that all runs share" }), list(comparison.common)));
   };
 
@@ -352,7 +353,9 @@
     draw();
   };
   const remember = () => {
-    try { history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(state))}`); } catch { /* a page inside another may not */ }
+    // By name: the next report may have more runs, in other places.
+    const kept = { ...state, c: comparison.name, chosen: state.chosen === null ? null : comparison.runs[state.chosen].folder };
+    try { history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(kept))}`); } catch { /* a page inside another may not */ }
   };
   const open = (number) => {
     comparison = data.comparisons[number];
@@ -374,13 +377,17 @@
   // ---- begin
   try {
     const before = JSON.parse(decodeURIComponent(location.hash.slice(1)));
-    for (const key of Object.keys(state)) if (key in before) state[key] = before[key];
-    if (!(state.x in AXES)) state.x = "comp";
-    if (!(state.y in QUALITIES)) state.y = "quality";
-    if (typeof state.off !== "object" || state.off === null) state.off = {};
+    state.c = Math.max(0, data.comparisons.findIndex((one) => one.name === before.c));
+    const there = data.comparisons[state.c];
+    const index = there.runs.findIndex((run) => run.folder === before.chosen);
+    state.chosen = index < 0 ? null : index;
+    if (Object.hasOwn(AXES, before.x)) state.x = before.x;
+    if (Object.hasOwn(QUALITIES, before.y)) state.y = before.y;
+    for (const name of Object.keys(LIMITS)) if (Number.isFinite(before[name])) state[name] = before[name];
+    for (const { name } of there.filters) if (Array.isArray(before.off?.[name])) state.off[name] = before.off[name].map(String);
+    if (typeof before.sort === "string") state.sort = before.sort;
+    state.down = before.down === true;
   } catch { /* no state in the address, or not ours: as if it were opened for the first time */ }
-  if (!data.comparisons[state.c]) state.c = 0;
-  if (!Number.isInteger(state.chosen)) state.chosen = null;
   const select = $("comparison");
   select.replaceChildren(...data.comparisons.map((one, number) => element("option", { value: String(number), textContent: one.name, selected: number === state.c })));
   select.onchange = () => { Object.assign(state, { off: {}, comp: null, params: null, final: null, chosen: null }); open(Number(select.value)); };

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from urllib.parse import quote
 
 import pytest
 
@@ -298,6 +299,51 @@ def test_hostile_settings_are_text(browser, tmp_path):
             one.frame()
         assert HOSTILE.replace("\u2028", "") in one.page.text_content("#runs").replace("\u2028", "")
         assert one.page.locator("img").count() == 0
+
+
+def test_what_diverged_is_beaten_by_everything(browser, tmp_path):
+    write_text(tmp_path / "a", [900.0, 50.0, float("inf")], validations=[900.0, 50.0, float("inf")])
+    write_text(tmp_path / "b", [900.0, 900.0, 40.0], wait=2)
+    found = read_runs([tmp_path])
+    (tmp_path / "index.html").write_text(page_of(found), encoding="utf-8")
+    with Opened(browser, tmp_path / "index.html") as one:
+        [comparison] = found.comparisons
+        assert comparison.runs[one.best()].wait == 2
+        assert "inf" in one.page.inner_text("#alternatives") and "-" not in one.page.inner_text(
+            "#alternatives td.worse"
+        )
+        one.page.select_option("#y-axis", "final")
+        one.frame()
+        assert one.front() == [one.best()]
+
+
+def test_a_setting_is_no_link_in_a_legend(browser, tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5], learner="<a href='https://evil.example'>click</a>")
+    (tmp_path / "index.html").write_text(page_of(read_runs([tmp_path])), encoding="utf-8")
+    with Opened(browser, tmp_path / "index.html") as one:
+        assert one.page.locator("#tradeoff a[*|href*=evil], #curves a[*|href*=evil]").count() == 0
+
+
+def test_what_was_chosen_is_found_again_in_a_report_of_more_runs(browser, tmp_path):
+    write_vision(tmp_path / "runs/b", [0.9, 0.5], learner="gmoe", row_experts=[1, 1])
+    index = tmp_path / "index.html"
+    index.write_text(page_of(read_runs([tmp_path / "runs"])), encoding="utf-8")
+    with Opened(browser, index) as one:
+        one.page.click("#runs tbody tr")
+        before = one.page.inner_text("#detail")
+        write_vision(tmp_path / "runs/a", [0.9, 0.4], learner="sm")
+        write_vision(tmp_path / "runs/c", [0.9, 0.4], dataset="digits")
+        index.write_text(page_of(read_runs([tmp_path / "runs"])), encoding="utf-8")
+        one.page.reload()
+        one.page.wait_for_selector("#tradeoff .main-svg")
+        assert "gMoE" in one.page.inner_text("#detail").splitlines()[0] and "gMoE" in before
+        assert one.page.input_value("#comparison") == "1"
+
+
+@pytest.mark.parametrize("state", ['{"off":{"learner":5}}', '{"comp":[],"x":"toString"}', '{"c":"length","chosen":9}'])
+def test_an_address_that_is_not_of_this_page_opens_it_as_new(browser, report, state):
+    with Opened(browser, f"{report[0]}#{quote(state)}") as one:
+        assert one.rows()
 
 
 def test_a_language_model_has_its_own_words(browser, report):

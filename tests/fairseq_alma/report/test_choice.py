@@ -5,7 +5,8 @@ import pytest
 from fairseq_alma.report.choice import Budget, alternatives, best_within, pareto_front
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.runs import label_of, read_runs
-from tests.fairseq_alma.report.ledgers import write_vision
+from fairseq_alma.report.tables import summary
+from tests.fairseq_alma.report.ledgers import write_text, write_vision
 
 
 def test_the_front_is_what_no_other_beats():
@@ -72,6 +73,22 @@ def test_of_equals_the_cheaper_is_taken(tmp_path):
     write_vision(tmp_path / "cheap", [0.9, 0.5], flops=10, width=8)
     [comparison] = read_runs([tmp_path]).comparisons
     assert comparison.runs[best_within(all_numbers(comparison), Budget())].settings["width"] == 8
+
+
+def test_the_summary_marks_the_run_that_is_chosen(tmp_path):
+    write_vision(tmp_path / "dear", [0.9, 0.5], flops=20, width=4)
+    write_vision(tmp_path / "cheap", [0.9, 0.5], flops=10, width=8)
+    [comparison] = read_runs([tmp_path]).comparisons
+    marked = [row[:2] for row in summary(comparison, all_numbers(comparison)).rows]
+    assert marked == [("SM, width 4", ""), ("SM, width 8", "best")]
+
+
+def test_growth_is_compared_from_the_same_size_on(tmp_path):
+    write_text(tmp_path / "a", [900.0, 50.0], experts=4)
+    write_text(tmp_path / "b", [900.0, 50.0], experts=12, row_experts=12)
+    write_text(tmp_path / "c", [900.0, 50.0], experts=4, learner="gmoe", grow_experts=[2])
+    [comparison] = read_runs([tmp_path]).comparisons
+    assert alternatives(comparison) == [[("growth", 2)], [], [("growth", 0)]]
 
 
 def test_what_another_decision_would_have_been(comparison):

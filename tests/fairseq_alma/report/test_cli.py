@@ -39,6 +39,12 @@ def test_a_report_is_figures_tables_and_a_page(tmp_path, monkeypatch, capsys):
     assert f"{len(files)} files; open {tmp_path / 'report/index.html'}" in printed
 
 
+def test_a_stream_whose_name_is_not_unicode_is_reported(tmp_path, monkeypatch):
+    write_text(tmp_path / "a", [900.0, 50.0], stream="/s/caf\udce9")
+    assert alma_report(monkeypatch, tmp_path / "a", "--out", tmp_path / "report") == 0
+    assert "caf\\udce9" in next((tmp_path / "report/tables").rglob("summary.md")).read_text()
+
+
 def test_the_page_alone(tmp_path, monkeypatch):
     write_vision(tmp_path / "a", [0.9, 0.5])
     assert alma_report(monkeypatch, tmp_path / "a", "--out", tmp_path / "report", "--page-only") == 0

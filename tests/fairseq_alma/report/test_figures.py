@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.report.figures import FIGURES, all_figures
+from fairseq_alma.report.figures import FIGURES, all_figures, figures_or_faults
 from fairseq_alma.report.figures.curves import over_the_stream, panels_of, running_averages
 from fairseq_alma.report.figures.experts import expert_loads, gate_tree, load_map, routing_map
 from fairseq_alma.report.figures.radar import radar_shares
@@ -214,6 +214,50 @@ def test_a_damaged_routing_file_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(RunError, match=re.escape(str(path))):
         routing_map(compare(tmp_path)[0].runs[0], "gMoE")
+
+
+def test_one_damaged_routing_file_costs_its_own_map_alone(tmp_path):
+    for name, width in (("a", 4), ("b", 8)):
+        folder = write_vision(tmp_path / name, [0.9, 0.5], learner="gmoe", row_experts=[1, 1], width=width)
+        path = write_routing(folder, 1, [0] * 40, 0, [], 1)
+        if name == "a":
+            path.write_bytes(b"no archive")
+    found = dict(figures_or_faults(*compare(tmp_path)))
+    assert isinstance(found["experts_1"], RunError)
+    assert not isinstance(found["experts_2"], RunError)
+
+
+def test_maps_of_different_and_of_too_few_examples(tmp_path):
+    folder = write_vision(tmp_path / "a", [0.9, 0.5, 0.4], learner="gmoe", row_experts=[1, 1, 2])
+    write_routing(folder, 1, [0] * 40, 0, [], 1)
+    path = write_routing(folder, 2, [0, 1] * 15, 0, [0], 2)
+    run = compare(tmp_path)[0].runs[0]
+    assert visible(routing_map(run, ""))[0].collections[0].get_offsets().shape == (30, 2)
+    path.unlink()
+    write_routing(folder, 2, [0, 1], 0, [0], 2)
+    with pytest.raises(RunError, match="holds 2 examples: too few"):
+        routing_map(run, "")
+
+
+def test_growth_that_is_a_choice_has_panels_of_its_own(tmp_path):
+    for width in (4, 8):
+        for grow_every in (1, 5):
+            write_vision(
+                tmp_path / f"{width}_{grow_every}", [0.9, 0.5], learner="gmoe", row_experts=[1, 1], width=width,
+                grow_every=grow_every,
+            )  # fmt: skip
+    comparison, numbers = compare(tmp_path)
+    panels = [axes.get_title() for axes in visible(against_compute(comparison, numbers))]
+    assert panels == ["grow_every 1", "grow_every 5"]
+
+
+def test_dollars_long_texts_and_bytes_of_other_encodings_are_drawn(tmp_path):
+    for number, knob in enumerate(("a_$b_$ $", "x" * 5000, "caf\udce9")):
+        write_vision(tmp_path / str(number), [0.9, 0.5], knob=knob, lr=number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, figure in all_figures(*compare(tmp_path)):
+            save(figure, tmp_path / name)
 
 
 def test_every_learner_has_a_colour_of_its_own_and_waits_differ_in_dashes():

@@ -68,6 +68,13 @@ def test_a_run_that_is_not_finished_has_no_cer_and_no_score(tmp_path):
     assert one.comp == 200
 
 
+def test_unfinished_seeds_are_compared_where_all_of_them_are(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5], seed=0, mega_batches=4)
+    write_vision(tmp_path / "b", [0.9, 0.7, 0.4, 0.3], seed=1, mega_batches=4)
+    [one] = numbers_in(tmp_path)
+    assert (one.final.mean, one.comp, one.mem, one.num_updates) == (pytest.approx(0.6), 100, 20, 2)
+
+
 def test_a_run_that_has_only_begun(tmp_path):
     write_vision(tmp_path / "a", [0.9], mega_batches=4)
     [one] = numbers_in(tmp_path)

@@ -47,14 +47,35 @@ def test_what_is_no_number_is_null(tmp_path):
     [run] = data_in(page(read_runs([tmp_path])))["comparisons"][0]["runs"]
     assert run["y"] == [900.0, None, 50.0]
     assert run["score"] is None
-    assert run["quality"] == [None, None]
+    assert run["quality"] == ["\0infinite", None]  # the script makes the number of it
 
 
 def test_a_curve_is_kept_where_it_changes(tmp_path):
     for seed in (0, 1):
-        write_vision(tmp_path / str(seed), [0.9, 0.9, 0.9, 0.5, 0.5, 0.4], wait=3, seed=seed)
+        write_vision(tmp_path / str(seed), [0.9, 0.9, 0.9, 0.5, *[0.5] * 10, 0.4], wait=3, seed=seed)
     [run] = read_runs([tmp_path]).comparisons[0].runs
-    assert curve(run, 100) == ([0, 3, 5], [0.9, 0.5, 0.4], [0.0, 0.0, 0.0])
+    assert curve(run, 100) == ([0, 3, 14], [0.9, 0.5, 0.4], [0.0, 0.0, 0.0])
+
+
+def test_a_short_curve_has_every_arrival_as_it_is_drawn_by_straight_lines(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.9, 0.9, 0.9, 0.3], wait=4)
+    [run] = read_runs([tmp_path]).comparisons[0].runs
+    assert curve(run, 100)[:2] == ([0, 1, 2, 3, 4], [0.9, 0.9, 0.9, 0.9, 0.3])
+
+
+def test_scores_are_not_rounded_as_runs_are_chosen_by_them(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5734491])
+    [run] = data_in(page(read_runs([tmp_path])))["comparisons"][0]["runs"]
+    assert run["score"] == 0.5734491
+
+
+def test_what_only_one_learner_takes_is_shown_with_its_run(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5])
+    write_vision(tmp_path / "b", [0.9, 0.4], learner="gmoe", grow_every=7, hard_gates=True)
+    [comparison] = data_in(page(read_runs([tmp_path])))["comparisons"]
+    own = {run["learner"]: run["own"] for run in comparison["runs"]}
+    assert own == {"SM": {}, "gMoE": {"experts": "1", "grow_every": "7", "hard_gates": "yes"}}
+    assert "width" in comparison["common"]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends(tmp_path):

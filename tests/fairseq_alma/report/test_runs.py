@@ -158,6 +158,77 @@ def test_a_damaged_line_leaves_the_run_out_and_is_named_with_its_file(tmp_path, 
     assert fault.startswith(f"{bad / 'ledger.jsonl'}, {told}")
 
 
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"stage": float("inf")}, "line 2 is damaged"),
+        ({"num_params": float("nan")}, "line 2: num_params is no finite number"),
+        ({"num_params": 10**400}, "num_params holds a number of hundreds of digits"),
+        ({"expert_load": [0.5, 0.5]}, "line 2: expert_load holds 0.5, a list of numbers was wanted"),
+        ({"expert_load": [["a"]]}, "line 2: expert_load holds ['a'], a list of numbers was wanted"),
+    ],
+)
+def test_odd_values_leave_one_run_out_and_not_the_others(tmp_path, row, told):
+    write_vision(tmp_path / "good", ERRORS)
+    bad = write_vision(tmp_path / "bad", ERRORS, wait=1, width=8)
+    lines = (bad / "ledger.jsonl").read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | row)
+    (bad / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    found = read_runs([tmp_path])
+    assert len(only(found).runs) == 1
+    [fault] = found.faults
+    assert str(bad / "ledger.jsonl") in fault and told in fault
+
+
+def test_settings_of_odd_types_are_no_reason_to_stop(tmp_path):
+    write_vision(tmp_path / "a", ERRORS, learner=["sm"])
+    write_vision(tmp_path / "b", ERRORS, knob={"x": [1, {"y": 2}]})
+    write_vision(tmp_path / "c", ERRORS, knob=[1], dataset="d" * 300)
+    write_vision(tmp_path / "d", ERRORS, dataset="emnist", split=["a"])
+    found = read_runs([tmp_path])
+    assert ["learner is ['sm'], a name was wanted" in fault for fault in found.faults] == [True]
+    assert len(found.comparisons) == 3
+    assert all(len(comparison.slug) < 100 for comparison in found.comparisons)
+
+
+def test_what_a_report_can_do_without_may_be_damaged(tmp_path):
+    folder = write_vision(tmp_path / "a", ERRORS, wall_seconds=float("nan"))
+    (folder / "provenance.json").write_text("{")
+    [run] = only(read_runs([tmp_path])).runs
+    assert run.command == []
+    assert "wall_seconds" not in run.seeds[0].summary
+
+
+def test_a_setting_that_an_older_release_did_not_have_parts_no_seeds_and_no_pairs(tmp_path):
+    write_vision(tmp_path / "a", ERRORS, seed=0)
+    write_vision(tmp_path / "b", ERRORS, seed=1, nesterov=False)
+    write_vision(tmp_path / "c", ERRORS, seed=0, nesterov=False, wait=2)
+    comparison = only(read_runs([tmp_path]))
+    assert [[seed.seed for seed in run.seeds] for run in comparison.runs] == [[0, 1], [0]]
+    assert comparison.runs[0].settings == comparison.runs[1].settings | {"wait": 1}
+
+
+def test_the_first_arrivals_of_a_larger_b_are_compared_apart(tmp_path):
+    write_vision(tmp_path / "a", ERRORS[:3], mega_batches=None, arrivals=2)
+    write_vision(tmp_path / "b", ERRORS[:3], mega_batches=2)
+    assert [one.name for one in read_runs([tmp_path]).comparisons] == ["mnist, B = 2", "mnist, first 2 of B = 500"]
+
+
+def test_no_two_streams_share_a_folder(tmp_path):
+    write_text(tmp_path / "a", [900.0, 50.0], stream="/s/docs-2", evaluated_on=["a"])
+    write_text(tmp_path / "b", [900.0, 50.0], stream="/s/docs_2", evaluated_on=["b"])
+    assert sorted(one.slug for one in read_runs([tmp_path]).comparisons) == ["docs_2_B1", "docs_2_B1_2"]
+
+
+def test_a_run_that_is_held_and_has_no_arrival_yet_goes_on(tmp_path):
+    write_vision(tmp_path / "a", ERRORS)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/settings.json").write_text("{}")
+    with Lease(tmp_path / "b"):
+        assert read_runs([tmp_path]).is_going_on
+    assert not read_runs([tmp_path]).is_going_on
+
+
 def test_damaged_settings_are_told(tmp_path):
     write_vision(tmp_path / "good", ERRORS)
     for name, content in (("b", "{"), ("c", "[1]"), ("d", "\x00")):
