@@ -54,10 +54,14 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits) -> Iterator[str]:
     if not first_line.startswith(b"WARC/"):
         raise DamagedFile("damaged: it begins with no WARC or ARC record")
     options = {"parse_http": False, "quirks_mode": lenient, "stream_detect": False}
-    records = iter(_told(ArchiveIterator, Eager(file), wanted, **options))
+    whole = Eager(file)
+    records = iter(_told(ArchiveIterator, whole, wanted, **options))
     while True:
         record = _told(next, records, None)
         if record is None:
+            # Every record ends with two line ends. Of a header that is cut the library says nothing.
+            if not lenient and not whole.tail.endswith(b"\n\r\n"):
+                raise DamagedFile("cut short: it ends within the header of a record")
             return
         position, length = record.stream_pos, record.content_length
         if length > MAX_DOCUMENT_BYTES:

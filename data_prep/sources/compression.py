@@ -119,9 +119,13 @@ class Eager:
 
     def __init__(self, file: io.BufferedReader):
         self._file = file
+        self.tail = b""
+        """The last bytes that were given."""
 
     def read(self, size: int = -1) -> bytes:
-        return self._file.read1(size) if size > 0 else self._file.read(size)
+        content = self._file.read1(size) if size > 0 else self._file.read(size)
+        self.tail = (self.tail + content[-4:])[-4:]
+        return content
 
     def tell(self) -> int:
         return self._file.tell()

@@ -110,6 +110,20 @@ def test_an_archive_cut_short_gives_what_came_before_and_says_so(tmp_path, endin
     assert (skipped.name, skipped.num_units, skipped.damaged) == (f"a{ending}", 0, True)
 
 
+def test_an_archive_cut_anywhere_in_the_second_record_says_so(tmp_path):
+    first, second = "A first page of some words.", "A second."
+    one = len(write_warc(tmp_path / "one.wet", [first], kind="conversion").read_bytes())
+    both = write_warc(tmp_path / "two.wet", [first, second], kind="conversion").read_bytes()
+    for length in range(one + 1, len(both) - 4, 7):
+        (tmp_path / "cut").mkdir(exist_ok=True)
+        (tmp_path / "cut/a.wet").write_bytes(both[:length])
+        texts, skipped = read_all(Source("common-crawl", str(tmp_path / "cut")))
+        assert texts == ["A first page of some words."]
+        assert [part.damaged for part in skipped] == [True], length
+    (tmp_path / "cut/a.wet").write_bytes(both[:one])
+    assert not read_all(Source("common-crawl", str(tmp_path / "cut")))[1]
+
+
 def test_damage_inside_a_compressed_archive_is_told(tmp_path):
     path = write_warc(tmp_path / "a.warc.gz", TEXTS)
     content = bytearray(path.read_bytes())
