@@ -102,9 +102,9 @@ def same_run(a: Path, b: Path) -> None:
 
 
 def files(run: Path) -> set[str]:
-    """All files but hidden ones, of which a kill may leave a few bytes, and those named by digests of checkpoints."""
+    """All files but hidden ones, of which a kill may leave a few bytes, and those named by digests or the clock."""
     found = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name[0] != "."}
-    return {path for path in found if not path.startswith("evaluated/")}
+    return {path for path in found if not path.startswith(("evaluated/", "tensorboard/"))}
 
 
 def cut_short(run: Path) -> list[Path]:

@@ -86,6 +86,8 @@ def content(out: Path) -> dict[str, object]:
         name = str(path.relative_to(out))
         if not path.is_file() or path.name[0] == "." or path.name == "provenance.json":
             continue
+        if path.parent.name == "tensorboard":  # events hold the time
+            continue
         if path.name == "ledger.jsonl":
             found[name] = ledger(path.parent)
         elif path.suffix == ".json":
