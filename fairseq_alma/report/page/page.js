@@ -338,7 +338,7 @@
       remember();
     };
     if (plots) drawPlots();
-    else resting = setTimeout(drawPlots, 120);
+    else resting = setTimeout(drawPlots, 300);
   };
   let waiting = false, resting = 0;
   // Many events of one drag are one drawing; with many runs the answer follows the hand, and the plots when it rests.
