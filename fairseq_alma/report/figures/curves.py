@@ -20,6 +20,7 @@ from fairseq_alma.report.figures.style import (
     mark_of,
     new_figure,
     note_below,
+    note_left_out,
     waits_of,
 )
 from fairseq_alma.report.numbers import Numbers, running_average, standard_error
@@ -106,8 +107,7 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
         log_axis(axes, "y", everything)
     axes_of_panels[0].set_ylabel("test error, %" if comparison.is_vision else "test perplexity", fontsize=9)
     legends(figure, [run for runs in panels.values() for run in runs])
-    if num_left_out:
-        note_below(figure, f"the best by validation; {num_left_out} runs are not shown")
+    note_left_out(figure, num_left_out)
     return figure
 
 

@@ -114,6 +114,12 @@ def note_below(figure: Figure, text: str) -> None:
     figure.supxlabel(text, fontsize=7, color="#555555")
 
 
+def note_left_out(figure: Figure, count: int) -> None:
+    """Nothing, if none was."""
+    if count:
+        note_below(figure, f"the best by validation; {count} runs are not shown")
+
+
 def quality_label(comparison: Comparison) -> str:
     """Of what is summed up over the stream."""
     if comparison.is_vision:

@@ -15,7 +15,7 @@ from fairseq_alma.report.figures.style import (
     log_axis,
     mark_of,
     new_figure,
-    note_below,
+    note_left_out,
     quality_label,
     waits_of,
 )
@@ -42,10 +42,7 @@ def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Fi
 def _tradeoff(
     comparison: Comparison, numbers: Sequence[Numbers], x_of: Callable[[Numbers], float], x_label: str
 ) -> Figure | None:
-    of_run = {id(run): one for run, one in zip(comparison.runs, numbers, strict=True) if one.quality}
-    panels, num_left_out = panels_of(comparison, numbers, ("learner", "wait", *SIZES), MOST_POINTS)
-    panels = {title: [run for run in runs if id(run) in of_run] for title, runs in panels.items()}
-    panels = {title: runs for title, runs in panels.items() if runs}
+    panels, of_run, num_left_out = _finished(comparison, numbers, ("learner", "wait", *SIZES))
     if not panels:
         return None
     figure, axes_of_panels = new_figure(len(panels))
@@ -57,21 +54,16 @@ def _tradeoff(
             _errorbars(axes, points, series[0], line_of(series[0].wait, waits))
         axes.set_title(title, fontsize=9)
         axes.set_xlabel(x_label, fontsize=9)
-    for axes in axes_of_panels:
         log_axis(axes, "x", [x_of(of_run[id(run)]) for run in drawn])
-        log_axis(axes, "y", [_quality(of_run[id(run)]) for run in drawn])
-    axes_of_panels[0].set_ylabel(quality_label(comparison), fontsize=9)
+    _of_quality(axes_of_panels, comparison, [of_run[id(run)] for run in drawn])
     legends(figure, drawn)
-    if num_left_out:
-        note_below(figure, f"the best by validation; {num_left_out} runs are not shown")
+    note_left_out(figure, num_left_out)
     return figure
 
 
 def against_wait(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """CER or average perplexity against the wait, learner by learner: what waiting costs and brings."""
-    of_run = {id(run): one for run, one in zip(comparison.runs, numbers, strict=True) if one.quality}
-    panels, num_left_out = panels_of(comparison, numbers, most=MOST_POINTS)
-    panels = {title: [run for run in runs if id(run) in of_run] for title, runs in panels.items()}
+    panels, of_run, num_left_out = _finished(comparison, numbers, ("learner", "wait"))
     panels = {title: runs for title, runs in panels.items() if len(waits_of(runs)) > 1}
     if not panels:
         return None
@@ -87,13 +79,27 @@ def against_wait(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure |
             axes.set_xticks(waits, [str(wait) for wait in waits])
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("wait, mega-batches", fontsize=9)
-    for axes in axes_of_panels:
-        log_axis(axes, "y", [_quality(of_run[id(run)]) for run in drawn])
-    axes_of_panels[0].set_ylabel(quality_label(comparison), fontsize=9)
+    _of_quality(axes_of_panels, comparison, [of_run[id(run)] for run in drawn])
     legends(figure, drawn, lines_by_wait=False)
-    if num_left_out:
-        note_below(figure, f"the best by validation; {num_left_out} runs are not shown")
+    note_left_out(figure, num_left_out)
     return figure
+
+
+def _finished(
+    comparison: Comparison, numbers: Sequence[Numbers], on_a_line: Sequence[str]
+) -> tuple[dict[str, list[Run]], dict[int, Numbers], int]:
+    """(panels of the runs that have come to a number, id of a run -> its numbers, how many were left out)."""
+    of_run = {id(run): one for run, one in zip(comparison.runs, numbers, strict=True) if one.quality}
+    panels, num_left_out = panels_of(comparison, numbers, on_a_line, MOST_POINTS)
+    finished = {title: [run for run in runs if id(run) in of_run] for title, runs in panels.items()}
+    return {title: runs for title, runs in finished.items() if runs}, of_run, num_left_out
+
+
+def _of_quality(panels: Sequence[Axes], comparison: Comparison, shown: Sequence[Numbers]) -> None:
+    """Upwards: CER or average perplexity, in all panels alike."""
+    for axes in panels:
+        log_axis(axes, "y", [_quality(one) for one in shown])
+    panels[0].set_ylabel(quality_label(comparison), fontsize=9)
 
 
 def series_of(runs: Sequence[Run]) -> list[list[Run]]:

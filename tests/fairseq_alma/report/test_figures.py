@@ -258,6 +258,8 @@ def test_dollars_long_texts_and_bytes_of_other_encodings_are_drawn(tmp_path):
         warnings.simplefilter("error")
         for name, figure in all_figures(*compare(tmp_path)):
             save(figure, tmp_path / name)
+    assert (tmp_path / "over_the_stream.png").stat().st_size > 10_000
+    assert (tmp_path / "over_the_stream.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_every_learner_has_a_colour_of_its_own_and_waits_differ_in_dashes():
@@ -273,6 +275,8 @@ def test_what_diverged_is_drawn_without_a_warning(tmp_path):
         warnings.simplefilter("error")
         for name, figure in all_figures(*compare(tmp_path)):
             save(figure, tmp_path / name)
+    assert (tmp_path / "over_the_stream.png").stat().st_size > 10_000
+    assert (tmp_path / "over_the_stream.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_the_same_runs_give_the_same_bytes(vision, tmp_path):
