@@ -394,8 +394,8 @@ class FirstUpdateSeen(BaseException):
 def measure_start(repeats: int, scratch: Path) -> list[str]:
     from fairseq_alma.core.protocol import Stage
     from fairseq_alma.core.stream_folder import StreamFolder
-    from fairseq_alma.learner import make_learner
-    from fairseq_alma.settings import LanguageModelSettings
+    from fairseq_alma.lm.learners import make_learner
+    from fairseq_alma.lm.settings import LanguageModelSettings
     from launch.local import run_process
 
     logging.disable(logging.INFO)

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from fairseq_alma.checkpoints import num_updates, read_whole, write_untrained
+from fairseq_alma.lm.checkpoints import num_updates, read_whole, write_untrained
 from fairseq_alma.core.stream_folder import StreamFolder
 from tests.commands import ROOT, STAGE
 

@@ -16,7 +16,7 @@ from tests.commands import ROOT
 from tests.streams import make_stream
 
 SCRIPTS = sorted((ROOT / "launch/table2").glob("*.sbatch"))
-PRESETS = sorted((ROOT / "fairseq_alma/configs/alma_lm/preset/table2").glob("*.yaml"))
+PRESETS = sorted((ROOT / "fairseq_alma/lm/configs/preset/table2").glob("*.yaml"))
 
 TINY = (
     "arch=switch_lm_tiny", "tokens_per_sample=32", "sequences_per_update=8", "batch_size=8", "updates=6",

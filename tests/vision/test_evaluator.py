@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.core.test_protocol import reachable_from
+from tests.fairseq_alma.core.test_protocol import reachable_from
 from tests.vision.tiny_runs import SMALL, TESTED_ON, TRAINED_ON, B, small_run
 from vision.datasets import Dataset, Examples, Pixels, load_dataset
 from vision.evaluator import ErrorRateEvaluator

@@ -7,8 +7,8 @@ import pytest
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.learner import make_learner
-from fairseq_alma.settings import LanguageModelSettings
+from fairseq_alma.lm.learners import make_learner
+from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.processes import NoProcesses
 
 

@@ -14,8 +14,8 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.growth.checkpoint import grow_checkpoint
-from fairseq_alma.member import Member, MemberTraining, Processes
-from fairseq_alma.settings import LanguageModelSettings
+from fairseq_alma.lm.member import Member, MemberTraining, Processes
+from fairseq_alma.lm.settings import LanguageModelSettings
 
 
 class LanguageModelLearner:

@@ -14,7 +14,7 @@ import pytest
 from fairseq_alma.core import lease as lease_module
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.lease import Lease
-from tests.core.tiny_learner import ledger_without_seconds, tiny_run
+from tests.fairseq_alma.core.tiny_learner import ledger_without_seconds, tiny_run
 
 HOLD = """
 import signal, sys
@@ -254,7 +254,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")  # noqa: PTH110
 def test_a_run_killed_inside_a_stage_is_continued_at_once_by_the_same_command(tmp_path):
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "tests.core.tiny_learner", str(folder)]
+    command = [sys.executable, "-m", "tests.fairseq_alma.core.tiny_learner", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline().startswith("in stage 2")
     process.kill()

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fairseq_alma.checkpoints import BEST, read_whole
+from fairseq_alma.lm.checkpoints import BEST, read_whole
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of
 
@@ -102,9 +102,9 @@ def digest_of_model(checkpoint: Path) -> str:
 
 def _digest_of_code() -> str:
     """Of what runs inside fairseq-train: another version of it may train otherwise under the same version number."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     paths = [path for room in ROOMS_OF_TRAINING for path in sorted((package / room).glob("*.py"))]
-    for path in [*paths, package / "flops.py"]:  # the done mark says what it cost
+    for path in [*paths, package / "evaluation" / "flops.py"]:  # the done mark says what it cost
         digest.update(f"{path.relative_to(package)} {sha256_of(path)}".encode())
     return digest.hexdigest()

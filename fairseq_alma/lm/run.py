@@ -24,10 +24,10 @@ from fairseq_alma.core.ledger import LedgerRow, mean_and_standard_error
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.settings import DEFAULTS, FREE_SETTINGS, LanguageModelSettings
-from fairseq_alma.stage_processes import LocalProcesses
+from fairseq_alma.lm.settings import DEFAULTS, FREE_SETTINGS, LanguageModelSettings
+from fairseq_alma.lm.stage_processes import LocalProcesses
 
-CONFIGS = Path(__file__).parent / "configs" / "alma_lm"
+CONFIGS = Path(__file__).parent / "configs"
 
 NO_SETTINGS = ("table_updates",)
 """Keys of the configuration that only other keys are made from."""
@@ -40,8 +40,8 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
         AlmaError: bad settings, a bad stream, a run folder of other settings, a failed stage.
     """
     # Here, because they import fairseq and torch: a bad setting should not wait for them.
-    from fairseq_alma.evaluator import PerplexityEvaluator
-    from fairseq_alma.learner import make_learner
+    from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
+    from fairseq_alma.lm.learners import make_learner
 
     stream_folder = StreamFolder.open(settings.stream)
     stream = stream_folder.stream(settings.mega_batches)

@@ -10,7 +10,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.ledger import LedgerRow, Scores
 from fairseq_alma.core.run_record import RunRecord, find_runs
-from tests.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_run
+from tests.fairseq_alma.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_run
 
 STEPS = [(0, "evaluate"), (1, "train"), (1, "evaluate"), (2, "grow"), (2, "train"), (2, "evaluate")]
 """Of a run with B = 3 and w = 2."""

@@ -7,9 +7,9 @@ from hydra import compose, initialize_config_dir
 
 from fairseq_alma.app.command import setting_values
 from fairseq_alma.core.protocol import stage_is_due
-from fairseq_alma.learner import LEARNERS
-from fairseq_alma.run import CONFIGS, NO_SETTINGS
-from fairseq_alma.settings import LanguageModelSettings
+from fairseq_alma.lm.learners import LEARNERS
+from fairseq_alma.lm.run import CONFIGS, NO_SETTINGS
+from fairseq_alma.lm.settings import LanguageModelSettings
 
 STAGE, MEGA_BATCH = "updates", "updates_per_mega_batch"
 UPDATES = {"switch_lm_tiny": 300, "switch_lm_base": 120_000, "switch_lm_large": 120_000}

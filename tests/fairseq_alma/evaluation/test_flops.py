@@ -1,6 +1,6 @@
 import torch
 
-from fairseq_alma.flops import count_forward_flops, count_training_flops
+from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
 from tests.fairseq_alma.models.test_switch_lm import make
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.protocol import Stage
-from fairseq_alma.display import StageDisplay
+from fairseq_alma.lm.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
 
 # A stage runs on this machine alone, also inside a larger job: fairseq would take these for a job of many machines, or

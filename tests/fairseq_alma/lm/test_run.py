@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.checkpoints import read_whole
+from fairseq_alma.lm.checkpoints import read_whole
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluator import PerplexityEvaluator
-from fairseq_alma.flops import count_forward_flops, count_training_flops
-from fairseq_alma.perplexity import load_member
-from fairseq_alma.perplexity import main as alma_eval
+from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
+from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
+from fairseq_alma.evaluation.perplexity import load_member
+from fairseq_alma.evaluation.perplexity import main as alma_eval
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.app.test_scalars import scalars_in
 from tests.fairseq_alma.killing import rows_without_seconds, same_ledger, start, wait_until
@@ -155,8 +155,8 @@ def test_the_learner_holds_no_test_data(run, stream, tmp_path):
 
     import numpy as np
 
-    from fairseq_alma.learner import make_learner
-    from fairseq_alma.settings import LanguageModelSettings
+    from fairseq_alma.lm.learners import make_learner
+    from fairseq_alma.lm.settings import LanguageModelSettings
 
     settings = json.loads((run / "settings.json").read_text())
     settings = {k: v for k, v in settings.items() if k not in ("evaluated_on", "dictionary")}

@@ -8,7 +8,7 @@ import pytest
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.protocol import StreamSettings
-from tests.core.tiny_learner import TestSet, TinyEvaluator, TinyLearner, tiny_run
+from tests.fairseq_alma.core.tiny_learner import TestSet, TinyEvaluator, TinyLearner, tiny_run
 
 
 def times(mega_batches):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fairseq_alma.checkpoints import (
+from fairseq_alma.lm.checkpoints import (
     BEST,
     CRASH,
     LAST,
@@ -25,13 +25,13 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.data.mega_batch_set import format_mega_batches
-from fairseq_alma.flops import RowFlops, count_forward_flops, count_training_flops
-from fairseq_alma.settings import LanguageModelSettings
-from fairseq_alma.shared_stages import SharedStages, key_of
+from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
+from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.shared_stages import SharedStages, key_of
 
 logger = logging.getLogger(__name__)
 
-USER_DIR = str(Path(__file__).parent.absolute())
+USER_DIR = str(Path(__file__).parents[1].absolute())
 MEMBER_SEED_STRIDE = 10_000_000
 """Between the seeds of members. Larger than any number of updates: fairseq seeds update u with seed + u, and
 members must not share their dropout masks; nor must the ensembles of neighbouring seeds share a member."""

@@ -11,7 +11,7 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import StreamSettings, run_stream
 from fairseq_alma.core.run_record import RunRecord, find_runs
 from fairseq_alma.core.stack_record import StackRecord
-from tests.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_stream
+from tests.fairseq_alma.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_stream
 
 SEEDS = (5, 6)
 

@@ -7,9 +7,9 @@ import pytest
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.learner import LEARNERS, make_learner
-from fairseq_alma.member import _why
-from fairseq_alma.settings import LEARNER_NAMES, LanguageModelSettings
+from fairseq_alma.lm.learners import LEARNERS, make_learner
+from fairseq_alma.lm.member import _why
+from fairseq_alma.lm.settings import LEARNER_NAMES, LanguageModelSettings
 from tests.fairseq_alma.processes import NoProcesses
 
 

@@ -82,7 +82,7 @@ def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) ->
 
     _check_checkpoint(Path(checkpoint), stream)
     # The checkpoint remembers where its stream and our package lay: they may have moved.
-    overrides = {"data": str(stream.path), "user_dir": str(Path(__file__).parent.absolute())}
+    overrides = {"data": str(stream.path), "user_dir": str(Path(__file__).parents[1].absolute())}
     # What its stage trained on need not be in this stream.
     overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
@@ -157,7 +157,7 @@ class _RoutingCounts:
 
 
 def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
-    from fairseq_alma.checkpoints import read_whole
+    from fairseq_alma.lm.checkpoints import read_whole
 
     state = read_whole(path)
     if state is None:

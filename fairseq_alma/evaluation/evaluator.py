@@ -12,8 +12,8 @@ from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.files import read_json, sha256_of, write_json
 from fairseq_alma.core.ledger import Scores
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.flops import count_forward_flops
-from fairseq_alma.perplexity import combine, default_device, load_member, score_tokens
+from fairseq_alma.evaluation.flops import count_forward_flops
+from fairseq_alma.evaluation.perplexity import combine, default_device, load_member, score_tokens
 
 SPLITS = ("valid", "test")
 

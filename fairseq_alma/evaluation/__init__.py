@@ -1,0 +1,1 @@
+"""alma-eval and the evaluator: perplexity and FLOPs of checkpoints, with fairseq in this process."""
