@@ -17,13 +17,15 @@ catalogue.py         every learner: name, label, settings
 from fairseq_alma.core.ledger import (
     Ledger,
     LedgerRow,
+    Scores,
+    Spent,
     average_perplexity,
     average_perplexity_after_first_stage,
     cumulative_error_rate,
     cumulative_flops,
     cumulative_params,
 )
-from fairseq_alma.core.protocol import Evaluator, Learner, Scores, Spent, Stage, StreamSettings, run_stream
+from fairseq_alma.core.protocol import Evaluator, Learner, Stage, StreamSettings, run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 from fairseq_alma.core.stream_folder import StreamFolder

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.ledger import Scores, Spent
+from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 
 Replay = Literal[False, "all"] | float
@@ -25,9 +25,9 @@ class StreamSettings:
     wait: int = 1
     """Number of mega-batches that the learner gathers before a stage, w."""
     replay: Replay = False
-    """False: a stage does not use earlier mega-batches. "all": it trains on everything that has arrived, so that its cost
-    grows with history. A number between 0 and 1: this share of every batch comes from the past, and the number of steps
-    does not change."""
+    """False: a stage does not use earlier mega-batches. "all": it trains on everything that has arrived, so its cost
+    grows with history. A number between 0 and 1: this share of every batch comes from the past, and the number of
+    steps does not change."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.wait <= self.num_mega_batches:

@@ -38,7 +38,7 @@ class StackRecord:
         return results
 
     def decision(self, t: int, due: bool) -> bool:
-        """Record whether a stage was due at arrival t. If a kill has left different records, the first seed's counts."""
+        """Record whether a stage was due at arrival t. If a kill left different records, the first seed decides."""
         for record in self.records:
             due = record.decision(t, due)
         return due

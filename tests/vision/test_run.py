@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_alma.core import catalogue
+from fairseq_alma.core.lease import Lease
 from tests.commands import run_command
 from tests.vision.test_datasets import no_network, write_mnist  # noqa: F401 (a fixture)
 from tests.vision.tiny_runs import (
@@ -321,9 +323,6 @@ def test_the_real_mnist_cut_short_is_told(tmp_path, alma_vision, alma_data):
 
 
 def test_a_run_in_use_is_not_entered(tmp_path, alma_vision):
-    from fairseq_alma.core import catalogue
-from fairseq_alma.core.lease import Lease
-
     with Lease(tmp_path / "run"):
         said = alma_vision(*as_arguments(), f"out={tmp_path / 'run'}")
     assert said.status == 2
@@ -518,8 +517,8 @@ def plugin(tmp_path, monkeypatch):
 
 
 def test_a_plugin_learner_has_settings_of_its_own_that_are_swept_and_recorded(tmp_path, plugin, alma_vision):
-    words = (*as_arguments(learner="many"), "plugin=plugin_of_a_test", "networks=2,3", "-m", f"out={tmp_path / 'sweep'}")
-    said = alma_vision(*words)
+    words = (*as_arguments(learner="many"), "plugin=plugin_of_a_test", "networks=2,3", "-m")
+    said = alma_vision(*words, f"out={tmp_path / 'sweep'}")
     assert said.status == 0, said.err
     found = {}
     for path in (tmp_path / "sweep").rglob("settings.json"):
