@@ -2,9 +2,9 @@
 
 Language models and vision use the same names. The step is the arrival t for test/error_rate or test/perplexity,
 validation/..., stream/cer or stream/average_perplexity (so far), cost/train_tflops, cost/updates, cost/train_seconds
-(so far), model/parameters, model/experts, model/members and model/overflow. The values during_stage/... have steps within a
-stage, counted in thousandths of a stage. The folder can be deleted: the next arrival writes the scalars of all arrivals
-again, from the ledger.
+(so far), model/parameters, model/experts, model/members and model/overflow. The values during_stage/... have steps
+within a stage, counted in thousandths of a stage. The folder can be deleted: the next arrival writes the scalars of
+all arrivals again, from the ledger.
 """
 
 import shutil

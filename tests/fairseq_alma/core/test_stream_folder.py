@@ -123,7 +123,7 @@ def test_the_number_of_mega_batches_is_a_whole_number_of_at_least_1(stream, numb
 
 def test_an_unknown_dtype_is_refused(stream):
     change(stream, dtype="float32")
-    assert "has dtype 'float32', there are uint16, uint32, int32: run `alma-prep` again" in refusal(stream)
+    assert "has dtype 'float32', expected one of uint16, uint32, int32: run `alma-prep` again" in refusal(stream)
 
 
 @pytest.mark.parametrize(("dtype", "item_size"), [("uint16", 2), ("uint32", 4), ("int32", 4)])

@@ -304,7 +304,7 @@ def test_bad_streams_are_told_before_anything_is_written(own_stream, tmp_path):
     train = own_stream / "mega_batch_2/train"
     whole = {suffix: train.with_suffix(suffix).read_bytes() for suffix in (".bin", ".idx")}
     train.with_suffix(".bin").write_bytes(whole[".bin"][:-10])
-    assert "cut short" in said()
+    assert "truncated" in said()
     train.with_suffix(".bin").write_bytes(whole[".bin"])
     train.with_suffix(".idx").unlink()
     assert "train.idx is missing" in said()
