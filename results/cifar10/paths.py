@@ -95,6 +95,31 @@ def plain(data: StageData, x: Tensor, y: Tensor, seed: int) -> float:
     return error
 
 
+def report(
+    arguments: argparse.Namespace, rows: list[list[str]], errors: dict[str, list[float]], load_at_start: float
+) -> str:
+    """Return the text of paths.md."""
+    return "\n".join(
+        [
+            "# Fast paths against the plain one: test error after a stage",
+            "",
+            f"Written by `paths.py --seeds {arguments.seeds} --half-seeds {arguments.half_seeds} --write` on "
+            f"{torch.device(arguments.device).type}.",
+            "SM of c = 4, the first 10 of 100 mega-batches of CIFAR-10, 10 epochs. Errors in %, mean and",
+            "standard error over seeds; the difference to plain with the combined standard error.",
+            "",
+            *table(["path", "seeds", "test error", "less plain's", "CPU seconds a seed"], rows),
+            "",
+            "Errors seed by seed:",
+            "",
+            *(f"- {name}: {' '.join(f'{error:.1f}' for error in of_name)}" for name, of_name in errors.items()),
+            "",
+            *provenance(load_at_start),
+            "",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", required=True, help="folder of the datasets")
@@ -140,24 +165,7 @@ def main() -> None:
         seconds = f"{(time.process_time() - start) / count:.0f}"
         rows.append([name, str(count), f"{mean:.2f} +- {stderr:.2f}", against_plain, seconds])
         print(rows[-1], flush=True)
-    text = "\n".join(
-        [
-            "# Fast paths against the plain one: test error after a stage",
-            "",
-            f"Written by `paths.py --seeds {len(seeds)} --half-seeds {len(half)} --write` on {device.type}.",
-            "SM of c = 4, the first 10 of 100 mega-batches of CIFAR-10, 10 epochs. Errors in %, mean and",
-            "standard error over seeds; the difference to plain with the combined standard error.",
-            "",
-            *table(["path", "seeds", "test error", "less plain's", "CPU seconds a seed"], rows),
-            "",
-            "Errors seed by seed:",
-            "",
-            *(f"- {name}: {' '.join(f'{error:.1f}' for error in of_name)}" for name, of_name in errors.items()),
-            "",
-            *provenance(load_at_start),
-            "",
-        ]
-    )
+    text = report(arguments, rows, errors, load_at_start)
     print(text)
     if arguments.write:
         Path(__file__).with_name("paths.md").write_text(text)
