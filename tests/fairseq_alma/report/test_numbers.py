@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fairseq_alma.report.numbers import all_numbers, running_average, standard_error
-from fairseq_alma.report.runs import read_runs
+from fairseq_alma.report.reading import read_runs
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
 
 

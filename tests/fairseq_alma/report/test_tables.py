@@ -5,7 +5,7 @@ import pytest
 
 from fairseq_alma.report import paper
 from fairseq_alma.report.numbers import all_numbers
-from fairseq_alma.report.runs import read_runs
+from fairseq_alma.report.reading import read_runs
 from fairseq_alma.report.tables import Table, duration, summary, table1, table2, tables_of
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
 
@@ -125,7 +125,7 @@ def test_table_2_is_the_papers(tmp_path):
 def test_which_row_of_the_paper_a_run_has(tmp_path, settings, wanted):
     write_text(tmp_path / "a", [900.0, 50.0, 45.0, 40.0, 35.0], **settings)
     comparison, _ = compare(tmp_path)
-    row = paper.row_of(comparison.runs[0])
+    row = paper.row_of(comparison.groups[0])
     assert (row.base if row else None) == wanted
 
 
