@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fairseq_alma.core.catalogue import find_learner, learners, takes
+from fairseq_alma.core.catalogue import grows, learners_that_take
 from fairseq_alma.report.numbers import Numbers
-from fairseq_alma.report.runs import Comparison, Kind, RunGroup
+from fairseq_alma.report.runs import Comparison, RunGroup
 
 Change = Literal["wait", "replay", "growth"]
 """A decision in which two runs differ."""
@@ -79,7 +79,8 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
     may_differ: dict[Change, set[str]] = {
         "wait": {"wait", "grow_every", "updates", "updates_per_mega_batch"},
         "replay": {"replay"},
-        "growth": {"learner", *(name for name in names if _is_own_setting(comparison.kind, name))},
+        # The settings that only some learners take: in vision, not in language models, `experts` is one of them.
+        "growth": {"learner", *(name for name in names if learners_that_take(name, comparison.half))},
     }
     keys = [{change: _key_without(group, may_differ[change]) for change in may_differ} for group in comparison.groups]
     finished: dict[tuple, list[int]] = {}
@@ -104,22 +105,9 @@ def _differ(change: Change, a: RunGroup, b: RunGroup) -> bool:
         return a.wait != b.wait
     if change == "replay":
         return a.replay != b.replay
-    return _grows(a.learner) != _grows(b.learner)
-
-
-def _grows(learner: str) -> bool:
-    entry = find_learner(learner)
-    return entry is not None and entry.grows
+    return grows(a.learner) != grows(b.learner)
 
 
 def _key_without(group: RunGroup, names: set[str]) -> tuple:
     """Return all settings but these, as a key that is equal for groups with equal settings."""
     return tuple(sorted((name, repr(value)) for name, value in group.settings.items() if name not in names))
-
-
-def _is_own_setting(kind: Kind, name: str) -> bool:
-    """Return True if some learners take this setting and others do not.
-
-    Every language model takes `experts`, which is its initial size: there it is no learner's own.
-    """
-    return not all(takes(kind, entry.name, name) for entry in learners(kind))

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_alma.core.catalogue import DEFAULT_MEGA_BATCHES, NOT_IDENTITY, SEED_SETTINGS, takes
+from fairseq_alma.core.catalogue import DEFAULT_MEGA_BATCHES, NOT_COMPARED, SEED_SETTINGS, Half, takes
 from fairseq_alma.report.labels import MAX_CHARACTERS, printable, sort_key
-from fairseq_alma.report.runs import Comparison, Kind, Run, RunGroup, hashable
+from fairseq_alma.report.runs import Comparison, Run, RunGroup, hashable
 
 
 class Stream(NamedTuple):
     """What runs must share so that their numbers can be compared."""
 
-    kind: Kind
+    half: Half
     data: Any
     """Vision: (dataset, first arrival that CER counts). Language models: the digests of the evaluation data."""
     split: Any
@@ -44,7 +44,7 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
             number += 1
             slug = f"{base}_{number}"
         groups.sort(key=sort_key)
-        comparisons.append(Comparison(stream.kind, title, slug, stream.num_arrivals, tuple(groups)))
+        comparisons.append(Comparison(stream.half, title, slug, stream.num_arrivals, tuple(groups)))
     return comparisons
 
 
@@ -64,7 +64,7 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
     missing = _settings_of_other_releases(runs)
     for run in runs:
         stream = _stream_of(run)
-        identity = _identity(stream.kind, {**missing[stream], **run.settings})
+        identity = _identity(stream.half, {**missing[stream], **run.settings})
         settings = tuple(sorted((name, hashable(value)) for name, value in identity.items()))
         # Runs with other kinds of seeds (data_seed besides seed, say) are of different groups.
         given = tuple(name for name in SEED_SETTINGS if run.settings.get(name) is not None)
@@ -78,7 +78,7 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
     for key, members in runs_of.items():
         members.sort(key=lambda run: (run.seed is None, run.seed, str(run.folder)))
         stream = streams[key]
-        group = RunGroup(stream.kind, stream.num_arrivals, tuple(members), identities[key], repeat=key[-1])
+        group = RunGroup(stream.half, stream.num_arrivals, tuple(members), identities[key], repeat=key[-1])
         groups.append((stream, group))
     return groups
 
@@ -104,13 +104,13 @@ def _seeds_of(run: Run) -> tuple:
     return tuple(run.settings.get(name) for name in SEED_SETTINGS)
 
 
-def _identity(kind: Kind, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(half: Half, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what is computed, without seeds and without those the learner does not take."""
     learner = str(settings.get("learner"))
     return {
         name: value
         for name, value in settings.items()
-        if name not in (*NOT_IDENTITY, *SEED_SETTINGS) and takes(kind, learner, name)
+        if name not in (*NOT_COMPARED, *SEED_SETTINGS) and takes(half, learner, name)
     }
 
 
@@ -134,7 +134,7 @@ def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
     count = f"B = {stream.num_arrivals}"
     if stream.num_mega_batches != stream.num_arrivals:
         count = f"first {stream.num_arrivals} of B = {stream.num_mega_batches}"
-    if stream.kind == "language model":
+    if stream.half == "language model":
         path = Path(str(group.runs[0].settings.get("stream", "stream")))
         # Many stream folders are called `stream`: the folder above has the better name.
         name = path.parent.name if path.name == "stream" and path.parent.name else path.name

@@ -57,7 +57,7 @@ def row_of(group: RunGroup) -> Row | None:
     Learner, wait, steps, experts and members must be equal, and replay off. The data may be different. Vision runs have
     no row.
     """
-    if group.kind != "language model" or group.replay or group.num_arrivals < max(3, group.wait):
+    if group.half != "language model" or group.replay or group.num_arrivals < max(3, group.wait):
         return None
     steps = group.wait if group.settings.get("updates_per_mega_batch") else 1
     num_stages = max(1, -(-group.num_arrivals // group.wait))

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-Kind = Literal["vision", "language model"]
+from fairseq_alma.core.catalogue import Half
+
 Array = np.ndarray
 
 
@@ -82,7 +83,7 @@ class Run:
 class RunGroup:
     """The runs of one setting, one for each seed."""
 
-    kind: Kind
+    half: Half
     num_arrivals: int
     """How many mega-batches arrive in each run."""
     runs: tuple[Run, ...]
@@ -156,9 +157,9 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs whose numbers can be compared: one kind of learner, one stream, one B."""
+    """Groups of runs whose numbers can be compared: one half of the project, one stream, one B."""
 
-    kind: Kind
+    half: Half
     name: str
     """The title, such as `mnist, B = 500`."""
     slug: str
@@ -169,7 +170,7 @@ class Comparison:
     @property
     def is_vision(self) -> bool:
         """True for `alma-vision` runs, False for language models."""
-        return self.kind == "vision"
+        return self.half == "vision"
 
     @cached_property
     def varied_settings(self) -> list[str]:
