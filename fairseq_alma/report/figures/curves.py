@@ -152,14 +152,14 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
             values += cost[trained][np.isfinite(cost[trained])].tolist()
         drawn_y += mean[trained].tolist()
         handles.append(legend_entry(comparison, group, dashes))
-    x_labels = ("training TFLOPs so far", "parameters", "experts, of all members")
+    x_labels = ("training TFLOPs so far", "parameters", "experts of all members")
     for axes, values, label in zip(panels, drawn_x, x_labels, strict=True):
         scale_axis(axes, "x", values)
         scale_axis(axes, "y", drawn_y)
         axes.set_xlabel(label, fontsize=9)
     panels[0].set_ylabel("average test perplexity so far", fontsize=9)
     add_legend(figure, handles[: MAX_LINES // 2])
-    add_note(figure, "averages begin with the first stage; marks are arrivals, larger is later")
+    add_note(figure, "averages start at the first stage; one marker per arrival, larger markers are later")
     return figure
 
 

@@ -51,7 +51,7 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     axes.tick_params(axis="x", pad=9)
     figure.legend(handles=handles, loc="upper right", fontsize=8, frameon=False)
     add_note(
-        figure, "share of the largest; the smaller, the better; of each learner the run that is best by validation"
+        figure, "values as shares of the largest; smaller is better; for each learner, its best run by validation"
     )
     return figure
 

@@ -76,7 +76,7 @@ def routing_map(group: RunGroup, title: str) -> Figure:
         axes.set_title(f"stage {k}: {count}, {len(used)} in use", fontsize=9)
         axes.set(xticks=[], yticks=[])
     figure.suptitle(title, fontsize=9)
-    note = f"t-SNE of {len(positions)} test images; colour and mark: its expert in the first mixture; lines: gates"
+    note = f"t-SNE of {len(positions)} test images; colour and marker: expert in the first mixture; lines: gates"
     add_note(figure, note)
     return figure
 

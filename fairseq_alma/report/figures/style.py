@@ -128,7 +128,7 @@ def add_note(figure: Figure, text: str) -> None:
 def note_left_out(figure: Figure, count: int) -> None:
     """Note how many runs the figure leaves out; nothing if it shows all."""
     if count:
-        add_note(figure, f"the best by validation; {count} runs are not shown")
+        add_note(figure, f"only the best runs by validation are shown; {count} runs are left out")
 
 
 def quality_label(comparison: Comparison) -> str:

@@ -59,8 +59,8 @@ const errorOf = (estimate) => estimate && estimate[1];
 // The x axes of the trade-off.
 const AXES = {
   comp: { of: (group) => group.comp, name: () => "training FLOPs" },
-  params: { of: (group) => group.params, name: () => "parameters, last" },
-  mem: { of: (group) => group.mem, name: () => "Mem (parameters, summed)" },
+  params: { of: (group) => group.params, name: () => "parameters at the end" },
+  mem: { of: (group) => group.mem, name: () => "Mem (sum of parameters)" },
   forward: { of: (group) => group.forward_flops, name: () => "FLOPs of one prediction" },
   wall: { of: (group) => group.wall_seconds, name: () => "wall time, s" },
 };

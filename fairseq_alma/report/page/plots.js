@@ -83,7 +83,7 @@ const drawCurves = (best) => {
   drawnCurves = key;
   byId("curves").dataset.shown = shown.join(",");
   byId("curves-note").textContent = shown.length < visible.length
-    ? `${shown.length} of ${visible.length} runs: the best by validation. Narrow the choice above to see others.` : "";
+    ? `${shown.length} of ${visible.length} runs: the best by validation. Use the filters above to see others.` : "";
   const traces = [], drawnValues = [];
   for (const index of shown) {
     const group = comparison.groups[index], isHighlighted = index === best || index === state.chosen;

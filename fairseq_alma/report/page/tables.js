@@ -27,7 +27,6 @@ const showAnswer = () => {
   return best;
 };
 
-const CHANGES = { wait: "waiting", replay: "replay", growth: "growing or not" };
 // Show the groups that differ from this one in a single decision.
 const showAlternatives = (group) => {
   const table = byId("alternatives");
@@ -35,7 +34,8 @@ const showAlternatives = (group) => {
     table.replaceChildren();
     return;
   }
-  const names = ["what else", "run", qualityName(), "difference", finalName(), "training FLOPs", "parameters"];
+  const names = ["decision", "run", qualityName(), `difference in ${qualityName()}`, `difference in ${finalName()}`,
+    "training FLOPs", "parameters"];
   const head = element("tr", {}, ...names.map((name, i) =>
     element("th", { textContent: name, className: i < 2 ? "text" : "" })));
   const ratio = (a, b) => (b > 0 ? `× ${+(a / b).toPrecision(3)}` : "");
@@ -45,7 +45,7 @@ const showAlternatives = (group) => {
     const gapError = errors.includes(null) ? null : Math.hypot(...errors);
     const finalGap = percent() * (other.final[0] - group.final[0]);
     const cells = [
-      { textContent: CHANGES[change], className: "text" },
+      { textContent: change, className: "text" },
       { textContent: other.label, className: "text" },
       { textContent: withError(other.quality) },
       { textContent: signed(gap, withError([gap, gapError])), className: gap > 0 ? "worse" : "better" },
@@ -58,7 +58,7 @@ const showAlternatives = (group) => {
     return row;
   });
   const caption = element("caption", {
-    textContent: "Had one decided otherwise (test data):", className: "small", style: "text-align:left",
+    textContent: "Runs that differ in one decision (test data):", className: "small", style: "text-align:left",
   });
   table.replaceChildren(caption, element("thead", {}, head), element("tbody", {}, ...rows));
 };
@@ -81,7 +81,7 @@ const showDetail = () => {
   box.replaceChildren(
     element("p", {}, element("strong", { textContent: group.label }), facts),
     small(`${group.folder}${group.commit ? ` · commit ${group.commit}` : ""}`),
-    small("The command that makes it again:"), element("pre", { id: "command", textContent: command }),
+    small("The command that repeats this run:"), element("pre", { id: "command", textContent: command }),
     small("Settings in which the runs differ, and those of this learner:"),
     settingsList({ ...group.settings, ...group.own_settings }),
     element("details", {},

@@ -247,7 +247,7 @@ def test_the_alternatives_of_the_best_run_are_shown(opened):
     assert rows
     for change, other, difference in rows:
         alternative = comparison.groups[other]
-        if change == "waiting":
+        if change == "wait":
             assert alternative.wait != comparison.groups[best].wait
         assert difference == f"{numbers[other].quality.mean - numbers[best].quality.mean:+.2f}"
 
