@@ -49,10 +49,10 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
     paths: dict[Path, None] = {}  # a dictionary keeps the order and drops folders that are given twice
     for folder in map(Path, folders):
         if not folder.is_dir():
-            raise RunError(f"{folder} is no folder: give run folders (or folders of them), as alma-lm out= made them")
+            raise RunError(f"{folder} is not a folder: give run folders (out= of a run), or folders that contain them")
         run_folders = find_runs(folder)
         if not run_folders:
-            data.errors.append(f"{folder} holds no run: no settings.json is at or below it")
+            data.errors.append(f"{folder} contains no run: there is no settings.json in it or below it")
         paths.update(dict.fromkeys(path.resolve() for path in run_folders))
     data.is_any_running = any(_is_held(path) for path in paths)
     runs = []
@@ -83,7 +83,7 @@ def read_run(folder: Path) -> Run:
     """
     settings = read_json(folder / "settings.json")
     if not isinstance(settings, dict):
-        raise RunError(f"{folder / 'settings.json'} holds no settings: restore it or remove {folder}")
+        raise RunError(f"{folder / 'settings.json'} is not an object of settings: restore it or remove {folder}")
     if not isinstance(settings.get("learner", ""), str):
         raise RunError(f"{folder / 'settings.json'}: learner is {settings['learner']!r}, expected a name")
     path = folder / "ledger.jsonl"

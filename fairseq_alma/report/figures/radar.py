@@ -50,9 +50,7 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     axes.set_ylim(0, 1.05)
     axes.tick_params(axis="x", pad=9)
     figure.legend(handles=handles, loc="upper right", fontsize=8, frameon=False)
-    add_note(
-        figure, "values as shares of the largest; smaller is better; for each learner, its best run by validation"
-    )
+    add_note(figure, "values as shares of the largest; smaller is better; for each learner, its best run by validation")
     return figure
 
 

@@ -105,7 +105,8 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
         count += 1
     if count != num_experts:
         raise RunError(
-            f"a tree of {count} experts for {num_experts}: the routing file is damaged, or of another release"
+            f"the tree of gates has {count} experts and the mixture {num_experts}: the routing file is damaged, or "
+            f"another release wrote it"
         )
     return tree
 

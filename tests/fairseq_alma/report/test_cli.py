@@ -68,8 +68,8 @@ def test_a_damaged_run_is_skipped_with_a_message_and_the_rest_is_reported(tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "--out", "report"], "nowhere is no folder: give run folders"),
-        (["empty", "--out", "report"], "empty holds no run: no settings.json is at or below it"),
+        (["nowhere", "--out", "report"], "nowhere is not a folder: give run folders"),
+        (["empty", "--out", "report"], "empty contains no run: there is no settings.json in it"),
         (["good", "--out", "good/settings.json"], "is a file: give a folder for the report"),
         (["good"], "the following arguments are required: --out"),
         (["--out", "report"], "the following arguments are required: RUN"),
@@ -86,20 +86,16 @@ def test_bad_input_gives_one_line(tmp_path, monkeypatch, capsys, arguments, mess
     assert not (tmp_path / "report").exists()
 
 
+def watch_command(folder, out, seconds):
+    """Return the command that writes the page of a run every `seconds`."""
+    options = ["--watch", str(seconds), "--page-only"]
+    return [sys.executable, "-m", "fairseq_alma.report.cli", folder, "--out", out, *options]
+
+
 def test_a_watched_report_follows_a_run_to_its_end(tmp_path):
     folder = write_vision(tmp_path / "a", [0.9, 0.5], mega_batches=3)
     page = tmp_path / "report/index.html"
-    command = [
-        sys.executable,
-        "-m",
-        "fairseq_alma.report.cli",
-        folder,
-        "--out",
-        page.parent,
-        "--watch",
-        "1",
-        "--page-only",
-    ]
+    command = watch_command(folder, page.parent, seconds=1)
     with Lease(folder):
         watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
@@ -118,6 +114,7 @@ def test_a_watched_report_follows_a_run_to_its_end(tmp_path):
 
 
 def until(text, page, seconds=60):
+    """Wait until the page contains a text."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         if page.exists() and text in page.read_text():
@@ -129,19 +126,17 @@ def until(text, page, seconds=60):
 def test_ctrl_c_ends_a_watch_without_a_traceback(tmp_path):
     folder = write_vision(tmp_path / "a", [0.9, 0.5], mega_batches=3)
     page = tmp_path / "report/index.html"
-    command = [
-        sys.executable,
-        "-m",
-        "fairseq_alma.report.cli",
-        folder,
-        "--out",
-        page.parent,
-        "--watch",
-        "60",
-        "--page-only",
-    ]
-    watching = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    until("stopped, 1 of 3", page)
-    os.kill(watching.pid, signal.SIGINT)
-    _, message = watching.communicate(timeout=60)
+    command = watch_command(folder, page.parent, seconds=60)
+    # A process in the background of a script inherits an ignored SIGINT, and Python then ignores Ctrl-C.
+    watching = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        until("stopped, 1 of 3", page)
+        os.kill(watching.pid, signal.SIGINT)
+        _, message = watching.communicate(timeout=60)
+    except BaseException:
+        watching.kill()
+        raise
     assert message.strip() == "alma-report: stopped"

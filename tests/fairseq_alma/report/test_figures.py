@@ -173,7 +173,7 @@ def test_the_tree_of_gates(root, splits, num_experts, tree):
 
 
 def test_a_tree_of_another_number_of_experts_is_refused():
-    with pytest.raises(RunError, match="a tree of 2 experts for 3"):
+    with pytest.raises(RunError, match="has 2 experts and the mixture 3"):
         gate_tree(0, [0], 3)
 
 

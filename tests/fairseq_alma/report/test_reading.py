@@ -145,10 +145,10 @@ def test_damaged_settings_are_named(tmp_path):
 
 
 def test_if_there_is_nothing_to_report_on_the_message_says_why(tmp_path):
-    with pytest.raises(RunError, match=r"nowhere is no folder: give run folders"):
+    with pytest.raises(RunError, match=r"nowhere is not a folder: give run folders"):
         read_runs([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match=r"empty holds no run: no settings\.json is at or below it"):
+    with pytest.raises(RunError, match=r"empty contains no run: there is no settings\.json in it"):
         read_runs([tmp_path / "empty"])
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun/settings.json").write_text("{}")
@@ -156,7 +156,7 @@ def test_if_there_is_nothing_to_report_on_the_message_says_why(tmp_path):
         read_runs([tmp_path / "begun"])
     write_vision(tmp_path / "good", ERRORS)
     data = read_runs([tmp_path / "empty", tmp_path / "good"])
-    assert "empty holds no run" in data.errors[0]
+    assert "empty contains no run" in data.errors[0]
     assert len(data.comparisons) == 1
 
 
