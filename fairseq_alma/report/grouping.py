@@ -61,10 +61,10 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
     runs_of: dict[tuple, list[Run]] = {}
     streams: dict[tuple, Stream] = {}
     identities: dict[tuple, dict[str, Any]] = {}
-    missing = _settings_of_other_releases(runs)
+    shared = _shared_settings(runs)
     for run in runs:
         stream = _stream_of(run)
-        identity = _identity(stream.half, {**missing[stream], **run.settings})
+        identity = _identity(stream.half, {**shared.get((stream, _learner_of(run.settings)), {}), **run.settings})
         settings = tuple(sorted((name, hashable(value)) for name, value in identity.items()))
         # Runs with other kinds of seeds (data_seed besides seed, say) are of different groups.
         given = tuple(name for name in SEED_SETTINGS if run.settings.get(name) is not None)
@@ -83,20 +83,28 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
     return groups
 
 
-def _settings_of_other_releases(runs: Sequence[Run]) -> dict[Stream, dict[str, Any]]:
-    """Return for each stream the settings that have the same value in every run that has them.
+def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, Any]]:
+    """Return for each stream and learner the settings that have the same value in every run that has them.
 
     A run of an older release lacks settings that were added later. It is taken to have the value of the other runs,
-    because otherwise it would not be grouped with its own further seeds.
+    because otherwise it would not be grouped with its own further seeds. A setting that only one other learner has is
+    left out: it may be the own setting of a plugin's learner, which the catalogue does not know.
     """
     values: dict[Stream, dict[str, dict[Any, Any]]] = {}
+    learners: dict[Stream, dict[str, set[str]]] = {}
     for run in runs:
-        values_of_stream = values.setdefault(_stream_of(run), {})
+        stream, learner = _stream_of(run), _learner_of(run.settings)
         for name, value in run.settings.items():
-            values_of_stream.setdefault(name, {})[hashable(value)] = value
+            values.setdefault(stream, {}).setdefault(name, {})[hashable(value)] = value
+            learners.setdefault(stream, {}).setdefault(name, set()).add(learner)
     return {
-        stream: {name: next(iter(different.values())) for name, different in by_name.items() if len(different) == 1}
-        for stream, by_name in values.items()
+        (stream, learner): {
+            name: next(iter(different.values()))
+            for name, different in values[stream].items()
+            if len(different) == 1 and (len(learners[stream][name]) > 1 or learner in learners[stream][name])
+        }
+        for stream in values
+        for learner in set().union(*learners[stream].values())
     }
 
 
@@ -104,9 +112,13 @@ def _seeds_of(run: Run) -> tuple:
     return tuple(run.settings.get(name) for name in SEED_SETTINGS)
 
 
+def _learner_of(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("learner"))
+
+
 def _identity(half: Half, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what is computed, without seeds and without those the learner does not take."""
-    learner = str(settings.get("learner"))
+    learner = _learner_of(settings)
     return {
         name: value
         for name, value in settings.items()

@@ -79,6 +79,12 @@ def test_a_setting_that_an_older_release_did_not_have_separates_neither_seeds_no
     assert first.settings == second.settings | {"wait": 1}
 
 
+def test_the_own_setting_of_a_plugins_learner_is_not_given_to_other_learners(tmp_path):
+    write_vision(tmp_path / "a", ERRORS)
+    write_vision(tmp_path / "b", ERRORS, learner="my_own", factor=0.5)
+    assert [group.settings.get("factor") for group in only_comparison(tmp_path).groups] == [None, 0.5]
+
+
 def test_an_unfinished_seed_is_not_counted_beside_finished_ones(tmp_path):
     write_vision(tmp_path / "a", ERRORS, seed=0)
     write_vision(tmp_path / "b", ERRORS[:3], seed=1, mega_batches=4)

@@ -120,10 +120,11 @@ def test_settings_of_unexpected_types_do_not_stop_the_report(tmp_path):
     write_vision(tmp_path / "b", ERRORS, knob={"x": [1, {"y": 2}]})
     write_vision(tmp_path / "c", ERRORS, knob=[1], dataset="d" * 300)
     write_vision(tmp_path / "d", ERRORS, dataset="emnist", split=["a"])
+    (write_vision(tmp_path / "e", ERRORS) / "settings.json").write_text("{}")
     data = read_runs([tmp_path])
     [error] = data.errors
     assert "learner is ['sm'], expected a name" in error
-    assert len(data.comparisons) == 3
+    assert len(data.comparisons) == 4
     assert all(len(comparison.slug) < 100 for comparison in data.comparisons)
 
 
