@@ -1,7 +1,7 @@
 """Colours and symbols of learners, and line styles of waits, in figures and on the page.
 
 This table is the only place in the report that lists learners. A test checks that it has every learner of the catalogue
-(core/catalogue.py). Learners of plugins get a colour by their name.
+(core/catalogue.py). The learner of a plugin gets a colour that depends on its name.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Appearance:
     marker: str
     """The marker of matplotlib."""
     symbol: str
-    """The marker of plotly, of the same shape where it has that shape."""
+    """The marker of plotly, in the same shape if plotly has it."""
 
 
 # The palette of Okabe and Ito without its yellow, which is hard to see in print; then three colours of Paul Tol.

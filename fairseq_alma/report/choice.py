@@ -22,11 +22,11 @@ class Budget:
     """Limits that a run must keep. None means no limit."""
 
     comp: float | None = None
-    """Most training FLOPs over the stream."""
+    """Maximum training FLOPs over the stream."""
     num_params: float | None = None
-    """Most parameters after the last arrival."""
+    """Maximum number of parameters after the last arrival."""
     final: float | None = None
-    """Largest error rate or perplexity on validation data after the last arrival."""
+    """Maximum error rate or perplexity on validation data after the last arrival."""
 
     def allows(self, numbers: Numbers) -> bool:
         """Return True if a run with these numbers keeps all limits."""

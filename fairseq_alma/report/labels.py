@@ -7,7 +7,7 @@ from fairseq_alma.core import catalogue
 from fairseq_alma.report.runs import RunGroup
 
 MAX_CHARACTERS = 60
-"""Longest value of a setting in a label; a longer one is cut."""
+"""Maximum length of a value in a label; a longer value is cut."""
 
 
 def group_label(group: RunGroup, varied_settings: Sequence[str]) -> str:

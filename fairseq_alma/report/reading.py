@@ -26,7 +26,7 @@ from fairseq_alma.report.runs import Array, ReportData, Run
 PARALLEL_FROM = 200
 """Number of run folders from which on several processes read them."""
 MAX_PROCESSES = 16
-"""Largest number of processes that read run folders."""
+"""Maximum number of processes that read run folders."""
 
 SCORE_COLUMNS = ("num_params", "forward_flops", "num_members", "num_experts", "overflow")
 """Names that `Run` and `LedgerRow.scores` share. Quality and validation depend on the kind of run."""

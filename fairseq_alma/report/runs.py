@@ -84,6 +84,7 @@ class RunGroup:
     """The runs of one setting, one for each seed."""
 
     half: Half
+    """The command that made the runs: "vision" is alma-vision, "language model" is alma-lm."""
     num_arrivals: int
     """How many mega-batches arrive in each run."""
     runs: tuple[Run, ...]
@@ -157,9 +158,10 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs whose numbers can be compared: one half of the project, one stream, one B."""
+    """Groups of runs whose numbers can be compared: they share the command, the stream and B."""
 
     half: Half
+    """The command that made the runs: "vision" is alma-vision, "language model" is alma-lm."""
     name: str
     """The title, such as `mnist, B = 500`."""
     slug: str

@@ -23,7 +23,7 @@ UNTRAINED = "*"
 EQUAL_COMPUTE = 0.02
 """Table 1 compares runs whose training FLOPs differ by at most this share: the last batch of a stage may be partial."""
 MAX_ARRIVALS = 24
-"""Largest number of arrivals for which Table 2 is made: it has one column per arrival."""
+"""Maximum number of arrivals for which Table 2 is made: it has one column per arrival."""
 
 
 @dataclass(frozen=True)

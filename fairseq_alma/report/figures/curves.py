@@ -38,7 +38,8 @@ def panels_of(
         comparison: the groups.
         numbers: the results of each group.
         within_panel: settings that colour, marker, dashes or the x axis show.
-        max_groups: most groups of one panel. Of more panels or groups, the best by validation are shown.
+        max_groups: maximum number of groups in a panel. If there are more panels or groups, the best by validation
+            are shown.
 
     Returns:
         Title of each panel -> its groups, and the number of groups that are left out.
@@ -50,7 +51,7 @@ def panels_of(
     for group, result in zip(comparison.groups, numbers, strict=True):
         if group.last_t < 1:
             continue
-        # The label without its first word, the learner. It has no setting that the learner does not take.
+        # The label without the learner's name. It lists only settings that the learner takes.
         title = group_label(group, between_panels).partition(", ")[2]
         score = result.validation_score if result.validation_score is not None else float("inf")
         panels.setdefault(title, []).append((score, group))

@@ -17,11 +17,11 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 MAX_STAGES = 4
-"""Most panels of a map, one per stage."""
+"""Maximum number of panels in a map, one per stage."""
 MAX_EXAMPLES = 1500
-"""Most examples of a map: t-SNE takes one second per few hundred examples."""
+"""Maximum number of examples in a map: t-SNE takes about a second for every few hundred examples."""
 MIN_EXAMPLES = 10
-"""Fewest examples from which a map is drawn."""
+"""Minimum number of examples in a map."""
 _PERPLEXITY = 30
 """The parameter of t-SNE: roughly the number of neighbours of an example."""
 _MARKERS = "os^Dv<>Pp*Xd"

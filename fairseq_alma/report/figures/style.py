@@ -20,11 +20,11 @@ WIDTH = 3.4
 HEIGHT = 2.9
 """Height of a panel in inches."""
 MAX_PANELS = 12
-"""Most panels of one figure."""
+"""Maximum number of panels in a figure."""
 MAX_GROUPS = 4
-"""Most groups in a figure, or of a kind of figure, that shows each group by itself."""
+"""Maximum number of groups that get a row, or a figure, of their own."""
 MAX_LINES = 40
-"""Most curves of one panel. A note below the figure counts the runs that it leaves out; the page has all."""
+"""Maximum number of curves in a panel. A note below the figure counts the runs that are left out; the page has all."""
 
 
 def waits_of(groups: Iterable[RunGroup]) -> list[int]:

@@ -23,7 +23,7 @@ from fairseq_alma.report.runs import Comparison, RunGroup
 SIZES = ("width", "arch", "experts", "members")
 """Settings that are the size of a learner: points that differ in these only are joined by a line."""
 MAX_POINTS = 400
-"""Most points of one panel."""
+"""Maximum number of points in a panel."""
 
 
 def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:

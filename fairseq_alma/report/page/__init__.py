@@ -22,13 +22,13 @@ FOLDER = Path(__file__).parent
 SCRIPTS = ("data.js", "choice.js", "plots.js", "tables.js", "controls.js")
 """The scripts of the page. They share one scope, in this order."""
 MAX_POINTS = 250_000
-"""Most points of all curves together: with more runs, each curve has fewer points, so that the page stays small."""
+"""Maximum number of points in all curves together: with many runs, each curve gets fewer points, to keep the page small."""
 MIN_POINTS = 40
-"""Fewest points of a curve, however many runs there are."""
+"""Minimum number of points in a curve, however many runs there are."""
 MAX_ALTERNATIVES = 12
-"""Most alternatives that are shown for one run and one decision."""
+"""Maximum number of alternatives that the page shows for one run and one decision."""
 MAX_FILTER_VALUES = 20
-"""A setting with more values than this has no filter."""
+"""Maximum number of values of a setting that has a filter."""
 INFINITE = "\0infinite"
 """Replaces infinity, for which JSON has no number. data.js turns it into a number again."""
 
