@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 SCRIPTS = ("data.js", "choice.js", "plots.js", "tables.js", "controls.js")
 """The scripts of the page. They share one scope, in this order."""
 MAX_POINTS = 250_000
-"""Maximum number of points in all curves together: with many runs, each curve gets fewer points, to keep the page small."""
+"""Maximum number of points in all curves together. With many runs each curve gets fewer: the page stays small."""
 MIN_POINTS = 40
 """Minimum number of points in a curve, however many runs there are."""
 MAX_ALTERNATIVES = 12
