@@ -22,7 +22,7 @@ from pathlib import Path
 
 from _common import ROOT, provenance, table, verdict
 
-from fairseq_alma.report.runs import read_runs
+from fairseq_alma.report.reading import read_runs
 
 LEARNERS = ("sm", "ens", "umix", "gens", "gmoe")
 WAITS = (1, 2, 5, 10, 50)
