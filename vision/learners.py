@@ -31,20 +31,20 @@ from vision.batches import Batches, Memory, StageData
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.firefly import (
     Chain,
-    HowMany,
-    chain_of,
-    enough_for_parameters,
+    CountRule,
+    chain_from_stack,
+    count_by_num_params,
     grow_depth,
     grow_width,
-    share_of_width,
-    stack_of,
+    count_by_width_ratio,
+    stack_from_chain,
 )
 from vision.networks import GatedStack, Stack
 from vision.optimizers import SGD, AdaDelta
 from vision.seeds import generator
 from vision.settings import SplitBy, VisionSettings
 from vision.training import JointLoss, OwnLoss, Watcher, train_stage
-from vision.voting import Combine, Tally, tally
+from vision.voting import Combine, MemberOutputs, sum_members
 
 # S seeds, N networks of a seed, M = S N networks, E experts, b examples, C classes.
 
@@ -133,7 +133,7 @@ class VisionLearner:
 
     def _ready(self, stack: Stack) -> Stack:
         """As this run computes."""
-        stack.compute_in(torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32)
+        stack.set_compute_dtype(torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32)
         return stack
 
     def new_stack(self, stage_index: int) -> Stack:
@@ -155,13 +155,13 @@ class VisionLearner:
         s, began = self.settings, time.perf_counter()
         self.watcher.begin_stage(stage.index)
         if s.from_scratch and stage.index > 1:
-            self.stack.draw(self.generators("initialisation", stage.index))
+            self.stack.reset_parameters(self.generators("initialisation", stage.index))
         data = self.memory.stage_data(stage.new, stage.past, stage.replay)
         loss, stack = self.loss(), self.stack
         orders = self.generators("order", stage.index, loss.num_orders // len(self.seeds))
         batches = Batches(data, orders, s.batch_size, stage.replay, s.bagging)
         if isinstance(stack, GatedStack) and s.hard_gates:
-            stack.draw_from(partial(_uniform, self.generators("gates", stage.index)))
+            stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
         self.stack = stack  # no longer what lies in its file
         trained = train_stage(
             stack, batches, data.validation, loss, self._optimizer(stack), s.epochs, s.select_by, self.watcher
@@ -177,14 +177,14 @@ class VisionLearner:
         )
         return [spent for _ in self.seeds]
 
-    def tally(self, x: Tensor, stack: Stack) -> Tally:
+    def member_outputs(self, x: Tensor, stack: Stack) -> MemberOutputs:
         """What the members of one stack say of examples, to be added up: for each seed.
 
         Args:
             x: [1, b, ...], the same for all networks, or [S, b, ...].
             stack: one of `members`.
         """
-        return tally(self.loss().combined(stack.logits_of_many(x)), len(self.seeds), self.combine)
+        return sum_members(self.loss().unit_logits(stack.logits_of_many(x)), len(self.seeds), self.combine)
 
     @property
     def num_members(self) -> int | None:
@@ -270,7 +270,7 @@ class VisionLearner:
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         x_Sni, y_Sn = data.validation.examples, data.validation.labels
-        total = sum((self.tally(x_Sni, stack) for _, stack in self.members), Tally.nothing())
+        total = sum((self.member_outputs(x_Sni, stack) for _, stack in self.members), MemberOutputs.empty())
         return list(zip(total.loss(y_Sn), total.error_rate(y_Sn), strict=True))
 
 
@@ -392,7 +392,7 @@ class GrowingMixture(Mixture):
         """Split one expert a layer, ranked on the validation data of the stage before, every `grow_every` stages."""
         if (stage.index - 1) % self.settings.grow_every:
             return super().grow(stage)
-        stack, data = self.stack, self.memory.before(stage, self.stage_length).validation
+        stack, data = self.stack, self.memory.previous_stage_data(stage, self.stage_length).validation
         worst = charged_experts(stack, data.examples, data.labels, self.settings.split_by)
         split = stack.split_flat if self.flat else stack.split
         self.stack = split(worst, self.generators("growth", stage.index))
@@ -432,33 +432,33 @@ class Firefly(VisionLearner):
         order = self.generators("order of growth", stage.index)
         batches = partial(_chain_batches, Batches(data, order, s.batch_size, stage.replay))
         (noise,) = self.generators("growth", stage.index)
-        chain, flops = chain_of(stack), 0
+        chain, flops = chain_from_stack(stack), 0
         if s.grow_depth:
             most = self._target(stage.index) if s.grow_by == "parameters" else None
             grown = grow_depth(chain, batches, s.grow_depth, noise, most)
             chain, flops = grown.chain, grown.flops
         how_many = self._how_many(chain, stage.index)
         grown = grow_width(chain, batches, how_many, noise, s.candidates)
-        self.stack = stack_of(grown.chain, stack)
+        self.stack = stack_from_chain(grown.chain, stack)
         return [Spent(train_flops=flops + grown.flops, train_seconds=time.perf_counter() - began)]
 
-    def _how_many(self, chain: Chain, stage_index: int) -> HowMany:
+    def _how_many(self, chain: Chain, stage_index: int) -> CountRule:
         s = self.settings
         if s.grow_by == "width":
             # The original code's rule: so that the width is about c (1 + g t) at stage t + 1.
             t = stage_index - 1
-            return share_of_width(chain, (s.grow_ratio * t + 1) / (s.grow_ratio * (t - 1) + 1) - 1)
-        return enough_for_parameters(chain, self._target(stage_index))
+            return count_by_width_ratio(chain, (s.grow_ratio * t + 1) / (s.grow_ratio * (t - 1) + 1) - 1)
+        return count_by_num_params(chain, self._target(stage_index))
 
     def _target(self, stage_index: int) -> int:
         """How many parameters the network should have after the growth before this stage."""
-        s, first = self.settings, chain_of(self.new_stack(1)).num_params()
+        s, first = self.settings, chain_from_stack(self.new_stack(1)).num_params()
         return first + round(s.grow_ratio * first) * ((stage_index - 1) // s.grow_every)
 
 
 def _chain_batches(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """An epoch as chains read it: images [b, channels, s, s] as they are, and classes."""
-    for (x,), (one_hot,) in batches.epoch(changed=False):
+    for (x,), (one_hot,) in batches.epoch(augmented=False):
         yield x.movedim(-1, 1) if x.dim() == 4 else x, one_hot.argmax(-1)
 
 

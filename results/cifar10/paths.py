@@ -57,7 +57,7 @@ def drawn(seeds: Sequence[int], purpose: str) -> list[torch.Generator]:
 def ours(data: StageData, x: Tensor, y: Tensor, seeds: Sequence[int], precision: torch.dtype) -> list[float]:
     """Test errors of a stack of these seeds."""
     stack = VGG(3, WIDTH, 10).network(drawn(seeds, "initialisation"), x.device)
-    stack.compute_in(precision)
+    stack.set_compute_dtype(precision)
     batches, optimizer = Batches(data, drawn(seeds, "order"), BATCH), SGD(stack.parameters.flat, **RECIPE)
     train_stage(stack, batches, data.validation, OwnLoss(len(seeds), 1), optimizer, EPOCHS, "validation_loss")
     return (stack.logits_of_many(x[None]).argmax(-1) != y).double().mean(1).tolist()
@@ -65,7 +65,7 @@ def ours(data: StageData, x: Tensor, y: Tensor, seeds: Sequence[int], precision:
 
 def plain(data: StageData, x: Tensor, y: Tensor, seed: int) -> float:
     """The same in torch's own words."""
-    model = VGG(3, WIDTH, 10).network(drawn([seed], "initialisation"), x.device).plain(0)
+    model = VGG(3, WIDTH, 10).network(drawn([seed], "initialisation"), x.device).to_module(0)
     optimizer, batches = torch.optim.SGD(model.parameters(), **RECIPE), Batches(data, drawn([seed], "order"), BATCH)
     x_valid, y_valid = data.validation.examples[0].movedim(-1, 1), data.validation.labels[0]
     best, error = float("inf"), 1.0
@@ -100,7 +100,7 @@ def main() -> None:
     half = seeds[: arguments.half_seeds]
     dataset = load_dataset("cifar10", arguments.data_root)
     inputs = Images(dataset.pixels, 3, 32)
-    x, y = inputs.read(inputs.keep(dataset.test.images.to(device))), dataset.test.labels.to(device)
+    x, y = inputs.to_input(inputs.to_storage(dataset.test.images.to(device))), dataset.test.labels.to(device)
     alone = [data_of(dataset, [seed], device) for seed in seeds]
     ways = {
         "plain": lambda: [plain(alone[seed], x, y, seed) for seed in seeds],
@@ -111,9 +111,9 @@ def main() -> None:
     }
     if device.type != "cpu":
         del ways["narrow"]
-    usual, errors, rows = narrow.NARROW, {}, []
+    usual, errors, rows = narrow.MAX_CHANNELS, {}, []
     for name, way in ways.items():
-        narrow.NARROW = 0 if name == "torch" else usual
+        narrow.MAX_CHANNELS = 0 if name == "torch" else usual
         began = time.process_time()
         errors[name] = [100 * error for error in way()]
         count, plain_count = len(errors[name]), len(errors["plain"])

@@ -51,7 +51,7 @@ def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Error
         def epoch(self, epoch, error):
             self.errors = errors() if epoch == EPOCHS else []
 
-    stack, last = MLPStack.drawn((784, WIDTH, WIDTH, 10), generators("initialisation"), torch.device("cpu")), Last()
+    stack, last = MLPStack.initialised((784, WIDTH, WIDTH, 10), generators("initialisation"), torch.device("cpu")), Last()
     batches, optimizer = Batches(data, generators("order"), 128), AdaDelta(stack.parameters.flat)
     train_stage(stack, batches, data.validation, OwnLoss(SEEDS, 1), optimizer, EPOCHS, "validation_accuracy", last)
     return errors(), last.errors
@@ -90,7 +90,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dataset = load_dataset("mnist", arguments.data_root)
-    data, x, y = data_of(dataset), dataset.pixels.normalised(dataset.test.images), dataset.test.labels
+    data, x, y = data_of(dataset), dataset.pixels.normalise(dataset.test.images), dataset.test.labels
     for first in (0, 1000, 2000, 3000):
         for name, way in (("ours", ours), ("plain", plain)):
             told = [

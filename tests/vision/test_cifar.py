@@ -13,7 +13,7 @@ from fairseq_alma.core.errors import SettingError
 from vision.datasets import Pixels, load_dataset
 
 BATCHES = [f"data_batch_{number}" for number in (1, 2, 3, 4, 5)]
-FETCHED_ANEW = "remove it, and it is fetched anew where there is a network"
+DOWNLOADED_AGAIN = "remove it, and the next run with network access downloads it again"
 
 
 class Python2Pickler(pickle._Pickler):
@@ -106,7 +106,7 @@ def test_the_real_cifar10_is_what_torchvision_reads(real, real_dataset):
 
 
 def test_each_channel_of_the_real_cifar10_has_mean_0_and_deviation_1(real_dataset):
-    x = real_dataset.pixels.normalised(real_dataset.training.images[::5])
+    x = real_dataset.pixels.normalise(real_dataset.training.images[::5])
     assert x.shape == (10_000, 3072)
     channels = x.view(-1, 3, 1024)
     assert channels.mean(dim=(0, 2)).tolist() == pytest.approx([0, 0, 0], abs=0.01)
@@ -124,8 +124,8 @@ def test_one_flipped_byte_among_the_real_pixels_is_told(tmp_path, real):
     (folder / "data_batch_3").write_bytes(content)
     message = refusal("cifar10", tmp_path)
     assert f"{folder / 'data_batch_3'} is damaged: its md5 is " in message
-    assert "that of the published file of 10000 images 54ebc095f3ab1f0389bbae665268c751" in message
-    assert message.endswith(FETCHED_ANEW)
+    assert "that of the published file of 10000 images is 54ebc095f3ab1f0389bbae665268c751" in message
+    assert message.endswith(DOWNLOADED_AGAIN)
 
 
 def test_a_real_batch_in_another_ones_place_is_told(tmp_path, real):
@@ -174,8 +174,8 @@ def test_each_channel_has_a_mean_and_a_deviation_of_its_own():
     pixels = Pixels(largest=10, mean=(0.0, 0.5, 1.0), deviation=(1.0, 0.5, 0.25))
     images = torch.tensor([[0, 10, 0, 10, 0, 10], [5, 5, 5, 5, 5, 5]], dtype=torch.uint8)  # 3 channels of 1 x 2
     expected = [[0.0, 1.0, -1.0, 1.0, -4.0, 0.0], [0.5, 0.5, 0.0, 0.0, -2.0, -2.0]]
-    assert pixels.normalised(images).tolist() == expected
-    assert pixels.normalised(images[None]).tolist() == [expected]  # of any number of axes
+    assert pixels.normalise(images).tolist() == expected
+    assert pixels.normalise(images[None]).tolist() == [expected]  # of any number of axes
     assert images[0].tolist() == [0, 10, 0, 10, 0, 10]  # as they were
     with pytest.raises(SettingError, match="must have the same number of channels"):
         Pixels(largest=10, mean=(0.0, 0.5, 1.0), deviation=1.0)
@@ -187,7 +187,7 @@ def test_a_batch_that_was_cut_short_is_told(tmp_path, no_network, length):
     path.write_bytes(path.read_bytes()[:length])
     message = refusal("cifar10", tmp_path)
     assert f"{path} is damaged: it cannot be read as a pickle of images (" in message
-    assert message.endswith(FETCHED_ANEW)
+    assert message.endswith(DOWNLOADED_AGAIN)
 
 
 def test_a_file_of_another_kind_is_told(tmp_path, no_network):
@@ -215,7 +215,7 @@ def test_a_file_that_would_execute_something_is_refused_unexecuted(tmp_path, no_
     message = refusal("cifar10", tmp_path)
     assert not mark.exists()
     assert f"{folder / 'data_batch_4'} is damaged: " in message
-    assert f"it calls {os.system.__module__}.system, which no file of images needs" in message
+    assert f"it calls {os.system.__module__}.system, which a file of images does not need" in message
     with (folder / "data_batch_4").open("rb") as stream:
         pickle.load(stream)
     assert mark.exists()  # it would have
@@ -228,18 +228,18 @@ def test_nothing_but_arrays_may_be_called(tmp_path, no_network, function):
     path = write_cifar10(tmp_path) / "test_batch"
     path.write_bytes(f"c{function.replace(' ', chr(10))}\n(S'1'\ntR.".encode())
     assert f"{path} is damaged: " in (message := refusal("cifar10", tmp_path))
-    assert f"it calls {function.replace(' ', '.')}, which no file of images needs" in message
+    assert f"it calls {function.replace(' ', '.')}, which a file of images does not need" in message
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({b"data": None}, "it does not hold 'data', as a file of cifar-10-batches-py does"),
-        ({b"labels": None}, "it does not hold 'labels', as a file of cifar-10-batches-py does"),
-        ({b"labels": [1, 2, 3]}, "it holds 2 images, but 3 labels"),
-        ({b"labels": [1]}, "it holds 2 images, but 1 labels"),
-        ({b"labels": [3, 10]}, "its labels 3..10 do not lie in 0..9"),
-        ({b"labels": [-1, 3]}, "its labels -1..3 do not lie in 0..9"),
+        ({b"data": None}, "it does not contain 'data', as files of cifar-10-batches-py do"),
+        ({b"labels": None}, "it does not contain 'labels', as files of cifar-10-batches-py do"),
+        ({b"labels": [1, 2, 3]}, "it contains 2 images, but 3 labels"),
+        ({b"labels": [1]}, "it contains 2 images, but 1 labels"),
+        ({b"labels": [3, 10]}, "its labels 3..10 are not all in 0..9"),
+        ({b"labels": [-1, 3]}, "its labels -1..3 are not all in 0..9"),
         ({b"labels": [1.5, 2]}, "its labels are not a list of whole numbers"),
         ({b"labels": 7}, "its labels are not a list of whole numbers"),
         ({b"labels": [], b"data": images(0)}, "[0, 3072], not 'u1' [n, 3072] with at least one image"),
@@ -259,7 +259,7 @@ def test_content_that_is_not_images_with_their_labels_is_told(tmp_path, no_netwo
     message = refusal("cifar10", tmp_path)
     assert f"{path} is damaged: " in message
     assert told in message
-    assert message.endswith(FETCHED_ANEW)
+    assert message.endswith(DOWNLOADED_AGAIN)
 
 
 def test_an_array_shorter_than_it_tells_is_told(tmp_path, no_network):

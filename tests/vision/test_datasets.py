@@ -66,7 +66,7 @@ def test_digits_has_a_fixed_fifth_of_its_1797_images_as_test_set(tmp_path):
 
 def test_digits_pixels_have_mean_0_and_deviation_1_in_training():
     dataset = load_dataset("digits", ".")
-    x = dataset.pixels.normalised(dataset.training.images)
+    x = dataset.pixels.normalise(dataset.training.images)
     assert x.mean().item() == pytest.approx(0, abs=1e-3)
     assert x.std().item() == pytest.approx(1, abs=1e-3)
 
@@ -74,7 +74,7 @@ def test_digits_pixels_have_mean_0_and_deviation_1_in_training():
 def test_a_pixel_becomes_a_number():
     pixels = Pixels(largest=255, mean=0.5, deviation=0.25)
     images = torch.tensor([[0, 255, 51]], dtype=torch.uint8)
-    assert pixels.normalised(images).tolist() == [pytest.approx([-2.0, 2.0, -1.2])]
+    assert pixels.normalise(images).tolist() == [pytest.approx([-2.0, 2.0, -1.2])]
     assert images.tolist() == [[0, 255, 51]]  # as they were
 
 
@@ -118,7 +118,7 @@ def test_an_unknown_dataset_or_split_is_told_with_those_that_there_are(tmp_path)
 def test_files_that_are_missing_where_there_is_no_network_are_told(tmp_path, no_network, name, folder):
     with pytest.raises(SettingError) as error:
         load_dataset(name, tmp_path)
-    for part in (f"dataset={name}", f"not in {tmp_path}/{folder}/raw and could not be fetched", "Give data_root="):
+    for part in (f"dataset={name}", f"not in {tmp_path}/{folder}/raw and could not be downloaded", "Set data_root="):
         assert part in str(error.value)
 
 
@@ -127,7 +127,7 @@ def test_a_file_that_was_cut_short_is_told(tmp_path, no_network, length):
     write_mnist(tmp_path)
     path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(SettingError, match=r"train-images-idx3-ubyte is damaged: .* remove it, and it is fetched anew"):
+    with pytest.raises(SettingError, match=r"train-images-idx3-ubyte is damaged: .* remove it, and the next run"):
         load_dataset("mnist", tmp_path)
 
 
@@ -148,10 +148,10 @@ def test_a_file_of_another_kind_is_told(tmp_path, no_network):
 
 def test_a_label_that_is_no_class_is_told(tmp_path, no_network):
     write_mnist(tmp_path, test=(2, 7, 77))
-    with pytest.raises(SettingError, match=r"t10k-labels-idx1-ubyte is damaged: its labels 2..77 do not lie in 0..9"):
+    with pytest.raises(SettingError, match=r"t10k-labels-idx1-ubyte is damaged: its labels 2..77 are not all in 0..9"):
         load_dataset("mnist", tmp_path)
     write_emnist(tmp_path, "letters", train=[1, 0], test=[3])
-    with pytest.raises(SettingError, match=r"labels 0..1 do not lie in 1..26"):
+    with pytest.raises(SettingError, match=r"labels 0..1 are not all in 1..26"):
         load_dataset("emnist", tmp_path, "letters")
 
 
@@ -161,5 +161,5 @@ def test_the_real_mnist(alma_data):
     dataset = load_dataset("mnist", alma_data)
     assert (len(dataset.training), len(dataset.test)) == (60_000, 10_000)
     assert dataset.test.labels[:5].tolist() == [7, 2, 1, 0, 4]
-    x = dataset.pixels.normalised(dataset.training.images)
+    x = dataset.pixels.normalise(dataset.training.images)
     assert (x.mean().item(), x.std().item()) == (pytest.approx(0, abs=1e-3), pytest.approx(1, abs=1e-3))

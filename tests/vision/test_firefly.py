@@ -10,19 +10,19 @@ from torch.nn import functional as F
 
 from fairseq_alma.core.errors import SettingError
 from vision.firefly import (
-    CANDIDATES,
+    NUM_CANDIDATES,
     Chain,
     DepthCandidates,
     Layer,
     Norm,
     WidthCandidates,
-    chain_of,
-    enough_for_parameters,
+    chain_from_stack,
+    count_by_num_params,
     grow_depth,
     grow_width,
     rank,
-    share_of_width,
-    stack_of,
+    count_by_width_ratio,
+    stack_from_chain,
 )
 from vision.networks import MixtureStack, MLPStack, VGGStack
 from vision.seeds import generator
@@ -41,7 +41,7 @@ def double():
 
 def vgg():
     """Small, and trained enough for norms that are not those of the beginning."""
-    stack = VGGStack.drawn(3, WIDTHS, 10, [generator(0)], CPU, (1, 2, 1, 1, 1))
+    stack = VGGStack.initialised(3, WIDTHS, 10, [generator(0)], CPU, (1, 2, 1, 1, 1))
     drawn_by = generator("norms")
     for name in stack.parameters.shapes:
         if name.startswith(("scale", "shift")):
@@ -52,7 +52,7 @@ def vgg():
 
 
 def perceptron():
-    return MLPStack.drawn((12, 6, 5, 10), [generator(0)], CPU)
+    return MLPStack.initialised((12, 6, 5, 10), [generator(0)], CPU)
 
 
 STACKS = {"vgg": vgg, "perceptron": perceptron}
@@ -91,10 +91,10 @@ def nothing(chain):
 @KINDS
 def test_a_chain_is_its_stack(kind):
     stack = STACKS[kind]()
-    chain, (x, _) = chain_of(stack), batches_for(kind)()[0]
+    chain, (x, _) = chain_from_stack(stack), batches_for(kind)()[0]
     ours = x.movedim(1, -1) if kind == "vgg" else x
     torch.testing.assert_close(chain.logits(x), stack.logits(ours[None])[0])
-    again = stack_of(chain, stack)
+    again = stack_from_chain(chain, stack)
     assert type(again) is type(stack)
     assert again.state().keys() == stack.state().keys()
     assert torch.equal(again.logits(ours[None]), stack.logits(ours[None]))
@@ -103,22 +103,22 @@ def test_a_chain_is_its_stack(kind):
 
 def test_mixtures_do_not_grow_by_firefly():
     with pytest.raises(TypeError, match="MixtureStack does not grow by Firefly"):
-        chain_of(MixtureStack.drawn((4, 3, 3, 2), 2, False, [generator(0)], CPU))
+        chain_from_stack(MixtureStack.initialised((4, 3, 3, 2), 2, False, [generator(0)], CPU))
 
 
 @KINDS
 def test_a_split_before_noise_changes_nothing(kind):
-    chain = chain_of(STACKS[kind]())
+    chain = chain_from_stack(STACKS[kind]())
     candidates, (x, _) = candidates_of(chain), batches_for(kind)()[0]
     for tensor in concatenated(candidates.splits, candidates.new_units):
         tensor.data.zero_()
-    for tensor in (*candidates.of_new, candidates.head_of_new):
+    for tensor in (*candidates.weights_on_new, candidates.head_weight_on_new):
         if tensor is not None:
             tensor.data.zero_()
     with torch.no_grad():
         torch.testing.assert_close(candidates.logits(x), chain.logits(x), rtol=0, atol=1e-9)
         for splits, new in ((everything(chain)[0], nothing(chain)[1]), everything(chain)):
-            grown = candidates.take(splits, new)
+            grown = candidates.grown_chain(splits, new)
             torch.testing.assert_close(grown.logits(x), chain.logits(x), rtol=0, atol=1e-9)
     assert grown.widths == [2 * width + K for width in chain.widths]
 
@@ -129,24 +129,24 @@ def test_what_is_taken_is_what_was_ranked(kind):
 
     But for pooling, which the passes do after the mean of twins and the network before it: images of one pixel here.
     """
-    chain = chain_of(STACKS[kind]())
+    chain = chain_from_stack(STACKS[kind]())
     chain = replace(chain, layers=[replace(layer, is_pooled=False) for layer in chain.layers])
     candidates, (x, _) = candidates_of(chain), batches_for(kind)()[0]
     x = x[:, :, :1, :1] if kind == "vgg" else x
     with torch.no_grad():
-        taken = candidates.take(*everything(chain))
+        taken = candidates.grown_chain(*everything(chain))
         torch.testing.assert_close(taken.logits(x), candidates.logits(x), atol=1e-9, rtol=0)
         assert (candidates.logits(x) - chain.logits(x)).abs().max() > 1e-3
-        torch.testing.assert_close(candidates.take(*nothing(chain)).logits(x), chain.logits(x), atol=1e-9, rtol=0)
+        torch.testing.assert_close(candidates.grown_chain(*nothing(chain)).logits(x), chain.logits(x), atol=1e-9, rtol=0)
 
 
 @KINDS
 def test_taking_a_unit_leaves_the_others_as_they_are(kind):
-    chain = chain_of(STACKS[kind]())
+    chain = chain_from_stack(STACKS[kind]())
     candidates = candidates_of(chain)
     splits, new = nothing(chain)
     splits[1], new[0] = torch.tensor([2]), torch.tensor([1, 3])
-    grown = candidates.take(splits, new)
+    grown = candidates.grown_chain(splits, new)
     first, second = grown.layers[0], grown.layers[1]
     assert grown.widths[:2] == [chain.widths[0] + 2, chain.widths[1] + 1]
     assert torch.equal(first.weight[:-2], chain.layers[0].weight)
@@ -157,7 +157,7 @@ def test_taking_a_unit_leaves_the_others_as_they_are(kind):
     torch.testing.assert_close(second.weight[2, :inputs] - second.weight[-1, :inputs], 2 * v[2])
     kept = [unit for unit in range(chain.widths[1]) if unit != 2]
     assert torch.equal(second.weight[kept, :inputs], old[kept])
-    assert torch.equal(second.weight[0, inputs:], candidates.of_new[1][0, [1, 3]])
+    assert torch.equal(second.weight[0, inputs:], candidates.weights_on_new[1][0, [1, 3]])
     # The next layer reads half of each twin.
     third = grown.layers[2].weight if len(grown.layers) > 2 else grown.head_weight
     before = chain.layers[2].weight if len(grown.layers) > 2 else chain.head_weight
@@ -173,7 +173,7 @@ def test_taking_a_unit_leaves_the_others_as_they_are(kind):
 @KINDS
 def test_a_score_is_the_slope_of_the_loss_along_that_candidates_noise(kind):
     """By finite differences, after the epoch in which noise is trained: every candidate of a layer in turn."""
-    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+    chain, batches = chain_from_stack(STACKS[kind]()), batches_for(kind)
     candidates = candidates_of(chain)
     before = [one.detach().clone() for one in candidates.variables]
     scores, flops, *_ = rank(candidates, batches)
@@ -197,7 +197,7 @@ def test_a_score_is_the_slope_of_the_loss_along_that_candidates_noise(kind):
 
 @KINDS
 def test_the_best_of_all_layers_together_are_taken(kind):
-    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+    chain, batches = chain_from_stack(STACKS[kind]()), batches_for(kind)
     seen = []
 
     def how_many(order):
@@ -224,20 +224,20 @@ def _draws_of(name):
 
 
 def test_how_many_are_taken(caplog):
-    chain = chain_of(perceptron())  # 12-6-5-10
+    chain = chain_from_stack(perceptron())  # 12-6-5-10
     order = [(0, False), (1, True), (1, False), (0, True)]
     now = 12 * 6 + 6 + 6 * 5 + 5 + 5 * 10 + 10
     assert chain.num_params() == now
     one_more = now + 12 + 1 + 5  # a unit of the first layer
-    assert enough_for_parameters(chain, one_more)(order) == 1
-    assert enough_for_parameters(chain, one_more + 1)(order) == 2
+    assert count_by_num_params(chain, one_more)(order) == 1
+    assert count_by_num_params(chain, one_more + 1)(order) == 2
     assert chain.num_params([7, 6]) == one_more + 7 + 1 + 10
-    assert enough_for_parameters(chain, 10**9)(order) == 4
-    assert enough_for_parameters(chain, now)(order) == 0
-    assert share_of_width(chain, 0.3)(order) == 3  # of 11 units, rounded down
-    assert share_of_width(chain, 0.05)(order) == 0
+    assert count_by_num_params(chain, 10**9)(order) == 4
+    assert count_by_num_params(chain, now)(order) == 0
+    assert count_by_width_ratio(chain, 0.3)(order) == 3  # of 11 units, rounded down
+    assert count_by_width_ratio(chain, 0.05)(order) == 0
     caplog.clear()
-    assert share_of_width(chain, 0.5)(order) == 4
+    assert count_by_width_ratio(chain, 0.5)(order) == 4
     assert "4 candidates are too few for 5 units" in caplog.text
     with pytest.raises(SettingError, match="grow_depth=3 is more than one new layer after each of 2"):
         grow_depth(chain, batches_for("perceptron"), 3, generator(0))
@@ -245,7 +245,7 @@ def test_how_many_are_taken(caplog):
 
 def test_its_passes_are_charged_by_hand():
     """A perceptron 12-6-5-10 with K candidates, 24 examples: every product forward, and what gradients need of each."""
-    chain, batches = chain_of(perceptron()), batches_for("perceptron")
+    chain, batches = chain_from_stack(perceptron()), batches_for("perceptron")
     _, flops, *_ = rank(candidates_of(chain), batches)
     reads = [(12, 6 + 6 + K), (6, 5 + 5 + K), (K, 5 + K), (5, 10), (K, 10)]  # inputs, outputs
     forward = [2 * num_in * num_out for num_in, num_out in reads]
@@ -259,7 +259,7 @@ def test_its_passes_are_charged_by_hand():
 @KINDS
 def test_candidates_begin_as_the_authors_draw_them(kind):
     """Splits from U(-0.1, 0.1), new units from N(0, 0.1), what reads them from U(-0.01, 0.01); layers from the last."""
-    chain = chain_of(STACKS[kind]())
+    chain = chain_from_stack(STACKS[kind]())
     noise = generator("many")
     drawn = WidthCandidates(
         chain, 200, lambda s: torch.rand(s, generator=noise), lambda s: torch.randn(s, generator=noise)
@@ -273,19 +273,19 @@ def test_candidates_begin_as_the_authors_draw_them(kind):
         torch.testing.assert_close(float(values.std()), bound / 3**0.5, rtol=0.2, atol=0)
 
     check_uniform(drawn.splits, 0.1)
-    check_uniform([one for one in drawn.of_new if one is not None], 0.01)
-    check_uniform([drawn.head_of_new], 0.01)
+    check_uniform([one for one in drawn.weights_on_new if one is not None], 0.01)
+    check_uniform([drawn.head_weight_on_new], 0.01)
     check_uniform(DepthCandidates(chain, lambda s: torch.rand(s, generator=noise)).noise, 0.01)
     new = torch.cat([one.detach().flatten() for one in drawn.new_units])
     assert new.abs().max() > 0.25  # not uniform
     torch.testing.assert_close(float(new.std()), 0.1, rtol=0.05, atol=0)
-    assert CANDIDATES == 70
+    assert NUM_CANDIDATES == 70
 
 
 @KINDS
 def test_noise_is_trained_by_the_authors_recipe(kind, monkeypatch):
     """RMSprop(lr 1e-3, momentum 0.1, alpha 0.9), one epoch of cross-entropy and 1e-2 (|v|^2 + 1e-2 |vno|^2)."""
-    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+    chain, batches = chain_from_stack(STACKS[kind]()), batches_for(kind)
     ours, theirs = candidates_of(chain), candidates_of(chain)
     rank(ours, batches)
     squares = [torch.zeros_like(one) for one in theirs.variables]
@@ -317,22 +317,22 @@ def test_layers_that_would_exceed_the_growth_are_left_out(caplog):
 
 
 def test_statistics_of_new_norms_are_charged_one_pass(monkeypatch):
-    chain, batches = chain_of(vgg()), batches_for("vgg")
+    chain, batches = chain_from_stack(vgg()), batches_for("vgg")
     ranked = rank(depth_candidates_of(chain), batches)
     assert ranked.num_examples == 24
     assert ranked.example.untyped_storage().nbytes() == 8 * 3 * 32 * 32  # not a view of a batch
     grown = grow_depth(chain, batches, 1, generator("noise"))
-    forward = VGGStack.drawn(3, WIDTHS, 10, [generator(0)], CPU, (1, 2, 1, 1, 1)).flops.forward
+    forward = VGGStack.initialised(3, WIDTHS, 10, [generator(0)], CPU, (1, 2, 1, 1, 1)).flops.forward
     assert grown.flops == ranked.flops + 24 * forward
 
 
 @KINDS
 def test_new_layers_before_noise_change_nothing(kind):
-    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+    chain, batches = chain_from_stack(STACKS[kind]()), batches_for(kind)
     candidates = depth_candidates_of(chain)
     x, _ = batches()[0]
     places = list(range(len(chain.layers)))
-    grown = candidates.take(places, batches, with_noise=False)
+    grown = candidates.grown_chain(places, batches, with_noise=False)
     assert len(grown.layers) == 2 * len(chain.layers)
     torch.testing.assert_close(grown.logits(x), chain.logits(x), rtol=0, atol=1e-5)
     assert [layer.is_pooled for layer in grown.layers].count(True) == [one.is_pooled for one in chain.layers].count(
@@ -340,9 +340,9 @@ def test_new_layers_before_noise_change_nothing(kind):
     )
     # With noise it is what was ranked.
     with torch.no_grad():
-        torch.testing.assert_close(candidates.take(places, batches).logits(x), candidates.logits(x), rtol=0, atol=1e-9)
+        torch.testing.assert_close(candidates.grown_chain(places, batches).logits(x), candidates.logits(x), rtol=0, atol=1e-9)
     if kind == "vgg":
-        assert stack_of(grown, vgg()).blocks == [2, 4, 2, 2, 2]
+        assert stack_from_chain(grown, vgg()).blocks == [2, 4, 2, 2, 2]
 
 
 def four_layers():
@@ -380,8 +380,8 @@ def test_a_new_layer_comes_where_a_finite_difference_of_the_loss_says():
 
 
 def test_norms_of_new_layers_take_the_statistics_of_what_they_see():
-    chain, batches = chain_of(vgg()), batches_for("vgg")
-    grown = depth_candidates_of(chain).take([1], batches)
+    chain, batches = chain_from_stack(vgg()), batches_for("vgg")
+    grown = depth_candidates_of(chain).grown_chain([1], batches)
     x = torch.cat([x for x, _ in batches()])
     for layer in chain.layers[:1]:
         x = layer.pool(layer.activate(layer.product(x, layer.weight), layer.norm))

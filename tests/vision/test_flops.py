@@ -12,13 +12,13 @@ CPU = torch.device("cpu")
 
 
 def mlp(sizes, num_networks=1):
-    return MLPStack.drawn(sizes, [generator(number) for number in range(num_networks)], CPU)
+    return MLPStack.initialised(sizes, [generator(number) for number in range(num_networks)], CPU)
 
 
 def mixture(num_experts=1, num_splits=0, num_flat_splits=0, hard=False, sizes=(5, 4, 3, 2)):
     """Two networks, which split different experts."""
     generators = [generator(number) for number in range(2)]
-    stack = MixtureStack.drawn(sizes, num_experts, hard, generators, CPU)
+    stack = MixtureStack.initialised(sizes, num_experts, hard, generators, CPU)
     for number in range(num_splits):
         stack = stack.split([[0, number], [number, 0]], generators)
     for _ in range(num_flat_splits):
@@ -40,7 +40,7 @@ def test_the_perceptron_of_the_paper():
 @pytest.mark.parametrize("sizes", [(4, 2), (7, 5, 3), (64, 8, 8, 10), (784, 32, 32, 10), (9, 8, 7, 6, 5)])
 def test_the_closed_form_of_a_perceptron_is_what_torch_counts(sizes):
     stack = mlp(sizes)
-    assert stack.flops == count_flops(stack.plain(0), (sizes[0],))
+    assert stack.flops == count_flops(stack.to_module(0), (sizes[0],))
 
 
 @pytest.mark.parametrize(("num_networks", "groups"), [(1, 1), (3, 3), (4, 2), (3, 1)])
@@ -86,7 +86,7 @@ def test_one_expert_costs_what_a_perceptron_does():
 def test_the_closed_form_of_a_mixture_is_what_torch_counts(grown, hard):
     stack = mixture(**grown, hard=hard, sizes=(20, 8, 6, 10))
     for number in range(2):  # whichever experts it has split
-        counted = count_flops(stack.plain(number), (20,))
+        counted = count_flops(stack.to_module(number), (20,))
         assert (stack.flops.forward, stack.flops.training) == (counted.forward, counted.training)
 
 

@@ -16,29 +16,29 @@ def some_images(count=4, side=6):
 
 def test_vectors_are_normalised_when_they_arrive():
     inputs, images = Vectors(PIXELS), some_images()
-    assert torch.equal(inputs.keep(images), PIXELS.normalised(images))
-    assert inputs.draw_changes(4, generator(0)) is None
-    assert torch.equal(inputs.change(inputs.keep(images), None), PIXELS.normalised(images))
+    assert torch.equal(inputs.to_storage(images), PIXELS.normalise(images))
+    assert inputs.draw_augmentation(4, generator(0)) is None
+    assert torch.equal(inputs.augment(inputs.to_storage(images), None), PIXELS.normalise(images))
 
 
 def test_images_are_kept_as_bytes_and_read_channels_last():
     inputs, images = Images(PIXELS, 3, side=6), some_images()
-    kept = inputs.keep(images)
+    kept = inputs.to_storage(images)
     assert (kept.dtype, kept.shape) == (torch.uint8, (4, 6, 6, 3))
-    expected = PIXELS.normalised(images).view(4, 3, 6, 6).movedim(1, -1)
-    torch.testing.assert_close(inputs.read(kept), expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(inputs.read(kept[None])[0], expected, rtol=0, atol=1e-6)  # of several seeds
+    expected = PIXELS.normalise(images).view(4, 3, 6, 6).movedim(1, -1)
+    torch.testing.assert_close(inputs.to_input(kept), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(inputs.to_input(kept[None])[0], expected, rtol=0, atol=1e-6)  # of several seeds
 
 
 @pytest.mark.parametrize("border", [None, -1.9])
 def test_each_example_is_cropped_out_of_its_border_and_flipped_as_drawn(border):
     """By a loop over examples and pixels."""
     inputs, images, padding = Images(PIXELS, 3, side=6, padding=2, border=border), some_images(), 2
-    kept = inputs.keep(images)
+    kept = inputs.to_storage(images)
     changes = torch.tensor([[0, 0, 0], [2, 2, 0], [4, 1, 1], [3, 4, 1]])
-    found = inputs.change(kept, changes)
-    black = inputs.read(torch.zeros(1, 1, 1, 3, dtype=torch.uint8)).view(3)
-    read = inputs.read(kept)
+    found = inputs.augment(kept, changes)
+    black = inputs.to_input(torch.zeros(1, 1, 1, 3, dtype=torch.uint8)).view(3)
+    read = inputs.to_input(kept)
     for example, (top, left, is_flipped) in enumerate(changes.tolist()):
         for row in range(6):
             for column in range(6):
@@ -51,11 +51,11 @@ def test_each_example_is_cropped_out_of_its_border_and_flipped_as_drawn(border):
 
 def test_changes_are_drawn_for_each_example_of_each_epoch_with_equal_chances():
     inputs, drawn_by = Images(PIXELS, 3, side=32), generator(0, "order")
-    first, second = inputs.draw_changes(9000, drawn_by), inputs.draw_changes(9000, drawn_by)
+    first, second = inputs.draw_augmentation(9000, drawn_by), inputs.draw_augmentation(9000, drawn_by)
     assert not torch.equal(first, second)
-    assert torch.equal(first, inputs.draw_changes(9000, generator(0, "order")))
+    assert torch.equal(first, inputs.draw_augmentation(9000, generator(0, "order")))
     for column, size in ((0, 9), (1, 9), (2, 2)):
         counts = first[:, column].bincount()
         assert len(counts) == size
         assert (counts - 9000 / size).abs().max() < 5 * (9000 / size) ** 0.5
-    assert Images(PIXELS, 3, side=32, padding=0).draw_changes(5, drawn_by) is None
+    assert Images(PIXELS, 3, side=32, padding=0).draw_augmentation(5, drawn_by) is None

@@ -36,7 +36,7 @@ class Recorder(Watcher):
             stack.parameters = parameters
             logits = torch.stack(
                 [
-                    stack.plain(number)(rows.examples[number // networks_per_seed]).detach()
+                    stack.to_module(number)(rows.examples[number // networks_per_seed]).detach()
                     for number in range(len(stack))
                 ]
             )
@@ -81,11 +81,11 @@ def stage(
     num_seeds = data.training.num_seeds
     drawn_by = generators("initialisation", num_seeds, networks_per_seed, first_seed)
     if kind is MLPStack:
-        stack = MLPStack.drawn(SIZES, drawn_by, CPU)
+        stack = MLPStack.initialised(SIZES, drawn_by, CPU)
     else:
-        stack = MixtureStack.drawn(SIZES, 2, kind == "hard", drawn_by, CPU)
+        stack = MixtureStack.initialised(SIZES, 2, kind == "hard", drawn_by, CPU)
         noise = generators("gates", num_seeds, networks_per_seed, first_seed)
-        stack.draw_from(lambda shape: torch.stack([torch.rand(shape, generator=g) for g in noise]))
+        stack.set_gate_noise(lambda shape: torch.stack([torch.rand(shape, generator=g) for g in noise]))
     loss = JointLoss(num_seeds, networks_per_seed, mean=True) if joint else OwnLoss(num_seeds, networks_per_seed)
     orders = generators("order", num_seeds, loss.num_orders // num_seeds, first_seed)
     batches, recorder = Batches(data, orders, batch_size=16), Recorder(stack)
@@ -184,7 +184,7 @@ def overflowing(head, label):
 
     Returns: (stack, batches, validation, optimizer), of one update an epoch.
     """
-    stack = MLPStack.drawn((1, 2, 1, 2), [generator(0)], CPU)
+    stack = MLPStack.initialised((1, 2, 1, 2), [generator(0)], CPU)
     stack.parameters.flat.zero_()
     stack.parameters["weight_1"][0] = torch.tensor([[4.0], [4.0]])
     stack.parameters["weight_2"][0] = torch.tensor([[1.0, -1.0]])
@@ -282,7 +282,7 @@ def test_a_watcher_is_told_the_error_of_each_unit():
     stack, recorder, _ = stage(data, networks_per_seed=2, epochs=1)
     expected = []
     for number in range(4):
-        said = stack.plain(number)(data.validation.examples[number // 2]).argmax(-1)
+        said = stack.to_module(number)(data.validation.examples[number // 2]).argmax(-1)
         expected.append(float((said != data.validation.labels[number // 2]).float().mean()))
     assert recorder.errors == [pytest.approx(expected)]
 
@@ -303,7 +303,7 @@ def test_the_gradient_of_an_own_loss_by_hand():
 def test_networks_trained_as_one_share_one_gradient(mean, combined, factor):
     loss = JointLoss(1, 2, mean)
     logits = torch.tensor([[[1.0, 2.0]], [[2.0, -1.0]]])
-    assert loss.combined(logits).tolist() == [[combined]]
+    assert loss.unit_logits(logits).tolist() == [[combined]]
     p = torch.tensor(combined).softmax(-1)
     gradient = loss.gradient(logits, torch.tensor([[[0.0, 1.0]]]))
     expected = torch.tensor([float(p[0]), float(p[1]) - 1]) * factor
@@ -314,7 +314,7 @@ def test_orders_units_and_networks():
     own, joint = OwnLoss(2, 3), JointLoss(2, 3, mean=True)
     assert (own.num_orders, joint.num_orders) == (6, 2)
     y = torch.tensor([[1, 2], [3, 4]])
-    assert own.of_units(y).tolist() == [[1, 2]] * 3 + [[3, 4]] * 3
-    assert joint.of_units(y).tolist() == [[1, 2], [3, 4]]
+    assert own.unit_labels(y).tolist() == [[1, 2]] * 3 + [[3, 4]] * 3
+    assert joint.unit_labels(y).tolist() == [[1, 2], [3, 4]]
     assert own.networks(torch.tensor([True, False] * 3)).tolist() == [True, False] * 3
     assert joint.networks(torch.tensor([True, False])).tolist() == [True] * 3 + [False] * 3

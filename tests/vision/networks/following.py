@@ -19,7 +19,7 @@ class Followed:
     """
 
     def __init__(self, stack, optimizer, together=1, mean=True):
-        self.plain = [stack.plain(number) for number in range(len(stack))]
+        self.plain = [stack.to_module(number) for number in range(len(stack))]
         self.units = [self.plain[first : first + together] for first in range(0, len(stack), together)]
         self.mean = mean
         self.optimizers = [optimizer([p for network in unit for p in network.parameters()]) for unit in self.units]
@@ -55,7 +55,7 @@ def places(stack):
     """Where in a stack's flat tensor the parameters of its plain networks lie, one network after the other."""
     parameters = stack.parameters.flat.clone()
     stack.parameters.flat.copy_(torch.arange(len(parameters)))  # so that plain networks hold places
-    found = parameters_to_vector(p for number in range(len(stack)) for p in stack.plain(number).parameters())
+    found = parameters_to_vector(p for number in range(len(stack)) for p in stack.to_module(number).parameters())
     stack.parameters.flat.copy_(parameters)
     assert sorted(found.tolist()) == list(range(len(parameters)))  # each once
     return found.long()
@@ -99,7 +99,7 @@ def follow(stack, loss, optimizer, of_torch, together=1, mean=True, num_updates=
     followed = Followed(stack, of_torch, together, mean)
     began = stack.parameters.flat.clone()
     if noise:
-        stack.draw_from(noise)
+        stack.set_gate_noise(noise)
     for x, y in some_batches(num_updates, len(stack) // together, 8, stack.sizes):
         one_hot = F.one_hot(y, stack.sizes[-1]).float()
         stack.backward(loss.gradient(stack.logits(x, training=True), one_hot))
@@ -125,15 +125,15 @@ def compare_gradients(stack, groups, draws=False):
     d_logits = torch.randn(len(stack), 7, stack.sizes[-1], generator=generator)
     noise = Noise(len(stack))
     if draws:
-        stack.draw_from(noise)
+        stack.set_gate_noise(noise)
     logits = stack.logits(x, training=True)
     stack.backward(d_logits)
-    networks = [stack.plain(number) for number in range(len(stack))]
+    networks = [stack.to_module(number) for number in range(len(stack))]
     stack.parameters.flat.copy_(stack.gradient.flat)  # so that each plain network now holds its gradient
     for number, network in enumerate(networks):
         more = {"uniforms": [of_layer[number] for of_layer in noise.given]} if draws else {}
         expected = network(x[number // (len(stack) // groups)], **more)
         torch.testing.assert_close(logits[number], expected.detach(), rtol=1e-5, atol=1e-6)
         expected.backward(d_logits[number])
-        for gradient, p in zip(stack.plain(number).parameters(), network.parameters(), strict=True):
+        for gradient, p in zip(stack.to_module(number).parameters(), network.parameters(), strict=True):
             torch.testing.assert_close(gradient.detach(), p.grad, rtol=1e-5, atol=1e-5)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vision.networks.gates import Gates, paths_of
+from vision.networks.gates import Gates, expert_paths
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def given(*uniforms):
     ],
 )
 def test_paths_to_the_experts_of_a_tree(root, splits, paths):
-    assert paths_of(root, splits) == paths
+    assert expert_paths(root, splits) == paths
 
 
 def test_as_many_experts_and_branches_as_splits_made():

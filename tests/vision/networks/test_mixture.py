@@ -27,7 +27,7 @@ def generators(num_networks, purpose="test"):
 
 
 def drawn(num_networks, num_experts=1, hard=False):
-    return MixtureStack.drawn(SIZES, num_experts, hard, generators(num_networks), CPU)
+    return MixtureStack.initialised(SIZES, num_experts, hard, generators(num_networks), CPU)
 
 
 def grown(num_networks, hard=False, num_experts=1, splits=SPLITS):
@@ -41,7 +41,7 @@ def grown(num_networks, hard=False, num_experts=1, splits=SPLITS):
 def trained(stack, num_updates=20):
     """Somewhere else than where it began: no two experts equal."""
     loss, optimizer = OwnLoss(len(stack), 1), SGD(stack.parameters.flat, lr=0.3, momentum=0.9)
-    stack.draw_from(Noise(len(stack)))
+    stack.set_gate_noise(Noise(len(stack)))
     for x, y in some_batches(num_updates, len(stack), 8, SIZES, seed=1):
         stack.backward(loss.gradient(stack.logits(x, training=True), F.one_hot(y, SIZES[-1]).float()))
         optimizer.step(stack.gradient.flat)
@@ -120,11 +120,11 @@ def test_50_updates_of_2_mixtures_trained_as_one():
 def test_predicting_between_the_two_passes_changes_nothing(num_networks, hard):
     stack = trained(grown(num_networks, hard))
     x, d_logits = torch.randn(num_networks, 4, 6), torch.randn(num_networks, 4, 3)
-    stack.draw_from(Noise(num_networks))
+    stack.set_gate_noise(Noise(num_networks))
     stack.logits(x, training=True)
     stack.backward(d_logits)
     expected = stack.gradient.flat.clone()
-    stack.draw_from(Noise(num_networks))
+    stack.set_gate_noise(Noise(num_networks))
     stack.logits(x, training=True)
     stack.logits(torch.randn(num_networks, 9, 6))
     stack.backward(d_logits)
@@ -136,7 +136,7 @@ def test_a_plain_network_predicts_and_weighs_as_its_stack(hard):
     stack, x = trained(grown(3, hard)), some_x()
     logits = stack.logits(x)
     for number in range(3):
-        plain = stack.plain(number).eval()
+        plain = stack.to_module(number).eval()
         torch.testing.assert_close(plain(x[0]).detach(), logits[number], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(plain.layers[0].weights(x[0]).detach(), stack.expert_weights[0][number])
 
@@ -204,7 +204,7 @@ def test_a_twin_is_numbered_last_and_equal_and_the_new_gate_is_drawn():
     stack = trained(drawn(2, 2))
     new = stack.split([[0, 1], [1, 1]], generators(2, "g"))
     for number, (expert, splits) in enumerate([(0, [0]), (1, [1])]):
-        old_layer, layer = stack.plain(number).layers[0], new.plain(number).layers[0]
+        old_layer, layer = stack.to_module(number).layers[0], new.to_module(number).layers[0]
         assert new.gates[0].splits[number] == splits
         for kept in range(2):
             assert torch.equal(layer.experts[kept].weight, old_layer.experts[kept].weight)
@@ -214,20 +214,20 @@ def test_a_twin_is_numbered_last_and_equal_and_the_new_gate_is_drawn():
         assert len(layer.nodes[1].weight) == 2
         assert not torch.equal(layer.nodes[1].weight[0], layer.nodes[1].weight[1])
         assert layer.nodes[1].weight.abs().max() <= SIZES[0] ** -0.5
-    assert torch.equal(new.plain(0).head.weight, stack.plain(0).head.weight)
+    assert torch.equal(new.to_module(0).head.weight, stack.to_module(0).head.weight)
 
 
 def test_twins_part_when_they_are_trained():
     stack = trained(drawn(1)).split([[0], [0]], generators(1, "g"))
-    first, twin = stack.plain(0).layers[0].experts
+    first, twin = stack.to_module(0).layers[0].experts
     assert torch.equal(first.weight, twin.weight)
-    first, twin = trained(stack).plain(0).layers[0].experts
+    first, twin = trained(stack).to_module(0).layers[0].experts
     assert (first.weight - twin.weight).abs().max() > 1e-3
 
 
 def test_the_same_split_of_a_network_alone_and_in_a_stack():
     together = drawn(3).split([[0] * 3] * 2, generators(3, "g"))
-    alone = MixtureStack.drawn(SIZES, 1, False, [generator(2, "test")], CPU).split([[0]] * 2, [generator(2, "g")])
+    alone = MixtureStack.initialised(SIZES, 1, False, [generator(2, "test")], CPU).split([[0]] * 2, [generator(2, "g")])
     for name in alone.parameters.shapes:
         assert torch.equal(together.parameters[name][2], alone.parameters[name][0])
 
@@ -239,7 +239,7 @@ def test_parameters_after_each_growth():
     assert counts == [74, 159, 244, 329]
     stacks = list(accumulate(SPLITS, lambda stack, experts: stack.split(experts, generators(4, "g")), initial=drawn(4)))
     assert [stack.num_params for stack in stacks] == counts
-    assert [sum(p.numel() for p in stack.plain(3).parameters()) for stack in stacks] == counts
+    assert [sum(p.numel() for p in stack.to_module(3).parameters()) for stack in stacks] == counts
     assert [stack.num_experts for stack in stacks] == [1, 2, 3, 4]
 
 
@@ -289,14 +289,14 @@ def test_a_state_comes_back_as_it_was(hard):
 def test_drawing_anew_keeps_the_trees():
     stack = grown(2)
     splits, before = [gates.splits for gates in stack.gates], stack.parameters.flat.clone()
-    stack.draw(generators(2, "anew"))
+    stack.reset_parameters(generators(2, "anew"))
     assert [gates.splits for gates in stack.gates] == splits
     assert not torch.isclose(stack.parameters.flat, before).any()
 
 
 def test_one_expert_is_a_perceptron():
     stack = drawn(1)
-    plain, x = stack.plain(0), some_x()
+    plain, x = stack.to_module(0), some_x()
     first, second = (layer.experts[0] for layer in plain.layers)
     expected = plain.head(second(first(x[0]).relu()).relu())
     torch.testing.assert_close(stack.logits(x)[0], expected.detach(), rtol=1e-5, atol=1e-5)

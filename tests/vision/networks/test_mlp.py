@@ -19,7 +19,7 @@ adadelta_of_torch = partial(torch.optim.Adadelta, lr=1.0)
 
 
 def drawn(num_networks, sizes=SIZES):
-    return MLPStack.drawn(sizes, [generator(number, "test") for number in range(num_networks)], CPU)
+    return MLPStack.initialised(sizes, [generator(number, "test") for number in range(num_networks)], CPU)
 
 
 def test_logits_worked_out_by_hand():
@@ -83,7 +83,7 @@ def test_predicting_between_the_two_passes_changes_nothing(num_networks):
 
 
 def test_a_network_starts_the_same_alone_and_in_a_stack():
-    alone = MLPStack.drawn(SIZES, [generator(1, "test")], CPU)
+    alone = MLPStack.initialised(SIZES, [generator(1, "test")], CPU)
     for name in alone.parameters.shapes:
         assert torch.equal(drawn(3).parameters[name][1], alone.parameters[name][0])
 
@@ -92,7 +92,7 @@ def test_drawing_anew_is_as_drawing_first():
     stack = drawn(2)
     first = stack.parameters.flat.clone()
     stack.parameters.flat.zero_()
-    stack.draw([generator(number, "test") for number in range(2)])
+    stack.reset_parameters([generator(number, "test") for number in range(2)])
     assert torch.equal(stack.parameters.flat, first)
 
 
@@ -110,13 +110,13 @@ def test_a_state_comes_back_as_it_was():
 def test_a_network_has_as_many_parameters_as_its_layers():
     stack = drawn(3)
     assert len(stack) == 3
-    assert stack.num_params == 7 * 5 + 6 * 4 + 5 * 3 == sum(p.numel() for p in stack.plain(0).parameters())
+    assert stack.num_params == 7 * 5 + 6 * 4 + 5 * 3 == sum(p.numel() for p in stack.to_module(0).parameters())
     assert stack.num_experts is None
 
 
 def test_a_plain_network_is_a_copy():
     stack = drawn(2)
-    plain, x = stack.plain(1), torch.randn(1, 4, 6)
+    plain, x = stack.to_module(1), torch.randn(1, 4, 6)
     expected = stack.logits(x)[1]
     stack.parameters.flat.zero_()
     torch.testing.assert_close(plain(x[0]).detach(), expected, rtol=1e-5, atol=1e-6)

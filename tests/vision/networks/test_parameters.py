@@ -40,20 +40,20 @@ def test_a_copy_is_a_copy():
 
 
 def test_empty_like_has_the_shapes_and_no_numbers():
-    empty = counted().empty_like()
+    empty = counted().zeros_like()
     assert empty.shapes == SHAPES
     assert empty.flat.tolist() == [0] * 16
 
 
 def test_some_networks_take_what_another_has():
     parameters = counted()
-    other = parameters.empty_like()
-    parameters.take(other, torch.tensor([False, True]))
+    other = parameters.zeros_like()
+    parameters.copy_networks(other, torch.tensor([False, True]))
     assert parameters["weight_1"].tolist() == [[[0, 1, 2], [3, 4, 5]], [[0, 0, 0], [0, 0, 0]]]
     assert parameters["bias_1"].tolist() == [[12, 13], [0, 0]]
-    parameters.take(other, torch.tensor([False, False]))
+    parameters.copy_networks(other, torch.tensor([False, False]))
     assert parameters["bias_1"].tolist() == [[12, 13], [0, 0]]
-    parameters.take(other, torch.tensor([True, True]))
+    parameters.copy_networks(other, torch.tensor([True, True]))
     assert parameters.flat.tolist() == [0] * 16
 
 

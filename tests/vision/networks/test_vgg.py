@@ -10,8 +10,8 @@ from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.flops import count_flops
 from vision.networks import VGGMixtureStack, VGGStack, narrow
 from vision.networks.conv import MaxPool
-from vision.networks.plain import PlainMixtureLayer
-from vision.networks.vgg_mixture import pooled, pooled_backward
+from vision.networks.modules import MixtureLayerModule
+from vision.networks.vgg_mixture import pooled_features, pooled_features_backward
 from vision.optimizers import SGD
 from vision.seeds import generator
 from vision.training import OwnLoss
@@ -34,7 +34,7 @@ def way(request, monkeypatch):
     if request.param == "narrow" and narrow.kernels(narrow.SOURCE, "float") is None:
         pytest.skip("narrow.c is not compiled here")
     torch.set_num_threads(1)  # with more, fewer channels are narrow
-    monkeypatch.setattr("vision.networks.narrow.NARROW", 16 if request.param == "narrow" else 0)
+    monkeypatch.setattr("vision.networks.narrow.MAX_CHANNELS", 16 if request.param == "narrow" else 0)
     return request.param
 
 
@@ -43,11 +43,11 @@ def generators(count, purpose="initialisation"):
 
 
 def vgg(num_networks=2, widths=(3, 5, 4, 6, 3, 4), blocks=SMALL):
-    return VGGStack.drawn(3, widths, 10, generators(num_networks), CPU, blocks)
+    return VGGStack.initialised(3, widths, 10, generators(num_networks), CPU, blocks)
 
 
 def mixture(num_networks=2, num_experts=1, hard=False, width=4):
-    return VGGMixtureStack.drawn(3, width, 10, num_experts, hard, generators(num_networks), CPU, SMALL)
+    return VGGMixtureStack.initialised(3, width, 10, num_experts, hard, generators(num_networks), CPU, SMALL)
 
 
 def grown(hard=False, flat=False):
@@ -68,7 +68,7 @@ def gradients(stack, number):
     """Of one network, in the order of its plain module: a stack whose parameters are its gradient says them."""
     kept = stack.parameters.flat.clone()
     stack.parameters.flat.copy_(stack.gradient.flat)
-    found = [p.detach() for p in stack.plain(number).parameters()]
+    found = [p.detach() for p in stack.to_module(number).parameters()]
     stack.parameters.flat.copy_(kept)
     return found
 
@@ -91,8 +91,8 @@ def test_the_gradient_is_autograds(kind, groups, double):
     d_logits = torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(1))
     noise = Noise(2)
     if "hard" in kind:
-        stack.draw_from(noise)
-    plain = [stack.plain(number).train() for number in range(2)]
+        stack.set_gate_noise(noise)
+    plain = [stack.to_module(number).train() for number in range(2)]
     logits = stack.logits(x, training=True)
     stack.backward(d_logits)
     for number, network in enumerate(plain):
@@ -113,7 +113,7 @@ def test_50_updates_are_those_of_torch(way, kind, nesterov, double):
     """Parameters and running statistics to 1e-9 after every update, and what they predict at the end."""
     stack = KINDS[kind]()
     recipe = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": nesterov}
-    plain = [stack.plain(number).train() for number in range(2)]
+    plain = [stack.to_module(number).train() for number in range(2)]
     optimizers = [torch.optim.SGD(network.parameters(), **recipe) for network in plain]
     began, loss, optimizer = stack.parameters.flat.clone(), OwnLoss(2, 1), SGD(stack.parameters.flat, **recipe)
     for update in range(50):
@@ -126,7 +126,7 @@ def test_50_updates_are_those_of_torch(way, kind, nesterov, double):
             F.cross_entropy(network(of_torch[number]), y[number]).backward()
             optimizers[number].step()
         for number, network in enumerate(plain):
-            ours = stack.plain(number).state_dict()
+            ours = stack.to_module(number).state_dict()
             for name, theirs in network.state_dict().items():
                 if not name.endswith("num_batches_tracked"):
                     torch.testing.assert_close(ours[name], theirs, rtol=0, atol=1e-9, msg=f"{name}, update {update}")
@@ -140,7 +140,7 @@ def test_50_updates_are_those_of_torch(way, kind, nesterov, double):
 @pytest.mark.parametrize("hard", [False, True])
 def test_a_split_changes_nothing_that_a_trained_network_says(hard):
     stack = grown(hard)
-    stack.draw_from(Noise(2))
+    stack.set_gate_noise(Noise(2))
     optimizer = SGD(stack.parameters.flat, 0.05, 0.9)
     for update in range(10):
         x, _ = images(2, 16, seed=update)
@@ -167,11 +167,11 @@ def test_twins_part_as_they_are_trained(way):
         stack.backward(OwnLoss(2, 1).gradient(stack.logits(x, training=True), one_hot))
         optimizer.step(stack.gradient.flat)
     for network in range(2):
-        plain = stack.plain(network)
+        plain = stack.to_module(network)
         apart = [
             max(float((a - b).abs().max()) for a, b in zip(*(one.parameters() for one in module.experts), strict=True))
             for module in plain.modules()
-            if isinstance(module, PlainMixtureLayer)
+            if isinstance(module, MixtureLayerModule)
         ]
         assert len(apart) == 4
         assert min(apart) > 1e-6, apart
@@ -187,15 +187,15 @@ def test_a_flat_gate_jumps():
 
 @pytest.mark.parametrize("width", [4, 8, 16])
 def test_its_parameters_are_those_of_the_paper(width):
-    stack = VGGStack.drawn(3, [width] * 16, 10, generators(1), CPU)
+    stack = VGGStack.initialised(3, [width] * 16, 10, generators(1), CPU)
     assert stack.num_params == 27 * width + 135 * width**2 + 32 * width + 10 * width + 10
-    assert stack.num_params == sum(p.numel() for p in stack.plain(0).parameters())
+    assert stack.num_params == sum(p.numel() for p in stack.to_module(0).parameters())
     if width == 16:
         assert stack.num_params == 35_674
 
 
 def test_flops_are_torchs_and_by_hand():
-    stack = VGGStack.drawn(3, [4] * 16, 10, generators(1), CPU)
+    stack = VGGStack.initialised(3, [4] * 16, 10, generators(1), CPU)
     sides = [32] * 2 + [16] * 2 + [8] * 4 + [4] * 4 + [2] * 4
     convs = [2 * 9 * num_in * 4 * side**2 for num_in, side in zip([3] + [4] * 15, sides, strict=True)]
     head = 2 * 4 * 10
@@ -210,7 +210,7 @@ def test_a_prediction_of_hard_gates_computes_one_expert_a_mixture():
     of_gates = sum(2 * 16 * 4 * gates.num_branches for gates in hard.gates)
     assert hard.flops.prediction == one_expert.flops.forward + of_gates
     assert soft.flops.prediction == soft.flops.forward == hard.flops.forward
-    assert soft.flops == count_flops(soft.plain(0), (3, 32, 32))
+    assert soft.flops == count_flops(soft.to_module(0), (3, 32, 32))
 
 
 @pytest.mark.parametrize("kind", ["vgg", "grown", "grown hard"])
@@ -227,11 +227,11 @@ def test_a_file_gives_back_what_was_written(kind, tmp_path):
 
 
 def test_networks_of_a_stack_are_what_they_would_be_alone():
-    together, alone = vgg(2), VGGStack.drawn(3, (3, 5, 4, 6, 3, 4), 10, [generator(1, "initialisation")], CPU, SMALL)
+    together, alone = vgg(2), VGGStack.initialised(3, (3, 5, 4, 6, 3, 4), 10, [generator(1, "initialisation")], CPU, SMALL)
     x, _ = images(2, 8)
     both, one = together.logits(x, training=True), alone.logits(x[1:], training=True)
     assert torch.equal(both[1], one[0])
-    together.draw(generators(2))
+    together.reset_parameters(generators(2))
     assert torch.equal(together.logits(x), vgg(2).logits(x))  # parameters and statistics as at the beginning
 
 
@@ -251,10 +251,10 @@ def test_max_pooling_is_torchs_where_pixels_differ_and_a_subgradient_where_not()
 def test_what_gates_read_is_adaptive_pooling(side):
     x = torch.randn(3, side, side, 5).requires_grad_()
     expected = nn.AdaptiveAvgPool2d(4)(x.movedim(-1, 1)).movedim(1, -1).flatten(1)
-    torch.testing.assert_close(pooled(x.detach()), expected.detach())
+    torch.testing.assert_close(pooled_features(x.detach()), expected.detach())
     d = torch.randn(3, 80)
     expected.backward(d)
-    torch.testing.assert_close(pooled_backward(d, side), x.grad)
+    torch.testing.assert_close(pooled_features_backward(d, side), x.grad)
 
 
 @pytest.mark.parametrize("kind", ["vgg", "grown"])
@@ -300,7 +300,7 @@ def test_both_ways_agree():
         d_logits, said = torch.randn(1, num_examples, 10, generator=torch.Generator().manual_seed(1)), []
         for stack, limit in zip(stacks, (16, 0), strict=True):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("vision.networks.narrow.NARROW", limit)
+                patch.setattr("vision.networks.narrow.MAX_CHANNELS", limit)
                 said.append((stack.logits(x, training=True), stack.logits(x)))
                 stack.backward(d_logits)
         for ours, theirs in zip(*said, strict=True):
@@ -314,7 +314,7 @@ def test_both_ways_agree():
 def test_bfloat16_follows_float32_as_well_as_autocast_does(kind):
     """Of so small a network one gradient is off by a fifth of its length: no more than torch's own autocast's."""
     single, half = KINDS[kind](), KINDS[kind]()
-    half.compute_in(torch.bfloat16)
+    half.set_compute_dtype(torch.bfloat16)
     x, of_torch = images(2, 16)
     y = torch.arange(32).view(2, 16) % 10
     logits = []
@@ -327,7 +327,7 @@ def test_bfloat16_follows_float32_as_well_as_autocast_does(kind):
     torch.testing.assert_close(half.statistics.flat, single.statistics.flat, rtol=0.02, atol=0.01)
     ours = theirs = 0.0
     for number in range(2):
-        plain = KINDS[kind]().plain(number).train()
+        plain = KINDS[kind]().to_module(number).train()
         with torch.autocast("cpu", torch.bfloat16):
             out = plain(of_torch[number])
         F.cross_entropy(out.float(), y[number]).backward()
