@@ -118,7 +118,9 @@ def _check_md5(path: Path, file: File) -> None:
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != file.md5:
-        _refuse(path, f"its MD5 sum is {found}, but that of the published file of {file.num_examples} images is {file.md5}")
+        _refuse(
+            path, f"its MD5 sum is {found}, but that of the published file of {file.num_examples} images is {file.md5}"
+        )
 
 
 class _Recorded:

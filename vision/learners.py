@@ -34,9 +34,9 @@ from vision.firefly import (
     CountRule,
     chain_from_stack,
     count_by_num_params,
+    count_by_width_ratio,
     grow_depth,
     grow_width,
-    count_by_width_ratio,
     stack_from_chain,
 )
 from vision.networks import GatedStack, Stack

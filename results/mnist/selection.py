@@ -51,7 +51,10 @@ def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Error
         def epoch(self, epoch, error):
             self.errors = errors() if epoch == EPOCHS else []
 
-    stack, last = MLPStack.initialised((784, WIDTH, WIDTH, 10), generators("initialisation"), torch.device("cpu")), Last()
+    stack, last = (
+        MLPStack.initialised((784, WIDTH, WIDTH, 10), generators("initialisation"), torch.device("cpu")),
+        Last(),
+    )
     batches, optimizer = Batches(data, generators("order"), 128), AdaDelta(stack.parameters.flat)
     train_stage(stack, batches, data.validation, OwnLoss(SEEDS, 1), optimizer, EPOCHS, "validation_accuracy", last)
     return errors(), last.errors

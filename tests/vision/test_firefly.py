@@ -18,10 +18,10 @@ from vision.firefly import (
     WidthCandidates,
     chain_from_stack,
     count_by_num_params,
+    count_by_width_ratio,
     grow_depth,
     grow_width,
     rank,
-    count_by_width_ratio,
     stack_from_chain,
 )
 from vision.networks import MixtureStack, MLPStack, VGGStack
@@ -137,7 +137,9 @@ def test_what_is_taken_is_what_was_ranked(kind):
         taken = candidates.grown_chain(*everything(chain))
         torch.testing.assert_close(taken.logits(x), candidates.logits(x), atol=1e-9, rtol=0)
         assert (candidates.logits(x) - chain.logits(x)).abs().max() > 1e-3
-        torch.testing.assert_close(candidates.grown_chain(*nothing(chain)).logits(x), chain.logits(x), atol=1e-9, rtol=0)
+        torch.testing.assert_close(
+            candidates.grown_chain(*nothing(chain)).logits(x), chain.logits(x), atol=1e-9, rtol=0
+        )
 
 
 @KINDS
@@ -340,7 +342,9 @@ def test_new_layers_before_noise_change_nothing(kind):
     )
     # With noise it is what was ranked.
     with torch.no_grad():
-        torch.testing.assert_close(candidates.grown_chain(places, batches).logits(x), candidates.logits(x), rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            candidates.grown_chain(places, batches).logits(x), candidates.logits(x), rtol=0, atol=1e-9
+        )
     if kind == "vgg":
         assert stack_from_chain(grown, vgg()).blocks == [2, 4, 2, 2, 2]
 

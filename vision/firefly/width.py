@@ -192,7 +192,9 @@ def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
                 return count
             widths[layer] += 1
         if chain.num_params(widths) < num_params:
-            logger.warning("%d candidates are too few to reach %d parameters: raise candidates=", len(order), num_params)
+            logger.warning(
+                "%d candidates are too few to reach %d parameters: raise candidates=", len(order), num_params
+            )
         return len(order)
 
     return count_rule

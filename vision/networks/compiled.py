@@ -5,9 +5,9 @@
     XDG_CACHE_HOME      the cache is $XDG_CACHE_HOME/alma, by default ~/.cache/alma
 
 The file name of a cached library contains two digests. The first is the digest of everything that the library depends
-on (source and headers, compiler, flags, processor), so that machines of different kinds can share a home folder. The second is the
-digest of the library itself, so that a damaged file is detected and compiled again. A file that another user could
-have written is not loaded. If nothing can be cached, the library is compiled for this process only.
+on (source and headers, compiler, flags, processor), so that machines of different kinds can share a home folder. The
+second is the digest of the library itself, so that a damaged file is detected and compiled again. A file that another
+user could have written is not loaded. If nothing can be cached, the library is compiled for this process only.
 """
 
 import ctypes

@@ -71,9 +71,7 @@ class ConvLayer:
         if not training:
             factor_D = scale_D * (self.variance_D + EPS).rsqrt_()
             shift_D = torch.addcmul(shift_D, self.mean_D, factor_D, value=-1)
-            return (
-                torch.addcmul(_repeat(shift_D, repeats), rows, _repeat(factor_D, repeats)).relu_().view(z_bssD.shape)
-            )
+            return torch.addcmul(_repeat(shift_D, repeats), rows, _repeat(factor_D, repeats)).relu_().view(z_bssD.shape)
         num_pixels = z_bssD.shape[:3].numel()
         mean_D = _channel_sums(rows, repeats).div_(num_pixels)
         rows.sub_(_repeat(mean_D, repeats))

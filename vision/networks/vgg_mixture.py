@@ -19,8 +19,8 @@ from vision.flops import Flops, count_flops
 from vision.networks.block import ConvBlock
 from vision.networks.gated import GatedStack
 from vision.networks.gates import Gates
-from vision.networks.parameters import Parameters, draw_linear
 from vision.networks.modules import MixtureLayerModule, MixtureModule, linear_module, set_nodes
+from vision.networks.parameters import Parameters, draw_linear
 from vision.networks.vgg import (
     BLOCKS,
     SIDE,
@@ -266,7 +266,9 @@ class VGGMixtureStack(GatedStack):
     def to_module(self, network: int) -> nn.Module:
         def block(number: int, expert: int) -> nn.Module:
             names = [f"{number}_{expert}_{layer}" for layer in range(self.blocks[number])]
-            convs = [module for name in names for module in conv_modules(name, network, self.parameters, self.statistics)]
+            convs = [
+                module for name in names for module in conv_modules(name, network, self.parameters, self.statistics)
+            ]
             return nn.Sequential(*convs, nn.MaxPool2d(2))
 
         layers = [block(0, 0)]

@@ -13,25 +13,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.evaluation import evaluator
-from fairseq_alma.lm import run as alma_lm
-from fairseq_alma.lm.checkpoints import read_whole
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation import evaluator
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
-from fairseq_alma.growth.experts import EXPERT_WEIGHTS, losing_experts
-from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.growth.experts import EXPERT_WEIGHTS, losing_experts
+from fairseq_alma.lm import run as alma_lm
+from fairseq_alma.lm.checkpoints import read_whole
+from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
+from tests.fairseq_alma.evaluation.test_perplexity import plain_loop
 from tests.fairseq_alma.models.test_switch_lm import closed_form
 from tests.fairseq_alma.processes import NoProcesses
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
-from tests.fairseq_alma.evaluation.test_perplexity import plain_loop
 
 CPU = torch.device("cpu")
 MIXTURES = [f"decoder.layers.{layer}.mixture." for layer in (1, 3)]

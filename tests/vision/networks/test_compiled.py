@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vision.networks.compiled import CompileError, load_or_warn, load
+from vision.networks.compiled import CompileError, load, load_or_warn
 
 SOURCE = """
 REAL twice(REAL x) { return 2 * x; }

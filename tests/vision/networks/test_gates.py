@@ -109,7 +109,7 @@ def test_hard_gates_choose_each_expert_as_often_as_it_is_probable():
 
 
 def test_hard_gates_without_noise_refuse_to_train():
-    with pytest.raises(RuntimeError, match="give them noise"):
+    with pytest.raises(RuntimeError, match="call set_gate_noise"):
         Gates(2, [[]], hard=True, device=CPU).weights(logits_of(0.5, 0.5), training=True)
 
 

@@ -227,7 +227,10 @@ def test_a_file_gives_back_what_was_written(kind, tmp_path):
 
 
 def test_networks_of_a_stack_are_what_they_would_be_alone():
-    together, alone = vgg(2), VGGStack.initialised(3, (3, 5, 4, 6, 3, 4), 10, [generator(1, "initialisation")], CPU, SMALL)
+    together, alone = (
+        vgg(2),
+        VGGStack.initialised(3, (3, 5, 4, 6, 3, 4), 10, [generator(1, "initialisation")], CPU, SMALL),
+    )
     x, _ = images(2, 8)
     both, one = together.logits(x, training=True), alone.logits(x[1:], training=True)
     assert torch.equal(both[1], one[0])
