@@ -22,13 +22,13 @@ class Rows:
     """Examples of S seeds in one table, seed after seed. Rows at the end of each seed's part may be unused."""
 
     x: Tensor
-    """[rows, ...], examples in the form in which they are stored (see `Inputs.to_storage`)."""
+    """The examples as they are stored (see `Inputs.to_storage`), [rows, ...]."""
     y: Tensor
-    """[rows], classes."""
+    """The class of each row, [rows]."""
     one_hot: Tensor
-    """[rows, C] of float: y, one-hot."""
+    """The class of each row, one-hot, [rows, C] of float."""
     num_seeds: int
-    """S."""
+    """S, the number of seeds."""
     num_examples: int
     """n, the number of examples of each seed."""
     inputs: Inputs = field(default_factory=Inputs)
@@ -41,12 +41,12 @@ class Rows:
 
     @property
     def examples(self) -> Tensor:
-        """[S, n, ...], network inputs for evaluation."""
+        """The examples as network inputs for evaluation, [S, n, ...]."""
         return self.inputs.to_input(self.x.view(self.num_seeds, -1, *self.x.shape[1:])[:, : self.num_examples])
 
     @property
     def labels(self) -> Tensor:
-        """[S, n], classes."""
+        """The class of each example, [S, n]."""
         return self.y.view(self.num_seeds, -1)[:, : self.num_examples]
 
 

@@ -23,9 +23,9 @@ class Examples:
     """Images and their classes. Indexing with a tensor of indices returns those examples."""
 
     images: Tensor
-    """[n, channels * height * width] of uint8."""
+    """Pixels, [n, channels * height * width] of uint8, channel after channel and row after row."""
     labels: Tensor
-    """[n] of int64."""
+    """Classes, [n] of int64."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -81,7 +81,7 @@ class Dataset:
     image_shape: tuple[int, int, int]
     """(channels, height, width)."""
     num_classes: int
-    """C."""
+    """C, the number of classes."""
     pixels: Pixels
     """How a pixel becomes a number."""
     training: Examples

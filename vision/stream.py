@@ -17,9 +17,9 @@ class Arrival:
     """One mega-batch of one seed. Each of its examples is either for training or for validation, in every stage."""
 
     training: Examples
-    """Examples to train on."""
+    """The examples to train on."""
     validation: Examples
-    """Examples to validate on."""
+    """The examples to validate on."""
 
     @property
     def digest(self) -> str:

@@ -22,13 +22,13 @@ SelectBy = Literal["validation_loss", "validation_accuracy"]
 
 
 class Watcher:
-    """A callback that receives the progress of training. This base class ignores it; subclasses display it."""
+    """A callback whose methods are called while a stage trains. This base class does nothing."""
 
     def begin_stage(self, index: int) -> None:
-        """Receive that the training of stage `index` begins."""
+        """Called before stage `index` is trained."""
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
-        """Receive that an epoch has ended.
+        """Called after each epoch.
 
         Args:
             epoch: its number in the stage, from 1.
@@ -136,7 +136,7 @@ def train_stage(
         optimizer: updates the stack's parameters.
         epochs: number of passes over the training data.
         select_by: the measure that the best epoch minimises (of the accuracy: the error rate).
-        watcher: receives the progress.
+        watcher: its methods are called during training.
     """
     x_valid, y_valid_Un = validation.examples, loss.unit_labels(validation.labels)
     best = [tensors.copy() for tensors in stack.tensors]

@@ -125,8 +125,8 @@ def test_a_split_without_noise_changes_nothing(kind):
 
 @KINDS
 def test_the_network_with_all_candidates_is_the_one_that_was_ranked(kind):
-    """Noise included. Except for pooling, which comes after the mean of two halves in the passes and before it in the
-    grown network. Hence images of one pixel without pooling.
+    """Noise included. Pooling is turned off, because the passes pool the mean of two halves and the grown network pools
+    each half.
     """
     chain = chain_from_stack(STACKS[kind]())
     chain = replace(chain, layers=[replace(layer, is_pooled=False) for layer in chain.layers])

@@ -60,10 +60,11 @@ class Layer:
     """Units with ReLU: relu(norm(W x)) for a convolution, relu(W x + bias) for a linear layer."""
 
     weight: Tensor
-    """[D, C, *k]."""
+    """Weights, [D, C, *k]."""
     bias: Tensor | None
-    """[D], or None if the layer has a norm."""
+    """Biases, [D], or None if the layer has a norm."""
     norm: Norm | None
+    """Batch normalisation between the product and ReLU, or None."""
     is_pooled: bool = False
     """True if 2 x 2 max pooling follows the layer."""
 
@@ -107,10 +108,11 @@ class Chain:
     """One network: layers, one after the other, and a linear head."""
 
     layers: list[Layer]
+    """All layers but the head, in order."""
     head_weight: Tensor
-    """[classes, D of the last layer]."""
+    """Weights of the head, [classes, D of the last layer]."""
     head_bias: Tensor
-    """[classes]."""
+    """Biases of the head, [classes]."""
 
     @property
     def widths(self) -> list[int]:

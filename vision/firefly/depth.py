@@ -67,7 +67,7 @@ class DepthCandidates:
 
         Args:
             x: examples, [b, inputs] or [b, channels, s, s].
-            gates: as `gates` returns them; needed for scores alone.
+            gates: as `gates` returns them. Only the second pass of a ranking gives them.
         """
         for number, layer in enumerate(self.chain.layers):
             x = layer.output(x)

@@ -1,7 +1,9 @@
 """The two passes over the data that score candidates, for growth in width and in depth alike.
 
-The first pass trains the candidates' noise for one epoch. The second pass computes the gradient of the loss with
-respect to a gate on each candidate: this gradient is the candidate's score, and the smallest score is the best.
+A candidate changes the network by small weights, its noise, which are random at first. The first pass trains the noise
+of all candidates for one epoch. The second pass multiplies the noise of each candidate by 1 + gate, where all gates
+are 0, and computes the gradient of the loss with respect to the gates. This gradient is the candidate's score: the
+smallest score, along which the loss decreases fastest, is the best.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +30,7 @@ Draw = Callable[[tuple[int, ...]], Tensor]
 
 
 class Candidates(Protocol):
-    """A network together with everything that a growth can add to it."""
+    """A network with everything that a growth can add to it."""
 
     @property
     def variables(self) -> list[Tensor]:

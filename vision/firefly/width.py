@@ -86,7 +86,7 @@ class WidthCandidates:
 
         Args:
             x: examples, [b, inputs] or [b, channels, s, s].
-            gates: as `gates` returns them; needed for scores alone.
+            gates: as `gates` returns them. Only the second pass of a ranking gives them.
         """
         x_new: Tensor | None = None
         for number, layer in enumerate(self.chain.layers):

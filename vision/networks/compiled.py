@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class CompileError(RuntimeError):
-    """There is no C compiler, or it reported an error."""
+    """Raised if there is no C compiler, or if it reports an error."""
 
 
 @lru_cache

@@ -33,8 +33,11 @@ class ConvTensors:
     """The parameters of one layer of one network, or their gradients."""
 
     weight_D33C: Tensor
+    """Weights of the convolution."""
     scale_D: Tensor
+    """Factor of each normalised channel."""
     shift_D: Tensor
+    """Added to each normalised channel."""
 
 
 class ConvLayer:

@@ -63,12 +63,12 @@ class Gates:
 
     @property
     def num_experts(self) -> int:
-        """E."""
+        """E, the number of experts."""
         return max(self.root, 1) + len(self.splits[0])
 
     @property
     def num_branches(self) -> int:
-        """K."""
+        """K, the number of branches of all nodes together."""
         return self.root + 2 * len(self.splits[0])
 
     def with_twins(self, experts: Sequence[int], flat: bool) -> "tuple[Gates, int]":

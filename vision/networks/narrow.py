@@ -31,6 +31,7 @@ class SavedLayer:
     """The tensors of a layer that the backward pass needs."""
 
     input_gssCl: Tensor
+    """The input of the layer, before `input_norm_4C` and ReLU are applied."""
     input_norm_4C: Tensor | None
     """The norm to apply to the input, which is the output of another convolution; None where the input is images."""
     z_gssDl: Tensor

@@ -29,7 +29,7 @@ class Stack(ABC):
     """The largest number of examples in one pass of `logits_of_many`. It bounds the memory of a pass."""
 
     def __len__(self) -> int:
-        """Return M."""
+        """Return M, the number of networks."""
         return self.parameters.num_networks
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:  # noqa: B027 (most stacks have nothing to set)
