@@ -4,7 +4,7 @@ This package never imports fairseq.
 
 run.py          the command alma-vision, from settings to ledger
 settings.py     every setting, checked when it is made
-learners.py     the learners: SM, Ens, UMix, gEns, gMoE, FF, and those of the paper's first version
+learners/       the learners: SM, Ens, UMix, gEns, gMoE, FF, and those of the paper's first version
 backbones.py    which networks the learners of a dataset are made of
 evaluator.py    scores a learner on the test set, which it alone holds
 datasets.py     reads datasets
