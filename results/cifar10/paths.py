@@ -62,34 +62,21 @@ def generators_of(seeds: Sequence[int], purpose: str) -> list[torch.Generator]:
 
 
 def ours(data: StageData, x: Tensor, y: Tensor, seeds: Sequence[int], precision: torch.dtype) -> list[float]:
-<<<<<<< HEAD
-    """Test errors of a stack of these seeds."""
-    stack = VGG(3, WIDTH, 10).network(drawn(seeds, "initialisation"), x.device)
-    stack.set_compute_dtype(precision)
-    batches, optimizer = Batches(data, drawn(seeds, "order"), BATCH), SGD(stack.parameters.flat, **RECIPE)
-=======
     """Train a stack of the seeds and return their test errors."""
     stack = VGG(3, WIDTH, 10).network(generators_of(seeds, "initialisation"), x.device)
     stack.set_compute_dtype(precision)
     batches, optimizer = Batches(data, generators_of(seeds, "order"), BATCH), SGD(stack.parameters.flat, **RECIPE)
->>>>>>> main
     train_stage(stack, batches, data.validation, OwnLoss(len(seeds), 1), optimizer, EPOCHS, "validation_loss")
     return (stack.logits_of_many(x[None]).argmax(-1) != y).double().mean(1).tolist()
 
 
 def plain(data: StageData, x: Tensor, y: Tensor, seed: int) -> float:
-<<<<<<< HEAD
-    """The same in torch's own words."""
-    model = VGG(3, WIDTH, 10).network(drawn([seed], "initialisation"), x.device).to_module(0)
-    optimizer, batches = torch.optim.SGD(model.parameters(), **RECIPE), Batches(data, drawn([seed], "order"), BATCH)
-=======
     """Train one seed with torch's modules and torch.optim, and return its test error."""
     model = VGG(3, WIDTH, 10).network(generators_of([seed], "initialisation"), x.device).to_module(0)
     optimizer, batches = (
         torch.optim.SGD(model.parameters(), **RECIPE),
         Batches(data, generators_of([seed], "order"), BATCH),
     )
->>>>>>> main
     x_valid, y_valid = data.validation.examples[0].movedim(-1, 1), data.validation.labels[0]
     best, error = float("inf"), 1.0
     for _ in range(EPOCHS):
@@ -139,20 +126,12 @@ def main() -> None:
     }
     if device.type != "cpu":
         del ways["narrow"]
-<<<<<<< HEAD
-    usual, errors, rows = narrow.MAX_CHANNELS, {}, []
-    for name, way in ways.items():
-        narrow.MAX_CHANNELS = 0 if name == "torch" else usual
-        began = time.process_time()
-        errors[name] = [100 * error for error in way()]
-=======
-    default_narrow, rows = narrow.MAX_CHANNELS, []
+    usual_limit, rows = narrow.MAX_CHANNELS, []
     errors: dict[str, list[float]] = {}
     for name, train in ways.items():
-        narrow.MAX_CHANNELS = 0 if name == "torch" else default_narrow
+        narrow.MAX_CHANNELS = 0 if name == "torch" else usual_limit
         start = time.process_time()
         errors[name] = [100 * error for error in train()]
->>>>>>> main
         count, plain_count = len(errors[name]), len(errors["plain"])
         mean, stderr = statistics.mean(errors[name]), statistics.stdev(errors[name]) / count**0.5
         difference = mean - statistics.mean(errors["plain"])
