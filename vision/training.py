@@ -9,7 +9,6 @@ of a batch, n examples, C classes.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ from torch import Tensor
 from vision.batches import Batches, Rows
 from vision.networks.stack import Stack
 from vision.optimizers import SGD, AdaDelta
-
-SelectBy = Literal["validation_loss", "validation_accuracy"]
+from vision.settings import SelectBy
 
 
 class Watcher:

@@ -4,13 +4,11 @@ Outputs are summed over members, so that members that do not change need to be e
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Combine = Literal["probability", "logit", "vote"]
-"""What is averaged over members: probabilities (the paper), logits (the original gEns), or votes (majority)."""
+from fairseq_alma.core.learner_settings import Combine
 
 # S seeds, N members per seed, M = S N members, b examples, C classes.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_alma.core.catalogue import LearnerEntry, add_learner, learners
 from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.learner_settings import LearnerSettings
+from fairseq_alma.core.learner_settings import Combine, LearnerSettings
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.settings import describe
@@ -28,7 +28,7 @@ from vision.optimizers import SGD, AdaDelta
 from vision.seeds import generator
 from vision.settings import VisionSettings
 from vision.training import OwnLoss, Watcher, train_stage
-from vision.voting import Combine, MemberOutputs, sum_members
+from vision.voting import MemberOutputs, sum_members
 
 # S seeds, N networks per seed, M = S N networks, b examples, C classes.
 
