@@ -87,7 +87,7 @@ def test_an_epub_is_its_chapters_in_order(tmp_path):
     assert skipped == []
 
 
-def test_an_epub_that_is_none_writes_nothing_and_is_told(tmp_path):
+def test_a_file_that_is_no_epub_is_skipped_and_nothing_is_unpacked(tmp_path):
     pytest.importorskip("ebooklib", reason="needs the extra `corpora`")
     folder = tmp_path / "in" / "books"
     folder.mkdir(parents=True)

@@ -124,7 +124,7 @@ def test_an_archive_cut_anywhere_in_the_second_record_says_so(tmp_path):
     assert not read_all(Source("common-crawl", str(tmp_path / "cut")))[1]
 
 
-def test_damage_inside_a_compressed_archive_is_told(tmp_path):
+def test_damage_inside_a_compressed_archive_is_recorded(tmp_path):
     path = write_warc(tmp_path / "a.warc.gz", TEXTS)
     content = bytearray(path.read_bytes())
     middle = len(content) // 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.prepare import versions
+from data_prep.provenance import versions
 from data_prep.tokenization import load_tokenizer
 from fairseq_alma.core.stream_folder import StreamFolder, split_prefix
 from tests.data_prep.sources import write_dump, write_warc
@@ -139,7 +139,7 @@ def test_a_source_with_a_share_of_which_nothing_is_left_is_named(tmp_path, corpo
     assert not (tmp_path / "out").exists()
 
 
-def test_too_little_of_the_kind_that_is_validated_on_is_told(tmp_path, corpora, alma_prep, capsys):
+def test_too_few_words_of_the_validation_source_are_an_error(tmp_path, corpora, alma_prep, capsys):
     crawl, wiki, _ = sources_of(corpora)
     more = ["--valid-source", "wikipedia", "--valid-words", "99999"]
     assert alma_prep(tmp_path / "out", crawl, wiki, num_mega_batches=2, more=more) == 2
@@ -157,11 +157,11 @@ def test_every_document_comes_back_exactly(tmp_path, alma_prep):
         (tmp_path / "in" / f"{number}.txt").write_bytes(text.encode())
         originals.append(text)
     assert alma_prep(tmp_path / "out", f"books:{tmp_path}/in", num_mega_batches=2, more=["--passage-words", "9"]) == 0
-    pieces = [text for split in load(tmp_path / "out")["splits"] for text in texts_of(tmp_path / "out", split)]
-    assert sum(map(len, pieces)) == sum(map(len, originals))
+    passages = [text for split in load(tmp_path / "out")["splits"] for text in texts_of(tmp_path / "out", split)]
+    assert sum(map(len, passages)) == sum(map(len, originals))
     left = list(originals)
-    for piece in pieces:
-        assert any(piece in text for text in left)
+    for passage in passages:
+        assert any(passage in text for text in left)
 
 
 @pytest.fixture(scope="module")
@@ -367,9 +367,9 @@ def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_by
     first = {key: value for key, value in stream.items() if key != "extensions"} | {"num_mega_batches": 3}
     first["splits"] = {name: split for name, split in stream["splits"].items() if name != "mega_batch_4"}
     # Before stream.json was replaced, and before the manifest was.
-    told = json.loads(manifest)
-    untold = told | {"extensions": [], "outputs": {k: v for k, v in told["outputs"].items() if k in before}}
-    for known in (told, untold):
+    after_it = json.loads(manifest)
+    before_it = after_it | {"extensions": [], "outputs": {k: v for k, v in after_it["outputs"].items() if k in before}}
+    for known in (after_it, before_it):
         (out / "stream.json").write_text(json.dumps(first))
         (out / "manifest.json").write_text(json.dumps(known))
         (out / ".alma-prep").mkdir()
@@ -378,7 +378,7 @@ def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_by
         assert main(argv) == 0
         assert folder_bytes(out) == after
         assert load(out)["extensions"] == stream["extensions"]
-        assert json.loads((out / "manifest.json").read_text()) == told
+        assert json.loads((out / "manifest.json").read_text()) == after_it
     # Killed there, and the next run killed when it had deleted what the first had made: the old stream is whole.
     (out / "stream.json").write_text(json.dumps(first))
     for name in [*(set(after) - set(before)), "mega_batch_4"]:

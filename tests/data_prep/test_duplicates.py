@@ -36,7 +36,7 @@ def signer():
     return Signer()
 
 
-def find(tmp_path, signer, texts, rank=None, old=0, shards=1):
+def find(tmp_path, signer, texts, rank=None, num_known=0, shards=1):
     keys = np.array([hashlib.sha256(text.encode()).digest()[:16] for text in texts], "V16")
     signatures = np.array([signer.signature(text) for text in texts], np.uint64).reshape(-1, NUM_BANDS)
     paths = []
@@ -44,7 +44,7 @@ def find(tmp_path, signer, texts, rank=None, old=0, shards=1):
         save_signatures(tmp_path / f"{number}.signatures", part)
         paths.append(tmp_path / f"{number}.signatures")
     words = np.array([len(text.split()) for text in texts], np.int32)
-    return find_duplicates(keys, np.array(rank or [0] * len(texts), np.int32), words, [paths], old)
+    return find_duplicates(keys, np.array(rank or [0] * len(texts), np.int32), words, [paths], num_known)
 
 
 def test_near_copies_are_found_and_others_are_not(tmp_path, signer):
@@ -77,10 +77,13 @@ def test_of_a_group_the_longest_stays_and_of_equal_ones_the_first_key(tmp_path, 
 def test_what_a_stream_holds_stays_and_what_came_first_wins(tmp_path, signer):
     text = text_of(400, 3)
     longer = f"{text} and some more words at its end"
-    assert find(tmp_path, signer, [text, longer], rank=[-1, 0], old=1).near.tolist() == [False, True]
+    assert find(tmp_path, signer, [text, longer], rank=[-1, 0], num_known=1).near.tolist() == [False, True]
     assert find(tmp_path, signer, [longer, text], rank=[1, 0]).near.tolist() == [True, False]
     # Two that are near to each other and were let in before both stay.
-    assert find(tmp_path, signer, [text, longer, text], rank=[-1, -1, 0], old=2).near.tolist()[:2] == [False, False]
+    assert find(tmp_path, signer, [text, longer, text], rank=[-1, -1, 0], num_known=2).near.tolist()[:2] == [
+        False,
+        False,
+    ]
 
 
 def test_a_chain_of_near_copies_is_one_group(tmp_path, signer):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.errors import PrepError
+from data_prep.index import ENTRY
 from data_prep.partition import (
     by_key,
     cut_points,
@@ -18,7 +19,6 @@ from data_prep.partition import (
 )
 from data_prep.snapshots import groups_of, snapshot_of
 from data_prep.sources import Source, SourceFile
-from data_prep.spool import ENTRY
 
 ONE_KIND = np.array([0])
 
@@ -105,7 +105,7 @@ def test_a_drifting_stream_has_a_mega_batch_a_snapshot():
     # Validation and test are of every snapshot, by its size.
     assert np.bincount(splits[0]).tolist() == [10, 30, 20]
     assert np.bincount(splits[4]).tolist() == [248, 743, 495]
-    with pytest.raises(PrepError, match=r"mega_batch_1 would have 30 words, and 1,000 are wanted"):
+    with pytest.raises(PrepError, match=r"mega_batch_1 would have 30 words, but needs at least 1,000"):
         drifting_layout(passages_of([10] * 2004, [0] * 2004, [0] * 4 + [1] * 2000), ONE_KIND, 20, 2, None)
 
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from data_prep.errors import PrepError
+from data_prep.index import ENTRY
 from data_prep.partition import Plan, by_key, cut_document, cut_points, make_plan, order_key
-from data_prep.spool import ENTRY
 
 
 def test_defaults_are_one_percent_and_a_fifth_of_a_percent():
