@@ -6,7 +6,7 @@ The way of the data, and the files that hold each step:
     sources/            list files, and read documents out of each kind of file
     reading, cleaning   read every document once, remove unwanted ones, copy the rest into the `spool`
     deduplication       remove copies (`duplicates` finds them)
-    partition           cut passages, order them by seed, divide them into splits; `index` holds the result
+    partition, layout   cut passages, order them by seed, divide them into splits; `index` holds the result
     stream_tokenizer    train the tokenizer, or take the given one (`tokenization` holds the kinds)
     encoding            encode passages and write fairseq's files (`mmap_writer`, `dictionary`)
     work_folder         hold the work folder, and rename its shards into the finished `stream_folder`

@@ -1,12 +1,12 @@
-"""The way of the data: read, remove copies, plan, cut, order, train the tokenizer, encode, describe."""
+"""The steps from sources to encoded splits: read, remove copies, plan, cut, order, train the tokenizer, encode."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from data_prep import partition
+from data_prep import layout, partition
 from data_prep.deduplication import remove_copies, save_keys
 from data_prep.dictionary import dictionary_size
 from data_prep.encoding import TASK_BYTES, encode
@@ -25,6 +25,7 @@ from data_prep.work_folder import WorkFolder
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import FORMAT_VERSION
 
+Result = TypeVar("Result")
 _WRITTEN_PASSAGES = 1 << 20
 """Entries of the index that are written at a time: a copy of all of them would double what is in memory."""
 
@@ -42,6 +43,7 @@ class BaseStream(NamedTuple):
 
     @property
     def num_extensions(self) -> int:
+        """Number of extensions that the stream has already."""
         return len(self.description.get("extensions", []))
 
 
@@ -67,7 +69,7 @@ def build_stream(
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
     documents, table = _without_copies(settings, spooled, work, base)
-    spooled = spooled._replace(documents=documents[:0])  # frees one gigabyte per 19 million documents
+    spooled = spooled._replace(documents=np.empty(0, ENTRY))  # frees one gigabyte per 19 million documents
     num_mega_batches = _num_mega_batches(settings, spooled)
     words = _words_by_source(documents, len(files))
     wanted_words = _wanted_words(files, words)
@@ -75,15 +77,12 @@ def build_stream(
     passages = _cut(seed, plan, documents, work, executor)
     del documents
     if wanted_words != words:
-        passages = partition.keep_words(passages, wanted_words)
+        passages = layout.keep_words(passages, wanted_words)
         table += _share_rows(spooled, words, _words_by_source(passages, len(files)))
     index = _write_index(settings, plan, passages, num_mega_batches, spooled, work, base)
     del passages
     if base is not None:
-        tokenizer_file = base.folder / base.description["tokenizer"]["file"]
-        encoded = encode(index, tokenizer_file, base.description["dictionary_size"], work, executor)
-        added = {"num_mega_batches": num_mega_batches, "passage_words": plan.passage_words}
-        return _described(spooled, table, encoded.splits) | added
+        return _encode_extension(index, base, spooled, table, work, executor) | {"passage_words": plan.passage_words}
     tokenizer_file = make_tokenizer(settings, index, work, executor)
     symbols = check_vocabulary(settings, tokenizer_file)
     num_symbols = dictionary_size(len(symbols))
@@ -108,13 +107,22 @@ def build_stream(
     }
 
 
+def _encode_extension(
+    index: Index, base: BaseStream, spooled: Spooled, table: list[dict], work: WorkFolder, executor: Executor
+) -> dict:
+    """Encode the passages with the tokenizer of the stream. Return what stream.json says of the extension."""
+    tokenizer_file = base.folder / base.description["tokenizer"]["file"]
+    encoded = encode(index, tokenizer_file, base.description["dictionary_size"], work, executor)
+    return _described(spooled, table, encoded.splits) | {"num_mega_batches": len(index.splits)}
+
+
 def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> dict:
     """Return the keys that stream.json has for a new stream and for an extension alike."""
     described = {"sources": spooled.records, "cleaning": table, "splits": splits}
     return described if spooled.snapshots is None else described | {"snapshots": spooled.snapshots}
 
 
-def _workable(compute: Callable):
+def _workable(compute: Callable[[], Result]) -> Result:
     """Return what `compute` returns. Its PrepError becomes Unworkable: the settings do not fit this text."""
     try:
         return compute()
@@ -125,6 +133,7 @@ def _workable(compute: Callable):
 
 
 def _words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
+    """Return the number of words of each source."""
     # As floats words are exact up to 2^53.
     counts = np.bincount(entries["source"], entries["num_words"].astype(np.float64), num_sources)
     return dict(enumerate(counts.astype(np.int64).tolist()))
@@ -140,10 +149,11 @@ def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
                 "removed all its documents, or they are copies of others. Leave the source out, or change --language, "
                 "--gopher or --duplicates."
             )
-    return _workable(lambda: partition.share_out(words, shares))
+    return _workable(lambda: layout.share_out(words, shares))
 
 
 def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
+    """Return the number of mega-batches to write. Raise Unworkable if it is not the number of snapshots."""
     if spooled.snapshots is None:
         return settings.num_mega_batches or 1
     num_snapshots = len(spooled.snapshots)
@@ -174,6 +184,7 @@ def _without_copies(
 
 
 def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
+    """Return the sizes of splits and passages."""
     if base is not None:
         return _workable(lambda: partition.extension_plan(total_words, num_mega_batches, settings.passage_words))
     return _workable(
@@ -185,7 +196,7 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
     """Cut long documents into passages. Return the ENTRY of every passage, in any order."""
     is_long = documents["num_words"] > plan.limit_words
     long_documents = documents[is_long]
-    long_documents = long_documents[partition.by_key(long_documents)]
+    long_documents = long_documents[layout.by_key(long_documents)]
     path = work.folder / "long_documents.npy"
     np.save(path, long_documents)
     sha256 = sha256_of(path)
@@ -203,7 +214,7 @@ def _write_index(
     work: WorkFolder, base: BaseStream | None,
 ) -> Index:  # fmt: skip
     """Write the index of all passages in their order. What follows depends only on content and seed."""
-    names = partition.split_order(num_mega_batches)
+    names = layout.split_order(num_mega_batches)
     kind_names = [record["kind"] for record in spooled.records]
     known = sorted(set(kind_names))
     kinds = np.array([known.index(name) for name in kind_names])
@@ -211,19 +222,19 @@ def _write_index(
     if base is not None:
         first = base.description["num_mega_batches"] + 1
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
-        layout = partition.extension_layout(passages, kinds, num_mega_batches)
+        order, cuts = layout.extension_layout(passages, kinds, num_mega_batches)
     else:
-        lay_out = partition.equal_layout if settings.partition == "equal" else partition.drifting_layout
-        layout = _workable(lambda: lay_out(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
+        lay_out = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
+        order, cuts = _workable(lambda: lay_out(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
     path = work.folder / INDEX
     with open(path, "wb") as file:
-        header = {"descr": np.lib.format.dtype_to_descr(ENTRY), "fortran_order": False, "shape": (len(layout.order),)}
+        header = {"descr": np.lib.format.dtype_to_descr(ENTRY), "fortran_order": False, "shape": (len(order),)}
         np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, len(layout.order), _WRITTEN_PASSAGES):
-            part = passages[layout.order[start : start + _WRITTEN_PASSAGES]]
+        for start in range(0, len(order), _WRITTEN_PASSAGES):
+            part = passages[order[start : start + _WRITTEN_PASSAGES]]
             part["source"] = part["group"] = 0  # used for the mixture only, which is fixed now
             file.write(part.data)
-    return Index(path, sha256_of(path), work.spool, layout.cuts, names)
+    return Index(path, sha256_of(path), work.spool, cuts, names)
 
 
 def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:

@@ -42,6 +42,7 @@ def prepare(settings: PrepSettings) -> dict:
 
 
 def _make_new(settings: PrepSettings, files: Files) -> dict:
+    """Make a new stream, or continue one that was interrupted. Return the content of its stream.json."""
     check_free(settings.out)
     if settings.tokenizer not in TOKENIZERS:
         given_tokenizer(settings.tokenizer)  # fails now, rather than after hours, if it cannot be read

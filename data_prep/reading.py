@@ -176,6 +176,7 @@ def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> No
 
 
 def _no_documents(record: dict) -> str:
+    """Return the error message for a source without documents."""
     message = f"source {source_name(record)} holds no documents in {record['files']} files"
     if record["documents"]:
         message = f"none of the {record['documents']:,} documents of source {source_name(record)} passed the cleaning"

@@ -118,6 +118,7 @@ class Slurm:
             time.sleep(POLL_SECONDS)
 
     def _is_queued(self) -> bool:
+        """Return True if a job of this run waits or runs."""
         found = subprocess.run(["squeue", "-h", "-j", ",".join(self._jobs)], capture_output=True, text=True)
         return found.returncode == 0 and bool(found.stdout.strip())
 

@@ -105,6 +105,7 @@ class SpoolTask(Task):
 
 
 def _add(counts: list[int], *more: int) -> None:
+    """Add to each count in place."""
     counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
 
 

@@ -95,7 +95,7 @@ def full_disk_reported(out: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise PrepError(
-            f"no space left on the disk of {out}. What is whole was kept, in {out / WORK}: free space (the text is "
+            f"no space left on the disk of {out}. Finished tasks were kept in {out / WORK}: free space (the text is "
             "copied once, and its tokens take about as much again) and run the same command."
         ) from error
 
@@ -171,6 +171,7 @@ def _held(out: Path) -> Iterator[None]:
 
 
 def _release(lease: Lease) -> None:
+    """Give a lease back, and remove its folder if it is empty."""
     with interrupts_delayed():
         lease.__exit__(None, None, None)
         _remove_if_empty(lease.path.parent)

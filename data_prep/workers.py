@@ -141,14 +141,16 @@ def _death_reported() -> Iterator[None]:
         ) from error
 
 
-def _start_worker(parent: int, tokenizer_threads: int):
+def _start_worker(parent: int, tokenizer_threads: int) -> None:
+    """Prepare a new worker process."""
     # Read by the tokenizer library when it is first used.
     os.environ["RAYON_NUM_THREADS"] = str(tokenizer_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if tokenizer_threads > 1 else "false"
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 
-def _end_with_parent(parent: int):
+def _end_with_parent(parent: int) -> None:
+    """End this process when its parent is gone."""
     # The workers of a pool wait for ever after their parent was killed.
     while os.getppid() == parent:
         time.sleep(1)

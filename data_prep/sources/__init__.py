@@ -119,6 +119,7 @@ def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
 
 
 def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
+    """Return files with their names relative to `root`, sizes and times, sorted by name."""
     files = []
     for path in paths:
         status = path.stat()

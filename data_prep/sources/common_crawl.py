@@ -19,6 +19,7 @@ HTML = ("text/html", "application/xhtml+xml")
 
 
 def _list_paths(root: Path) -> list[Path]:
+    """Return all archives below a folder, without files of metadata."""
     return [
         Path(folder, name)
         for folder, _, names in os.walk(root)
@@ -161,6 +162,7 @@ def page_text(
 
 
 def _main_text(html: str) -> str:
+    """Return the main content of an HTML page."""
     from resiliparse.extract.html2text import extract_plain_text
 
     return extract_plain_text(html, main_content=True, alt_texts=False, preserve_formatting=True).strip()

@@ -179,6 +179,7 @@ class _Unpacked(io.RawIOBase):
         return count
 
     def _unpack(self, data: bytes) -> None:
+        """Decompress the beginning of `data`, and keep the rest for later."""
         position = self.bytes_in
         try:
             # Chunks so small that even the output of a bomb fits into memory before it is noticed.

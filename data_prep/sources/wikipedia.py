@@ -187,6 +187,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
 
 
 def _open_part(part: Part) -> "Eager | _Streams":
+    """Open a part of a dump as a whole dump."""
     if part.start == 0 and part.end == Path(part.path).stat().st_size:
         return Eager(open_plain(part.path))
     return _Streams(part.path, *bzip2_streams(part.path, part.start, part.end))
@@ -216,6 +217,7 @@ class _Streams:
         return self._END
 
     def close(self) -> None:
+        """Close all files."""
         for file in self._files:
             file.close()
 
@@ -246,6 +248,7 @@ _DUMP = re.compile(r"\.xml(?:\.|-|$)", re.IGNORECASE)
 
 
 def _list_paths(root: Path) -> list[Path]:
+    """Return all dumps below a folder."""
     return [path for path in paths_ending_in("")(root) if _DUMP.search(path.name)]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.errors import PrepError
 from data_prep.index import ENTRY
-from data_prep.partition import (
+from data_prep.layout import (
     by_key,
     cut_points,
     drifting_layout,

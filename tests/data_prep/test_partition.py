@@ -3,7 +3,8 @@ import pytest
 
 from data_prep.errors import PrepError
 from data_prep.index import ENTRY
-from data_prep.partition import Plan, by_key, cut_document, cut_points, make_plan, order_key
+from data_prep.layout import by_key, cut_points
+from data_prep.partition import Plan, cut_document, make_plan, order_key
 
 
 def test_defaults_are_one_percent_and_a_fifth_of_a_percent():
