@@ -104,7 +104,9 @@ def test_each_mega_batch_has_the_same_words_and_the_sources_in_proportion(three,
 
 
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])
-def test_the_order_of_sources_and_workers_does_not_show(tmp_path, three, corpora, alma_prep, folder_bytes, order):
+def test_the_bytes_do_not_depend_on_the_order_of_sources_and_workers(
+    tmp_path, three, corpora, alma_prep, folder_bytes, order
+):
     assert alma_prep(tmp_path / "out", *sources_of(corpora, order), num_mega_batches=4, workers=2) == 0
     assert folder_bytes(tmp_path / "out") == folder_bytes(three)
 
@@ -203,7 +205,7 @@ def test_a_third_is_a_share_that_its_own_command_gives_again(tmp_path, corpora, 
     assert "other settings" in capsys.readouterr().err
 
 
-def test_the_name_of_a_folder_does_not_show_where_shares_meet_copies(tmp_path, alma_prep, folder_bytes):
+def test_the_bytes_do_not_depend_on_the_name_of_a_folder_with_shares_and_copies(tmp_path, alma_prep, folder_bytes):
     lines = [f"{' '.join(prose(60, seed).split())}\n" for seed in range(600)]
     for first, second in (("a", "b"), ("z", "c")):
         for name, part in ((first, lines[:300]), (second, lines[280:])):
@@ -214,7 +216,7 @@ def test_the_name_of_a_folder_does_not_show_where_shares_meet_copies(tmp_path, a
     assert folder_bytes(tmp_path / "out_a") == folder_bytes(tmp_path / "out_z")
 
 
-def test_a_mega_batch_a_snapshot(tmp_path, snapshots, alma_prep, folder_bytes):
+def test_one_mega_batch_per_snapshot(tmp_path, snapshots, alma_prep, folder_bytes):
     for name, sources, partition in (
         ("by_date", [f"common-crawl:{snapshots}"], "by-date"),
         ("as_given", [f"common-crawl:{path}" for path in sorted(snapshots.iterdir())], "as-given"),
@@ -248,7 +250,7 @@ def extended(tmp_path, corpora, alma_prep, folder_bytes):
     return out, before, argv
 
 
-def test_an_extension_touches_nothing_and_lets_no_copy_in(extended, folder_bytes):
+def test_an_extension_changes_no_file_and_leaves_copies_out(extended, folder_bytes):
     out, before, _ = extended
     after = folder_bytes(out)
     assert {name: after[name] for name in before} == before
@@ -268,7 +270,9 @@ def test_an_extension_touches_nothing_and_lets_no_copy_in(extended, folder_bytes
     assert [row["documents"] for row in extension["cleaning"] if row["step"] == "near copy"] == [30]
 
 
-def test_extending_again(extended, folder_bytes, capsys, corpora, tmp_path):
+def test_extending_with_the_same_files_changes_nothing_and_with_others_adds_more(
+    extended, folder_bytes, capsys, corpora, tmp_path
+):
     from data_prep.cli import main
 
     out, _, argv = extended
@@ -391,7 +395,7 @@ def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_by
     assert folder_bytes(out) == after
 
 
-def test_what_cannot_extend(extended, capsys, corpora, tmp_path):
+def test_an_extension_that_cannot_work_is_refused(extended, capsys, corpora, tmp_path):
     from data_prep.cli import main
 
     out, _, _ = extended
@@ -411,7 +415,7 @@ def test_what_cannot_extend(extended, capsys, corpora, tmp_path):
     assert not (out / ".alma-prep").exists()
 
 
-def test_a_learner_goes_on_with_an_extended_stream(tmp_path, corpora, alma_prep):
+def test_a_learner_continues_with_an_extended_stream(tmp_path, corpora, alma_prep):
     out, run = tmp_path / "stream", tmp_path / "run"
     crawl, wiki, _ = sources_of(corpora)
     assert alma_prep(out, crawl, num_mega_batches=2) == 0
@@ -505,7 +509,7 @@ def test_an_altered_output_is_never_called_whole(tmp_path, three, corpora, alma_
     assert [len(found) for found in manifest["inputs"].values()] == [130, 2, 1]
 
 
-def test_too_many_damaged_files_fail_at_the_end_and_a_larger_allowance_goes_on(
+def test_too_many_damaged_files_fail_at_the_end_and_a_larger_max_bad_continues(
     tmp_path, corpora, alma_prep, capsys, folder_bytes
 ):
     import shutil

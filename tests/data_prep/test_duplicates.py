@@ -65,7 +65,7 @@ def test_case_punctuation_and_spaces_do_not_hide_a_copy(tmp_path, signer):
     assert not found.exact.any()
 
 
-def test_of_a_group_the_longest_stays_and_of_equal_ones_the_first_key(tmp_path, signer):
+def test_the_longest_document_of_a_group_stays_and_among_equal_ones_the_first_key(tmp_path, signer):
     text = text_of(400, 2)
     longer = f"{text} and some more words at its end"
     found = find(tmp_path, signer, [text, longer, text])
@@ -74,7 +74,7 @@ def test_of_a_group_the_longest_stays_and_of_equal_ones_the_first_key(tmp_path, 
     assert not found.exact[1]
 
 
-def test_what_a_stream_holds_stays_and_what_came_first_wins(tmp_path, signer):
+def test_documents_of_the_stream_stay_and_then_those_of_the_first_snapshot(tmp_path, signer):
     text = text_of(400, 3)
     longer = f"{text} and some more words at its end"
     assert find(tmp_path, signer, [text, longer], rank=[-1, 0], num_known=1).near.tolist() == [False, True]
@@ -113,7 +113,7 @@ def test_short_texts_have_no_near_copies(tmp_path, signer):
     assert not found.near.any()
 
 
-def test_a_signature_does_not_depend_on_how_a_long_text_is_gone_through(signer, monkeypatch):
+def test_a_signature_does_not_depend_on_the_number_of_n_grams_hashed_at_a_time(signer, monkeypatch):
     text = text_of(5000, 5)
     whole = signer.signature(text)
     monkeypatch.setattr("data_prep.duplicates._CHUNK_WORDS", 37)

@@ -22,7 +22,7 @@ def load(out: Path) -> dict:
     return json.loads((out / "stream.json").read_text(encoding="utf-8"))
 
 
-def test_stream_json_tells_what_the_files_hold(stream_folder, read_passages):
+def test_stream_json_describes_the_files(stream_folder, read_passages):
     stream = load(stream_folder)
     assert stream["format_version"] == 1
     assert (stream["num_mega_batches"], stream["seed"], stream["vocab_size"]) == (3, 1, 341)
@@ -131,7 +131,7 @@ def test_bytes_depend_neither_on_workers_nor_on_files_and_their_order(
     assert load(tmp_path / "one")["splits"] == load(tmp_path / "two")["splits"]
 
 
-def test_another_seed_is_another_partition(tmp_path, books, stream_folder, alma_prep, folder_bytes):
+def test_another_seed_gives_another_partition(tmp_path, books, stream_folder, alma_prep, folder_bytes):
     more = ["--seed", "2", "--tokenizer", load(stream_folder)["tokenizer"]["kind"]]
     assert alma_prep(tmp_path / "out", f"books:{books}", vocab_size=341, more=more) == 0
     assert folder_bytes(tmp_path / "out")["valid/valid.bin"] != folder_bytes(stream_folder)["valid/valid.bin"]

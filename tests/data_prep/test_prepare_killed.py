@@ -160,7 +160,7 @@ def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, large_text,
     assert folder_bytes(out) == uninterrupted
 
 
-def test_a_run_killed_in_its_last_moment_is_whole_and_tidied_up(tmp_path, large_text, uninterrupted, folder_bytes):
+def test_the_work_folder_of_a_run_killed_at_its_very_end_is_removed(tmp_path, large_text, uninterrupted, folder_bytes):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")
     subprocess.run(argv, check=True, capture_output=True)

@@ -151,7 +151,7 @@ def test_a_stream_folder_inside_its_source(finished, refused):
     assert "is inside the source" in refused(finished / "books" / "out", f"books:{finished}/books")
 
 
-def test_an_empty_folder_is_welcome_and_prepare_returns_stream_json(finished, tmp_path):
+def test_an_empty_folder_is_accepted_and_prepare_returns_stream_json(finished, tmp_path):
     (tmp_path / "out").mkdir()
     settings = PrepSettings(
         out=tmp_path / "out",

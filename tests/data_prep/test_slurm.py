@@ -29,7 +29,9 @@ def jobs():
     return subprocess.run(["squeue", "-h", "-o", "%j"], capture_output=True, text=True).stdout.split()
 
 
-def test_a_cluster_makes_the_bytes_of_one_machine_and_a_killed_command_goes_on(tmp_path, write_corpus, folder_bytes):
+def test_a_cluster_makes_the_bytes_of_one_machine_also_after_the_command_was_killed(
+    tmp_path, write_corpus, folder_bytes
+):
     books = write_corpus(tmp_path / "books", num_files=40)
     subprocess.run(command(tmp_path / "here", books), check=True, capture_output=True)
     there = command(tmp_path / "there", books, "--executor", "slurm")
