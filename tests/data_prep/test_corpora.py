@@ -473,7 +473,7 @@ def test_given_tokenizers(tmp_path, corpora, three, alma_prep, capsys):
         assert (tmp_path / "sp2" / name).read_bytes() == (tmp_path / "sp" / name).read_bytes()
     capsys.readouterr()
     for given, message in (
-        ("bpe-dropout", "is unknown, and no such file is there"),
+        ("bpe-dropout", "is unknown, and there is no such file"),
         (str(tmp_path), "has no encoder.json and no vocab.bpe"),
         (str(three / "dict.txt"), "is neither a .json nor a .model"),
     ):
