@@ -1,6 +1,6 @@
 """alma-prep: from corpora to a stream folder of mega-batches (docs/design.md). Needs neither torch nor fairseq.
 
-The way of the data, and the files that hold each step:
+The steps, in order, and the modules that hold them:
 
     prepare, extend     make a new stream, or extend one; `pipeline` calls the steps below in order
     sources/            list files, and read documents out of each kind of file

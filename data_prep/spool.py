@@ -52,7 +52,7 @@ class SpoolTask(Task):
     cleaning: Cleaning | None
     """The rules that documents must pass; None: all documents pass."""
     sign: bool
-    """True if signatures are computed, which near-duplicates are found by."""
+    """True if the signatures by which near-duplicates are found are computed."""
     stamp: str
     """Digest of the sizes and times of the files: a task on files that have changed is another task."""
 
