@@ -116,7 +116,7 @@ def test_short_texts_have_no_near_copies(tmp_path, signer):
 def test_a_signature_does_not_depend_on_the_number_of_n_grams_hashed_at_a_time(signer, monkeypatch):
     text = text_of(5000, 5)
     whole = signer.signature(text)
-    monkeypatch.setattr("data_prep.duplicates._CHUNK_WORDS", 37)
+    monkeypatch.setattr("data_prep.duplicates._CHUNK_NGRAMS", 37)
     assert np.array_equal(signer.signature(text), whole)
 
 
