@@ -129,7 +129,7 @@ def test_a_damaged_stream(finished, stream_copy, refused, name, content, message
 def test_a_stream_of_another_format_version(finished, stream_copy, refused):
     stream = json.loads((stream_copy / "stream.json").read_text())
     (stream_copy / "stream.json").write_text(json.dumps(stream | {"format_version": 2}))
-    assert "format version 2, this release reads version 1" in refused(stream_copy, f"books:{finished}/books")
+    assert "has format version 2, but this version of ALMA reads 1" in refused(stream_copy, f"books:{finished}/books")
     (stream_copy / "stream.json").write_text('{"format')
     assert "cannot be read" in refused(stream_copy, f"books:{finished}/books")
 
