@@ -47,6 +47,11 @@ def written_aside(path: str | Path, durable: bool = True) -> Iterator[Path]:
         sync_folder(path.parent)
 
 
+def unfinished_files(folder: str | Path) -> list[Path]:
+    """Return the temporary files and folders that processes killed inside `written_aside` left in a folder."""
+    return list(Path(folder).glob(".*.tmp*"))
+
+
 def write_whole(path: str | Path, text: str, durable: bool = True) -> None:
     """Replace the content of `path` by `text` in one step. See `written_aside` for `durable` and errors."""
     with written_aside(path, durable) as temporary:
