@@ -1,24 +1,21 @@
-"""fairseq checkpoints as files: made untrained, found whole, mended after a kill, slimmed.
+"""fairseq checkpoints as files: read, written, and repaired after a kill. Needs torch, not fairseq.
 
-What is saved is plain values and tensors only, so that torch loads it without running code.
+A checkpoint holds only plain values and tensors, so that torch loads it without running code.
 """
 
-import contextlib
 import errno
-import io
 import logging
 import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from fairseq_alma.core.errors import SettingError, StageError
+from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.files import unfinished_files, written_aside
 
 logger = logging.getLogger(__name__)
 
@@ -31,57 +28,14 @@ DAMAGE = (
     "corrupt",
     "unexpected EOF",
 )
-"""What torch says of a file that was cut short, and not of a machine that is out of memory or file handles."""
+"""Parts of torch's error messages for a truncated file. A lack of memory or of file handles gives other messages."""
 
 
-def parse_train_arguments(train_arguments: Sequence[str]):
-    """The namespace that `fairseq-train` with these arguments (without the program) would run.
-
-    Raises:
-        SettingError: fairseq does not know an option, or refuses its value.
-    """
-    import fairseq_alma
-
-    fairseq_alma.register()
-    from fairseq import options
-
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):  # argparse prints pages of usage before its one line
-            return options.parse_args_and_arch(options.get_training_parser(), list(train_arguments))
-    except SystemExit as error:
-        reason = (said.getvalue().strip().splitlines() or ["they ask for help, not for training"])[-1]
-        raise SettingError(f"fairseq-train refuses these options: {reason}") from error
-
-
-def write_untrained(train_arguments: Sequence[str], path: Path) -> None:
-    """The checkpoint that `fairseq-train` with these arguments would start from, before its first update.
+def read_checkpoint(path: Path) -> dict[str, Any] | None:
+    """Return the checkpoint in `path`, with tensors memory-mapped; None if it is missing or damaged.
 
     Raises:
-        SettingError: see parse_train_arguments.
-    """
-    arguments = parse_train_arguments(train_arguments)
-    # Here, in this process, whatever the machine: a fairseq-train would spawn a rank for every GPU it sees.
-    arguments.distributed_world_size, arguments.cpu = 1, True
-    from fairseq import tasks, utils
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-    from fairseq.trainer import Trainer
-
-    cfg = convert_namespace_to_omegaconf(arguments)
-    np.random.seed(cfg.common.seed)
-    utils.set_torch_seed(cfg.common.seed)
-    task = tasks.setup_task(cfg.task)
-    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    trainer.consolidate_optimizer()  # fairseq calls it before each save; without it state_dict() fails
-    trainer.save_checkpoint(str(path), {"train_iterator": {"epoch": 1}, "val_loss": None, **task.get_checkpoint_dict()})
-
-
-def read_whole(path: Path) -> dict[str, Any] | None:
-    """The checkpoint in `path`, tensors still on disk; None when there is none or it is cut short.
-
-    Raises:
-        OSError, RuntimeError: it cannot be read now (no memory, no file handle, a file system that is away).
+        OSError, RuntimeError: the file cannot be read now, for lack of memory, file handles or access. It may be whole.
     """
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -96,81 +50,95 @@ def read_whole(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def num_updates(checkpoint: dict[str, Any]) -> int:
-    return checkpoint["optimizer_history"][-1]["num_updates"]
-
-
-def mend(folder: Path) -> None:
-    """Make a stage's folder fit to continue after a kill at any moment, inside a checkpoint write too.
-
-    fairseq writes one checkpoint in one step and then copies it, byte after byte, to its other names: a
-    kill in between leaves a copy cut short. Whatever is whole and newest becomes checkpoint_last.pt
-    again, and checkpoint_best.pt the one that it says is best. With nothing whole that holds the optimizer's
-    state, without which training does not go on, the stage begins anew.
-    """
-    found = {path: read_whole(path) for path in folder.glob("checkpoint*.pt")}
-    whole = {path: state for path, state in found.items() if state is not None}
-    for path in found.keys() - whole.keys():
-        os.replace(path, path.with_name(path.name + ".damaged"))
-    for leftover in [*folder.glob("*.tmp"), folder / CRASH]:
-        leftover.unlink(missing_ok=True)
-    continuable = [path for path, state in whole.items() if "last_optimizer_state" in state]
-    if not continuable:
-        for path in whole:
-            path.unlink()
-        return
-    newest = max(continuable, key=lambda path: (num_updates(whole[path]), path.name == LAST))
-    best_loss = whole[newest]["extra_state"].get("best")
-    best = folder / BEST
-    if best_loss is not None and (best not in whole or whole[best]["extra_state"]["val_loss"] != best_loss):
-        source = next((p for p, s in whole.items() if s["extra_state"]["val_loss"] == best_loss), None)
-        if source is None:
-            logger.warning("%s: the best checkpoint is lost, the stage begins anew", folder)
-            for path in whole:
-                path.unlink()
-            return
-        _copy_whole(source, best)
-    if newest.name != LAST:
-        _copy_whole(newest, folder / LAST)
-
-
-def slim(path: Path) -> None:
-    """Drop the optimizer's state, two thirds of the file: a finished stage is not continued.
+def require_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the checkpoint in `path`, with tensors memory-mapped.
 
     Raises:
-        StageError: there is no whole checkpoint.
+        StageError: it is missing or damaged.
+        OSError, RuntimeError: see read_checkpoint.
     """
-    state = read_whole(path)
-    if state is None:
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
         raise StageError(f"{path} is missing or damaged: run the same command again")
-    if "last_optimizer_state" not in state:
-        return
-    del state["last_optimizer_state"]
-    write_checkpoint(state, path)
+    return checkpoint
 
 
-def write_checkpoint(state: dict[str, Any], path: Path) -> None:
-    """Replace `path` in one step by `state` (plain values and tensors). On return the bytes have reached the disk.
+def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Replace the file `path` by a checkpoint in one step. On return the bytes have reached the disk.
+
+    Args:
+        checkpoint: plain values and tensors.
+        path: its folder is created if it is missing.
 
     Raises:
-        OSError: there is no room, or no access.
+        OSError: no space or no access.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    for leftover in unfinished_files(path.parent, path.name):  # a killed process may have left one, and they are large
+        leftover.unlink(missing_ok=True)
     try:
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
-            raise error.__context__ from error  # torch speaks of a position in the file
+        with written_aside(path) as temporary, open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
+    except RuntimeError as error:
+        # When a write fails, torch raises an error about a position in the file; the cause is in its context.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
         raise
 
 
-def _copy_whole(source: Path, target: Path) -> None:
-    temporary = target.with_name(target.name + ".tmp")
-    shutil.copyfile(source, temporary)
-    os.replace(temporary, target)
+def num_updates(checkpoint: dict[str, Any]) -> int:
+    """Return the number of optimizer updates that its stage had made when the checkpoint was saved."""
+    return checkpoint["optimizer_history"][-1]["num_updates"]
+
+
+def repair_stage_folder(folder: Path) -> None:
+    """Repair the checkpoints of a member's folder so that fairseq-train can resume after a kill at any moment.
+
+    fairseq writes a checkpoint under one name and then copies it, byte by byte, to its other names. A kill during a
+    copy leaves a truncated file. This function renames damaged files to `*.damaged`, copies the newest whole checkpoint
+    to checkpoint_last.pt, and copies the checkpoint that it names as the best to checkpoint_best.pt. Only a checkpoint
+    with the optimizer's state can be resumed. If there is none, or if the best checkpoint is lost, all checkpoints are
+    deleted and the stage starts again.
+    """
+    found = {path: read_checkpoint(path) for path in folder.glob("checkpoint*.pt")}
+    whole = {path: checkpoint for path, checkpoint in found.items() if checkpoint is not None}
+    for path in found.keys() - whole.keys():
+        os.replace(path, path.with_name(path.name + ".damaged"))
+    for leftover in [*folder.glob("*.pt.tmp"), *unfinished_files(folder), folder / CRASH]:
+        leftover.unlink(missing_ok=True)
+    resumable = [path for path, checkpoint in whole.items() if "last_optimizer_state" in checkpoint]
+    if not resumable:
+        for path in whole:
+            path.unlink()
+        return
+    newest = max(resumable, key=lambda path: (num_updates(whole[path]), path.name == LAST))
+    best_loss = whole[newest]["extra_state"].get("best")
+    best = folder / BEST
+    if best_loss is not None and (best not in whole or whole[best]["extra_state"]["val_loss"] != best_loss):
+        source = next((path for path, c in whole.items() if c["extra_state"]["val_loss"] == best_loss), None)
+        if source is None:
+            logger.warning("%s: the best checkpoint is lost, so the stage starts again", folder)
+            for path in whole:
+                path.unlink()
+            return
+        _copy(source, best)
+    if newest.name != LAST:
+        _copy(newest, folder / LAST)
+
+
+def drop_optimizer_state(path: Path) -> None:
+    """Remove the optimizer's state, two thirds of the file, from a checkpoint of a finished stage.
+
+    Raises:
+        StageError: the checkpoint is missing or damaged.
+    """
+    checkpoint = require_checkpoint(path)
+    if "last_optimizer_state" not in checkpoint:
+        return
+    del checkpoint["last_optimizer_state"]
+    write_checkpoint(checkpoint, path)
+
+
+def _copy(source: Path, target: Path) -> None:
+    # Not synced to the disk: another copy of the checkpoint exists, and a damaged file is repaired again.
+    with written_aside(target, durable=False) as temporary:
+        shutil.copyfile(source, temporary)

@@ -17,7 +17,7 @@ from typing import IO
 
 import pytest
 
-from fairseq_alma.lm.checkpoints import read_whole
+from fairseq_alma.lm.checkpoints import read_checkpoint
 from tests.commands import ROOT
 
 DEADLINE_SECONDS = 900
@@ -109,7 +109,8 @@ def files(run: Path) -> set[str]:
 
 def cut_short(run: Path) -> list[Path]:
     """Files of checkpoints that end too early."""
-    return [path for path in sorted(run.glob("stages/**/checkpoint*.pt*")) if read_whole(path) is None]
+    patterns = ("stages/**/checkpoint*.pt*", "stages/**/.checkpoint*.tmp.pt")  # fairseq's files, and our temporary ones
+    return [path for pattern in patterns for path in sorted(run.glob(pattern)) if read_checkpoint(path) is None]
 
 
 def trainings(pid: int) -> list[int]:

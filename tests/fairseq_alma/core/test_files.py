@@ -125,5 +125,6 @@ def test_what_a_killed_process_left_is_found_and_finished_files_are_not(tmp_path
     write_whole(tmp_path / "marks.json", "whole")
     with written_aside(tmp_path / "array.npy") as temporary:
         temporary.write_text("half")
-        assert unfinished_files(tmp_path) == [temporary]
+        assert unfinished_files(tmp_path) == unfinished_files(tmp_path, "array.npy") == [temporary]
+        assert unfinished_files(tmp_path, "marks.json") == []
     assert unfinished_files(tmp_path) == []

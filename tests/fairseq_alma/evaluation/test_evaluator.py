@@ -18,7 +18,8 @@ from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
-from fairseq_alma.lm.checkpoints import read_whole, write_checkpoint, write_untrained
+from fairseq_alma.lm.checkpoints import read_checkpoint, write_checkpoint
+from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
 from tests.commands import STAGE
 from tests.streams import make_stream
 
@@ -27,7 +28,7 @@ CPU = torch.device("cpu")
 
 def untrained(stream: Path, path: Path, *options) -> Path:
     words = [str(stream), *map(str, STAGE[2:]), "--save-dir", str(path.parent), *map(str, options)]
-    write_untrained(words, path)
+    write_untrained_checkpoint(words, path)
     return path
 
 
@@ -37,7 +38,7 @@ def members(stream, tmp_path_factory) -> list[Path]:
     folder, paths = tmp_path_factory.mktemp("members"), []
     for seed, experts in ((1, 2), (2, 3)):
         path = untrained(stream, folder / f"{seed}.pt", "--seed", seed, "--num-experts", experts)
-        state = read_whole(path)
+        state = read_checkpoint(path)
         state["model"]["decoder.layer_norm.weight"] = torch.full((128,), 2.0)
         write_checkpoint(state, path)
         paths.append(path)

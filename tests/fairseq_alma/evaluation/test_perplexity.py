@@ -9,7 +9,7 @@ import torch
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.perplexity import combine, load_member, main, score_tokens
-from fairseq_alma.lm.checkpoints import read_whole
+from fairseq_alma.lm.checkpoints import read_checkpoint
 from tests.commands import STAGE, run_command
 from tests.streams import make_stream
 
@@ -71,7 +71,7 @@ def test_scores_do_not_depend_on_the_batch(stream, trained):
 
 def test_it_agrees_with_what_training_logged_on_the_validation_set(stream, trained):
     model, task = load_member(trained, StreamFolder.open(stream), CPU)
-    logged = read_whole(trained)["extra_state"]["val_loss"]
+    logged = read_checkpoint(trained)["extra_state"]["val_loss"]
     scored = combine([score_tokens(model, task, "valid").log_probability_T], num_words=1)
     assert scored.perplexity == pytest.approx(logged, rel=1e-6)
 

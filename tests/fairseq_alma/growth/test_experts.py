@@ -9,8 +9,8 @@ from fairseq.data import Dictionary
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.growth.experts import (
     EXPERT_WEIGHTS,
+    experts_with_largest_loss,
     grow_experts,
-    losing_experts,
     mixture_prefixes,
     num_params_of_expert,
 )
@@ -82,17 +82,17 @@ def load_of(model: SwitchLanguageModel, words: torch.Tensor) -> dict[str, list[f
     ],
 )
 def test_the_experts_that_lose_most_are_ranked_by_hand(loss_E, num_new, expected):
-    assert losing_experts(torch.tensor(loss_E, dtype=torch.float64), num_new) == expected
+    assert experts_with_largest_loss(torch.tensor(loss_E, dtype=torch.float64), num_new) == expected
 
 
 def test_more_than_there_are_cannot_be_copied():
-    with pytest.raises(SettingError, match="5 experts are to be copied, there are 4"):
-        losing_experts(torch.tensor([1.0, 5.0, 3.0, 4.0]), 5)
+    with pytest.raises(SettingError, match="cannot copy 5 of 4 experts"):
+        experts_with_largest_loss(torch.tensor([1.0, 5.0, 3.0, 4.0]), 5)
 
 
 def test_experts_that_were_charged_nothing_cannot_be_ranked():
     with pytest.raises(SettingError, match="saved after a validation"):
-        losing_experts(torch.zeros(4), 1)
+        experts_with_largest_loss(torch.zeros(4), 1)
 
 
 @pytest.mark.parametrize("router", ["copy", "tree"])
@@ -173,9 +173,9 @@ def test_noise_is_relative_to_the_size_of_the_rows():
         ({"num_new": 1, "noise": 0.0}, "noise=0.0 must be above 0"),
         ({"num_new": 1, "noise": -0.1}, "noise=-0.1 must be above 0"),
         ({"num_new": 1, "noise": float("nan")}, "noise=nan must be above 0"),
-        ({"num_new": -1}, "growth adds experts, it never takes any away"),
+        ({"num_new": -1}, "growth adds experts, it never removes any"),
         ({"num_new": 1, "router": "forest"}, "router='forest' is not one of copy, tree"),
-        ({"num_new": 4}, "4 experts are to be copied, there are 3"),
+        ({"num_new": 4}, "cannot copy 4 of 3 experts"),
     ],
 )
 def test_what_makes_no_sense_is_refused(model, arguments, message):
@@ -184,7 +184,7 @@ def test_what_makes_no_sense_is_refused(model, arguments, message):
 
 
 def test_a_model_without_mixtures_or_without_a_validation_is_refused(model):
-    with pytest.raises(SettingError, match="no mixture"):
+    with pytest.raises(SettingError, match="has no mixture"):
         grow_experts({"decoder.embed_tokens.weight": torch.zeros(3, 2)}, 1)
     with pytest.raises(SettingError, match="saved after a validation"):
         grow_experts(model.state_dict(), 1)
@@ -303,7 +303,7 @@ def test_a_copy_keeps_the_routing_and_lowers_each_gate_by_what_was_copied(model,
         hook.remove()
         nll, grown_nll = model(words, nll_of=target)[0], grown(words, nll_of=target)[0]
     # The first mixture alone gets the same inputs: what it puts out has changed.
-    parents = losing_experts(torch.tensor(losses[FIRST]), 2)
+    parents = experts_with_largest_loss(torch.tensor(losses[FIRST]), 2)
     splits = {3: parents[0], 4: parents[1]}
     check_tokens_stay_below_their_old_expert(before[:1], after[:1], splits, [(3, parents[0])])
     p_TE = (inputs[0] @ model.mixtures[0].router.weight.t()).softmax(dim=-1)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.lm.checkpoints import num_updates, read_whole
+from fairseq_alma.lm.checkpoints import num_updates, read_checkpoint
 from launch.local import GRACE_SECONDS
 from tests.commands import RUN
 from tests.fairseq_alma.killing import (
@@ -158,15 +158,17 @@ def test_a_growing_mixture_killed_at_each_point_in_turn_ends_as_it_would_have(st
         FAIRSEQ_WRITES,
         FAIRSEQ_COPIES_BEST,
         Moment(
-            "mending what the last kill left",
-            half_written("stages/stage_001/member_1/checkpoint_best.pt.tmp"),
-            damaged("checkpoint_best.pt.tmp"),
+            "the repair of what the last kill left",
+            half_written("stages/stage_001/member_1/.checkpoint_best.*.tmp.pt"),
+            damaged(".checkpoint_best.*.tmp.pt"),
         ),
         FAIRSEQ_COPIES_LAST,
         Moment(
             "dropping the optimizer's state",
-            lambda out: half_written("stages/stage_001/member_1/checkpoint_best.pt.tmp")(out) and has_trained(out, 1),
-            damaged("checkpoint_best.pt.tmp"),
+            lambda out: (
+                half_written("stages/stage_001/member_1/.checkpoint_best.*.tmp.pt")(out) and has_trained(out, 1)
+            ),
+            damaged(".checkpoint_best.*.tmp.pt"),
         ),
         Moment(
             "between the done marks of the member and of the training",
@@ -188,8 +190,8 @@ def test_a_growing_mixture_killed_at_each_point_in_turn_ends_as_it_would_have(st
         ),
         Moment(
             "the write of the grown checkpoint",
-            half_written("stages/stage_002/grow/member_1/checkpoint_grown.pt.tmp"),
-            damaged("checkpoint_grown.pt.tmp"),
+            half_written("stages/stage_002/grow/member_1/.checkpoint_grown.*.tmp.pt"),
+            damaged(".checkpoint_grown.*.tmp.pt"),
         ),
         Moment(
             "between the grown checkpoint and its done mark",
@@ -218,7 +220,7 @@ def test_a_member_that_is_finished_is_not_trained_again(stream, ens, tmp_path):
     one, two = (member(run.out, 1, number) for number in (1, 2))
     run.kill_at(Moment("the training of member 2, after that of member 1", exists("stages/*/member_2/*_*_*.pt")))
     log = (one / "log.txt").read_bytes()
-    assert num_updates(read_whole(one / "checkpoint_last.pt")) == UPDATES
+    assert num_updates(read_checkpoint(one / "checkpoint_last.pt")) == UPDATES
     assert not (two / "checkpoint_last.pt").exists()  # it was killed after its first checkpoint
 
     run.kill_at(

@@ -23,9 +23,9 @@ from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
-from fairseq_alma.growth.experts import EXPERT_WEIGHTS, losing_experts
+from fairseq_alma.growth.experts import EXPERT_WEIGHTS, experts_with_largest_loss
 from fairseq_alma.lm import run as alma_lm
-from fairseq_alma.lm.checkpoints import read_whole
+from fairseq_alma.lm.checkpoints import read_checkpoint
 from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.evaluation.test_perplexity import plain_loop
@@ -210,7 +210,7 @@ def test_what_each_row_spent_equals_the_closed_form(runs, stream, learner, train
         expected = forward = 0
         for number, seed in members:
             checkpoint = best(runs[learner], stage, number)
-            state = read_whole(checkpoint)
+            state = read_checkpoint(checkpoint)
             assert state["cfg"]["common"]["seed"] == seed
             assert state["cfg"]["task"]["mega_batches"] == mega_batches
             experts = len(state["model"][MIXTURES[0] + "fc1_weight"])
@@ -240,7 +240,7 @@ def test_growth_is_no_training_and_costs_no_flops(gmoe):
 
 
 def same_models(a: Path, b: Path, **tolerance) -> None:
-    a, b = (read_whole(path)["model"] for path in (a, b))
+    a, b = (read_checkpoint(path)["model"] for path in (a, b))
     assert a.keys() == b.keys()
     for name in a:
         if tolerance:
@@ -268,8 +268,8 @@ def test_members_train_side_by_side_as_real_processes(gens, stream, tmp_path):
 
 
 def test_members_differ_from_the_start(ens, gens):
-    untrained = [read_whole(ens / f"stages/stage_000/member_{m}/checkpoint_untrained.pt")["model"] for m in (1, 2)]
-    untrained.append(read_whole(gens / "stages/stage_003/grow/member_3/checkpoint_untrained.pt")["model"])
+    untrained = [read_checkpoint(ens / f"stages/stage_000/member_{m}/checkpoint_untrained.pt")["model"] for m in (1, 2)]
+    untrained.append(read_checkpoint(gens / "stages/stage_003/grow/member_3/checkpoint_untrained.pt")["model"])
     for name in ("decoder.embed_tokens.weight", MIXTURES[0] + "fc1_weight", MIXTURES[0] + "router.weight"):
         drawn = [state[name] for state in untrained]
         for i, j in ((0, 1), (0, 2), (1, 2)):
@@ -342,11 +342,11 @@ def test_only_growing_ensembles_keep_outputs(ens, gmoe):
 def test_a_stage_of_gmoe_trains_on_from_copies_of_the_losing_experts(gmoe):
     noise = []
     for stage, num_new in ((2, 1), (3, 2)):
-        before = read_whole(best(gmoe, stage - 1, 1))["model"]
+        before = read_checkpoint(best(gmoe, stage - 1, 1))["model"]
         path = gmoe / f"stages/stage_{stage:03d}/grow/member_1/checkpoint_grown.pt"
-        grown = read_whole(path)["model"]
+        grown = read_checkpoint(path)["model"]
         for prefix in MIXTURES:
-            parents = losing_experts(before[prefix + "valid_loss_E"], num_new)
+            parents = experts_with_largest_loss(before[prefix + "valid_loss_E"], num_new)
             rows = [*range(len(before[prefix + "fc1_weight"])), *parents]
             for name in EXPERT_WEIGHTS:
                 assert torch.equal(grown[prefix + name], before[prefix + name][rows])
@@ -384,7 +384,7 @@ def test_a_finished_run_starts_no_process(runs, stream):
 def test_when_one_member_fails_the_others_are_kept(stream, tmp_path):
     processes, folder = ForkedProcesses(), StreamFolder.open(stream)
     options = {"members": 2, "updates": 2, "validations": 1}
-    learner = make_learner(settings_of(stream, tmp_path, "ens", **options), folder, processes)
+    learner = make_learner(settings_of(stream, tmp_path, "ens", **options), folder.without_test(), processes)
     stage = Stage(1, tuple(folder.stream())[:1], (), False, tmp_path / "stages/stage_001")
     processes.failing = {1: 1, 2: None}
     with pytest.raises(StageError) as caught:
@@ -395,7 +395,7 @@ def test_when_one_member_fails_the_others_are_kept(stream, tmp_path):
     processes.failing = {1: -9}
     with pytest.raises(StageError) as caught:
         learner.train(stage)
-    assert "fairseq-train killed by signal 9" in str(caught.value)
+    assert "fairseq-train was killed by signal 9" in str(caught.value)
     assert "halve batch_size=8" in str(caught.value)
     second = best(tmp_path, 1, 2)
     before = second.stat().st_mtime_ns
@@ -457,12 +457,13 @@ def test_a_list_of_growths_says_each_and_its_last_number_all_further_ones():
 
 def test_the_papers_mixtures_have_4_6_8_and_12_experts(stream, tmp_path):
     options = {"experts": 4, "grow_experts": [2, 2, 4]}
-    learner = make_learner(settings_of(stream, tmp_path, "gmoe", **options), StreamFolder.open(stream), NoProcesses())
+    view = StreamFolder.open(stream).without_test()
+    learner = make_learner(settings_of(stream, tmp_path, "gmoe", **options), view, NoProcesses())
     assert [learner.num_experts(k) for k in (1, 2, 3, 4)] == [4, 6, 8, 12]
 
 
 def test_scores_of_a_learner_are_what_the_evaluator_measures(gens, stream, tmp_path):
-    learner = make_learner(settings_of(stream, gens, "gens"), StreamFolder.open(stream), NoProcesses())
+    learner = make_learner(settings_of(stream, gens, "gens"), StreamFolder.open(stream).without_test(), NoProcesses())
     learner.load(gens / "stages/stage_002/train")
     scores = PerplexityEvaluator(StreamFolder.open(stream), tmp_path, CPU)(learner)
     assert scores == rows_of(gens)[2].scores

@@ -1,21 +1,29 @@
 """alma-lm from settings to ledger, as real processes: continued, refused, killed."""
 
+import gc
+import io
 import json
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
 
+import numpy as np
 import pytest
 import torch
 
+from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.evaluation.perplexity import main as alma_eval
-from fairseq_alma.lm.checkpoints import read_whole
+from fairseq_alma.lm.checkpoints import read_checkpoint
+from fairseq_alma.lm.learners import make_learner
+from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.app.test_scalars import scalars_in
 from tests.fairseq_alma.killing import rows_without_seconds, same_ledger, start, wait_until
@@ -108,7 +116,7 @@ def test_a_stage_keeps_its_best_checkpoint_and_nothing_it_does_not_need(run):
     for k in (1, 2):
         folder = run / "stages" / f"stage_{k:03d}" / "member_1"
         assert {path.name for path in folder.iterdir()} == {"checkpoint_best.pt", "done.json", "log.txt"}
-        assert "last_optimizer_state" not in read_whole(folder / "checkpoint_best.pt")
+        assert "last_optimizer_state" not in read_checkpoint(folder / "checkpoint_best.pt")
 
 
 def test_the_second_stage_starts_from_the_first_ones_best(run):
@@ -148,33 +156,50 @@ def test_status_tells_where_a_run_stands(run, tmp_path):
     assert "no run at" in result.stderr
 
 
-def test_the_learner_holds_no_test_data(run, stream, tmp_path):
-    """A walk over everything reachable from a learner meets no array or file of the test set."""
-    import gc
-    import io
+def reachable(root: object) -> Iterator[object]:
+    """Yield every object that can be reached from `root`, also through closures, but not through modules and classes.
 
-    import numpy as np
+    The global names of a function are left out: they are code.
+    """
+    seen: set[int] = set()
+    queue = [root]
+    while queue:
+        thing = queue.pop()
+        if id(thing) in seen or isinstance(thing, type | ModuleType):
+            continue
+        seen.add(id(thing))
+        yield thing
+        if isinstance(thing, FunctionType):
+            queue += [thing.__closure__, thing.__defaults__, thing.__kwdefaults__]
+        else:
+            queue += gc.get_referents(thing)
 
-    from fairseq_alma.lm.learners import make_learner
-    from fairseq_alma.lm.settings import LanguageModelSettings
 
+def test_a_learner_can_reach_no_test_data(run, stream, tmp_path):
+    """Nothing that a learner can reach is, names or opens the test set.
+
+    It knows the stream folder, which fairseq-train needs. The task that reads it there refuses the test set for
+    training and validation (tests/fairseq_alma/tasks/test_alma_lm.py).
+    """
     settings = json.loads((run / "settings.json").read_text())
     settings = {k: v for k, v in settings.items() if k not in ("evaluated_on", "dictionary")}
     folder = StreamFolder.open(stream)
-    learner = make_learner(LanguageModelSettings.from_mapping(settings), folder, NoProcesses())
+    view = folder.without_test()
+    learner = make_learner(LanguageModelSettings.from_mapping(settings), view, NoProcesses())
     learner.load(run / "stages/stage_002/train")
-    PerplexityEvaluator(folder, tmp_path)(learner)  # the environment has read the test set by now
-    seen, queue = set(), [learner.__dict__]
-    while queue:
-        thing = queue.pop()
-        if id(thing) in seen or isinstance(thing, type) or type(thing).__name__ in ("module", "function"):
-            continue
-        seen.add(id(thing))
-        assert not isinstance(thing, np.ndarray | torch.Tensor | io.IOBase), thing
-        if isinstance(thing, str):
-            assert not thing.startswith(str(folder.path / "test")), thing
-        queue += gc.get_referents(thing)
-    assert len(seen) > 10
+    PerplexityEvaluator(folder, tmp_path)(learner)  # the environment has read the test set
+    with pytest.raises(StreamError, match="no access to split 'test'"):
+        view.digest("test")
+    things = list(reachable(learner))
+    assert any(thing is view for thing in things)
+    forbidden = [str(folder.path / "test"), folder.digest("test")]
+    for thing in things:
+        assert not isinstance(thing, StreamFolder | np.ndarray | torch.Tensor | io.IOBase), thing
+        if isinstance(thing, str | Path):
+            assert not any(word in str(thing) for word in forbidden), thing
+    # The walk finds what it looks for: with the whole folder, the path of the test set is one call away.
+    leaking = make_learner(LanguageModelSettings.from_mapping(settings), folder, NoProcesses())
+    assert any(thing is folder for thing in reachable(leaking))
 
 
 def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run, stream, tmp_path):

@@ -113,7 +113,7 @@ def test_replay_draws_other_blocks_in_each_epoch_and_all_before_any_twice(stream
 
 @pytest.mark.parametrize("option", ["--train-subset", "--valid-subset"])
 def test_the_test_set_is_refused_in_training_and_validation(stream, option):
-    with pytest.raises(SettingError, match="kept from training and validation"):
+    with pytest.raises(SettingError, match="may not be used for training or validation"):
         make_task(stream, option, "test")
 
 
@@ -121,7 +121,7 @@ def test_the_test_set_is_refused_in_training_and_validation(stream, option):
     ("extra", "message"),
     [
         (("--mega-batches", "4"), "1 to 3"),
-        (("--replay-share", "0.5"), "go together"),
+        (("--replay-share", "0.5"), "must be given together"),
         (("--sample-break-mode", "eos"), "leave it at none"),
         (("--add-bos-token",), "has no meaning for alma_lm"),
         (("--shorten-method", "truncate"), "has no meaning for alma_lm"),
