@@ -4,8 +4,8 @@
 What each part needs:
 
 core                            the standard library only: the protocol, run folders, the catalogue of learners
-modules, growth                 torch
 app, report                     what the commands share; alma-report
+modules, growth, checkpoints    torch
 data, models, tasks, criteria   torch and fairseq
 evaluation, lm                  alma-eval and alma-lm; one file of each imports fairseq
 """

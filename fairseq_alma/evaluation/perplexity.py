@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import fairseq_alma
+from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import AlmaError, StreamError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.lm.checkpoints import read_checkpoint
 
 # N members, B blocks, L tokens of a block, M mixture layers, E experts.
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import AlmaError, SettingError
 from fairseq_alma.growth.experts import RouterGrowth, grow_experts
-from fairseq_alma.lm.checkpoints import read_checkpoint, write_checkpoint
 
 
 def growth_seed(run_seed: int, growth: int) -> int:

@@ -8,14 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fairseq_alma.core.errors import StageError
-from fairseq_alma.core.files import read_json, unfinished_files, write_json
-from fairseq_alma.core.ledger import Spent
-from fairseq_alma.core.protocol import Stage
-from fairseq_alma.core.stream_folder import TrainingView
-from fairseq_alma.data.mega_batch_set import format_mega_batches
-from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
-from fairseq_alma.lm.checkpoints import (
+from fairseq_alma.checkpoints import (
     BEST,
     CRASH,
     LAST,
@@ -25,6 +18,13 @@ from fairseq_alma.lm.checkpoints import (
     repair_stage_folder,
     require_checkpoint,
 )
+from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.files import read_json, unfinished_files, write_json
+from fairseq_alma.core.ledger import Spent
+from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.stream_folder import TrainingView
+from fairseq_alma.data.mega_batch_set import format_mega_batches
+from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
 from fairseq_alma.lm.fairseq_train import USER_DIR, build_model, parse_train_arguments, write_untrained_checkpoint
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from fairseq_alma.checkpoints import BEST, read_checkpoint, require_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of, written_aside
-from fairseq_alma.lm.checkpoints import BEST, read_checkpoint, require_checkpoint
 
 TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "tasks")
 """Packages of `fairseq_alma` whose code runs inside fairseq-train."""

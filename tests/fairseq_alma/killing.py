@@ -17,7 +17,7 @@ from typing import IO
 
 import pytest
 
-from fairseq_alma.lm.checkpoints import read_checkpoint
+from fairseq_alma.checkpoints import read_checkpoint
 from tests.commands import ROOT
 
 DEADLINE_SECONDS = 900

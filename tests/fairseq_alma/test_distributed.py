@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
+from fairseq_alma.checkpoints import num_updates, read_checkpoint
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.lm.checkpoints import num_updates, read_checkpoint
 from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
 from tests.commands import ROOT, STAGE
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task

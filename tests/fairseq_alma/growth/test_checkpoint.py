@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_alma.checkpoints import num_updates, read_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.protocol import Stage
@@ -15,7 +16,6 @@ from fairseq_alma.evaluation.perplexity import combine, load_member, score_token
 from fairseq_alma.growth.checkpoint import grow_checkpoint
 from fairseq_alma.growth.checkpoint import main as alma_grow
 from fairseq_alma.growth.experts import experts_with_largest_loss
-from fairseq_alma.lm.checkpoints import num_updates, read_checkpoint
 from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import STAGE, run_command

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.lm.checkpoints import num_updates, read_checkpoint
+from fairseq_alma.checkpoints import num_updates, read_checkpoint
 from launch.local import GRACE_SECONDS
 from tests.commands import RUN
 from tests.fairseq_alma.killing import (

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.ledger import Ledger
@@ -25,7 +26,6 @@ from fairseq_alma.evaluation.perplexity import combine, load_member, score_token
 from fairseq_alma.evaluation.perplexity import main as alma_eval
 from fairseq_alma.growth.experts import EXPERT_WEIGHTS, experts_with_largest_loss
 from fairseq_alma.lm import run as alma_lm
-from fairseq_alma.lm.checkpoints import read_checkpoint
 from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.evaluation.test_perplexity import plain_loop

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.core.errors import StageError
-from fairseq_alma.lm import checkpoints
-from fairseq_alma.lm.checkpoints import (
+from fairseq_alma import checkpoints
+from fairseq_alma.checkpoints import (
     BEST,
     LAST,
     drop_optimizer_state,
@@ -17,6 +16,7 @@ from fairseq_alma.lm.checkpoints import (
     repair_stage_folder,
     write_checkpoint,
 )
+from fairseq_alma.core.errors import StageError
 from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
 from tests.commands import STAGE
 
