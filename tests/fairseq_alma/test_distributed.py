@@ -1,4 +1,4 @@
-"""Two ranks, on CPU with gloo: a stage, its validation, its resume."""
+"""Two ranks on the CPU, with gloo: a stage, its validation, and its resume."""
 
 import os
 import socket
@@ -37,9 +37,9 @@ def train_on_two_ranks(stream, folder, updates, *extra) -> str:
         )
         for rank in (0, 1)
     ]  # fmt: skip
-    said = [process.communicate(timeout=200)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said[1][-3000:] + said[0][-3000:]
-    return said[0]
+    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs[1][-3000:] + outputs[0][-3000:]
+    return outputs[0]
 
 
 def test_two_ranks_train_validate_count_and_resume(stream, tmp_path):

@@ -41,11 +41,11 @@ def test_eval_lm_and_alma_eval_agree(trained, stream, capsys):
         "--gen-subset", "test", "--tokens-per-sample", 32, "--batch-size", 8,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
-    said = result.stdout + result.stderr
+    output = result.stdout + result.stderr
     alma_eval([str(trained), "--stream", str(stream), "--json"])
     ours = json.loads(capsys.readouterr().out)
-    assert float(re.search(r"Perplexity: ([\d.]+)", said)[1]) == pytest.approx(ours["perplexity"], abs=0.006)
-    scored = int(re.search(r"Evaluated ([\d,]+) tokens", said)[1].replace(",", ""))
+    assert float(re.search(r"Perplexity: ([\d.]+)", output)[1]) == pytest.approx(ours["perplexity"], abs=0.006)
+    scored = int(re.search(r"Evaluated ([\d,]+) tokens", output)[1].replace(",", ""))
     assert scored == ours["num_tokens"] == StreamFolder.open(stream).counts("test")["tokens"]
 
 

@@ -141,9 +141,9 @@ def test_a_job_at_its_time_limit_stops_alma_lm_and_is_requeued(repository, signa
         assert time.monotonic() < end
         time.sleep(0.01)
     job.send_signal(signal_number)
-    said = job.communicate(timeout=30)[1]
+    errors = job.communicate(timeout=30)[1]
     assert job.returncode == 1  # the exit status of an interrupted alma-lm
-    assert ("gens_w1 reached its time limit; job 4711 is requeued" in said) == requeued
+    assert ("gens_w1 reached its time limit; job 4711 is requeued" in errors) == requeued
     assert (repository / "scontrol").exists() == requeued
     if requeued:
         assert (repository / "scontrol").read_text() == "requeue 4711\n"

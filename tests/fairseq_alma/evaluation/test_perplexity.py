@@ -87,7 +87,7 @@ def test_alma_eval_prints_that_every_token_was_scored(stream, trained, capsys):
     assert f"{result['perplexity']:.4f} per token" in text
 
 
-def test_bad_input_is_told_in_one_message(stream, trained, tmp_path, capsys):
+def test_bad_input_gives_one_message(stream, trained, tmp_path, capsys):
     other_words = make_stream(tmp_path / "other", num_words=30, tokens=400)
     same_size = make_stream(tmp_path / "same_size", tokens=400)
     dictionary = same_size / "dict.txt"
@@ -110,10 +110,10 @@ def test_bad_input_is_told_in_one_message(stream, trained, tmp_path, capsys):
         ([str(tmp_path)], "no predictor.json"),
     ]:
         assert main(arguments) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("alma-eval: ")
-        assert message in said
-        assert "Traceback" not in said
+        output = capsys.readouterr().err
+        assert output.startswith("alma-eval: ")
+        assert message in output
+        assert "Traceback" not in output
 
 
 def test_members_of_other_dictionaries_make_no_ensemble(stream, trained, tmp_path):

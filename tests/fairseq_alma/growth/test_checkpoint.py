@@ -81,8 +81,8 @@ def test_eval_lm_and_validate_read_a_tree_and_find_the_perplexity_it_had(grown, 
         "--tokens-per-sample", 32, "--batch-size", 8,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
-    said = re.search(r"Perplexity: ([\d.]+)", result.stdout + result.stderr)[1]
-    assert float(said) == pytest.approx(scored["before"], abs=0.006)  # it prints two digits
+    printed = re.search(r"Perplexity: ([\d.]+)", result.stdout + result.stderr)[1]
+    assert float(printed) == pytest.approx(scored["before"], abs=0.006)  # it prints two digits
 
     result = run_command("fairseq-validate", stream, *FAIRSEQ, "--path", grown["tree"], "--batch-size", 5)
     assert result.returncode == 0, result.stderr[-3000:]
@@ -96,7 +96,7 @@ def test_a_stage_starts_from_a_grown_checkpoint_and_ranks_all_its_experts(grown,
     status = fairseq_train_in_a_fork([stream, *STAGE, *arguments, "--finetune-from-model", grown["tree"]], log)
     assert status == 0, log.read_text()[-3000:]
     before, after = read_checkpoint(grown["tree"]), read_checkpoint(tmp_path / "checkpoint_best.pt")
-    assert num_updates(after) == 6  # counted anew
+    assert num_updates(after) == 6  # counted from 0 again
     # It starts from what the model had learned: an untrained one has a perplexity of the 24 types.
     first = records(log.read_text(), "train_inner")[0]
     assert float(first["ppl"]) < 2 * read_checkpoint(trained)["extra_state"]["val_loss"] < 24
@@ -184,11 +184,11 @@ def test_bad_input_to_the_command_gives_one_message_and_nothing_is_written(train
         ((grown["tree"], target, "--experts", 1), "take a checkpoint that was saved after a validation"),
     ]:
         assert alma_grow([str(word) for word in arguments]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("alma-grow: ")
-        assert said.count("\n") == 1
-        assert message in said
-        assert str(arguments[0]) in said  # which file
+        output = capsys.readouterr().err
+        assert output.startswith("alma-grow: ")
+        assert output.count("\n") == 1
+        assert message in output
+        assert str(arguments[0]) in output  # which file
         assert not target.exists()
     for arguments in ((trained, target), (trained, target, "--experts", 1, "--router", "forest")):
         with pytest.raises(SystemExit) as caught:

@@ -34,8 +34,8 @@ def make(num_experts: int, **sizes) -> SwitchLanguageModel:
 def model() -> SwitchLanguageModel:
     """A model with three experts in each of two mixtures. Its biases and norms are random, as in a trained model.
 
-    The seed is not chosen: of the seeds 0 to 11, one (5) fails one test of this file, because all copied experts
-    together then have a probability above 0.9 for every token.
+    The seed is not chosen: of the seeds 0 to 11, only 5 fails a test of this file: copies then change the loss of
+    the untrained model by less than the 0.1% that the test asks for.
     """
     torch.manual_seed(0)
     model = make(3)
