@@ -45,12 +45,12 @@ def ours(
 ) -> Callable[[], None]:
     """Return a function that does one step of an ensemble of this software."""
     inputs = Images(dataset.pixels, 3, 32)
-    kept = inputs.keep(dataset.training.images[:EXAMPLES].to(device))
+    kept = inputs.to_storage(dataset.training.images[:EXAMPLES].to(device))
     y = dataset.training.labels[:EXAMPLES].to(device)
     rows = Rows(kept, y, torch.nn.functional.one_hot(y, 10).float(), 1, EXAMPLES, inputs)
     generators = [generator(number) for number in range(members)]
     stack: Stack = VGG(3, width, 10).network(generators, device)
-    stack.compute_in(precision)
+    stack.set_compute_dtype(precision)
     batches = forever(Batches(StageData(rows, 0, rows), generators, BATCH).epoch)
     loss, optimizer = OwnLoss(1, members), SGD(stack.parameters.flat, **RECIPE)
 

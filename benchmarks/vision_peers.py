@@ -153,7 +153,7 @@ def stacks(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
     def ours(num_seeds: int, members: int, width: int) -> Callable[[], None]:
         data = StageData(rows(num_seeds, 1080), 0, rows(num_seeds, 120))
         generators = [generator(number) for number in range(num_seeds * members)]
-        stack = MLPStack.drawn((784, width, width, 10), generators, torch.device("cpu"))
+        stack = MLPStack.initialised((784, width, width, 10), generators, torch.device("cpu"))
 
         def train() -> None:
             batches = Batches(data, generators, 128)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fairseq_alma.core.catalogue import grows, learners_that_take
+from fairseq_alma.core.catalogue import WAIT_SETTINGS, grows, learners_that_take
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
@@ -77,7 +77,7 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
     """
     names = {name for group in comparison.groups for name in group.settings}
     may_differ: dict[Change, set[str]] = {
-        "wait": {"wait", "grow_every", "updates", "updates_per_mega_batch"},
+        "wait": set(WAIT_SETTINGS),
         "replay": {"replay"},
         # The settings that only some learners take: in vision, not in language models, `experts` is one of them.
         "growth": {"learner", *(name for name in names if learners_that_take(name, comparison.half))},

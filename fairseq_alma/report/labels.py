@@ -42,7 +42,7 @@ def learner_position(name: str) -> int:
 
 def sort_key(group: RunGroup) -> tuple:
     """Return the key that sorts groups: learners as in the paper, then size, wait, replay and the other settings."""
-    size = tuple(_sortable(group.settings.get(name)) for name in ("arch", "width", "experts", "members"))
+    size = tuple(_sortable(group.settings.get(name)) for name in catalogue.SIZE_SETTINGS)
     others = [(name, repr(value)) for name, value in sorted(group.settings.items())]
     position = learner_position(group.learner)
     return (position, group.learner, size, group.wait, bool(group.replay), repr(group.replay), others, group.repeat)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_alma.core.catalogue import Half
+from fairseq_alma.core.catalogue import SIZE_SETTINGS, Half
 
 Array = np.ndarray
 
@@ -178,7 +178,7 @@ class Comparison:
     def varied_settings(self) -> list[str]:
         """Names of the settings that differ between groups; learner, wait and the size of the learner come first."""
         names = {name for group in self.groups for name in group.settings}
-        first = ["learner", "wait", "replay", "width", "arch", "experts", "members"]
+        first = ["learner", "wait", "replay", *SIZE_SETTINGS]
         ordered = [*first, *sorted(names - set(first))]
 
         def values(name: str) -> set:

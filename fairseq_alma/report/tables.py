@@ -224,17 +224,14 @@ def _quality_text(group: RunGroup, t: int, scale: float) -> str:
     return text if len(values) < 2 else f"{text} ± {values.std(ddof=1) / len(values) ** 0.5:.2f}"
 
 
-_WAIT_SETTINGS = ("wait", "updates", "updates_per_mega_batch", "grow_every")
-"""Settings that may differ in a pair of Table 1: the wait and what depends on it. Their compute is compared."""
-
-
 def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
-    names = {*a.settings, *b.settings} - set(_WAIT_SETTINGS)
+    """Return True if two groups differ only in the wait and what depends on it. Table 1 compares such pairs."""
+    names = {*a.settings, *b.settings} - set(catalogue.WAIT_SETTINGS)
     return all(a.settings.get(name) == b.settings.get(name) for name in names)
 
 
 def _label_without_wait(group: RunGroup, comparison: Comparison) -> str:
-    return group_label(group, [name for name in comparison.varied_settings if name not in _WAIT_SETTINGS])
+    return group_label(group, [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS])
 
 
 def _without_empty_columns(columns: Sequence[str], rows: list[tuple]) -> tuple[tuple[str, ...], list[tuple]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_alma.app.command import store_settings
 from fairseq_alma.core import catalogue
 from fairseq_alma.core.lease import Lease
 from tests.commands import run_command
@@ -35,6 +36,7 @@ from tests.vision.tiny_runs import (
 )
 from vision.learners import LEARNERS
 from vision.run import main
+from vision.settings import VisionSettings
 
 Said = namedtuple("Said", "status out err")
 
@@ -199,7 +201,7 @@ def test_stages_of_some_seeds_are_not_taken_for_those_of_others(tmp_path, alma_v
     before = files_of(tmp_path)
     said = alma_vision(*as_arguments(**then, epochs=1), f"out={tmp_path / 'run'}")
     assert said.status == 2
-    assert "holds a run of other se" in said.err  # seeds, or settings
+    assert "holds a run of other seeds" in said.err or "holds a run with other settings" in said.err
     assert files_of(tmp_path) == before
 
 
@@ -213,7 +215,7 @@ def test_where_things_lie_and_where_it_runs_may_change(tmp_path, alma_vision):
     assert said.status == 0
 
 
-@pytest.mark.parametrize(("damage", "message"), [("gone", "is gone: restore it"), ("damaged", "cannot be read")])
+@pytest.mark.parametrize(("damage", "message"), [("gone", "is missing: restore it"), ("damaged", "cannot be read")])
 def test_networks_that_are_gone_or_damaged_are_told(tmp_path, alma_vision, damage, message):
     arguments = (*as_arguments(), f"out={tmp_path / 'run'}")
     assert alma_vision(*arguments, "arrivals=2").status == 0
@@ -295,7 +297,7 @@ def test_the_installed_command_refuses_what_is_no_setting(tmp_path):
 def test_a_dataset_that_is_not_there_is_told_where_there_is_no_network(tmp_path, alma_vision, no_network):  # noqa: F811
     said = alma_vision("dataset=mnist", f"data_root={tmp_path / 'empty'}", f"out={tmp_path / 'run'}", "device=cpu")
     assert said.status == 2
-    assert f"not in {tmp_path / 'empty/MNIST/raw'} and could not be fetched" in said.err
+    assert f"not in {tmp_path / 'empty/MNIST/raw'} and could not be downloaded" in said.err
     assert "Traceback" not in said.err
     assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir()) == []
 
@@ -514,10 +516,11 @@ def plugin(tmp_path, monkeypatch):
     sys.modules.pop("plugin_of_a_test", None)
     LEARNERS.pop("many", None)
     catalogue.remove_learner("many")
+    store_settings(VisionSettings)
 
 
 def test_a_plugin_learner_has_settings_of_its_own_that_are_swept_and_recorded(tmp_path, plugin, alma_vision):
-    words = (*as_arguments(learner="many"), "plugin=plugin_of_a_test", "networks=2,3", "-m")
+    words = ("-m", *as_arguments(learner="many"), "plugin=plugin_of_a_test", "networks=2,3")
     said = alma_vision(*words, f"out={tmp_path / 'sweep'}")
     assert said.status == 0, said.err
     found = {}

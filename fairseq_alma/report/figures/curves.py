@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fairseq_alma.core.catalogue import GROWTH_SETTINGS
 from fairseq_alma.report.appearance import FEW_ARRIVALS, appearance_of, matplotlib_dashes
 from fairseq_alma.report.figures.style import (
     MAX_LINES,
@@ -45,7 +46,7 @@ def panels_of(
         Title of each panel -> its groups, and the number of groups that are left out.
     """
     # How often a learner grows usually depends on its wait, and then needs no panel of its own.
-    growth = [name for name in ("grow_every", "grow_experts") if comparison.follows_from_learner_and_wait(name)]
+    growth = [name for name in GROWTH_SETTINGS if comparison.follows_from_learner_and_wait(name)]
     between_panels = [name for name in comparison.varied_settings if name not in (*within_panel, *growth)]
     panels: dict[str, list[tuple[float, RunGroup]]] = {}
     for group, result in zip(comparison.groups, numbers, strict=True):

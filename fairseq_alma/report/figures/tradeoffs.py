@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fairseq_alma.core.catalogue import GROWTH_SETTINGS, SIZE_SETTINGS
 from fairseq_alma.report.appearance import appearance_of, matplotlib_dashes
 from fairseq_alma.report.figures.curves import panels_of
 from fairseq_alma.report.figures.style import (
@@ -20,8 +21,6 @@ from fairseq_alma.report.figures.style import (
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
-SIZES = ("width", "arch", "experts", "members")
-"""Settings that are the size of a learner: points that differ in these only are joined by a line."""
 MAX_POINTS = 400
 """Maximum number of points in a panel."""
 
@@ -39,7 +38,7 @@ def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Fi
 def _tradeoff(
     comparison: Comparison, numbers: Sequence[Numbers], x_of: Callable[[Numbers], float], x_label: str
 ) -> Figure | None:
-    panels, numbers_by_id, num_left_out = _finished_panels(comparison, numbers, ("learner", "wait", *SIZES))
+    panels, numbers_by_id, num_left_out = _finished_panels(comparison, numbers, ("learner", "wait", *SIZE_SETTINGS))
     if not panels:
         return None
     figure, axes_of_panels = new_figure(len(panels))
@@ -108,9 +107,12 @@ def _scale_quality_axes(panels: Sequence[Axes], comparison: Comparison, drawn: S
 
 
 def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
-    """Return lists of groups that have the same learner and settings, and differ in size only."""
+    """Return lists of groups that have the same learner and settings, and differ in size only.
+
+    A line joins the points of each list.
+    """
     # How often a learner grows has a panel of its own where it is a choice: see `panels_of`.
-    ignored = (*SIZES, "grow_every", "grow_experts")
+    ignored = (*SIZE_SETTINGS, *GROWTH_SETTINGS)
     series: dict[tuple, list[RunGroup]] = {}
     for group in groups:
         key = tuple((name, repr(value)) for name, value in sorted(group.settings.items()) if name not in ignored)

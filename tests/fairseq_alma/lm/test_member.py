@@ -94,7 +94,7 @@ def test_advice_depends_on_the_log_of_this_attempt_only(stream, tmp_path, before
         ("--distributed-world-size 4", "--distributed-world-size is set by"),
         ("--cpu", "--cpu is set by"),
         ("--optimizer nag", "--optimizer is set by"),
-        ("--bf16", "expects a TPU"),
+        ("--bf16", "expects a TPU and fails"),
         (5, "must be options of fairseq-train"),
     ],
 )
