@@ -42,7 +42,7 @@ class Router(nn.Module):
         model_dim: D.
         num_experts: E.
         jitter: while training, each input feature is multiplied by a factor drawn from
-            U(1 - jitter, 1 + jitter) (Switch paper, section 2.4). 0 switches it off.
+            U(1 - jitter, 1 + jitter) (Switch paper, appendix C). 0 switches it off.
     """
 
     split_E: Tensor
