@@ -52,9 +52,7 @@ def plugin_named_by(arguments: Sequence[str]) -> str | None:
         return None if values["plugin"] in ("", "null") else values["plugin"]
     folders = [
         argument.partition("=")[2] or following
-        for argument, following in zip(
-            arguments, [*arguments[1:], ""], strict=False
-        )  # without arguments the second has one
+        for argument, following in zip(arguments, [*arguments, ""][1:], strict=True)
         if argument.partition("=")[0] in ("--config-dir", "-cd")
     ]
     for folder in folders:
