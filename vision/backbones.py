@@ -1,4 +1,4 @@
-"""Which networks a dataset's learners are made of: perceptrons for digits, mnist and emnist, the VGG for cifar."""
+"""Backbones: which networks a learner uses. Perceptrons for digits, MNIST and EMNIST; the reduced VGG19 for CIFAR."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,24 +12,24 @@ from vision.settings import CONVOLUTIONAL, VisionSettings
 
 
 class Backbone(ABC):
-    """Draws untrained networks of one kind and shape, one a generator."""
+    """Makes untrained networks of one kind and shape, one for each random generator."""
 
     @abstractmethod
     def network(self, generators: Sequence[torch.Generator], device: torch.device) -> Stack:
-        """Without mixtures."""
+        """Return networks without mixtures."""
 
     @abstractmethod
     def mixture(
         self, num_experts: int, hard: bool, generators: Sequence[torch.Generator], device: torch.device
     ) -> GatedStack:
-        """With mixtures of `num_experts` each."""
+        """Return networks whose mixtures have `num_experts` experts each; `hard` gates use one branch each."""
 
 
 class Perceptron(Backbone):
-    """Two hidden layers of width h.
+    """Perceptrons with two hidden layers.
 
     Args:
-        sizes: inputs, hidden widths, classes.
+        sizes: numbers of inputs, of units in each hidden layer, and of classes.
     """
 
     def __init__(self, sizes: Sequence[int]):
@@ -45,12 +45,12 @@ class Perceptron(Backbone):
 
 
 class VGG(Backbone):
-    """The reduced VGG19 of constant width.
+    """The reduced VGG19, in which all convolutions have the same number of channels.
 
     Args:
-        num_inputs: channels of an image.
-        width: c, of all convolutions.
-        num_classes: C.
+        num_inputs: number of channels of an image.
+        width: number of channels of each convolution, c.
+        num_classes: number of classes, C.
     """
 
     def __init__(self, num_inputs: int, width: int, num_classes: int):
@@ -68,11 +68,11 @@ class VGG(Backbone):
 
 
 def backbone_for(dataset: Dataset, settings: VisionSettings) -> tuple[Backbone, Inputs]:
-    """The networks for a dataset, and how its images are read."""
+    """Return the backbone for a dataset, and how its images become inputs."""
     channels, height, width = dataset.image_shape
     if dataset.name in CONVOLUTIONAL:
-        border = None if settings.crop_border == "black" else float(settings.crop_border)
-        inputs = Images(dataset.pixels, channels, height, settings.crop_padding, border)
+        border = None if settings.recipe.crop_border == "black" else float(settings.recipe.crop_border)
+        inputs = Images(dataset.pixels, channels, height, settings.recipe.crop_padding, border)
         return VGG(channels, settings.width, dataset.num_classes), inputs
     sizes = (channels * height * width, settings.width, settings.width, dataset.num_classes)
     return Perceptron(sizes), Vectors(dataset.pixels)

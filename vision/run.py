@@ -1,17 +1,17 @@
-"""alma-vision: a vision learner over a stream of mega-batches, from settings to ledger.
+"""alma-vision: train a vision learner over a stream of mega-batches and write its ledger.
 
 alma-vision                                                        a first result: SM and Ens on digits
 alma-vision dataset=mnist learner=gmoe wait=10 width=32 seeds=3 out=RUN
-alma-vision -m dataset=mnist learner=sm wait=1,10,50 width=4,32 out=SWEEP
-alma-vision status RUN
+alma-vision -m dataset=mnist learner=sm wait=1,10,50 width=4,32 out=SWEEP    a sweep, ordered by validation error
+alma-vision status RUN                                             the ledger so far, and what is left
+alma-vision --help                                                 every setting
 """
 
-import importlib
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_alma.app import command
-from fairseq_alma.app.command import errors_told, run_job, setting_values
+from fairseq_alma.app.command import Command, print_errors, run_job, store_settings
+from fairseq_alma.app.plugins import load_plugin, plugin_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.errors import RunError, SettingError
@@ -36,70 +36,63 @@ from vision.batches import Memory
 from vision.datasets import Dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
-from vision.learners import LEARNERS, Firefly, GrowingMixture
+from vision.learners import LEARNERS
 from vision.process import keep_freed_memory
-from vision.settings import CONVOLUTIONAL, DEFAULTS, FREE_SETTINGS, VisionSettings
-from vision.stream import partition, stacked_stream
+from vision.settings import CONVOLUTIONAL, VisionSettings
+from vision.stream import Arrival, partition, stacked_stream
 
 CONFIGS = Path(__file__).parent / "configs"
 logger = logging.getLogger(__name__)
 
 
 def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
-    """Run all seeds, or what is left of them. Returns the ledger of each.
+    """Run all seeds, or the part of them that is not done yet. Return the ledger of each seed.
 
     Args:
-        settings: of the run.
-        dataset: where it is at hand; read by its name otherwise.
+        settings: settings of the run.
+        dataset: the data. By default the dataset that the settings name is loaded.
 
     Raises:
-        AlmaError: bad settings, missing data, a run folder of other settings.
+        AlmaError: bad settings, missing data, or a run folder with other settings.
     """
-    if settings.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
-        dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)
-        alone = [settings.of_one_seed(number) for number in range(settings.seeds)]
-        with Lease(Path(settings.out)):
-            _refuse_other_seeds(Path(settings.out), [Path(one.out) for one in alone])
-            return [run(one, dataset)[0] for one in alone]
     device = _device(settings.device)
-    # A stage that is repeated must come out the same, and float32 is not TF32.
+    dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)
+    if settings.seeding.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
+        seeds = [settings.of_one_seed(number) for number in range(settings.seeding.seeds)]
+        with Lease(Path(settings.out)):
+            _refuse_other_seeds(Path(settings.out), [Path(one.out) for one in seeds])
+            return [_run_stack(one, dataset, device)[0] for one in seeds]
+    return _run_stack(settings, dataset, device)
+
+
+def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device) -> list[list[LedgerRow]]:
+    """Run seeds that are computed together. See `run`."""
+    # A repeated stage must give the same result, and float32 must not become TF32.
     torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
-    dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)
-    seeds = range(settings.seeds)
-    streams = [
-        partition(
-            dataset.training,
-            settings.num_mega_batches,
-            settings.validation_share,
-            settings.seed_of("data") + number,
-        )[: settings.num_arrivals]
-        for number in seeds
-    ]
+    first_seed, num_seeds = settings.seeding.seed, settings.seeding.seeds
     out = Path(settings.out)
-    folders = [out] if settings.seeds == 1 else [out / f"seed_{settings.seed + number}" for number in seeds]
+    folders = [out] if num_seeds == 1 else [out / f"seed_{first_seed + number}" for number in range(num_seeds)]
+    streams = _streams(settings, dataset)
     backbone, inputs = backbone_for(dataset, settings)
     num_stages = -(-settings.num_arrivals // settings.wait)
-    if issubclass(LEARNERS[settings.learner], GrowingMixture | Firefly) and num_stages <= settings.grow_every:
-        logger.warning(
-            "nothing ever grows: %d stage(s), and grow_every=%d: give a smaller one", num_stages, settings.grow_every
-        )
+    _warn_if_it_never_grows(settings, num_stages)
     scalars = [RunScalars(folder, settings.tensorboard, settings.cer_from) for folder in folders]
     with ExitStack() as stack:
-        for one in scalars:
-            stack.enter_context(closing(one))
+        for writer in scalars:
+            stack.enter_context(closing(writer))
         stack.enter_context(Lease(out))
         display = stack.enter_context(_display(settings, scalars))
-        stack.enter_context(_full_memory_told(settings, device))
+        stack.enter_context(_full_memory_as_run_error(settings, device))
         _refuse_other_seeds(out, folders)
         records = [
             RunRecord(
                 folder,
-                {**settings.to_json(), "seed": settings.seed + number, "stacked_from": settings.seed},
+                {**_identity(settings), "seed": first_seed + number, "stacked_from": first_seed},
                 [arrival.digest for arrival in streams[number]],
-                FREE_SETTINGS,
-                DEFAULTS,
+                settings.not_identity(settings.learner),
+                settings.defaults_for(settings.learner),
                 stages=out / "stages",
                 durable=False,
                 cer_from=settings.cer_from,
@@ -107,7 +100,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
             )
             for number, folder in enumerate(folders)
         ]
-        memory = Memory(inputs, dataset.num_classes, settings.seeds, device)
+        memory = Memory(inputs, dataset.num_classes, num_seeds, device)
         learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)
         stages = [folder / "stages" for folder in folders]
         evaluate = ErrorRateEvaluator(dataset, inputs, device, stages, num_stages, settings.routing_examples)
@@ -115,30 +108,31 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
 
 
 def run_and_show(settings: VisionSettings) -> float:
-    """Run; print tables; write RUN/summary.json over seeds. Returns the final validation error rate, their mean."""
+    """Run, print tables and write RUN/summary.json. Return the mean final validation error rate of the seeds."""
     console, out = wide_console(), Path(settings.out)
     ledgers = run(settings)
     title = f"{settings.out}: learner={settings.learner} wait={settings.wait}"
-    if settings.seeds == 1:
+    seeding = settings.seeding
+    if seeding.seeds == 1:
         console.print(ledger_table(ledgers[0], title, at_most=20))
         summary = read_json(out / "summary.json")
         console.print(f"CER {summary['cer']:.3f}, final error rate {summary['final']:.2%}, {summary['comp']:.3g} FLOPs")
     else:
-        folders = [out / f"seed_{settings.seed + number}" for number in range(settings.seeds)]
+        folders = [out / f"seed_{seeding.seed + number}" for number in range(seeding.seeds)]
         whole = mean_and_standard_error([read_json(folder / "summary.json") for folder in folders])
         write_json(out / "summary.json", whole)
         summary, stderr = whole["mean"], whole["stderr"]
         console.print(
-            f"{title}: {settings.seeds} seeds, CER {summary['cer']:.3f} +- {stderr['cer']:.3f}, final error rate "
+            f"{title}: {seeding.seeds} seeds, CER {summary['cer']:.3f} +- {stderr['cer']:.3f}, final error rate "
             f"{summary['final']:.2%} +- {stderr['final']:.2%}, {summary['comp']:.3g} FLOPs each"
         )
-    console.print(f"ledger {out}{'' if settings.seeds == 1 else '/seed_*'}/ledger.jsonl, summary {out}/summary.json")
+    console.print(f"ledger {out}{'' if seeding.seeds == 1 else '/seed_*'}/ledger.jsonl, summary {out}/summary.json")
     return summary["final_validation"]
 
 
 def quickstart() -> None:
-    """What `alma-vision` does without arguments: SM and Ens on digits, tables and a report."""
-    from fairseq_alma.report.cli import make
+    """Run SM and Ens on digits and write a report: what `alma-vision` does without arguments."""
+    from fairseq_alma.report.cli import make  # here, because it imports matplotlib, which takes a second
 
     out = Path("runs/quickstart")
     for folder in (out / "sm", out / "ens"):
@@ -149,26 +143,55 @@ def quickstart() -> None:
     make([str(out)], out / "report")
 
 
+def _identity(settings: VisionSettings) -> dict[str, Any]:
+    """Return the settings that settings.json stores: with a plugin, also the digest of its source."""
+    identity = settings.to_json()
+    if settings.plugin:
+        identity["plugin_digest"] = plugin_digest(settings.plugin)
+    return identity
+
+
+def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
+    """Return the mega-batches that arrive, for each seed."""
+    first, seeding = settings.seeding.first("data"), settings.seeding
+    return [
+        partition(dataset.training, settings.num_mega_batches, settings.validation_share, first + number)[
+            : settings.num_arrivals
+        ]
+        for number in range(seeding.seeds)
+    ]
+
+
+def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
+    grow_every = getattr(settings.own, "grow_every", None)
+    if grow_every is not None and num_stages <= grow_every:
+        logger.warning(
+            "the learner never grows: the run has %d stage(s), and grow_every=%d. Give a smaller grow_every=",
+            num_stages,
+            grow_every,
+        )
+
+
 @contextmanager
-def _full_memory_told(settings: VisionSettings, device: torch.device) -> Iterator[None]:
-    """Raises RunError: memory is full."""
+def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) -> Iterator[None]:
+    """Raise RunError, with advice, where memory is full."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # torch has a kind of error for a GPU's memory, and a sentence for the machine's.
+        # For a full GPU torch has an error class of its own, for a full main memory only a message.
         is_full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
         if not is_full:
             raise
         raise RunError(
             f"the memory of {device} is full ({str(error).splitlines()[0][:200]}).\n"
-            f"Stages that are finished are kept: the same command continues where there is more of it. In another out= "
-            f"a smaller width={settings.width}, batch_size={settings.batch_size}, seeds={settings.seeds}, or fewer "
-            f"members take less."
+            f"Finished stages are kept: the same command continues on a machine with more memory. A run in another "
+            f"out= needs less with a smaller width={settings.width}, batch_size={settings.recipe.batch_size} or "
+            f"seeds={settings.seeding.seeds}, or with fewer members."
         ) from error
 
 
 def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
-    """All seeds of a run share its stages: what they hold would be taken for the stages of other seeds."""
+    """Raise RunError if `out` holds runs of other seeds: all seeds of a run share the files of its stages."""
     held = [path.parent for path in [out / "settings.json", *sorted(out.glob("seed_*/settings.json"))] if path.exists()]
     if others := [folder for folder in held if folder not in folders]:
         raise RunError(
@@ -178,66 +201,70 @@ def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
 
 
 def _device(name: str) -> torch.device:
+    """Return a device that can compute.
+
+    Raises:
+        SettingError: this machine does not have it.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.ones(1, device=device).item()  # which a device that only knows shapes cannot tell
-    except Exception as error:  # torch has a kind of error for each way of not having a device
+        torch.ones(1, device=device).item()  # fails for a device without data, such as meta
+    except Exception as error:  # torch raises many kinds of error for a missing device
         raise SettingError(f"device={name!r} cannot be used here ({error}): give auto, cpu or cuda") from error
     return device
 
 
 def _display(settings: VisionSettings, scalars: Sequence[RunScalars]) -> RunDisplay:
     title = f"{settings.learner} wait {settings.wait} width {settings.width}"
-    return RunDisplay(title, settings.num_arrivals, settings.wait, settings.epochs, scalars=scalars)
+    return RunDisplay(title, settings.num_arrivals, settings.wait, settings.recipe.epochs, scalars=scalars)
 
 
-def settings_of(values: dict[str, Any]) -> VisionSettings:
-    """From resolved configuration values, after the import of a plugin that they may name.
+def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None) -> VisionSettings:
+    """Return checked settings. A plugin that they name is imported first.
+
+    Args:
+        values: key -> value.
+        given: the keys that the user typed; see `RunSettings.from_mapping`.
 
     Raises:
-        SettingError: no such module; a key that is no setting; a value out of range.
+        SettingError: no such plugin, an unknown key, or a value out of range.
     """
-    values = dict(values)
-    if plugin := values.pop("plugin", None):
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            importlib.import_module(plugin)
-        except ModuleNotFoundError as error:
-            raise SettingError(f"plugin={plugin}: {error}; it is looked for here and where packages are") from error
-        finally:
-            sys.path.pop(0)
-    return VisionSettings.from_mapping(values)
+    if plugin := values.get("plugin"):
+        load_plugin(str(plugin))
+    return VisionSettings.from_mapping(values, given)
 
 
-def of_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
-    """In a preset: what is so for perceptrons and otherwise for the VGG."""
+def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
+    """Return one of two values for a preset: the first for datasets with a perceptron, the second for the VGG."""
     return vgg if _root_.dataset in CONVOLUTIONAL else perceptron
 
 
-OmegaConf.register_new_resolver("of_backbone", of_backbone)
+OmegaConf.register_new_resolver("by_backbone", by_backbone)
+store_settings(VisionSettings)
 
 
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_vision")
 def hydra_main(config: DictConfig) -> float:
-    """One job of Hydra: a run, or one of a sweep."""
-    return run_job("alma-vision", setting_values(config), lambda values: run_and_show(settings_of(values)))
+    """Run one job of Hydra: a run, or one run of a sweep."""
+    return run_job("alma-vision", config, lambda values, given: run_and_show(settings_of(values, given)))
 
 
 def main() -> None:
-    """The command alma-vision."""
+    """Run the command alma-vision."""
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
     if "PYTHONWARNINGS" not in os.environ:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch")
     if len(sys.argv) == 1:
-        with errors_told("alma-vision"):
+        with print_errors("alma-vision"):
             try:
                 quickstart()
             except KeyboardInterrupt:
-                sys.exit("alma-vision: stopped; the same command continues")
+                sys.exit("alma-vision: stopped; the same command continues the run")
         return
-    command.main("alma-vision", __doc__, hydra_main, example="runs/mnist/sm")
+    assert __doc__ is not None
+    Command("alma-vision", __doc__, VisionSettings, CONFIGS, hydra_main, example_out="runs/mnist/sm").main()
 
 
 if __name__ == "__main__":

@@ -1,53 +1,187 @@
-"""What every class of settings shares: made from a mapping, checked value by value."""
+"""Settings of a command: frozen dataclasses that are made from flat `key=value` pairs and check their values."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import Any, Self
+import ast
+import difflib
+import inspect
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from fairseq_alma.core.errors import SettingError
 
 MAX_SEED = 1_000_000
 
 
+@dataclass(frozen=True)
+class AtLeast:
+    """Smallest value that an integer setting accepts. Used inside `typing.Annotated`."""
+
+    minimum: int
+
+
+Count = Annotated[int, AtLeast(1)]
+"""Type of a setting that holds an integer of at least 1."""
+NonNegative = Annotated[int, AtLeast(0)]
+"""Type of a setting that holds an integer of at least 0."""
+
+
 class Settings:
-    """To be a frozen dataclass, which checks its values when it is made."""
+    """Base class of all settings. Subclasses are frozen dataclasses.
+
+    A field that is itself a `Settings` object is a group: on the command line and in settings.json its fields
+    are keys like all others. When an object is made, each value is checked against the type of its field: `Count`,
+    `NonNegative`, `float`, `bool`, `str` and `Literal[...]`, each of them also with `| None`.
+    """
+
+    def __post_init__(self) -> None:
+        for name, hint in _types_of(type(self)).items():
+            _check(name, getattr(self, name), hint)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """From resolved configuration values.
+        """Return settings made from flat keys and their values.
 
         Raises:
-            SettingError: a key that is no setting, or a value out of range.
+            SettingError: a key is unknown, or a value is out of range.
         """
-        if isinstance(values.get("preset"), Mapping):
-            raise SettingError(
-                "the file of preset= sets nothing: it must begin with the line '# @package _global_', before any other "
-                "comment, for its keys to be settings"
-            )
-        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        unknown = sorted(values.keys() - known)
-        if unknown:
-            raise SettingError(f"unknown settings {', '.join(unknown)}: there are {', '.join(sorted(known))}")
-        return cls(**values)
+        refuse_unknown_keys(values, [one.name for one in describe(cls)])
+        return cls(**cls._arguments(values))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)  # type: ignore[call-overload]
+        """Return every setting and its value, as flat JSON values."""
+        flat: dict[str, Any] = {}
+        for field in _fields(type(self)):
+            value = getattr(self, field.name)
+            flat |= value.to_json() if isinstance(value, Settings) else {field.name: value}
+        return flat
 
-    def check_whole(self, *names: str, least: int) -> None:
-        """Raises SettingError: one of them is no whole number, or below `least`. None is left alone."""
-        for name in names:
-            value = getattr(self, name)
-            if value is None and self._may_be_none(name):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise SettingError(f"{name}={value!r} must be a whole number of at least {least}")
+    @classmethod
+    def _arguments(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of `cls` for flat keys; a group gets those that are its own."""
+        arguments: dict[str, Any] = {}
+        for field in _fields(cls):
+            if (group := _group(field)) is not None:
+                own = {one.name for one in describe(group)} & values.keys()
+                arguments[field.name] = group(**{name: values[name] for name in own})
+            elif field.name in values:
+                arguments[field.name] = values[field.name]
+        return arguments
 
-    def check_number(self, *names: str) -> None:
-        """Raises SettingError: one of them is no number."""
-        for name in names:
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise SettingError(f"{name}={value!r} must be a number")
 
-    def _may_be_none(self, name: str) -> bool:
-        return any(f.name == name and f.default is None for f in fields(self))  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class SettingDescription:
+    """Name, default and documentation of a setting."""
+
+    name: str
+    default: Any
+    """The default value; `dataclasses.MISSING` if the setting must be given."""
+    text: str
+    """What the setting means: the docstring below its field."""
+
+
+def describe(cls: type[Settings]) -> list[SettingDescription]:
+    """Return the settings of a class in the order of their declaration, those of groups in place."""
+    found: list[SettingDescription] = []
+    for field in _fields(cls):
+        if (group := _group(field)) is not None:
+            found += describe(group)
+        elif not isinstance(field.default, Settings) and field.metadata.get("is_setting", True):
+            found.append(SettingDescription(field.name, field.default, _docstring(cls, field.name)))
+    return found
+
+
+def defaults_of(cls: type[Settings]) -> dict[str, Any]:
+    """Return key -> default of every setting that has one."""
+    return {one.name: one.default for one in describe(cls) if one.default is not MISSING}
+
+
+def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
+    """Raise SettingError if one of `keys` is not in `known`; the message names the most similar known key."""
+    unknown = sorted(set(keys) - set(known))
+    if not unknown:
+        return
+    suggestions = [nearest_key(key, known) for key in unknown]
+    meant = "; ".join(f"did you mean {near}?" for near in suggestions if near)
+    raise SettingError(
+        f"unknown settings {', '.join(unknown)}: {meant + ' ' if meant else ''}there are {', '.join(sorted(known))}"
+    )
+
+
+def nearest_key(key: str, known: Sequence[str]) -> str | None:
+    """Return the known key that is most similar to a mistyped one, or None if none is similar."""
+    return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=0.6)), None)
+
+
+def _fields(cls: type[Settings]) -> tuple[Field[Any], ...]:
+    return fields(cls)  # type: ignore[arg-type]  # every subclass is a dataclass
+
+
+def _group(field: Field[Any]) -> type[Settings] | None:
+    """Return the class of a field that is a group of settings; None for a plain setting."""
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    return type(default) if isinstance(default, Settings) else None
+
+
+@cache
+def _types_of(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
+def _check(name: str, value: Any, hint: Any) -> None:
+    """Raise SettingError if a value does not have the type of its field. Other unions are the field's own matter."""
+    alternatives = list(_alternatives(hint))
+    if value is None and type(None) in alternatives:
+        return
+    wanted = [one for one in alternatives if one is not type(None)]
+    if len(wanted) != 1:
+        return
+    (kind,) = wanted
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind) or isinstance(value, bool) != isinstance(get_args(kind)[0], bool):
+            raise SettingError(f"{name}={value!r} is not one of {', '.join(map(str, get_args(kind)))}")
+    elif get_origin(kind) is Annotated:
+        minimum = next((one.minimum for one in get_args(kind) if isinstance(one, AtLeast)), None)
+        if minimum is not None and (not is_integer or value < minimum):
+            raise SettingError(f"{name}={value!r} must be a whole number of at least {minimum}")
+    elif kind is float:
+        if not is_integer and not isinstance(value, float):
+            raise SettingError(f"{name}={value!r} must be a number")
+    elif kind is bool:
+        if not isinstance(value, bool):
+            raise SettingError(f"{name}={value!r} must be true or false")
+    elif kind is str and not isinstance(value, str):
+        raise SettingError(f"{name}={value!r} must be text")
+
+
+def _alternatives(hint: Any) -> Iterator[Any]:
+    if get_origin(hint) in (Union, UnionType):
+        for one in get_args(hint):
+            yield from _alternatives(one)
+    else:
+        yield hint
+
+
+@cache
+def _docstrings(cls: type) -> dict[str, str]:
+    """Return field -> the string literal that follows its declaration in the source of the class."""
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError, SyntaxError, ValueError):  # a class without source, e.g. typed at a prompt
+        return {}
+    assert isinstance(node, ast.ClassDef)
+    found: dict[str, str] = {}
+    for declared, following in zip(node.body, node.body[1:], strict=False):
+        if not (isinstance(declared, ast.AnnAssign) and isinstance(declared.target, ast.Name)):
+            continue
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            found[declared.target.id] = inspect.cleandoc(str(following.value.value))
+    return found
+
+
+def _docstring(cls: type, name: str) -> str:
+    """Return the documentation of a field, looked up in the class that declares it."""
+    return next((text for base in cls.__mro__ if (text := _docstrings(base).get(name))), "")

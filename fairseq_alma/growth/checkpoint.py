@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.lm.checkpoints import read_whole, write_checkpoint
 from fairseq_alma.core.errors import AlmaError, SettingError
 from fairseq_alma.growth.experts import RouterGrowth, grow_experts
+from fairseq_alma.lm.checkpoints import read_whole, write_checkpoint
 
 
 def grow_checkpoint(

@@ -1,15 +1,13 @@
 """The language-model learners: which members a stage trains, from where, and which of them predict.
 
-sm     one model, trained on from stage to stage
-ens    N models, trained side by side on the same data; their probabilities are averaged
-gens   one more model at each stage, trained on that stage alone; the others stay as they are
-gmoe   one model whose mixtures get more experts before each stage
+Their labels and settings are in `fairseq_alma.core.catalogue`.
 """
 
 from pathlib import Path
 
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import read_json, sha256_of, write_json
+from fairseq_alma.core.learner_settings import LanguageModelEnsembleSettings, LanguageModelGrowingMixtureSettings
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -19,16 +17,15 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 
 
 class LanguageModelLearner:
-    """What all of them share. What predicts and what trains on are kept apart: growth changes the second alone.
+    """Base class of the language-model learners. Without overrides it is SM.
+
+    The checkpoints that predict and the checkpoints that train further are kept apart: growth changes only the second.
 
     Args:
-        settings: of the run.
-        stream: where training and validation data lie.
-        processes: where fairseq-train processes run.
+        settings: settings of the run.
+        stream: training and validation data.
+        processes: runs the fairseq-train processes.
     """
-
-    num_members = 1
-    """When the stream begins."""
 
     def __init__(self, settings: LanguageModelSettings, stream: StreamFolder, processes: Processes):
         self.settings = settings
@@ -36,25 +33,30 @@ class LanguageModelLearner:
         self._training = MemberTraining(settings, stream, processes)
         self._predictor: list[Path] = []
         self._trainees: dict[int, Path] = {}
-        # Options that fairseq refuses are found now, before anything is written.
+        # fairseq refuses bad options here, before anything is written.
         self._training.check(self._member(1, stage_index=1), self.num_members)
 
     @property
+    def num_members(self) -> int:
+        """Number of members at the beginning of the stream."""
+        return 1
+
+    @property
     def predictor(self) -> list[Path]:
-        """The checkpoints that predict now, their probabilities averaged. Before the first stage: untrained."""
+        """The checkpoints whose mean probability is the prediction now; before the first stage, untrained ones."""
         return self._predictor or list(self._untrained().values())
 
     @property
     def frozen(self) -> list[Path]:
-        """Those of them that will predict unchanged beside later members: their outputs are worth keeping."""
+        """Checkpoints of the predictor that will not change any more, so that an evaluator can keep their outputs."""
         return []
 
     def grow(self, stage: Stage) -> Spent:
-        """Nothing: most learners do not grow."""
+        """Add capacity before a stage, from the second on; return the cost. The base class adds nothing."""
         return Spent()
 
     def train(self, stage: Stage) -> Spent:
-        """Train members for one stage.
+        """Train the members for one stage; return the cost.
 
         Raises:
             StageError: see MemberTraining.train.
@@ -62,11 +64,11 @@ class LanguageModelLearner:
         trainees = self._trainees or self._untrained()
         starts = {self._member(number, stage.index): path for number, path in trainees.items()}
         trained = self._training.train(stage, starts)
-        self._take([path for path, _ in trained.values()], list(trained))
+        self._set_trained([path for path, _ in trained.values()], list(trained))
         return sum((spent for _, spent in trained.values()), Spent())
 
     def save(self, folder: Path) -> None:
-        """Leave in `folder` what `load` needs, and name in RUN/predictor.json what the run would deploy now."""
+        """Write what `load` needs to `folder`, and the checkpoints to deploy now to RUN/predictor.json."""
         predictor = [self._entry(path) for path in self.predictor]
         trainees = [{"member": number, **self._entry(path)} for number, path in self._trainees.items()]
         write_json(folder / "learner.json", {"predictor": predictor, "trainees": trainees})
@@ -74,25 +76,27 @@ class LanguageModelLearner:
         write_json(self.run_folder / "predictor.json", deployed)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` left.
+        """Restore what `save` wrote to `folder`.
 
         Raises:
-            StageError: a checkpoint is gone.
+            StageError: a checkpoint is missing.
         """
         state = read_json(folder / "learner.json")
         for entry in [*state["predictor"], *state["trainees"]]:
             path = self.run_folder / entry["path"]
             if not path.is_file():
-                raise StageError(f"{path} is gone, {folder} needs it: restore it, or start anew in another out=")
+                raise StageError(
+                    f"{path} is missing, and {folder} needs it: restore it, or start again in another out="
+                )
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
         self._trainees = {entry["member"]: self.run_folder / entry["path"] for entry in state["trainees"]}
 
     def num_experts(self, stage_index: int) -> int:
-        """Experts in each mixture of what stage k trains."""
+        """Return the number of experts in each mixture of the members that stage k trains."""
         return self.settings.experts
 
-    def _take(self, trained: list[Path], numbers: list[int]) -> None:
-        """The members that a stage has trained predict from now on, and train on."""
+    def _set_trained(self, trained: list[Path], numbers: list[int]) -> None:
+        """Let the members that a stage has trained predict, and train further, from now on."""
         self._predictor = trained
         self._trainees = dict(zip(numbers, trained, strict=True))
 
@@ -109,52 +113,60 @@ class LanguageModelLearner:
 
 
 class SingleModel(LanguageModelLearner):
-    """SM: one model, trained on from stage to stage (fine-tuned on each group of mega-batches)."""
+    """SM: one model that every stage trains further (fine-tuning on each group of mega-batches)."""
 
 
 class Ensemble(LanguageModelLearner):
-    """Ens: N members of their own seeds on the same data, each trained on from stage to stage."""
+    """Ens: N members with different seeds, all trained further on the same data by every stage."""
 
     @property
     def num_members(self) -> int:
-        return self.settings.members
+        assert isinstance(self.settings.own, LanguageModelEnsembleSettings)
+        assert self.settings.own.members is not None  # checked by the settings
+        return self.settings.own.members
 
 
 class GrowingEnsemble(LanguageModelLearner):
-    """gEns: before each stage a new, randomly initialised member, the only one that trains; the others are frozen."""
+    """gEns: each stage adds a randomly initialised member and trains only it. The other members are frozen."""
 
     @property
     def frozen(self) -> list[Path]:
         return list(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
-        """Draw the new member. It does not predict before it is trained."""
+        """Initialise the new member. It predicts only after the stage has trained it."""
         number = len(self._predictor) + 1
         untrained = self._training.untrained(self._member(number, stage.index), stage.folder / "grow")
         self._trainees = {number: untrained}
         return Spent()
 
-    def _take(self, trained: list[Path], numbers: list[int]) -> None:
+    def _set_trained(self, trained: list[Path], numbers: list[int]) -> None:
         self._predictor = [*self._predictor, *trained]
         self._trainees = {}
 
 
 class GrowingMixture(LanguageModelLearner):
-    """gMoE: before each stage the experts that lose most on the validation data are copied, in every mixture."""
+    """gMoE: before each stage, the experts with the largest validation loss are copied in every mixture."""
+
+    @property
+    def _own(self) -> LanguageModelGrowingMixtureSettings:
+        assert isinstance(self.settings.own, LanguageModelGrowingMixtureSettings)
+        return self.settings.own
 
     def num_experts(self, stage_index: int) -> int:
-        return self.settings.experts + sum(self.settings.grown_experts(k) for k in range(2, stage_index + 1))
+        return self.settings.experts + sum(self._own.added_at(k) for k in range(2, stage_index + 1))
 
     def grow(self, stage: Stage) -> Spent:
-        """Write a grown checkpoint for the stage to train on from; what was trained before predicts until then.
+        """Write a grown checkpoint from which the stage starts. The old checkpoint predicts until the stage is done.
 
-        The losses were charged by the validation that chose the checkpoint: growth costs no pass over the data.
+        The losses of the experts were recorded by the validation that chose the checkpoint, so growth needs no pass
+        over the data.
         """
-        s, target = self.settings, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
-        # A seed of its own at each growth: noise drawn twice would move twins of twins the same way.
+        s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
+        # Each growth has its own seed: with equal noise, copies of copies would move in the same direction.
         seed = s.seed * 1000 + stage.index
         (source,) = self._trainees.values()
-        grow_checkpoint(source, target, s.grown_experts(stage.index), s.grow_router, s.grow_noise, seed)
+        grow_checkpoint(source, target, own.added_at(stage.index), own.grow_router, own.grow_noise, seed)
         self._trainees = {1: target}
         return Spent()
 
@@ -165,8 +177,9 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
     "gens": GrowingEnsemble,
     "gmoe": GrowingMixture,
 }
+"""Name -> class of every language-model learner."""
 
 
 def make_learner(settings: LanguageModelSettings, stream: StreamFolder, processes: Processes) -> LanguageModelLearner:
-    """The learner that `settings.learner` names."""
+    """Return the learner that `settings.learner` names."""
     return LEARNERS[settings.learner](settings, stream, processes)

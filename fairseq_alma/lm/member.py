@@ -8,6 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.ledger import Spent
+from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.data.mega_batch_set import format_mega_batches
+from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
 from fairseq_alma.lm.checkpoints import (
     BEST,
     CRASH,
@@ -19,13 +26,6 @@ from fairseq_alma.lm.checkpoints import (
     slim,
     write_untrained,
 )
-from fairseq_alma.core.errors import StageError
-from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.ledger import Spent
-from fairseq_alma.core.protocol import Stage
-from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.data.mega_batch_set import format_mega_batches
-from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 

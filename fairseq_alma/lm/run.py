@@ -1,21 +1,23 @@
-"""alma-lm: a language-model learner over a stream of mega-batches, from settings to ledger.
+"""alma-lm: train a language-model learner over a stream of mega-batches and write its ledger.
 
 alma-lm stream=STREAM out=RUN learner=sm wait=1 experts=4 updates=1000 arch=switch_lm_tiny
-alma-lm -m stream=STREAM out=SWEEP updates=1000 lr=0.001,0.002 dropout=0,0.1
-alma-lm status RUN
+alma-lm -m stream=STREAM out=SWEEP updates=1000 lr=0.001,0.002 dropout=0,0.1    a sweep, ordered by validation
+alma-lm status RUN                                                  the ledger so far, and what is left
+alma-lm --help                                                      every setting
 """
 
 import logging
 import os
 import warnings
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import hydra
 from omegaconf import DictConfig
 
-from fairseq_alma.app import command
-from fairseq_alma.app.command import run_job, setting_values
+from fairseq_alma.app.command import Command, run_job, store_settings
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.files import read_json, write_json
@@ -24,22 +26,22 @@ from fairseq_alma.core.ledger import LedgerRow, mean_and_standard_error
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.lm.settings import DEFAULTS, FREE_SETTINGS, LanguageModelSettings
+from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.stage_processes import LocalProcesses
 
 CONFIGS = Path(__file__).parent / "configs"
 
-NO_SETTINGS = ("table_updates",)
-"""Keys of the configuration that only other keys are made from."""
+OTHER_KEYS = ("table_updates",)
+"""Keys of the YAML files that are no settings: other keys are computed from them."""
 
 
 def run(settings: LanguageModelSettings) -> list[LedgerRow]:
-    """Run one seed, or what is left of it. Returns its ledger.
+    """Run one seed, or the part of it that is not done yet. Return its ledger.
 
     Raises:
-        AlmaError: bad settings, a bad stream, a run folder of other settings, a failed stage.
+        AlmaError: bad settings, a bad stream, a run folder with other settings, or a failed stage.
     """
-    # Here, because they import fairseq and torch: a bad setting should not wait for them.
+    # Imported here because they import fairseq and torch, which takes seconds: a bad setting is refused before.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
     from fairseq_alma.lm.learners import make_learner
 
@@ -56,19 +58,28 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
         "dictionary": stream_folder.dictionary_digest,
     }
     with Lease(settings.out), closing(scalars):
-        record = RunRecord(settings.out, identity, stream.digests, FREE_SETTINGS, DEFAULTS, on_rows=scalars.rows)
+        record = RunRecord(
+            settings.out,
+            identity,
+            stream.digests,
+            settings.not_identity(settings.learner),
+            settings.defaults_for(settings.learner),
+            on_rows=scalars.rows,
+        )
         evaluator = PerplexityEvaluator(stream_folder, Path(settings.out) / "evaluated")
         return run_stream(stream, learner, evaluator, stream_settings, record)
 
 
 def run_seeds(settings: LanguageModelSettings) -> float:
-    """Run every seed; print ledgers; write RUN/summary.json over seeds. Returns the final validation perplexity."""
+    """Run every seed, print the ledgers and write RUN/summary.json. Return the mean final validation perplexity."""
     console = wide_console()
     if settings.seeds == 1:
         rows = run(settings)
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
-        return rows[-1].scores.validation_perplexity
+        validation_perplexity = rows[-1].scores.validation_perplexity
+        assert validation_perplexity is not None  # every row of a language model has one
+        return validation_perplexity
     out, summaries = Path(settings.out), []
     for seed in range(settings.seed, settings.seed + settings.seeds):
         one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(out / f"seed_{seed}")}
@@ -78,22 +89,30 @@ def run_seeds(settings: LanguageModelSettings) -> float:
     return read_json(out / "summary.json")["mean"]["final_validation"]
 
 
+store_settings(LanguageModelSettings)
+
+
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_lm")
-def hydra_main(config: DictConfig) -> float | None:
-    """One job of Hydra: a run, or one of a sweep."""
-    return run_job(
-        "alma-lm", setting_values(config, NO_SETTINGS), lambda v: run_seeds(LanguageModelSettings.from_mapping(v))
-    )
+def hydra_main(config: DictConfig) -> float:
+    """Run one job of Hydra: a run, or one run of a sweep."""
+
+    def run(values: dict[str, Any], given: Collection[str]) -> float:
+        return run_seeds(LanguageModelSettings.from_mapping(values, given))
+
+    return run_job("alma-lm", config, run, OTHER_KEYS)
 
 
 def main() -> None:
-    """The command alma-lm."""
+    """Run the command alma-lm."""
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
     if "PYTHONWARNINGS" not in os.environ:
-        # fairseq and fairscale use what torch and Hydra have since deprecated: nothing a user can mend.
+        # fairseq and fairscale use features that torch and Hydra have deprecated. A user cannot fix that.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
-    command.main("alma-lm", __doc__, hydra_main, example="runs/sm_w1")
+    assert __doc__ is not None
+    Command(
+        "alma-lm", __doc__, LanguageModelSettings, CONFIGS, hydra_main, example_out="runs/sm_w1", other_keys=OTHER_KEYS
+    ).main()
 
 
 if __name__ == "__main__":

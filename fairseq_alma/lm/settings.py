@@ -1,14 +1,14 @@
-"""Every setting of a language-model run, checked when it is made."""
+"""Settings of a language-model run: those of every run. Those of each learner are in `fairseq_alma.core.catalogue`."""
 
 import shlex
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, field
+from typing import ClassVar
 
+from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import Replay, StreamSettings
-from fairseq_alma.core.settings import MAX_SEED, Settings
-
-FREE_SETTINGS = ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard")
-"""May differ when a run is continued: where things lie, how far to go, where it runs."""
+from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative
 
 OWNED_BY_DRIVER = (
     "--task", "--arch", "--criterion", "--user-dir", "--save-dir", "--seed", "--mega-batches", "--max-update",
@@ -25,100 +25,100 @@ OWNED_BY_DRIVER = (
     "--distributed-rank", "--distributed-port", "--distributed-init-method", "--distributed-backend",
     "--distributed-no-spawn",
 )  # fmt: skip
-"""fairseq options that a stage sets itself: given through `fairseq=` they would break the protocol, or the count of
-devices that the size of an update is computed from."""
+"""Options of fairseq-train that alma-lm sets for each stage. Given through `fairseq=`, they would break the protocol
+or change the number of devices from which the size of an update is computed."""
 
 TAKEN_FOR_TPU = ("--bf16", "--memory-efficient-bf16", "--tpu")
-"""fairseq-train takes bf16 on its command line for a TPU, and fails to import what that needs."""
-
-LEARNER_NAMES = ("sm", "ens", "gens", "gmoe")
+"""With these options, fairseq-train expects a TPU and fails to import the libraries that it needs."""
 
 
 @dataclass(frozen=True)
-class LanguageModelSettings(Settings):
-    """What `alma-lm` runs. One seed: several seeds are several of these."""
+class LanguageModelSettings(RunSettings):
+    """All settings of `alma-lm`. A run has one seed; for several seeds, `alma-lm` makes several runs."""
+
+    half: ClassVar[Half] = "language model"
 
     stream: str
-    """The stream folder."""
+    """The stream folder, as alma-prep wrote it."""
     out: str
     """The run folder."""
     learner: str = "sm"
-    wait: int = 1
-    """w, in mega-batches."""
+    """Name of the learner."""
+    wait: Count = 1
+    """Number of mega-batches that are gathered before each stage, w."""
     replay: Replay = False
-    mega_batches: int | None = None
-    """B: how many arrive; all that the stream holds by default."""
-    experts: int = 4
-    """In each mixture; for gmoe: before the first growth."""
-    members: int | None = None
-    """ens: how many members."""
-    grow_experts: int | list[int] | None = None
-    """gmoe: how many experts each growth adds to every mixture. A list says it growth by growth, the first before
-    stage 2; its last number holds for all further ones."""
-    grow_router: str = "copy"
-    """gmoe: "copy" (the paper's) or "tree" (keeps output and loss); see growth.grow_experts."""
-    grow_noise: float = 0.01
-    """gmoe: of new router rows, relative to the old."""
-    parallel: int | None = None
-    """Members that train side by side; by default as many as there are GPUs, or cores without any."""
+    """What a stage uses of earlier mega-batches: `false` (nothing), `all` (everything), or a number between 0 and 1:
+    the share of each batch; the number of updates does not change."""
+    mega_batches: Count | None = None
+    """Number of mega-batches that arrive, B. By default all that the stream has."""
+    experts: Count = 4
+    """Number of experts in each mixture; for gmoe, before the first growth."""
+    parallel: Count | None = None
+    """Number of members that train at the same time. By default the number of GPUs, or of cores if there is no GPU."""
     share: str | None = None
-    """A folder in which runs share the stages that they would compute alike (shared_stages.py)."""
-    updates: int | None = None
-    """Optimizer updates per member in each stage, whatever w."""
-    updates_per_mega_batch: int | None = None
-    """Times the mega-batches a stage trains on: those gathered, and with replay=all those replayed."""
+    """Folder in which runs share stages: a stage that another run has computed in the same way is copied from there."""
+    updates: Count | None = None
+    """Number of optimizer updates of each member in each stage, whatever the wait. Exclusive with
+    updates_per_mega_batch."""
+    updates_per_mega_batch: Count | None = None
+    """Number of updates for each mega-batch that a stage trains on: those gathered, and with replay=all also those
+    replayed. Exclusive with updates."""
     arch: str = "switch_lm_base"
-    tokens_per_sample: int = 512
-    sequences_per_update: int = 192
-    batch_size: int = 8
-    """Sequences in one forward pass on one device; an update gathers as many passes as it needs."""
+    """Model size: switch_lm_tiny, switch_lm_base or switch_lm_large. It sets the five settings that follow."""
+    tokens_per_sample: Count = 512
+    """Number of tokens in a sequence."""
+    sequences_per_update: Count = 192
+    """Number of sequences in an optimizer update."""
+    batch_size: Count = 8
+    """Number of sequences in one forward pass on one device. An update consists of as many passes as it needs."""
     lr: float = 5e-4
-    """Highest learning rate of a stage: linear warm-up to it, then linear decay to 0."""
-    warmup_updates: int | None = None
-    """min(4000, 5% of the stage) by default."""
+    """Highest learning rate of a stage. The rate rises linearly to it (warm-up) and then falls linearly to 0."""
+    warmup_updates: NonNegative | None = None
+    """Number of warm-up updates in each stage. By default 5% of the stage, at most 4000."""
     dropout: float = 0.1
+    """Dropout probability."""
     clip_norm: float = 1.0
-    """Largest gradient norm; 0 does not clip."""
-    validations: int = 10
-    """Per stage, evenly spread, each with a checkpoint: the best one by validation perplexity is kept."""
-    seed: int = 0
-    """Of initialisation and order. The partition of the data has its own, in the stream."""
+    """Largest norm of the gradient; larger gradients are scaled down. 0 turns clipping off."""
+    validations: Count = 10
+    """Number of validations in each stage, at equal distances. Each writes a checkpoint; the best one is kept."""
+    seed: NonNegative = 0
+    """Seed of the initialisation and of the order of the data. The partition of the data has its own seed, in the
+    stream."""
     fairseq: str = ""
     """Further options of fairseq-train, as on its command line."""
     preset: str = "paper"
-    seeds: int = 1
-    """How many seeds, from `seed` on."""
+    """Name of the preset: a YAML file of settings."""
+    seeds: Count = 1
+    """Number of seeds, counted from `seed`."""
     tensorboard: bool = True
-    """Whether RUN/tensorboard is written while the run goes on."""
+    """Whether to write RUN/tensorboard while the run progresses."""
+    own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
+    """Settings that belong to the learner."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.stream:
             raise SettingError("stream= is missing: the folder that alma-prep wrote, e.g. stream=streams/books")
+        if not isinstance(self.fairseq, str):
+            raise SettingError(f"fairseq={self.fairseq!r} must be options of fairseq-train, e.g. '--weight-decay 0.01'")
+        super().__post_init__()
         if (self.updates is None) == (self.updates_per_mega_batch is None):
             raise SettingError(
                 "give exactly one of updates= (per stage) and updates_per_mega_batch= (times the mega-batches of "
-                f"the stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}; "
-                f"null takes back what a preset gives"
+                f"the stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}. "
+                f"null removes a value that a preset sets"
             )
-        at_least_one = ("wait", "experts", "updates", "updates_per_mega_batch", "tokens_per_sample", "validations",
-                        "seeds", "sequences_per_update", "batch_size", "mega_batches", "members",
-                        "parallel")  # fmt: skip
-        self.check_whole(*at_least_one, least=1)
-        self.check_whole("seed", "warmup_updates", least=0)
-        self.check_number("lr", "dropout", "clip_norm", "grow_noise")
         if self.seed >= MAX_SEED:
-            raise SettingError(f"seed={self.seed} must lie below {MAX_SEED}")
-        self._check_learner()
+            raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
         if not self.lr > 0:
             raise SettingError(f"lr={self.lr} must be above 0")
         if not 0 <= self.dropout < 1:
-            raise SettingError(f"dropout={self.dropout} must lie in [0, 1)")
+            raise SettingError(f"dropout={self.dropout} must be at least 0 and below 1")
         if self.clip_norm < 0:
             raise SettingError(f"clip_norm={self.clip_norm} must not be negative")
-        if not isinstance(self.tensorboard, bool):
-            raise SettingError(f"tensorboard={self.tensorboard!r} must be true or false")
-        if not isinstance(self.fairseq, str):
-            raise SettingError(f"fairseq={self.fairseq!r} must be options of fairseq-train, e.g. '--weight-decay 0.01'")
+        self._check_fairseq_options()
+        self._settle_own()
+
+    def _check_fairseq_options(self) -> None:
         try:
             options = shlex.split(self.fairseq)
         except ValueError as error:
@@ -128,58 +128,29 @@ class LanguageModelSettings(Settings):
             raise SettingError(f"fairseq={self.fairseq!r}: {', '.join(owned)} is set by alma-lm's own settings")
         if names & set(TAKEN_FOR_TPU):
             raise SettingError(
-                f"fairseq={self.fairseq!r}: fairseq-train takes bf16 for a TPU and fails; on a GPU give --fp16"
+                f"fairseq={self.fairseq!r}: with bf16, fairseq-train expects a TPU and fails; on a GPU give --fp16"
             )
 
-    def _check_learner(self) -> None:
-        if self.learner not in LEARNER_NAMES:
-            raise SettingError(f"learner={self.learner!r} is not one of {', '.join(LEARNER_NAMES)}")
-        for name, learner in {"members": "ens", "grow_experts": "gmoe"}.items():
-            value = getattr(self, name)
-            if self.learner == learner and value is None:
-                raise SettingError(f"learner={learner} needs {name}=, e.g. {name}=2")
-            if self.learner != learner and value is not None:
-                raise SettingError(f"{name}={value} is for learner={learner}, not for learner={self.learner}")
-        if self.grow_router not in ("copy", "tree"):
-            raise SettingError(f"grow_router={self.grow_router!r} is not one of copy, tree")
-        if not self.grow_noise > 0:
-            raise SettingError(f"grow_noise={self.grow_noise} must be above 0: equal router rows never part")
-        if self.grow_experts is None:
-            return
-        growths = self.grow_experts if isinstance(self.grow_experts, list) else [self.grow_experts]
-        if not growths or not all(isinstance(k, int) and not isinstance(k, bool) for k in growths):
-            raise SettingError(f"grow_experts={self.grow_experts!r} must be a whole number or a list of them")
-        experts = self.experts
-        for number, added in enumerate(growths, start=1):
-            if added < 0:
-                raise SettingError(f"grow_experts={self.grow_experts}: growth adds experts, it never takes any away")
-            if added > experts:
-                raise SettingError(
-                    f"grow_experts={self.grow_experts}: growth {number} is to copy {added} of {experts} experts, "
-                    f"and one growth can at most double them"
-                )
-            experts += added
-
-    def grown_experts(self, stage_index: int) -> int:
-        """How many experts growth before stage k >= 2 adds to every mixture."""
-        growths = self.grow_experts if isinstance(self.grow_experts, list) else [self.grow_experts]
-        return growths[min(stage_index - 2, len(growths) - 1)]
-
     def stream_settings(self, num_mega_batches: int) -> StreamSettings:
+        """Return how the learner meets a stream with this many mega-batches."""
         return StreamSettings(num_mega_batches, self.wait, self.replay)
 
     def updates_of_stage(self, num_mega_batches: int) -> int:
-        """Optimizer updates of a stage that trains on so many mega-batches."""
-        return self.updates or self.updates_per_mega_batch * num_mega_batches
+        """Return the number of updates of a stage that trains on this many mega-batches."""
+        if self.updates is not None:
+            return self.updates
+        assert self.updates_per_mega_batch is not None  # exactly one of the two is given
+        return self.updates_per_mega_batch * num_mega_batches
 
     def warmup_of_stage(self, updates: int) -> int:
+        """Return the number of warm-up updates of a stage with this many updates."""
         return min(4000, updates // 20) if self.warmup_updates is None else self.warmup_updates
 
     def update_freq(self, num_devices: int) -> int:
-        """Forward passes per update on each device.
+        """Return the number of forward passes that each device makes for one update.
 
         Raises:
-            SettingError: sequences_per_update cannot be cut evenly.
+            SettingError: the sequences of an update cannot be divided evenly.
         """
         passes, remainder = divmod(self.sequences_per_update, self.batch_size * num_devices)
         if remainder or passes == 0:
@@ -188,6 +159,3 @@ class LanguageModelSettings(Settings):
                 f"{self.batch_size} times {num_devices} device(s): change batch_size="
             )
         return passes
-
-
-DEFAULTS = {f.name: f.default for f in fields(LanguageModelSettings) if f.default is not MISSING}

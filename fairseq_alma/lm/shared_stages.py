@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from fairseq_alma.lm.checkpoints import BEST, read_whole
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of
+from fairseq_alma.lm.checkpoints import BEST, read_whole
 
 ROOMS_OF_TRAINING = ("criteria", "data", "models", "modules", "tasks")
 

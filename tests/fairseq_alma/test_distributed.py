@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from fairseq_alma.lm.checkpoints import num_updates, read_whole, write_untrained
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.lm.checkpoints import num_updates, read_whole, write_untrained
 from tests.commands import ROOT, STAGE
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")

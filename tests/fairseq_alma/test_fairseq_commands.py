@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from fairseq_alma.lm.checkpoints import num_updates, read_whole
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.lm.checkpoints import num_updates, read_whole
 from tests.commands import ROOT, STAGE, run_command
 
 

@@ -25,7 +25,7 @@ from vision.backbones import Perceptron
 from vision.batches import Memory
 from vision.datasets import load_dataset
 from vision.inputs import Vectors
-from vision.learners import LEARNERS, charged_experts
+from vision.learners import LEARNERS, worst_experts
 from vision.networks import MixtureStack, MLPStack
 from vision.stream import partition
 
@@ -356,13 +356,13 @@ def examples(num_a: int, num_b: int):
     ids=["soft", "gate-mass", "soft-far", "hard", "hard-mass"],
 )
 def test_the_expert_that_is_charged_most(stack, num_a, split_by, charged):
-    assert charged_experts(stack, *examples(num_a, 1), split_by) == [[charged], [1 - charged]]
+    assert worst_experts(stack, *examples(num_a, 1), split_by) == [[charged], [1 - charged]]
 
 
 def test_charges_are_summed_over_any_number_of_examples():
     """In parts of 2000: 6000 A's of loss 632 in all, 300 B's of loss 691, at the end of the last part."""
-    assert charged_experts(routed(0.9, 0.1), *examples(6000, 300), "validation_loss") == [[1], [0]]
-    assert charged_experts(routed(0.9, 0.1), *examples(6000, 250), "validation_loss") == [[0], [1]]
+    assert worst_experts(routed(0.9, 0.1), *examples(6000, 300), "validation_loss") == [[1], [0]]
+    assert worst_experts(routed(0.9, 0.1), *examples(6000, 250), "validation_loss") == [[0], [1]]
 
 
 def charged_by_hand(plain, x, y):

@@ -4,9 +4,16 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from fairseq_alma.app.command import setting_values
+from fairseq_alma.core.catalogue import learners, own_settings
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.learner_settings import EnsembleSettings, GrowingEnsembleSettings, UnionMixSettings
+from fairseq_alma.core.settings import MAX_SEED, defaults_of
 from vision.run import CONFIGS, settings_of
-from vision.settings import DEFAULTS, MAX_SEED, VisionSettings
+from vision.settings import VisionSettings
+
+
+def made(**values) -> VisionSettings:
+    return VisionSettings.from_mapping({"out": "x", **values})
 
 
 def composed(*overrides: str) -> dict:
@@ -16,54 +23,66 @@ def composed(*overrides: str) -> dict:
 
 
 def preset(name: str, *more: str) -> VisionSettings:
-    return settings_of(composed(f"preset={name}", *more, "out=somewhere"))
+    """The settings of `alma-vision preset=name ...`. What the preset gives to other learners does not count."""
+    return settings_of(composed(f"preset={name}", *more, "out=somewhere"), given=[])
 
 
 def changed(name: str) -> dict:
-    """In what a preset differs from the paper's."""
-    paper, other = preset("paper").to_json(), preset(name).to_json()
-    return {key: value for key, value in other.items() if value != paper[key] and key != "preset"}
+    """The settings that a preset gives in another way than the paper's preset, over all learners."""
+    found = {}
+    for entry in learners("vision"):
+        experts = ["experts=2"] if "moe" in entry.name else []
+        paper, other = (preset(one, f"learner={entry.name}", *experts).to_json() for one in ("paper", name))
+        found |= {key: value for key, value in other.items() if value != paper[key] and key != "preset"}
+    return found
 
 
 def test_the_defaults_of_the_command_are_those_of_the_settings():
     values = composed()
     assert (values.pop("out"), values.pop("plugin")) == (None, None)
-    assert values == DEFAULTS
+    common = {key: value for key, value in defaults_of(VisionSettings).items() if key != "plugin"}
+    own = {name for entry in learners("vision") for name in own_settings(entry.name, "vision")}
+    assert values == {**common, **dict.fromkeys(own)}  # null: the learner's own default
 
 
 def test_the_paper_appendix_b():
-    paper = preset("paper")
-    assert (paper.optimizer, paper.lr, paper.batch_size, paper.epochs) == ("adadelta", 1.0, 128, 100)
-    assert (paper.select_by, paper.validation_share, paper.cer_from) == ("validation_loss", 0.1, 1)
-    assert (paper.members, paper.combine, paper.umix) == (5, "probability", "mean")
-    assert (paper.new_members, paper.new_members_from, paper.gens_combine) == (1, "random", "probability")
-    assert (paper.split_by, paper.grow_every, paper.hard_gates) == ("validation_loss", 1, False)
+    paper, recipe = preset("paper"), preset("paper").recipe
+    assert (recipe.optimizer, recipe.lr, recipe.batch_size, recipe.epochs) == ("adadelta", 1.0, 128, 100)
+    assert (recipe.select_by, paper.validation_share, paper.cer_from) == ("validation_loss", 0.1, 1)
+    assert preset("paper", "learner=ens").own == EnsembleSettings(5, "probability", bagging=False)
+    assert preset("paper", "learner=umix").own == UnionMixSettings(5, "mean")
+    assert preset("paper", "learner=gens").own == GrowingEnsembleSettings(1, "random", "probability")
+    mixture = preset("paper", "learner=gmoe").own
+    assert (mixture.split_by, mixture.grow_every, mixture.hard_gates) == ("validation_loss", 1, False)
 
 
 def test_the_first_version_of_the_paper():
     assert changed("paper_v1") == {
-        "mega_batches": 50, "experts": 2, "grow_every": 5, "hard_gates": True, "cer_from": 0,
+        "mega_batches": 50, "grow_every": 5, "hard_gates": True, "cer_from": 0,
     }  # fmt: skip
 
 
 def test_the_original_code():
     assert changed("original_code") == {
         "select_by": "validation_accuracy", "umix": "sum", "new_members_from": "copy", "gens_combine": "logit",
-        "experts": 2, "split_by": "gate_mass", "grow_by": "width", "grow_ratio": 0.6,
+        "split_by": "gate_mass", "grow_by": "width", "grow_ratio": 0.6,
         "crop_border": -1.9,
     }  # fmt: skip
 
 
 def test_cifar_has_a_recipe_of_its_own():
-    paper, v1 = preset("paper", "dataset=cifar10"), preset("paper_v1", "dataset=cifar100")
+    paper = preset("paper", "dataset=cifar10").recipe
     assert (paper.optimizer, paper.lr, paper.momentum, paper.weight_decay) == ("sgd", 0.01, 0.9, 1e-4)
     assert (paper.epochs, paper.batch_size, paper.crop_padding, paper.nesterov) == (100, 128, 4, False)
-    assert (v1.epochs, v1.hard_gates, v1.num_mega_batches, v1.experts, v1.cer_from) == (200, False, 100, 2, 0)
-    mnist = preset("paper_v1", "dataset=mnist")
-    assert (mnist.epochs, mnist.hard_gates, mnist.num_mega_batches, mnist.optimizer) == (100, True, 50, "adadelta")
-    # With another optimizer its own defaults.
-    assert VisionSettings("x", dataset="cifar10", optimizer="adadelta").lr == 1.0
-    assert VisionSettings("x", dataset="mnist", optimizer="sgd").momentum == 0.9
+    v1 = preset("paper_v1", "dataset=cifar100", "learner=gmoe")
+    assert (v1.own.hard_gates, v1.own.experts) == (False, 2)
+    assert (v1.recipe.epochs, v1.num_mega_batches, v1.cer_from) == (200, 100, 0)
+    mnist = preset("paper_v1", "dataset=mnist", "learner=gmoe")
+    assert (mnist.own.hard_gates, mnist.own.experts) == (True, 2)
+    assert (mnist.recipe.epochs, mnist.num_mega_batches, mnist.recipe.optimizer) == (100, 50, "adadelta")
+    # Another optimizer has defaults of its own.
+    assert made(dataset="cifar10", optimizer="adadelta").recipe.lr == 1.0
+    assert made(dataset="mnist", optimizer="sgd").recipe.momentum == 0.9
 
 
 def test_quickstart_is_the_paper_on_digits():
@@ -72,8 +91,8 @@ def test_quickstart_is_the_paper_on_digits():
 
 
 def test_what_is_given_overrules_a_preset():
-    settings = settings_of(composed("preset=paper_v1", "grow_every=1", "out=x"))
-    assert (settings.grow_every, settings.mega_batches) == (1, 50)
+    settings = preset("paper_v1", "learner=gmoe", "grow_every=1")
+    assert (settings.own.grow_every, settings.mega_batches) == (1, 50)
 
 
 @pytest.mark.parametrize(
@@ -81,15 +100,15 @@ def test_what_is_given_overrules_a_preset():
     [("digits", 20), ("mnist", 500), ("emnist", 500), ("cifar10", 100), ("cifar100", 100)],
 )
 def test_b_is_the_datasets_own_where_none_is_given(dataset, num_mega_batches):
-    assert VisionSettings("x", dataset=dataset).num_mega_batches == num_mega_batches
-    assert VisionSettings("x", dataset=dataset, mega_batches=7).num_mega_batches == 7
-    assert VisionSettings("x", dataset=dataset, mega_batches=7, arrivals=3).stream_settings().num_mega_batches == 3
+    assert made(dataset=dataset).num_mega_batches == num_mega_batches
+    assert made(dataset=dataset, mega_batches=7).num_mega_batches == 7
+    assert made(dataset=dataset, mega_batches=7, arrivals=3).stream_settings().num_mega_batches == 3
 
 
 def test_seeds_are_one_unless_they_are_given_apart():
-    settings = VisionSettings("x", seed=3, data_seed=0, order_seed=7)
+    settings = made(seed=3, data_seed=0, order_seed=7)
     purposes = ("data", "initialisation", "growth", "order", "gates")
-    assert [settings.seed_of(purpose) for purpose in purposes] == [0, 3, 3, 7, 7]
+    assert [settings.seeding.first(purpose) for purpose in purposes] == [0, 3, 3, 7, 7]
 
 
 @pytest.mark.parametrize(
@@ -115,34 +134,34 @@ def test_seeds_are_one_unless_they_are_given_apart():
         ({"width": True}, "width=True must be a whole number"),
         ({"epochs": "many"}, "epochs='many' must be a whole number"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"members": 0}, "members=0"),
-        ({"new_members": 0}, "new_members=0"),
-        ({"experts": 0}, "experts=0"),
-        ({"grow_every": 0}, "grow_every=0"),
+        ({"learner": "ens", "members": 0}, "members=0"),
+        ({"learner": "gens", "new_members": 0}, "new_members=0"),
+        ({"learner": "gmoe", "experts": 0}, "experts=0"),
+        ({"learner": "gmoe", "grow_every": 0}, "grow_every=0"),
         ({"seeds": 0}, "seeds=0"),
         ({"threads": 0}, "threads=0"),
         ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
         ({"data_seed": -1}, "data_seed=-1"),
-        ({"seed": MAX_SEED}, f"seed={MAX_SEED} and 1 seeds from there on must lie below {MAX_SEED}"),
+        ({"seed": MAX_SEED}, f"seed={MAX_SEED} and 1 seeds from there on must be below {MAX_SEED}"),
         ({"order_seed": MAX_SEED - 2, "seeds": 3}, "and 3 seeds from there on"),
         ({"lr": 0}, "lr=0 must be above 0"),
         ({"lr": float("nan")}, "lr=nan must be above 0"),
         ({"lr": "fast"}, "lr='fast' must be a number"),
         ({"optimizer": "adam"}, "optimizer='adam' is not one of adadelta, sgd"),
-        ({"optimizer": "sgd", "momentum": 1.0}, "momentum=1.0 must lie in [0, 1)"),
+        ({"optimizer": "sgd", "momentum": 1.0}, "momentum=1.0 must be at least 0 and below 1"),
         ({"optimizer": "sgd", "weight_decay": -0.1}, "weight_decay=-0.1 not below 0"),
         ({"momentum": 0.9}, "momentum, nesterov and weight_decay are for optimizer=sgd"),
-        ({"validation_share": 0}, "validation_share=0 must lie between 0 and 1"),
-        ({"validation_share": 1}, "validation_share=1 must lie between 0 and 1"),
+        ({"validation_share": 0}, "validation_share=0 must be between 0 and 1"),
+        ({"validation_share": 1}, "validation_share=1 must be between 0 and 1"),
         ({"select_by": "luck"}, "select_by='luck' is not one of validation_loss, validation_accuracy"),
-        ({"combine": "sum"}, "combine='sum' is not one of probability, logit, vote"),
-        ({"gens_combine": "sum"}, "gens_combine='sum'"),
-        ({"umix": "max"}, "umix='max' is not one of mean, sum"),
-        ({"new_members_from": "best"}, "new_members_from='best' is not one of random, copy"),
-        ({"split_by": "size"}, "split_by='size' is not one of validation_loss, gate_mass"),
-        ({"cer_from": 2}, "cer_from=2 must be 0 or 1"),
+        ({"learner": "ens", "combine": "sum"}, "combine='sum' is not one of probability, logit, vote"),
+        ({"learner": "gens", "gens_combine": "sum"}, "gens_combine='sum'"),
+        ({"learner": "umix", "umix": "max"}, "umix='max' is not one of mean, sum"),
+        ({"learner": "gens", "new_members_from": "best"}, "new_members_from='best' is not one of random, copy"),
+        ({"learner": "gmoe", "split_by": "size"}, "split_by='size' is not one of validation_loss, gate_mass"),
+        ({"cer_from": 2}, "cer_from=2 is not one of 0, 1"),
         ({"routing_examples": 5001}, "routing_examples=5001 must be at most 5000"),
-        ({"hard_gates": 1}, "hard_gates=1 must be true or false"),
+        ({"learner": "gmoe", "hard_gates": 1}, "hard_gates=1 must be true or false"),
         ({"keep_stages": "no"}, "keep_stages='no' must be true or false"),
         ({"learner": "moe"}, "learner=moe needs experts=, at least 2"),
         ({"learner": "ens_moe", "experts": 1}, "learner=ens_moe needs experts=, at least 2"),
@@ -150,8 +169,12 @@ def test_seeds_are_one_unless_they_are_given_apart():
             {"learner": "gens", "from_scratch": True, "new_members_from": "copy"},
             "from_scratch=true draws every network",
         ),
-        ({"learner": "umix", "bagging": True}, "bagging is for learner=ens, not for learner=umix"),
+        ({"learner": "umix", "bagging": True}, "bagging=True is for learner=ens, not for learner=umix"),
+        ({"learner": "sm", "members": 9}, "members=9 is for learner=ens, umix, not for learner=sm"),
+        ({"hard_gates": True}, "hard_gates=True is for learner=gmoe, moe, gmoe_flat, ens_moe, not for learner=sm"),
         ({"colour": "red"}, "unknown settings colour: there are arrivals, bagging"),
+        ({"epoch": 3}, "unknown settings epoch: did you mean epochs? there are arrivals"),
+        ({"grow_depth": 3, "learner": "ff"}, "grow_depth=3 is more than one new layer after each of the 2 layers"),
     ],
 )
 def test_what_is_refused(values, message):
@@ -160,6 +183,6 @@ def test_what_is_refused(values, message):
     assert message in str(error.value)
 
 
-def test_a_plugin_that_is_not_there_is_told():
-    with pytest.raises(SettingError, match=r"plugin=no_such_module_of_mine: No module named .* it is looked for here"):
+def test_a_missing_plugin_is_named():
+    with pytest.raises(SettingError, match=r"plugin=no_such_module_of_mine: No module named .* Plugins are searched"):
         settings_of({"out": "x", "plugin": "no_such_module_of_mine"})

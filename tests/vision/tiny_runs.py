@@ -35,7 +35,7 @@ TRAINING = 3 * FORWARD - 2 * 64 * 8
 
 
 def small_settings(out: Path, **changes) -> VisionSettings:
-    return VisionSettings(out=str(out), **{**SMALL, **changes})
+    return VisionSettings.from_mapping({"out": str(out), **SMALL, **changes})
 
 
 def small_run(out: Path, given: Dataset | None = None, **changes) -> list[list[LedgerRow]]:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_alma.evaluation import evaluator
-from fairseq_alma.lm.checkpoints import read_whole, write_checkpoint, write_untrained
 from fairseq_alma.core.errors import RunError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation import evaluator
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.lm.checkpoints import read_whole, write_checkpoint, write_untrained
 from tests.commands import STAGE
 from tests.streams import make_stream
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.lm.checkpoints import read_whole
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.perplexity import combine, load_member, main, score_tokens
+from fairseq_alma.lm.checkpoints import read_whole
 from tests.commands import STAGE, run_command
 from tests.streams import make_stream
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.lm.checkpoints import num_updates, read_whole
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.growth.checkpoint import grow_checkpoint
 from fairseq_alma.growth.checkpoint import main as alma_grow
 from fairseq_alma.growth.experts import losing_experts
-from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
+from fairseq_alma.lm.checkpoints import num_updates, read_whole
 from tests.commands import STAGE, run_command
-from tests.fairseq_alma.test_fairseq_commands import records
 from tests.fairseq_alma.lm.test_learners import fairseq_train_in_a_fork
+from tests.fairseq_alma.test_fairseq_commands import records
 
 MIXTURES = [f"decoder.layers.{layer}.mixture." for layer in (1, 3)]
 FAIRSEQ = ("--user-dir", "fairseq_alma", "--task", "alma_lm")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.lm.checkpoints import BEST, LAST, mend, num_updates, read_whole, slim, write_untrained
 from fairseq_alma.core.errors import StageError
+from fairseq_alma.lm.checkpoints import BEST, LAST, mend, num_updates, read_whole, slim, write_untrained
 from tests.commands import STAGE
 
 

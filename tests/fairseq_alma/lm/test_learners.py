@@ -13,25 +13,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.evaluation import evaluator
-from fairseq_alma.lm import run as alma_lm
-from fairseq_alma.lm.checkpoints import read_whole
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation import evaluator
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
-from fairseq_alma.growth.experts import EXPERT_WEIGHTS, losing_experts
-from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.growth.experts import EXPERT_WEIGHTS, losing_experts
+from fairseq_alma.lm import run as alma_lm
+from fairseq_alma.lm.checkpoints import read_whole
+from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
+from tests.fairseq_alma.evaluation.test_perplexity import plain_loop
 from tests.fairseq_alma.models.test_switch_lm import closed_form
 from tests.fairseq_alma.processes import NoProcesses
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
-from tests.fairseq_alma.evaluation.test_perplexity import plain_loop
 
 CPU = torch.device("cpu")
 MIXTURES = [f"decoder.layers.{layer}.mixture." for layer in (1, 3)]
@@ -90,7 +90,8 @@ class ForkedProcesses:
 def settings_of(stream, out, learner, **other) -> LanguageModelSettings:
     small = {"arch": "switch_lm_tiny", "tokens_per_sample": 32, "sequences_per_update": 8, "batch_size": 8}
     options = {"updates": UPDATES, "lr": 0.005, "dropout": 0.0, "validations": 2}
-    return LanguageModelSettings(stream=str(stream), out=str(out), learner=learner, **{**small, **options, **other})
+    values = {"stream": str(stream), "out": str(out), "learner": learner, **small, **options, **other}
+    return LanguageModelSettings.from_mapping(values)
 
 
 def run(settings: LanguageModelSettings, processes=ForkedProcesses) -> list[Path]:
@@ -408,7 +409,7 @@ def test_when_one_member_fails_the_others_are_kept(stream, tmp_path):
 
 
 def settings(**values) -> LanguageModelSettings:
-    return LanguageModelSettings(stream="s", out="o", updates=9, **values)
+    return LanguageModelSettings.from_mapping({"stream": "s", "out": "o", "updates": 9, **values})
 
 
 @pytest.mark.parametrize(
@@ -422,10 +423,10 @@ def settings(**values) -> LanguageModelSettings:
         ({"learner": "gens", "members": 2}, "members=2 is for learner=ens, not for learner=gens"),
         ({"learner": "gmoe"}, "learner=gmoe needs grow_experts=, e.g. grow_experts=2"),
         ({"grow_experts": 2}, "grow_experts=2 is for learner=gmoe, not for learner=sm"),
-        ({"learner": "gmoe", "grow_experts": -1}, "growth adds experts, it never takes any away"),
-        ({"learner": "gmoe", "grow_experts": [2, -1]}, "growth adds experts, it never takes any away"),
-        ({"learner": "gmoe", "grow_experts": 5}, "growth 1 is to copy 5 of 4 experts"),
-        ({"learner": "gmoe", "grow_experts": [1, 4, 10]}, "growth 3 is to copy 10 of 9 experts"),
+        ({"learner": "gmoe", "grow_experts": -1}, "growth adds experts, it never removes any"),
+        ({"learner": "gmoe", "grow_experts": [2, -1]}, "growth adds experts, it never removes any"),
+        ({"learner": "gmoe", "grow_experts": 5}, "growth 1 would copy 5 of 4 experts"),
+        ({"learner": "gmoe", "grow_experts": [1, 4, 10]}, "growth 3 would copy 10 of 9 experts"),
         ({"learner": "gmoe", "grow_experts": []}, "grow_experts=[] must be a whole number or a list of them"),
         ({"learner": "gmoe", "grow_experts": 1.5}, "grow_experts=1.5 must be a whole number or a list of them"),
         ({"learner": "gmoe", "grow_experts": [1, "2"]}, "must be a whole number or a list of them"),
@@ -438,7 +439,7 @@ def settings(**values) -> LanguageModelSettings:
         ({"learner": "gmoe", "grow_experts": 1, "grow_noise": "much"}, "grow_noise='much' must be a number"),
         ({"parallel": 0}, "parallel=0 must be a whole number of at least 1"),
         ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
-        ({"seed": 1_000_000}, "seed=1000000 must lie below 1000000"),  # members' seeds lie beyond
+        ({"seed": 1_000_000}, "seed=1000000 must be below 1000000"),  # members' seeds lie beyond
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
     ],
 )
@@ -450,8 +451,8 @@ def test_settings_that_make_no_learner_are_told(values, message):
 
 def test_a_list_of_growths_says_each_and_its_last_number_all_further_ones():
     listed = settings(learner="gmoe", grow_experts=[1, 0, 4])
-    assert [listed.grown_experts(k) for k in (2, 3, 4, 5, 6)] == [1, 0, 4, 4, 4]
-    assert [settings(learner="gmoe", grow_experts=2).grown_experts(k) for k in (2, 3)] == [2, 2]
+    assert [listed.own.added_at(k) for k in (2, 3, 4, 5, 6)] == [1, 0, 4, 4, 4]
+    assert [settings(learner="gmoe", grow_experts=2).own.added_at(k) for k in (2, 3)] == [2, 2]
 
 
 def test_the_papers_mixtures_have_4_6_8_and_12_experts(stream, tmp_path):

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
+from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.learners import LEARNERS, make_learner
 from fairseq_alma.lm.member import _why
-from fairseq_alma.lm.settings import LEARNER_NAMES, LanguageModelSettings
+from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.processes import NoProcesses
 
 
@@ -25,10 +26,10 @@ class Devices(NoProcesses):
 
 
 def settings(stream, out, **more):
-    return LanguageModelSettings(
-        stream=str(stream), out=str(out), arch="switch_lm_tiny", tokens_per_sample=32, sequences_per_update=8,
-        batch_size=1, updates=4, **more,
-    )  # fmt: skip
+    return LanguageModelSettings.from_mapping({
+        "stream": str(stream), "out": str(out), "arch": "switch_lm_tiny", "tokens_per_sample": 32,
+        "sequences_per_update": 8, "batch_size": 1, "updates": 4, **more,
+    })  # fmt: skip
 
 
 def train(stream, out, processes, **more):
@@ -38,8 +39,8 @@ def train(stream, out, processes, **more):
     learner.train(Stage(1, (first,), (), False, out / "stages" / "stage_001"))
 
 
-def test_every_learner_that_settings_know_is_there():
-    assert tuple(LEARNERS) == LEARNER_NAMES
+def test_every_learner_of_the_catalogue_is_implemented():
+    assert set(LEARNERS) == {entry.name for entry in learners("language model")}
 
 
 def test_members_share_the_devices_and_an_update_keeps_its_size(stream, tmp_path):

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from fairseq_alma.app.command import setting_values
 from fairseq_alma.core.protocol import stage_is_due
 from fairseq_alma.lm.learners import LEARNERS
-from fairseq_alma.lm.run import CONFIGS, NO_SETTINGS
+from fairseq_alma.lm.run import CONFIGS, OTHER_KEYS
 from fairseq_alma.lm.settings import LanguageModelSettings
 
 STAGE, MEGA_BATCH = "updates", "updates_per_mega_batch"
@@ -38,7 +38,7 @@ ROWS = {
 def settings_of(*overrides: str) -> LanguageModelSettings:
     with initialize_config_dir(str(CONFIGS.absolute()), version_base="1.1"):
         config = compose("alma_lm", ["stream=S", "out=O", *overrides])
-    return LanguageModelSettings.from_mapping(setting_values(config, NO_SETTINGS))
+    return LanguageModelSettings.from_mapping(setting_values(config, OTHER_KEYS), given=[])
 
 
 def mega_batches_of_stages(settings: LanguageModelSettings, num_mega_batches: int) -> list[int]:
@@ -56,14 +56,14 @@ def mega_batches_of_stages(settings: LanguageModelSettings, num_mega_batches: in
 def experts_of_stages(settings: LanguageModelSettings, num_stages: int) -> list[int]:
     experts = [settings.experts]
     for k in range(2, num_stages + 1):
-        experts.append(experts[-1] + (settings.grown_experts(k) if settings.grow_experts else 0))
+        experts.append(experts[-1] + (settings.own.added_at(k) if settings.learner == "gmoe" else 0))
     return experts
 
 
 def total_updates(settings: LanguageModelSettings, num_mega_batches: int) -> int:
     """Of all members, over a stream of so many mega-batches."""
     stages = mega_batches_of_stages(settings, num_mega_batches)
-    return (settings.members or 1) * sum(settings.updates_of_stage(n) for n in stages)
+    return (getattr(settings.own, "members", None) or 1) * sum(settings.updates_of_stage(n) for n in stages)
 
 
 def test_every_row_has_one_preset():
@@ -76,7 +76,8 @@ def test_a_preset_is_its_row_at_any_arch(row, arch):
     learner, wait, experts, members, counted_for = ROWS[row]
     settings = settings_of(f"preset=table2/{row}", f"arch={arch}")
     assert (settings.preset, settings.arch) == (f"table2/{row}", arch)
-    assert (settings.learner, settings.wait, settings.members, settings.replay) == (learner, wait, members, False)
+    assert (settings.learner, settings.wait, settings.replay) == (learner, wait, False)
+    assert getattr(settings.own, "members", None) == members
     assert learner in LEARNERS
     assert {STAGE: settings.updates, MEGA_BATCH: settings.updates_per_mega_batch} == {
         STAGE: None,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_alma.lm.checkpoints import read_whole
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.lm.checkpoints import read_whole
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.app.test_scalars import scalars_in
 from tests.fairseq_alma.killing import rows_without_seconds, same_ledger, start, wait_until

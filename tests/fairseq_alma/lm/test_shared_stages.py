@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
-from fairseq_alma.lm.checkpoints import read_whole, write_checkpoint
 from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.lm.checkpoints import read_whole, write_checkpoint
 from fairseq_alma.lm.shared_stages import SharedStages, digest_of_model, key_of
 from tests.commands import RUN, run_command
 

@@ -1,0 +1,289 @@
+"""What all vision learners have in common: a stack of networks that trains in stages, is saved and predicts.
+
+A learner computes all seeds of a run at once, as a stack of S x N networks, seed after seed (Firefly: one seed at a
+time).
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fairseq_alma.core.catalogue import LearnerEntry, add_learner, learners
+from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.learner_settings import LearnerSettings
+from fairseq_alma.core.ledger import Spent
+from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.settings import describe
+from vision.backbones import Backbone
+from vision.batches import Batches, Memory, StageData
+from vision.learners.files import PredictorFile, StackFiles
+from vision.networks import GatedStack, Stack
+from vision.optimizers import SGD, AdaDelta
+from vision.seeds import generator
+from vision.settings import VisionSettings
+from vision.training import OwnLoss, Watcher, train_stage
+from vision.voting import Combine, Tally, tally
+
+# S seeds, N networks per seed, M = S N networks, b examples, C classes.
+
+
+class VisionLearner:
+    """Base class of all vision learners. Without overrides it is SM: one network that every stage trains further.
+
+    Args:
+        settings: settings of the run.
+        backbone: makes the learner's networks.
+        memory: turns mega-batches into tensors.
+        device: device of the networks.
+        watcher: is called at every epoch.
+    """
+
+    stacks_seeds: ClassVar[bool] = True
+    """Whether all seeds are computed at once. If False, each seed is a run of its own, one after another."""
+
+    def __init__(
+        self,
+        settings: VisionSettings,
+        backbone: Backbone,
+        memory: Memory,
+        device: torch.device,
+        watcher: Watcher | None = None,
+    ):
+        self.settings, self.backbone, self.memory, self.device = settings, backbone, memory, device
+        self.own: Any = settings.own
+        """The learner's own settings (see `fairseq_alma.core.catalogue`)."""
+        self.watcher = watcher or Watcher()
+        seeding = settings.seeding
+        self.seeds = list(range(seeding.seed, seeding.seed + seeding.seeds))
+        self.stage_index = self.stage_length = 0
+        """Number of the last trained stage, and how many mega-batches it gathered."""
+        self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
+        """Loss and error rate of the predictor on the last stage's validation data, for each seed."""
+        self.expert_load: list[list[list[float]]] | None = None
+        """Mixtures: share of the validation examples that each expert gets, by seed and layer."""
+        self._files = StackFiles(settings.keep_stages)
+        out = Path(settings.out)
+        folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
+        self._predictor_file = PredictorFile(folders, self.networks_per_seed)
+        self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
+
+    # ---- Overridden by learners.
+
+    @property
+    def networks_per_seed(self) -> int:
+        """Number of networks that a stage trains for each seed, N."""
+        return 1
+
+    @property
+    def combine(self) -> Combine:
+        """How the outputs of the members become one prediction."""
+        return "probability"
+
+    @property
+    def members(self) -> list[tuple[str | None, Stack]]:
+        """Name and networks of the members that predict together.
+
+        Members that will not change any more come first and have unique names, so that an evaluator can keep their
+        outputs. A member that may still change has the name None and comes last.
+        """
+        return [(None, self.stack)]
+
+    def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
+        """Return untrained networks, one for each generator."""
+        return self.backbone.network(generators, self.device)
+
+    def loss(self) -> OwnLoss:
+        """Return the loss: it says which networks are trained and selected together."""
+        return OwnLoss(len(self.seeds), self.networks_per_seed)
+
+    def grow(self, stage: Stage) -> list[Spent]:
+        """Add capacity before a stage, from the second on; return the cost for each seed. The base class adds none."""
+        return [Spent() for _ in self.seeds]
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return JSON values that `save` stores beside the networks."""
+        return {}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take over what `extra_state` returned when the learner was saved."""
+
+    def predictor_files(self) -> list[Path]:
+        """Return the checkpoints of `members`, in the order of the stages."""
+        return [self._files.current] if self._files.current else []
+
+    # ---- The same for all learners.
+
+    @property
+    def stack(self) -> Stack:
+        """The networks that train. They are read from their file when they are first needed."""
+        if self._stack is None:
+            self._stack = self._prepared(self._files.read(self.device))
+        return self._stack
+
+    @stack.setter
+    def stack(self, stack: Stack) -> None:
+        self._stack, self._files.current = self._prepared(stack), None
+
+    def new_stack(self, stage_index: int) -> Stack:
+        """Return untrained networks for all seeds, S x N of them, each initialised from its own seed."""
+        return self.new_network(self.generators("initialisation", stage_index))
+
+    def generators(self, purpose: str, stage_index: int, networks_per_seed: int | None = None) -> list[torch.Generator]:
+        """Return a random generator for each network of the stack, seeded by its seed, its number and the stage."""
+        first = self.settings.seeding.first(purpose)
+        count = networks_per_seed or self.networks_per_seed
+        return [
+            generator(first + number, purpose, member, stage_index)
+            for number in range(len(self.seeds))
+            for member in range(count)
+        ]
+
+    def train(self, stage: Stage) -> list[Spent]:
+        """Train the stack on a stage with a new optimizer, and keep each network's best epoch.
+
+        Returns the cost for each seed.
+        """
+        recipe, began = self.settings.recipe, time.perf_counter()
+        self.watcher.begin_stage(stage.index)
+        if recipe.from_scratch and stage.index > 1:
+            self.stack.draw(self.generators("initialisation", stage.index))
+        data = self.memory.stage_data(stage.new, stage.past, stage.replay)
+        loss, stack = self.loss(), self.stack
+        orders = self.generators("order", stage.index, loss.num_orders // len(self.seeds))
+        batches = Batches(data, orders, recipe.batch_size, stage.replay, self.bagging)
+        if isinstance(stack, GatedStack) and stack.gates[0].hard:
+            stack.draw_from(partial(_uniform, self.generators("gates", stage.index)))
+        self.stack = stack  # from here on it differs from its file
+        trained = train_stage(
+            stack, batches, data.validation, loss, self._optimizer(stack), recipe.epochs, recipe.select_by, self.watcher
+        )
+        self.stage_index, self.stage_length = stage.index, len(stage.new)
+        self.validation = list(self._validate(data))
+        flops = stack.flops
+        spent = Spent(
+            train_flops=flops.training * trained.num_examples * self.networks_per_seed,
+            num_updates=trained.num_updates * loss.num_orders // len(self.seeds),
+            train_seconds=(time.perf_counter() - began) / len(self.seeds),
+            validation_flops=flops.forward * trained.num_validated * self.networks_per_seed,
+        )
+        return [spent for _ in self.seeds]
+
+    @property
+    def bagging(self) -> bool:
+        """Whether each network trains on its own bootstrap sample."""
+        return False
+
+    def tally(self, x: Tensor, stack: Stack) -> Tally:
+        """Return the summed outputs of the networks of one stack, for each seed.
+
+        Args:
+            x: examples, [1, b, ...] (the same for all networks) or [S, b, ...].
+            stack: one of `members`.
+        """
+        return tally(self.loss().combined(stack.logits_of_many(x)), len(self.seeds), self.combine)
+
+    @property
+    def num_members(self) -> int | None:
+        """Number of networks of one seed that predict; None for a single one."""
+        count = sum(len(stack) for _, stack in self.members) // len(self.seeds)
+        return count if count > 1 else None
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs to `folder`; after training also predictor.json.
+
+        Deletes networks that nothing continues from, unless `keep_stages` is set.
+        """
+        self._files.write(self.stack, folder / "networks.pt")
+        assert self._files.current is not None
+        state = {
+            "networks": os.path.relpath(self._files.current, self.settings.out),
+            "stage": self.stage_index,
+            "stage_length": self.stage_length,
+            "validation": self.validation,
+            **self.extra_state(),
+        }
+        write_json(folder / "learner.json", state, durable=False)
+        needed = self.predictor_files()
+        if folder.name == "train":
+            self._predictor_file.write(needed, self.combine, self.settings.dataset)
+        self._files.delete_unneeded(needed)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote to `folder`. The networks are read when they are first needed.
+
+        Raises:
+            RunError: learner.json is damaged.
+        """
+        state = read_json(folder / "learner.json")
+        self._stack = None
+        self._files.use(Path(self.settings.out) / state["networks"])
+        self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)
+        self.validation = [None if scores is None else tuple(scores) for scores in state["validation"]]
+        self.set_extra_state(state)
+
+    def _prepared(self, stack: Stack) -> Stack:
+        """Set the data type in which a stack computes; return the stack."""
+        stack.compute_in(torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32)
+        return stack
+
+    def _optimizer(self, stack: Stack) -> AdaDelta | SGD:
+        recipe = self.settings.recipe
+        assert recipe.lr is not None and recipe.momentum is not None and recipe.weight_decay is not None
+        if recipe.optimizer == "adadelta":
+            return AdaDelta(stack.parameters.flat, recipe.lr)
+        return SGD(stack.parameters.flat, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.nesterov)
+
+    def _validate(self, data: StageData) -> list[tuple[float, float]]:
+        x_Sni, y_Sn = data.validation.examples, data.validation.labels
+        total = sum((self.tally(x_Sni, stack) for _, stack in self.members), Tally.nothing())
+        return list(zip(total.loss(y_Sn), total.error_rate(y_Sn), strict=True))
+
+
+def _uniform(generators: Sequence[torch.Generator], shape: tuple[int, ...]) -> Tensor:
+    return torch.stack([torch.rand(shape, generator=generator) for generator in generators])
+
+
+LEARNERS: dict[str, type[VisionLearner]] = {}
+"""Name -> class of every vision learner. `register_learner` adds to it."""
+
+
+def register_learner(
+    name: str,
+    *,
+    label: str | None = None,
+    summary: str = "",
+    settings: type[LearnerSettings] | None = None,
+    grows: bool = False,
+) -> Callable[[type[VisionLearner]], type[VisionLearner]]:
+    """Return a class decorator that makes a learner available as `learner=NAME`.
+
+    Args:
+        name: the value of `learner=`.
+        label: its name in figures and tables; by default `name`. A learner of the catalogue has one already.
+        summary: one sentence for `--help`.
+        settings: the class of its own settings; by default it has none.
+        grows: whether it adds capacity between stages.
+
+    Raises:
+        ValueError: one of its settings has the name of a setting of every run.
+    """
+    in_catalogue = name in {entry.name for entry in learners("vision")}
+    if not in_catalogue or label is not None or settings is not None:
+        own = settings or LearnerSettings
+        if taken := {one.name for one in describe(own)} & {one.name for one in describe(VisionSettings)}:
+            raise ValueError(
+                f"learner {name!r}: every run has a setting {', '.join(sorted(taken))}: choose another name"
+            )
+        add_learner(LearnerEntry(name, label or name, summary, grows, vision=own))
+
+    def register(cls: type[VisionLearner]) -> type[VisionLearner]:
+        LEARNERS[name] = cls
+        return cls
+
+    return register

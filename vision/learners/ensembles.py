@@ -1,0 +1,113 @@
+"""Learners of several networks: SM (one network), Ens, UMix and gEns."""
+
+from pathlib import Path
+from typing import Any
+
+from fairseq_alma.core.learner_settings import EnsembleSettings, GrowingEnsembleSettings, UnionMixSettings
+from fairseq_alma.core.ledger import Spent
+from fairseq_alma.core.protocol import Stage
+from vision.checkpoints import read_checkpoint
+from vision.learners.base import VisionLearner, register_learner
+from vision.networks import Stack
+from vision.training import JointLoss, OwnLoss
+from vision.voting import Combine
+
+
+@register_learner("sm")
+class SingleModel(VisionLearner):
+    """SM: one network that every stage trains further."""
+
+
+@register_learner("ens")
+class Ensemble(VisionLearner):
+    """Ens: N networks, each with its own seed and its own best epoch. Bagging and majority vote are options."""
+
+    own: EnsembleSettings
+
+    @property
+    def networks_per_seed(self) -> int:
+        return self.own.members
+
+    @property
+    def combine(self) -> Combine:
+        return self.own.combine
+
+    @property
+    def bagging(self) -> bool:
+        return self.own.bagging
+
+
+@register_learner("umix")
+class UnionMix(VisionLearner):
+    """UMix: N networks trained as one, by the mean of their logits (the authors' code: by their sum)."""
+
+    own: UnionMixSettings
+
+    @property
+    def networks_per_seed(self) -> int:
+        return self.own.members
+
+    @property
+    def combine(self) -> Combine:
+        return "logit"
+
+    def loss(self) -> OwnLoss:
+        return JointLoss(len(self.seeds), self.networks_per_seed, mean=self.own.umix == "mean")
+
+
+@register_learner("gens")
+class GrowingEnsemble(VisionLearner):
+    """gEns: each stage adds k new networks and trains only these. The networks of earlier stages are frozen."""
+
+    own: GrowingEnsembleSettings
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._frozen: list[tuple[str, Stack]] = []
+        self._num_frozen = 0
+        """Number of stages whose networks are frozen: stages 1, 2, ..."""
+
+    @property
+    def networks_per_seed(self) -> int:
+        return self.own.new_members
+
+    @property
+    def combine(self) -> Combine:
+        return self.own.gens_combine
+
+    @property
+    def members(self) -> list[tuple[str | None, Stack]]:
+        is_trained = self.stage_index > self._num_frozen
+        return [*self.frozen, (f"stage {self.stage_index}" if is_trained else None, self.stack)]
+
+    @property
+    def frozen(self) -> list[tuple[str, Stack]]:
+        """Name and networks of each earlier stage."""
+        del self._frozen[self._num_frozen :]
+        for index in range(len(self._frozen) + 1, self._num_frozen + 1):
+            stack = self._prepared(read_checkpoint(self._file_of_stage(index), self.device))
+            self._frozen.append((f"stage {index}", stack))
+        return self._frozen
+
+    def grow(self, stage: Stage) -> list[Spent]:
+        """Freeze the networks of the last stage. The new ones are random, or a copy of the last (authors' code)."""
+        last, frozen = self.stack, self.frozen
+        frozen.append((f"stage {self.stage_index}", last))
+        self._num_frozen = len(frozen)
+        self.stack = self.new_stack(stage.index)
+        if self.own.new_members_from == "copy":
+            for new, old in zip(self.stack.tensors, last.tensors, strict=True):
+                new.flat.copy_(old.flat)
+        return super().grow(stage)
+
+    def extra_state(self) -> dict[str, Any]:
+        return {"num_frozen": self._num_frozen}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self._num_frozen = state["num_frozen"]
+
+    def predictor_files(self) -> list[Path]:
+        return [self._file_of_stage(index) for index in range(1, self.stage_index + 1)]
+
+    def _file_of_stage(self, index: int) -> Path:
+        return Path(self.settings.out) / "stages" / f"stage_{index:03d}" / "train" / "networks.pt"

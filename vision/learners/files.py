@@ -1,0 +1,93 @@
+"""The files of a vision learner: its networks after each step, and predictor.json."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fairseq_alma.core.files import sha256_of, write_json
+from vision.checkpoints import read_checkpoint, write_checkpoint
+from vision.networks import Stack
+
+
+class StackFiles:
+    """Stores the networks that train, after each step, and deletes the files that nothing needs any more.
+
+    Until the done mark of a step is written, the next process continues from the step before. So the files of the
+    last two steps always stay.
+
+    Args:
+        keep_all: if True, no file is deleted.
+    """
+
+    def __init__(self, keep_all: bool):
+        self.current: Path | None = None
+        """File that holds the networks in their present state; None after they have changed."""
+        self._keep_all = keep_all
+        self._recent: list[Path] = []
+
+    def read(self, device: torch.device) -> Stack:
+        """Return the networks in `current`.
+
+        Raises:
+            StageError: the file is missing or damaged.
+        """
+        assert self.current is not None, "networks that are not in memory are always in a file"
+        return read_checkpoint(self.current, device)
+
+    def write(self, stack: Stack, path: Path) -> None:
+        """Write the networks to `path`, unless a file already holds them in their present state."""
+        if self.current is None:
+            write_checkpoint(stack, path)
+            self.use(path)
+
+    def use(self, path: Path) -> None:
+        """Note that `path` holds the networks in their present state."""
+        self.current = path
+        if path not in self._recent:
+            self._recent.append(path)
+
+    def delete_unneeded(self, needed: Sequence[Path]) -> None:
+        """Delete files of earlier steps, except those in `needed` and those of the last two steps."""
+        while len(self._recent) > 2:
+            path = self._recent.pop(0)
+            if not self._keep_all and path not in needed:
+                path.unlink(missing_ok=True)
+
+
+class PredictorFile:
+    """Writes predictor.json, which lists the checkpoints that a run would deploy now.
+
+    Args:
+        run_folders: the folder of each seed's run.
+        networks_per_seed: number of networks of each seed in one checkpoint.
+    """
+
+    def __init__(self, run_folders: Sequence[Path], networks_per_seed: int):
+        self._run_folders, self._networks_per_seed = run_folders, networks_per_seed
+        self._digests: list[str] = []
+
+    def write(self, paths: Sequence[Path], combine: str, dataset: str) -> None:
+        """Write predictor.json of each seed.
+
+        Args:
+            paths: checkpoints, in the order of the stages. Only the last may have changed since the last call.
+            combine: how the outputs of the members are combined.
+            dataset: name of the dataset.
+        """
+        for path in paths[len(self._digests) :]:
+            self._digests.append(sha256_of(path))
+        self._digests[-1] = sha256_of(paths[-1])
+        for number, folder in enumerate(self._run_folders):
+            first = number * self._networks_per_seed
+            networks = list(range(first, first + self._networks_per_seed))
+            checkpoints = [
+                {"path": os.path.relpath(path, folder), "sha256": digest, "networks": networks}
+                for path, digest in zip(paths, self._digests, strict=True)
+            ]
+            write_json(
+                folder / "predictor.json",
+                {"combine": combine, "dataset": dataset, "checkpoints": checkpoints},
+                durable=False,
+            )

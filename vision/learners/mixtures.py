@@ -1,0 +1,112 @@
+"""Learners whose networks are mixtures of experts: MoE, gMoE and an ensemble of mixtures."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_alma.core.learner_settings import (
+    EnsembleOfMixturesSettings,
+    GatedSettings,
+    GrowingMixtureSettings,
+    MixtureSettings,
+    SplitBy,
+)
+from fairseq_alma.core.ledger import Spent
+from fairseq_alma.core.protocol import Stage
+from vision.batches import StageData
+from vision.learners.base import VisionLearner, register_learner
+from vision.learners.ensembles import GrowingEnsemble
+from vision.networks import GatedStack, Stack
+
+# M networks (one for each of S seeds), E experts, b examples of a batch, n examples, C classes.
+
+
+class _MixtureLearner(VisionLearner):
+    """A mixture of experts in both hidden layers of the perceptron, or in blocks 2 to 5 of the VGG."""
+
+    own: GatedSettings
+    stack: GatedStack
+
+    def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
+        return self.backbone.mixture(self.own.experts, self.own.hard_gates, generators, self.device)
+
+    def _validate(self, data: StageData) -> list[tuple[float, float]]:
+        scores = super()._validate(data)
+        # The last forward pass was over the validation examples: its gate weights give the load of each expert.
+        loads = [weights_MbE.mean(1) for weights_MbE in self.stack.expert_weights]
+        self.expert_load = [[load_ME[number].tolist() for load_ME in loads] for number in range(len(self.seeds))]
+        return scores
+
+    def extra_state(self) -> dict[str, Any]:
+        return {"expert_load": self.expert_load}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.expert_load = state["expert_load"]
+
+
+@register_learner("moe")
+class Mixture(_MixtureLearner):
+    """MoE: mixtures of E experts that do not grow (version 1 of the paper)."""
+
+    own: MixtureSettings
+
+
+@register_learner("gmoe")
+class GrowingMixture(_MixtureLearner):
+    """gMoE: before a stage, the expert with the largest loss in each mixture is split in two under a new gate."""
+
+    own: GrowingMixtureSettings
+    flat = False
+    """Whether the gate is one softmax over all experts instead of a tree."""
+
+    def grow(self, stage: Stage) -> list[Spent]:
+        """Split one expert per mixture, every `grow_every` stages. The validation data of the last stage rank them."""
+        if (stage.index - 1) % self.own.grow_every:
+            return super().grow(stage)
+        stack, data = self.stack, self.memory.before(stage, self.stage_length).validation
+        worst = worst_experts(stack, data.examples, data.labels, self.own.split_by)
+        split = stack.split_flat if self.flat else stack.split
+        self.stack = split(worst, self.generators("growth", stage.index))
+        return [Spent(validation_flops=stack.flops.forward * data.num_examples) for _ in self.seeds]
+
+
+@register_learner("gmoe_flat")
+class GrowingFlatMixture(GrowingMixture):
+    """gMoE with one softmax over all experts (ablation in version 1). Its output changes at each growth."""
+
+    flat = True
+
+
+@register_learner("ens_moe")
+class EnsembleOfMixtures(GrowingEnsemble):
+    """A growing ensemble of mixtures: each stage adds one and freezes the others (ablation in version 1)."""
+
+    own: EnsembleOfMixturesSettings  # type: ignore[assignment]  # both parents' settings
+
+    def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
+        return self.backbone.mixture(self.own.experts, self.own.hard_gates, generators, self.device)
+
+
+def worst_experts(stack: GatedStack, x: Tensor, y_Sn: Tensor, split_by: SplitBy) -> list[list[int]]:
+    """Return the index of the expert to split, for each mixture and each network.
+
+    Args:
+        stack: M = S networks.
+        x: examples, [S, n, ...].
+        y_Sn: their classes.
+        split_by: "validation_loss" gives each expert the sum of the examples' losses, weighted by its gate
+            probability (with hard gates: the losses of the examples that use it). "gate_mass" gives it the sum of its
+            gate probabilities (the authors' code). The expert with the largest sum is split.
+    """
+    sums: list[Tensor] = []
+    at_once = stack.examples_at_once
+    for x_part, y_part in zip(x.split(at_once, dim=1), y_Sn.split(at_once, dim=1), strict=True):
+        logits_MnC = stack.logits(x_part)
+        amount_Mn = torch.ones_like(y_part, dtype=torch.float)
+        if split_by == "validation_loss":
+            amount_Mn = -logits_MnC.log_softmax(-1).gather(-1, y_part.unsqueeze(-1)).squeeze(-1)
+        part = [torch.einsum("mn,mne->me", amount_Mn, weights_MnE).double() for weights_MnE in stack.expert_weights]
+        sums = [a + b for a, b in zip(sums, part, strict=True)] if sums else part
+    return [sum_ME.argmax(-1).tolist() for sum_ME in sums]
