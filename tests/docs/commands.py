@@ -55,22 +55,22 @@ def check_block(text: str) -> int:
 def check_settings(name: str, arguments: list[str]) -> None:
     """Compose the settings of `alma-lm` or `alma-vision`, of every job of a sweep, and make them."""
     if name == "alma-lm":
-        from fairseq_alma.lm.run import CONFIGS, NO_SETTINGS
+        from fairseq_alma.lm.run import CONFIGS, OTHER_KEYS
         from fairseq_alma.lm.settings import LanguageModelSettings
 
-        def make(config):
-            return LanguageModelSettings.from_mapping(setting_values(config, NO_SETTINGS))
+        def make(config, typed):
+            return LanguageModelSettings.from_mapping(setting_values(config, OTHER_KEYS), typed)
     else:
         from vision.run import CONFIGS, settings_of
 
-        def make(config):
-            return settings_of(setting_values(config))
+        def make(config, typed):
+            return settings_of(setting_values(config), typed)
 
     overrides = [word for word in arguments if word not in ("-m", "--multirun")]
     jobs = jobs_of(overrides) if len(overrides) < len(arguments) else [overrides]
     for job in jobs:
         with initialize_config_dir(str(CONFIGS.absolute()), version_base="1.1"):
-            make(compose(name.replace("-", "_"), job))
+            make(compose(name.replace("-", "_"), job), {override.split("=")[0] for override in job})
 
 
 def jobs_of(overrides: list[str]) -> list[list[str]]:
