@@ -81,9 +81,10 @@ class Command:
 
     def _check_arguments(self, arguments: Sequence[str]) -> None:
         """Raise SettingError for unknown keys and an unusable `out=`, and quote `out=`, before Hydra reads them."""
-        known = [*all_keys(self.settings), *CONFIG_GROUPS, *self._other_keys]
+        groups = [name for name in CONFIG_GROUPS if (self.configs / name).is_dir()]
+        known = dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys])
         plain_keys = [found[1] for argument in arguments if (found := re.match(r"([A-Za-z_]\w*)=", argument))]
-        refuse_unknown_keys(plain_keys, known)
+        refuse_unknown_keys(plain_keys, list(known))
         # Hydra makes the folder of a job before the job can check it.
         has_out = any(argument.startswith(("out=", "hydra.sweep.dir=")) for argument in arguments)
         if not has_out and not FLAGS_WITHOUT_RUN & set(arguments):

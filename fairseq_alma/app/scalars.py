@@ -1,9 +1,10 @@
-"""A run in TensorBoard while it goes on: RUN/tensorboard, under one naming for language models and vision.
+"""TensorBoard scalars of a run, written to RUN/tensorboard while it progresses.
 
-At step t, the arrivals: test/error_rate or test/perplexity, validation/..., stream/cer or stream/average_perplexity (so
-far), cost/train_tflops, cost/updates, cost/train_seconds (so far), model/parameters, model/experts, model/members,
-model/overflow. Within stages, at thousandths of a stage: during_stage/... What it holds of arrivals is the ledger's: it
-can be deleted, and the next arrival writes it again, whole.
+Language models and vision use the same names. The step is the arrival t for test/error_rate or test/perplexity,
+validation/..., stream/cer or stream/average_perplexity (so far), cost/train_tflops, cost/updates, cost/train_seconds
+(so far), model/parameters, model/experts, model/members and model/overflow. The values during_stage/... have steps
+within a stage, counted in thousandths of a stage. The folder can be deleted: the next arrival writes the scalars of
+all arrivals again, from the ledger.
 """
 
 import shutil
@@ -18,12 +19,12 @@ _FLUSH_SECONDS = 5
 
 
 class RunScalars:
-    """Of one run folder. Nothing is opened or written before there is something new to say.
+    """Writes the scalars of one run folder. No file is opened before there is a new value.
 
     Args:
         folder: the run folder.
-        is_on: else every call does nothing.
-        cer_from: the first arrival that CER charges.
+        is_on: if False, all calls do nothing.
+        cer_from: first arrival that counts for CER.
     """
 
     def __init__(self, folder: str | Path, is_on: bool = True, cer_from: int = 1):
@@ -34,7 +35,10 @@ class RunScalars:
         self._unwritten: LedgerRow | None = None
 
     def rows(self, rows: Sequence[LedgerRow]) -> None:
-        """The ledger has grown to `rows`. Of arrivals at which only time went by the last is written, at the end."""
+        """Write the rows that are new in the ledger.
+
+        Of arrivals without a stage, only the last is written, by `close`.
+        """
         if not self._is_on:
             return
         for row in rows[self._num_seen :]:
@@ -45,12 +49,12 @@ class RunScalars:
         self._num_seen = len(rows)
 
     def during_stage(self, name: str, value: float, stage_index: int, progress: float) -> None:
-        """A value of stage k, of which the share `progress` is done: at step 1000 (k - 1 + progress)."""
+        """Write a value at step 1000 (k - 1 + progress), where `progress` is the share of stage k that is done."""
         if self._is_on:
             self._write({f"during_stage/{name}": value}, round(1000 * (stage_index - 1 + progress)))
 
     def close(self) -> None:
-        """All is on disk."""
+        """Write what is left to disk and close the file."""
         self._write_row()
         if self._writer is not None:
             self._writer.close()
@@ -64,7 +68,7 @@ class RunScalars:
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
-            # What a killed process wrote is written again: two files of one run would be drawn over each other.
+            # The scalars of a killed process are written again. TensorBoard would draw two files over each other.
             shutil.rmtree(self._folder, ignore_errors=True)
             self._writer = SummaryWriter(str(self._folder), flush_secs=_FLUSH_SECONDS, write_to_disk=True)
         for name, value in values.items():
@@ -72,7 +76,7 @@ class RunScalars:
 
 
 class Sums:
-    """What is summed over the arrivals so far."""
+    """Sums over the arrivals so far."""
 
     def __init__(self, cer_from: int = 1) -> None:
         self._cer_from = cer_from
@@ -81,7 +85,7 @@ class Sums:
         self.train_seconds = 0.0
 
     def add(self, row: LedgerRow) -> None:
-        """The next row."""
+        """Add the next row of the ledger."""
         if row.t >= self._cer_from:
             self.quality += row.scores.error_rate if row.scores.error_rate is not None else row.scores.perplexity or 0.0
         self.train_flops += row.spent.train_flops
@@ -90,7 +94,7 @@ class Sums:
 
 
 def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
-    """Name to value of an arrival; what a learner does not have is left out."""
+    """Return name -> value of the scalars of an arrival, without those that do not apply."""
     scores = row.scores
     values: dict[str, float | None] = {
         "test/error_rate": scores.error_rate,

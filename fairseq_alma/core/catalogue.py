@@ -81,6 +81,13 @@ def add_learner(entry: LearnerEntry) -> None:
     learners_that_take.cache_clear()
 
 
+def remove_learner(name: str) -> None:
+    """Remove a learner from the catalogue. Does nothing if it is not there."""
+    _ENTRIES.pop(name, None)
+    own_settings.cache_clear()
+    learners_that_take.cache_clear()
+
+
 def learners(half: Half | None = None) -> list[LearnerEntry]:
     """Return all learners, or those of one half, in the order in which the paper lists them."""
     return [entry for entry in _ENTRIES.values() if half is None or entry.settings(half) is not None]

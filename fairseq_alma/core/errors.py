@@ -1,21 +1,21 @@
-"""Errors that talk to the person who must fix them. A command prints them as one message, no traceback."""
+"""Errors that the user can fix. Commands print their message without a traceback."""
 
 
 class AlmaError(Exception):
-    """Something the user can mend: the message says what was found, what was wanted and what to run."""
+    """An error that the user can fix. The message says what was found, what was expected and what to do."""
 
 
 class SettingError(AlmaError, ValueError):
-    """A setting, or a combination of settings, that cannot be run."""
+    """A setting, or a combination of settings, that cannot be used."""
 
 
 class StreamError(AlmaError):
-    """A stream folder that is missing, damaged, of another format, or not the one it should be."""
+    """A stream folder that is missing, damaged, has another format, or is not the expected one."""
 
 
 class RunError(AlmaError):
-    """A run folder that cannot be used as asked: other settings, damaged, or held by another process."""
+    """A run folder that cannot be used: it has other settings, is damaged, or another process holds it."""
 
 
 class StageError(AlmaError):
-    """A stage whose training ended without its result."""
+    """A stage whose training ended without a result."""

@@ -1,4 +1,4 @@
-"""Who holds a run folder now. A lease, not a file lock: run folders live on shared file systems."""
+"""Leases: which process holds a folder now. File locks do not work on many shared file systems."""
 
 import json
 import os
@@ -15,22 +15,26 @@ from fairseq_alma.core.files import write_json
 
 HEARTBEAT_SECONDS = 15.0
 STALE_SECONDS = 120.0
-"""A lease of another machine whose heart has not beaten for so long is taken over."""
+"""A lease of a process on another machine is taken over if it has not been renewed for this long."""
 HALF_WRITTEN_SECONDS = 2.0
-"""A lease file that is still empty after so long: its writer died in the middle."""
+"""A lease file that is still empty or incomplete after this long belongs to a process that died while writing it."""
 CLAIM_SECONDS = 10.0
-"""Removing a stale lease takes milliseconds: who is at it for so long has died at it."""
+"""Removing a stale lease takes milliseconds. A process that needs longer than this has died while doing it."""
 
 
 class Lease:
-    """Holds `folder` from `with` to its end; renewed by a thread.
+    """A context manager that holds a folder, so that no other process writes to it. A thread renews the lease.
 
-    A lease left by a process of this machine that is gone is taken over at once, one of another
-    machine when its heart has stopped for STALE_SECONDS. A process that finds its own lease taken
-    over (it slept for longer than that) interrupts itself, as Ctrl-C does.
+    The lease of a process on this machine that has ended is taken over at once, that of a process on another machine
+    when it has not been renewed for STALE_SECONDS. A process whose own lease was taken over (because it was suspended
+    for longer than that) interrupts itself, as Ctrl-C does.
+
+    Args:
+        folder: the folder; created if it does not exist.
+        stale_seconds: see STALE_SECONDS.
 
     Raises:
-        RunError: another process holds the folder, and which one; or the folder cannot be written.
+        RunError: another process holds the folder, or the folder cannot be written.
     """
 
     def __init__(self, folder: str | Path, stale_seconds: float = STALE_SECONDS):
@@ -55,8 +59,7 @@ class Lease:
                 time.sleep(0.02)
         except OSError as error:
             raise RunError(
-                f"{self.path.parent} cannot be used as a run folder ({error.strerror}): "
-                f"make it writable, or choose another out="
+                f"{self.path.parent} cannot be written ({error.strerror}): make it writable, or choose another out="
             ) from error
         self._thread.start()
         return self
@@ -71,18 +74,18 @@ class Lease:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             holder = _read(self.path)
             if holder == self._me:
-                with suppress(OSError):  # a full disk must not end the run by way of its heartbeat
+                with suppress(OSError):  # a full disk must not end the run because of its lease
                     write_json(self.path, self._me)
             elif holder is not None:
-                # Taken over while this machine was asleep. Two writers would spoil the run: the new one goes on.
+                # Another process took over while this one was suspended. Only that one may continue to write.
                 who = f"process {holder['pid']} on {holder['host']}"
                 print(f"{self.path.parent} was taken over by {who}: this process stops", file=sys.stderr, flush=True)
-                ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in the background of a shell script
+                ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # in the background of a shell script
                 os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
                 return
 
     def _create(self) -> bool:
-        """Whether the lease is ours now; False where there is one already."""
+        """Create the lease file. Return True if this process holds the lease now, False if a file exists already."""
         try:
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
@@ -93,13 +96,13 @@ class Lease:
         except OSError:
             self.path.unlink(missing_ok=True)
             raise
-        return _read(self.path) == self._me  # not so if we fell asleep here and were taken for dead
+        return _read(self.path) == self._me  # False if this process was suspended here and another took over
 
     def _is_left_behind(self) -> bool:
-        """Whether the lease has no living holder. False where it has just been given back, or is being written.
+        """Return True if the holder of the lease has ended, False if the lease was just released or is being written.
 
         Raises:
-            RunError: it has one.
+            RunError: the holder is alive.
         """
         holder = _read(self.path)
         try:
@@ -121,13 +124,13 @@ class Lease:
         return True
 
     def _is_restart_of(self, holder: dict) -> bool:
-        """Whether the holder is what this very job was before Slurm put it back into the queue."""
+        """Return True if the holder is an earlier start of this Slurm job, before it was requeued."""
         job_id, restarts = self._me["job_id"], self._me["job_restarts"]
         return job_id is not None and holder.get("job_id") == job_id and holder.get("job_restarts", "0") != restarts
 
     def _remove_left_behind(self) -> None:
-        # One process at a time looks again and removes: since the first look another may have taken over, and
-        # its new lease must stay. Making a folder succeeds for one process only, on network file systems too.
+        # Only one process at a time may check again and remove: since the first check another process may have taken
+        # over, and its new lease must stay. Only one process can create a folder, also on network file systems.
         claim = self.path.with_name(".lease.claim")
         try:
             claim.mkdir()
@@ -145,9 +148,10 @@ class Lease:
 
 
 def is_held(folder: str | Path) -> bool:
-    """Whether a living process seems to hold `folder` now. Nothing is changed.
+    """Return True if a process seems to hold `folder` now. Nothing is changed.
 
-    Of this machine the process is looked for; of another its heart must have beaten within STALE_SECONDS.
+    A process on this machine must be alive. A process on another machine must have renewed its lease within
+    STALE_SECONDS.
     """
     path = Path(folder) / "lease.json"
     holder = _read(path)
@@ -170,7 +174,10 @@ def _read(path: Path) -> dict | None:
 
 
 def _process_start(pid: int) -> str | None:
-    """When a living process of this machine started, None for one that is gone: process numbers are used again."""
+    """Return when a process of this machine started; None if it has ended.
+
+    The start time distinguishes the process from a later one with the same number.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -181,7 +188,7 @@ def _process_start(pid: int) -> str | None:
     else:
         state, *rest = stat.rpartition(")")[2].split()
         return None if state == "Z" else rest[18]
-    try:  # no /proc (macOS): the number is all we have
+    try:  # without /proc (macOS), only the number is known
         os.kill(pid, 0)
     except ProcessLookupError:
         return None

@@ -1,4 +1,4 @@
-"""One row per arrival, and the paper's scalars as pure functions of the rows."""
+"""The ledger: one row per arrival, and the paper's metrics as pure functions of the rows."""
 
 import gzip
 import json
@@ -15,14 +15,16 @@ from fairseq_alma.core.errors import RunError
 
 @dataclass(frozen=True)
 class Spent:
-    """What a learner spent on a step, all its members together."""
+    """The cost of a step, summed over all members of a learner."""
 
     train_flops: int = 0
-    """Forward + backward of every update: what Comp charges."""
+    """FLOPs of the forward and backward passes of all updates. Comp is their sum."""
     num_updates: int = 0
+    """Number of optimizer updates."""
     train_seconds: float = 0.0
+    """Wall-clock time of training."""
     validation_flops: int = 0
-    """Validation and ranking passes while training: reported apart, never charged."""
+    """FLOPs of validation, and of ranking for growth. Reported separately; not part of Comp."""
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
@@ -30,27 +32,33 @@ class Spent:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the environment measures of a learner. A field that does not apply is None and not written."""
+    """What the evaluator measures of a learner. A field that does not apply is None and is not written."""
 
     num_params: int
+    """Number of parameters of the predictor."""
     forward_flops: int
-    """Of one example; of one input of tokens_per_sample for a language model."""
+    """FLOPs of a prediction for one example; for a language model, for one sequence of tokens_per_sample tokens."""
     error_rate: float | None = None
-    """On the test set, a fraction."""
+    """Test error rate, a fraction between 0 and 1."""
     perplexity: float | None = None
-    """On the test set, per token."""
+    """Test perplexity per token."""
     word_perplexity: float | None = None
+    """Test perplexity per word."""
     validation_loss: float | None = None
-    """Nats per token or example."""
+    """Validation loss, in nats per token or example."""
     validation_error_rate: float | None = None
+    """Validation error rate, a fraction between 0 and 1."""
     validation_perplexity: float | None = None
+    """Validation perplexity per token."""
     num_experts: int | None = None
+    """Number of experts in each mixture."""
     num_members: int | None = None
+    """Number of networks that predict together."""
     expert_load: list[list[float]] | None = None
-    """Mixtures: share of the validation tokens or examples that each expert gets, layer by layer;
-    of an ensemble member after member."""
+    """Mixtures: for each layer, the share of the validation tokens or examples that each expert gets. For an ensemble,
+    the layers of one member follow those of the member before."""
     overflow: float | None = None
-    """Mixtures: share of the routed tokens that found their expert full."""
+    """Mixtures: share of the routed tokens whose expert was full."""
 
     def __post_init__(self):
         if (self.error_rate is None) == (self.perplexity is None):
@@ -59,36 +67,35 @@ class Scores:
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """Arrival t: the state of the learner after it, and what was spent since the arrival before."""
+    """The state of the learner after arrival t, and the cost since the arrival before."""
 
     t: int
-    """0 is the untrained learner."""
+    """Number of the arrival; 0 is the untrained learner."""
     stage: int
-    """The last stage that is finished; 0 is untrained."""
+    """Number of the last finished stage; 0 before the first one."""
     updated: bool
-    """Whether the model changed at this arrival."""
+    """Whether a stage was trained at this arrival."""
     scores: Scores
     spent: Spent = field(default_factory=Spent)
 
     def to_json(self) -> dict[str, Any]:
-        """Flat, without the fields that do not apply."""
+        """Return the row as one flat JSON object, without the fields that do not apply."""
         scores = {key: value for key, value in asdict(self.scores).items() if value is not None}
         return {"t": self.t, "stage": self.stage, "updated": self.updated, **scores, **asdict(self.spent)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerRow":
-        """The row in a flat dict. Keys of a later release are passed over.
+        """Return the row in a flat JSON object. Unknown keys, which a later version may write, are ignored.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not a ledger row.
+            KeyError, TypeError, ValueError: the object is not a ledger row.
         """
-
         scores = Scores(**{name: value[name] for name in _SCORES if name in value})
         spent = Spent(**{name: value[name] for name in _SPENT if name in value})
         return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), scores, spent)
 
 
-# A report reads half a million rows.
+# Computed once: a report may read half a million rows.
 _SCORES = tuple(f.name for f in fields(Scores))
 _SPENT = tuple(f.name for f in fields(Spent))
 
@@ -96,7 +103,11 @@ _SPENT = tuple(f.name for f in fields(Spent))
 class Ledger:
     """The rows of a run in a file of JSON lines. A row is appended when its numbers are final.
 
-    A finished one may be kept compressed, as ledger.jsonl.gz: it is read, and not appended to.
+    The ledger of a finished run may be compressed, as ledger.jsonl.gz. Such a file can only be read.
+
+    Args:
+        path: the file.
+        durable: whether each row reaches the disk before `append` returns.
     """
 
     def __init__(self, path: str | Path, durable: bool = True):
@@ -104,30 +115,30 @@ class Ledger:
         self._durable = durable
 
     def rows(self) -> list[LedgerRow]:
-        """All whole rows, in order. A last line cut short by a kill is not a row.
+        """Return all complete rows, in order. A last line that a kill has cut short is not a row.
 
         Raises:
-            RunError: a damaged line, or arrivals out of order, with file and line.
+            RunError: a line is damaged, or the arrivals are out of order. The message names file and line.
         """
         if not self.path.exists():
             return []
         rows: list[LedgerRow] = []
         content = self._whole_lines()
         lines: Sequence[bytes | str] = content.split(b"\n")[:-1]
-        with suppress(UnicodeDecodeError):  # which is told line by line below
-            lines = content.decode("utf-8").split("\n")[:-1]  # once: json would look for the encoding of every line
+        with suppress(UnicodeDecodeError):  # the loop below names the line
+            lines = content.decode("utf-8").split("\n")[:-1]  # all at once: json would guess the encoding of each line
         for number, line in enumerate(lines, start=1):
             try:
                 row = LedgerRow.from_json(json.loads(line))
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 raise RunError(f"{self.path}, line {number} is damaged ({error!r}): restore the file") from error
             if row.t != len(rows):
-                raise RunError(f"{self.path}, line {number} holds arrival t={row.t}, t={len(rows)} was wanted")
+                raise RunError(f"{self.path}, line {number} holds arrival t={row.t}, t={len(rows)} was expected")
             rows.append(row)
         return rows
 
     def append(self, row: LedgerRow) -> None:
-        """Add one whole line. What a killed append left behind is cut off first."""
+        """Add one complete line. The rest of an interrupted append is cut off first."""
         whole = self._whole_lines() if self.path.exists() else b""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "r+b" if self.path.exists() else "wb") as file:
@@ -139,7 +150,7 @@ class Ledger:
                 os.fsync(file.fileno())
 
     def _whole_lines(self) -> bytes:
-        # Bytes: what a disk left there need not be text, and their number must be that of the file.
+        # Bytes, not text: a damaged file may not be text, and `append` needs the exact length in bytes.
         content = self.path.read_bytes()
         if self.path.suffix == ".gz":
             try:
@@ -150,46 +161,46 @@ class Ledger:
 
 
 def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
-    """CER, equation 1: the error rate summed over t = 1..B. The untrained t = 0 is not charged.
+    """Return CER (equation 1): the error rate summed over t = 1..B. The untrained learner at t = 0 does not count.
 
-    The paper's first version charges it: `first` = 0.
+    In the paper's first version it does: `first` = 0.
     """
     return sum(_measured(row.scores.error_rate) for row in rows if row.t >= first)
 
 
 def average_perplexity(rows: Sequence[LedgerRow]) -> float:
-    """Mean test perplexity over t = 1..B: a learner that waits is charged its untrained perplexity."""
+    """Return the mean test perplexity over t = 1..B. While a learner waits, its untrained perplexity counts."""
     return _mean([_measured(row.scores.perplexity) for row in rows if row.t >= 1])
 
 
 def average_perplexity_after_first_stage(rows: Sequence[LedgerRow]) -> float | None:
-    """Mean test perplexity over the arrivals from the first stage on; None before it."""
+    """Return the mean test perplexity over the arrivals from the first stage on; None before the first stage."""
     perplexities = [_measured(row.scores.perplexity) for row in rows if row.t >= 1 and row.stage >= 1]
     return _mean(perplexities) if perplexities else None
 
 
 def cumulative_params(rows: Sequence[LedgerRow]) -> int:
-    """Mem: parameters of the learner summed over t = 0..B."""
+    """Return Mem: the number of parameters of the predictor, summed over t = 0..B."""
     return sum(row.scores.num_params for row in rows)
 
 
 def cumulative_flops(rows: Sequence[LedgerRow]) -> int:
-    """Comp: training FLOPs of the whole stream."""
+    """Return Comp: the training FLOPs of the whole stream."""
     return sum(row.spent.train_flops for row in rows)
 
 
 def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
-    """The scalars of a run for summary.json. Exact integers stay integers.
+    """Return the scalars of a run for summary.json. Integers are exact.
 
     Args:
         rows: the ledger.
-        cer_from: the first arrival that CER charges.
+        cer_from: first arrival that counts for CER.
 
     Raises:
-        ValueError: there is no arrival after t = 0 yet.
+        ValueError: the ledger has no arrival after t = 0.
     """
     if len(rows) < 2:
-        raise ValueError("a run is summed up after its first arrival")
+        raise ValueError("a run has a summary only after its first arrival")
     last = rows[-1]
     quality: dict[str, float | None]
     if last.scores.error_rate is not None:
@@ -212,9 +223,9 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
 
 
 def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """`summary.json` of several seeds: mean and standard error of each scalar that all of them have.
+    """Return summary.json of several seeds: mean and standard error of each scalar that all of them have.
 
-    The standard error is the sample standard deviation over sqrt(number of seeds); None for one seed.
+    The standard error is the sample standard deviation divided by sqrt(number of seeds); None for one seed.
     """
     mean: dict[str, float] = {}
     stderr: dict[str, float | None] = {}
@@ -233,7 +244,7 @@ def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any
 
 def _measured(value: float | None) -> float:
     if value is None:
-        raise ValueError("a ledger holds either error rates or perplexities: this one has none of the kind asked for")
+        raise ValueError("a ledger holds either error rates or perplexities; this one does not hold those asked for")
     return value
 
 

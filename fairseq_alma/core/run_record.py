@@ -1,9 +1,9 @@
-"""The run folder: what was asked, what is done, and so what is left.
+"""The run folder: the settings of a run, what is done, and therefore what is left.
 
 RUN/settings.json       every setting, resolved       RUN/provenance.json  command, commit, versions, machine
 RUN/ledger.jsonl        one row per arrival           RUN/summary.json     the scalars
 RUN/arrivals.json       digests of the stream, decisions to train or wait
-RUN/stages/stage_001/   logs, checkpoints; {grow,train,evaluate}.done.json: the marks
+RUN/stages/stage_001/   logs, checkpoints, and the done marks {grow,train,evaluate}.done.json
 """
 
 import json
@@ -22,28 +22,29 @@ from typing import Any
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json, write_whole
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent, summarize
+from fairseq_alma.core.protocol import Cost, Stored, T
 
 RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
 
 
 class RunRecord:
-    """One run of one seed: its ledger, its marks and its way to continue.
+    """The record of one run (one setting, one seed): its ledger, its done marks, and what is needed to continue it.
 
     Args:
-        folder: the run folder, made where missing.
+        folder: the run folder; created if it does not exist.
         settings: every setting, resolved, as plain JSON values.
-        digests: identity of each mega-batch of the stream.
-        free: names of settings that may differ when a run is continued (where things lie, not what is computed).
-        defaults: what a setting was in a run that began before there was such a setting.
-        stages: the folder of the stages, where another run shares them (see StackRecord); RUN/stages by default.
-        durable: whether every step reaches the disk before the next begins. Without it a kill loses nothing,
-            but a power cut may: for stages of milliseconds, and summary.json follows within a second.
-        cer_from: the first arrival that CER charges.
-        on_rows: is given the whole ledger when it has a row more, for what shows a run while it goes on.
+        digests: digest of each mega-batch of the stream.
+        free: names of settings that may differ when a run is continued (where files are, not what is computed).
+        defaults: values of settings that the run folder does not have because an earlier version wrote it.
+        stages: folder of the stages, if several runs share it (see StackRecord). By default RUN/stages.
+        durable: if True, every step reaches the disk before the next one begins. If False, a kill loses nothing,
+            but a power cut may: for stages of milliseconds. Then summary.json is written at most once a second.
+        cer_from: first arrival that counts for CER.
+        on_rows: called with the whole ledger whenever it has a new row, to show the progress of a run.
 
     Raises:
-        RunError: the folder holds a run of other settings or of another stream; the message names the
-            differences. Nothing is written then.
+        RunError: the folder holds a run with other settings or of another stream. The message names the differences,
+            and nothing is written.
     """
 
     def __init__(
@@ -74,10 +75,10 @@ class RunRecord:
                 f"{self.folder} was made from another stream: mega-batch {t} {how}. "
                 f"Give the stream it was made from, or choose another out="
             )
-        # An extended stream continues the run: B is no part of its identity.
+        # A run continues on an extended stream: B is not part of its identity.
         self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
         self._rows = self.ledger.rows()
-        if on_rows and 1 < len(self._rows) <= len(digests):  # it goes on: what shows it begins with what was
+        if on_rows and 1 < len(self._rows) <= len(digests):  # the run continues: first show the rows that exist
             on_rows(self._rows)
         before = self._read_summary()
         self._seconds_before = float(before.get("wall_seconds", 0.0))
@@ -87,16 +88,19 @@ class RunRecord:
         self._note_provenance(provenance(settings))
 
     def stage_folder(self, k: int) -> Path:
-        """Where stage k lives; k = 0 is the untrained learner."""
+        """Return the folder of stage k, created if needed; k = 0 is the untrained learner."""
         folder = self._stages / f"stage_{k:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def step(self, k: int, name: str, learner: Any, do: Callable[[], Any]) -> Any:
-        """Do step `name` ("grow", "train", "evaluate") of stage k, or pass it over when its mark is there.
+    def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
+        """Do step `name` ("grow", "train", "evaluate") of stage k, or skip it if its done mark exists.
 
-        After "grow" and "train" the learner is saved before the mark is set; a step that is passed over
-        loads what was saved. So the mark says that the step is done and its result is on disk.
+        After "grow" and "train" the learner is saved before the mark is written, and a skipped step loads what was
+        saved. So a mark says that the step is done and its result is on disk.
+
+        Raises:
+            RunError: the mark is damaged.
         """
         folder = self.stage_folder(k)
         mark = folder / f"{name}.done.json"
@@ -107,38 +111,50 @@ class RunRecord:
         result = do()
         if name != "evaluate":
             learner.save(folder / name)
-        write_json(mark, [asdict(r) for r in result] if isinstance(result, list) else asdict(result), self.durable)
+        parts: list[Any] = result if isinstance(result, list) else [result]
+        values = [asdict(part) for part in parts]
+        write_json(mark, values if isinstance(result, list) else values[0], self.durable)
         return result
 
     def decision(self, t: int, due: bool) -> bool:
-        """Record whether a stage was due at arrival t. A continued run repeats what was decided then."""
+        """Record whether a stage was due at arrival t. Return the recorded decision: a continued run repeats it."""
         decisions = self._arrivals["decisions"]
         if str(t) not in decisions:
             decisions[str(t)] = due
             self._write_arrivals()
         return decisions[str(t)]
 
-    def arrival(self, t: int, stage: int, updated: bool, scores: Scores, spent: Sequence[Spent]) -> None:
-        """Arrival t is over: the row of what the learner scores now, and what its steps spent. Raises as append."""
-        self.append(LedgerRow(t, stage, updated, scores, sum(spent, Spent())))
+    def arrival(self, t: int, stage: int, updated: bool, scores: Scores, spent: Sequence[Cost]) -> None:
+        """Add the row of arrival t: the present scores, and the cost of the steps since the arrival before.
+
+        Raises:
+            RunError: see `append`.
+            TypeError: a step returned the costs of several seeds, but this is the record of one seed.
+        """
+        total = Spent()
+        for cost in spent:
+            if isinstance(cost, list):
+                raise TypeError("a learner of several seeds needs a StackRecord: its steps return lists")
+            total += cost
+        self.append(LedgerRow(t, stage, updated, scores, total))
 
     def rows(self) -> list[LedgerRow]:
-        """The ledger so far."""
+        """Return the ledger so far."""
         return list(self._rows)
 
     def append(self, row: LedgerRow) -> None:
-        """Add a row to the ledger, unless it is there already; bring summary.json up to date.
+        """Add a row to the ledger, unless it is there already, and update summary.json.
 
-        A process may have been killed between the two.
+        The row may be there already because an earlier process was killed between these two writes.
 
         Raises:
-            RunError: the ledger has another row for this arrival than the marks lead to.
+            RunError: the ledger has a row for this arrival that does not follow from the done marks.
         """
         if row.t < len(self._rows):
             if self._rows[row.t] != row:
                 raise RunError(
                     f"{self.ledger.path}, arrival t={row.t} does not follow from the done marks under "
-                    f"{self.folder / 'stages'}: one of them was changed by hand; restore it or start anew"
+                    f"{self.folder / 'stages'}: one of them was changed by hand; restore it or start a new run"
                 )
         else:
             self.ledger.append(row)
@@ -156,7 +172,7 @@ class RunRecord:
             self._summed_up = row.t
 
     def _note_provenance(self, now: dict[str, Any]) -> None:
-        """The first process's, and under "continued" every later one that ran by other means."""
+        """Write provenance.json: that of the first process, and under "continued" every later one that differs."""
         path = self.folder / "provenance.json"
         if not path.exists():
             write_json(path, {**now, "continued": []})
@@ -183,11 +199,11 @@ class RunRecord:
             if key.split(".")[0] not in free and before.get(key) != now.get(key)
         ]
         if differing and not any(self._stages.glob("*/*.done.json")):
-            # It failed before its first step was done, perhaps for its settings: there is nothing to protect.
+            # The run failed before its first step was done, perhaps because of its settings. Nothing is lost.
             shutil.rmtree(self._stages, ignore_errors=True)
         elif differing:
             raise RunError(
-                f"{self.folder} holds a run of other settings:\n  "
+                f"{self.folder} holds a run with other settings:\n  "
                 + "\n  ".join(differing)
                 + "\nGive the same settings to continue it, or another out= for a new run."
             )
@@ -205,19 +221,22 @@ class RunRecord:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Run folders below `folder`, at any depth: a sweep over preset=table2/gmoe_w1 makes folders in folders."""
+    """Return the run folders at or below `folder`, at any depth, sorted.
+
+    A sweep over preset=table2/gmoe_w1,... makes folders within folders.
+    """
     found = []
     for path, folders, files in os.walk(folder):
         if "settings.json" in files:
             found.append(Path(path))
-            folders.clear()  # stages and checkpoints: there may be many, on a slow file system
-        elif "stages" in folders:  # of several seeds together
+            folders.clear()  # below are stages and checkpoints: many files, perhaps on a slow file system
+        elif "stages" in folders:  # stages that several seeds share
             folders.remove("stages")
     return sorted(found)
 
 
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Where numbers come from: command, commit, versions, machine, seed."""
+    """Return where the numbers of a run come from: command, commit, versions, machine and seed."""
     versions = {"python": platform.python_version()}
     for name in ("fairseq-alma", "torch", "fairseq-fixed", "numpy", "tokenizers", "sentencepiece"):
         try:
@@ -240,14 +259,20 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_mark(path: Path, kind: type) -> Any:
+    """Return the result in a done mark: a `kind`, or a list of them.
+
+    Raises:
+        RunError: the mark is damaged, or another version wrote it.
+    """
     try:
         value = read_json(path)
-        return [kind(**one) for one in value] if isinstance(value, list) else kind(**value)
+        return [kind(**part) for part in value] if isinstance(value, list) else kind(**value)
     except (TypeError, ValueError) as error:
-        raise RunError(f"{path} is not a done mark of this release ({error}): restore it or start anew") from error
+        raise RunError(f"{path} is not a done mark of this version ({error}): restore it or start a new run") from error
 
 
 def _commit() -> str | None:
+    """Return the commit of this source tree, with "-dirty" if it has changes; None outside a git repository."""
     here = Path(__file__).parent
     try:
         answer = subprocess.run(
@@ -262,6 +287,7 @@ def _commit() -> str | None:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as one mapping with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):

@@ -37,7 +37,7 @@ class Settings:
     """
 
     def __post_init__(self) -> None:
-        for name, hint in _types_of(type(self)).items():
+        for name, hint in _types_of(type(self)).items():  # type: ignore[arg-type]
             _check(name, getattr(self, name), hint)
 
     @classmethod

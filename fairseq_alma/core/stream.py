@@ -9,25 +9,30 @@ from typing import Any
 class MegaBatch:
     """One arrival.
 
-    Nothing here assumes that mega-batches are drawn from one distribution: they may be a random
-    partition, snapshots, dates or folders.
+    Nothing here assumes that all mega-batches come from one distribution: they may be a random partition, snapshots,
+    dates or folders.
     """
 
     t: int
-    """When it arrives, counted from 1 (the paper's t0 is our t = 1)."""
+    """Position in the stream, counted from 1 (the paper's t0 is our t = 1)."""
     digest: str
-    """Names its content: two mega-batches with one digest hold the same data."""
+    """Identifies the content: two mega-batches with the same digest hold the same data."""
     data: Any = field(default=None, compare=False, repr=False)
-    """Training (and, in vision, validation) data, or where they lie: the learner's business."""
+    """Training (and, in vision, validation) data, or the place where they are stored. Only the learner reads it."""
     counts: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """How much it holds: documents, words, tokens, examples."""
+    """Numbers of documents, words, tokens or examples."""
 
 
 class MegaBatchStream:
     """B mega-batches, offered once, in order.
 
-    A second pass over the same stream raises RuntimeError: a learner that wants the past keeps it
-    (Algorithm 1 hands it over as `Stage.past`).
+    A learner that needs the past must keep it (Algorithm 1 passes it as `Stage.past`).
+
+    Args:
+        mega_batches: the mega-batches t = 1..B.
+
+    Raises:
+        ValueError: a mega-batch has another t than its position.
     """
 
     def __init__(self, mega_batches: Sequence[MegaBatch]):
@@ -39,13 +44,18 @@ class MegaBatchStream:
 
     @property
     def digests(self) -> list[str]:
-        """The identity of each arrival: what a run folder remembers of the stream it was made from."""
+        """The digest of each mega-batch. A run folder stores them to recognise its stream."""
         return [mega_batch.digest for mega_batch in self._mega_batches]
 
     def __len__(self) -> int:
         return len(self._mega_batches)
 
     def __iter__(self) -> Iterator[MegaBatch]:
+        """Yield the mega-batches in order.
+
+        Raises:
+            RuntimeError: the stream has been offered before.
+        """
         if self._offered:
             raise RuntimeError("a stream is offered once: make a new one for a new run")
         self._offered = True

@@ -1,8 +1,8 @@
-"""A stream of text on disk: written by `alma-prep`, read by `--task alma_lm` and `alma-lm`.
+"""A stream of text on disk: `alma-prep` writes it, `--task alma_lm` and `alma-lm` read it.
 
-STREAM/stream.json                      what is here
+STREAM/stream.json                      the description of the stream
 STREAM/dict.txt, tokenizer.json         the fairseq dictionary and the tokenizer
-STREAM/mega_batch_1/train.bin, .idx     fairseq's mmap format, one folder a mega-batch
+STREAM/mega_batch_1/train.bin, .idx     fairseq's mmap format, one folder for each mega-batch
 STREAM/valid/valid.bin, .idx            STREAM/test/test.bin, .idx
 """
 
@@ -19,23 +19,23 @@ from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 FORMAT_VERSION = 1
 STREAM_FILE = "stream.json"
 ITEM_SIZE = {"uint16": 2, "uint32": 4, "int32": 4}
-MEND = "copy the whole stream again, or remove the folder and run `alma-prep` again"
+ADVICE = "copy the whole stream again, or remove the folder and run `alma-prep` again"
 IDX_HEADER_BYTES = 9 + 8 + 1 + 8  # magic, version, dtype code, number of sequences
 IDX_SEQUENCE_BYTES = 4 + 8  # int32 length, int64 pointer
 
 
 def split_names(num_mega_batches: int) -> list[str]:
-    """mega_batch_1 .. mega_batch_B, valid, test."""
+    """Return the names of all splits: mega_batch_1 .. mega_batch_B, valid, test."""
     return [*(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "valid", "test"]
 
 
 def split_prefix(root: Path, split: str) -> Path:
-    """Where a split's dataset lies under a stream folder: what fairseq calls its path, without .bin and .idx."""
+    """Return the path of a split's dataset as fairseq expects it: without .bin and .idx."""
     return root / split / ("train" if split.startswith("mega_batch_") else split)
 
 
 def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
-    """Bytes of the .bin and the .idx of a split, as they follow from stream.json."""
+    """Return the sizes in bytes of the .bin and .idx of a split, computed from stream.json."""
     entry = description["splits"][split]
     return {
         ".bin": entry["tokens"] * ITEM_SIZE[description["dtype"]],
@@ -45,7 +45,7 @@ def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class StreamFolder:
-    """A stream folder whose files have been found whole. Make one with `StreamFolder.open`."""
+    """A stream folder whose files are complete. Create it with `StreamFolder.open`."""
 
     path: Path
     description: Mapping[str, Any]
@@ -53,11 +53,11 @@ class StreamFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "StreamFolder":
-        """Read stream.json and check every file it names against it (sizes, dictionary), not every byte.
+        """Read stream.json and check the size of every file, and the dictionary. `verify_bytes` checks every byte.
 
         Raises:
-            StreamError: no stream there, another format version, a file missing or cut short, or
-                a dictionary that is not the one the data were encoded with.
+            StreamError: there is no stream, it has another format version, a file is missing or truncated, or the
+                dictionary is not the one that the data were encoded with.
         """
         folder = cls(Path(path).absolute(), _read_description(Path(path)))
         folder._check_dictionary()
@@ -67,19 +67,20 @@ class StreamFolder:
 
     @property
     def num_mega_batches(self) -> int:
-        """B: how many mega-batches the folder holds (the test set is not one of them)."""
+        """Number of mega-batches in the folder, B. The test set does not count."""
         return self.description["num_mega_batches"]
 
     @property
     def splits(self) -> list[str]:
-        """The mega-batches in order, then valid and test."""
+        """Names of the splits: the mega-batches in order, then valid and test."""
         return split_names(self.num_mega_batches)
 
     def counts(self, split: str) -> dict[str, int]:
-        """Documents, words, tokens ... of a split, as stream.json says."""
+        """Return the counts of a split in stream.json: documents, words, tokens, bytes."""
         return {key: value for key, value in self.description["splits"][split].items() if isinstance(value, int)}
 
     def digest(self, split: str) -> str:
+        """Return the SHA-256 digest of a split's .bin file, from stream.json."""
         return self.description["splits"][split]["sha256"]
 
     @property
@@ -87,20 +88,20 @@ class StreamFolder:
         return self.description["tokenizer"]["dict_sha256"]
 
     def prefix(self, split: str) -> Path:
-        """What fairseq calls the path of a split: without .bin or .idx."""
+        """Return the path of a split as fairseq expects it: without .bin and .idx."""
         return split_prefix(self.path, split)
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
-        """The mega-batches in order; the first `num_mega_batches` of them where given.
+        """Return the mega-batches in order, or only the first `num_mega_batches` of them.
 
         Raises:
-            StreamError: more mega-batches are asked for than the folder holds.
+            StreamError: the folder has fewer mega-batches.
         """
         wanted = num_mega_batches or self.num_mega_batches
         if wanted > self.num_mega_batches:
             raise StreamError(
-                f"{wanted} mega-batches are asked for, {self.path} holds {self.num_mega_batches}: "
-                f"ask for fewer, or prepare a longer stream with `alma-prep`"
+                f"{wanted} mega-batches are requested, but {self.path} has {self.num_mega_batches}: "
+                f"request fewer, or prepare a longer stream with `alma-prep`"
             )
         return MegaBatchStream(
             [
@@ -110,15 +111,15 @@ class StreamFolder:
         )
 
     def verify_bytes(self) -> None:
-        """Read every .bin and compare its digest with stream.json: slow, finds a flipped bit.
+        """Compare the digest of every .bin file with stream.json. Slow, but finds a single flipped bit.
 
         Raises:
-            StreamError: a file's bytes have changed since `alma-prep` wrote them.
+            StreamError: a file has changed since `alma-prep` wrote it.
         """
         for split in self.splits:
             path = self.prefix(split).with_suffix(".bin")
             if sha256_of(path) != self.digest(split):
-                raise StreamError(f"{path} has changed since alma-prep wrote it: {MEND}")
+                raise StreamError(f"{path} has changed since alma-prep wrote it: {ADVICE}")
 
     def _check_dictionary(self) -> None:
         tokenizer = self.description["tokenizer"]
@@ -126,7 +127,7 @@ class StreamFolder:
         for name, digest in digests.items():
             path = self.path / name
             if not path.is_file():
-                raise StreamError(f"{path} is missing: {MEND}")
+                raise StreamError(f"{path} is missing: {ADVICE}")
             if digest and sha256_of(path) != digest:
                 kind = "dictionary" if name == "dict.txt" else "tokenizer"
                 raise StreamError(
@@ -138,11 +139,11 @@ class StreamFolder:
         for suffix, num_bytes in file_sizes(self.description, split).items():
             path = self.prefix(split).with_suffix(suffix)
             if not path.is_file():
-                raise StreamError(f"{path} is missing: {MEND}")
+                raise StreamError(f"{path} is missing: {ADVICE}")
             if path.stat().st_size != num_bytes:
                 raise StreamError(
                     f"{path} has {path.stat().st_size:,} bytes, stream.json says {num_bytes:,}: "
-                    f"it was cut short or overwritten; {MEND}"
+                    f"it was truncated or overwritten; {ADVICE}"
                 )
 
 
@@ -157,8 +158,8 @@ def _read_description(path: Path) -> dict[str, Any]:
         raise StreamError(f"{file} cannot be read ({error!r}): run `alma-prep` again") from error
     if version != FORMAT_VERSION:
         raise StreamError(
-            f"{file} has format version {version}, this release reads version {FORMAT_VERSION}: "
-            f"prepare the stream again with this release's `alma-prep`"
+            f"{file} has format version {version}, but this version of ALMA reads {FORMAT_VERSION}: "
+            f"prepare the stream again with `alma-prep`"
         )
     missing = _missing(description)
     if missing:
@@ -167,16 +168,16 @@ def _read_description(path: Path) -> dict[str, Any]:
     num_mega_batches = description["num_mega_batches"]
     if type(num_mega_batches) is not int or num_mega_batches < 1:
         raise StreamError(
-            f"{file} has num_mega_batches={num_mega_batches!r}, wanted is 1 or more: run `alma-prep` again"
+            f"{file} has num_mega_batches={num_mega_batches!r}, expected 1 or more: run `alma-prep` again"
         )
     if description["dtype"] not in ITEM_SIZE:
         known = ", ".join(ITEM_SIZE)
-        raise StreamError(f"{file} has dtype {description['dtype']!r}, there are {known}: run `alma-prep` again")
+        raise StreamError(f"{file} has dtype {description['dtype']!r}, expected one of {known}: run `alma-prep` again")
     return description
 
 
 def _missing(description: Mapping[str, Any]) -> list[str]:
-    """What stream.json should say and does not, as dotted names."""
+    """Return the keys that stream.json should have and does not, as dotted names."""
     needed = [("num_mega_batches",), ("dtype",), ("tokenizer", "file"), ("tokenizer", "dict_sha256")]
     num_mega_batches = description.get("num_mega_batches")
     if isinstance(num_mega_batches, int):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.fairseq_alma.core.test_protocol import reachable_from
-from tests.vision.tiny_runs import SMALL, TESTED_ON, TRAINED_ON, B, small_run
+from tests.vision.tiny_runs import SMALL, TESTED_ON, TRAINED_ON, B, small_run, taken
 from vision.datasets import Dataset, Examples, Pixels, load_dataset
 from vision.evaluator import ErrorRateEvaluator
 from vision.inputs import Vectors
@@ -69,7 +69,7 @@ def secrets_of(learner, dataset: Dataset, evaluate: ErrorRateEvaluator | None = 
 @pytest.mark.parametrize("learner", ["sm", "gens", "gmoe", "ens_moe"])
 def test_no_reference_leads_from_a_learner_to_the_test_set(met, tmp_path, learner):
     dataset = load_dataset("digits", ".")
-    learner, _ = met(tmp_path, dataset, learner=learner, experts=2, replay="all")
+    learner, _ = met(tmp_path, dataset, **taken(learner, experts=2), replay="all")
     # The walk goes through what it has kept to train on, all of the past:
     kept = [tensor.numel() for tensor in arrays_of(reachable_from(learner)) if tensor.dtype == torch.float]
     assert max(kept) >= B * TRAINED_ON * 64
@@ -103,7 +103,7 @@ def test_the_error_rate_is_that_of_a_plain_network(met, tmp_path):
 @pytest.mark.parametrize("learner", ["gens", "ens_moe"])
 def test_frozen_members_are_asked_once_and_their_sums_are_kept(met, tmp_path, learner):
     dataset = load_dataset("digits", ".")
-    learner, (rows,) = met(tmp_path, dataset, learner=learner, experts=2)
+    learner, (rows,) = met(tmp_path, dataset, **taken(learner, experts=2))
     # Untrained; then each stage's new member alone: 1 + 1 + 1 + 1 + 1, and not 1 + 1 + 2 + 3 + 4.
     assert learner.passes.count(TESTED_ON) == 1 + B
     anew = ErrorRateEvaluator(dataset, Vectors(dataset.pixels), CPU, [tmp_path], B, 0)(learner)

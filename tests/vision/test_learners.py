@@ -20,6 +20,7 @@ from tests.vision.tiny_runs import (
     networks,
     small_run,
     small_settings,
+    taken,
 )
 from vision.backbones import Perceptron
 from vision.batches import Memory
@@ -195,7 +196,7 @@ def flat_of_network(stack, number):
 @pytest.mark.parametrize("learner", ["ens", "gens"])
 def test_members_predict_together_as_combine_says(tmp_path, learner, combine):
     name = {"ens": "combine", "gens": "gens_combine"}[learner]
-    (rows,) = small_run(tmp_path, learner=learner, **{name: combine}, members=4)
+    (rows,) = small_run(tmp_path, **taken(learner, members=4), **{name: combine})
     if learner == "ens":
         members = [networks(tmp_path, B).plain(number) for number in range(4)]
     else:
@@ -302,7 +303,8 @@ def test_a_new_member_learns_from_its_own_stage_alone(tmp_path):
 @pytest.mark.parametrize("learner", ["gens", "ens_moe"])
 def test_new_members_are_drawn_at_random_or_copied_from_the_last(tmp_path, learner):
     for origin in ("random", "copy"):
-        small_run(tmp_path / origin, learner=learner, experts=2, new_members_from=origin, arrivals=2, **STAND_STILL)
+        settings = taken(learner, experts=2, new_members_from=origin)
+        small_run(tmp_path / origin, **settings, arrivals=2, **STAND_STILL)
     first, copied = (flat(networks(tmp_path / "copy", stage)) for stage in (1, 2))
     assert torch.allclose(first, copied, atol=1e-9)
     assert (flat(networks(tmp_path / "random", 2)) - first).abs().mean() > 0.02

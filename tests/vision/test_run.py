@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_alma.core import catalogue
+from fairseq_alma.core.lease import Lease
 from tests.commands import run_command
 from tests.vision.test_datasets import no_network, write_mnist  # noqa: F401 (a fixture)
 from tests.vision.tiny_runs import (
@@ -29,6 +31,7 @@ from tests.vision.tiny_runs import (
     networks,
     small_run,
     summary,
+    taken,
 )
 from vision.learners import LEARNERS
 from vision.run import main
@@ -92,7 +95,7 @@ def test_another_seed_is_another_run(tmp_path):
 @pytest.mark.parametrize("learner", list(LEARNERS))
 def test_stacked_seeds_are_the_seeds_alone(tmp_path, learner):
     """Data exactly; parameters to rounding, which 72 updates let grow to 1e-3 at most; errors within 2 of 359."""
-    settings = {"learner": learner, "members": 2, "experts": 2, "seed": 4}
+    settings = {**taken(learner, members=2, experts=2), "seed": 4}
     together = small_run(tmp_path / "stack", **settings, seeds=3)
     for number, seed in enumerate((4, 5, 6)):
         (alone,) = small_run(tmp_path / str(seed), **{**settings, "seed": seed})
@@ -158,10 +161,11 @@ def test_a_finished_run_is_passed_over(tmp_path, alma_vision):
 
 @pytest.mark.parametrize("learner", ["sm", "gens", "gmoe"])
 def test_a_run_of_two_arrivals_goes_on_to_four_as_if_it_had_never_stopped(tmp_path, learner):
-    small_run(tmp_path / "whole", learner=learner, experts=2)
-    small_run(tmp_path / "parts", learner=learner, experts=2, arrivals=2)
+    settings = taken(learner, experts=2)
+    small_run(tmp_path / "whole", **settings)
+    small_run(tmp_path / "parts", **settings, arrivals=2)
     assert len(ledger(tmp_path / "parts")) == 3
-    small_run(tmp_path / "parts", learner=learner, experts=2)
+    small_run(tmp_path / "parts", **settings)
     assert ledger(tmp_path / "parts") == ledger(tmp_path / "whole")
     assert torch.equal(flat(networks(tmp_path / "parts", B)), flat(networks(tmp_path / "whole", B)))
 
@@ -172,7 +176,7 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, alm
     before = files_of(tmp_path)
     said = alma_vision(*arguments, "width=9", "replay=all")
     assert said.status == 2
-    assert "holds a run of other settings" in said.err
+    assert "holds a run with other settings" in said.err
     assert "width: was 8, is 9" in said.err
     assert "replay: was False, is 'all'" in said.err
     assert files_of(tmp_path) == before
@@ -319,8 +323,6 @@ def test_the_real_mnist_cut_short_is_told(tmp_path, alma_vision, alma_data):
 
 
 def test_a_run_in_use_is_not_entered(tmp_path, alma_vision):
-    from fairseq_alma.core.lease import Lease
-
     with Lease(tmp_path / "run"):
         said = alma_vision(*as_arguments(), f"out={tmp_path / 'run'}")
     assert said.status == 2
@@ -439,7 +441,7 @@ def test_the_name_of_a_sweeps_run_can_be_given_as_it_is(tmp_path, alma_vision):
 
 def test_growth_that_never_comes_is_told(tmp_path, alma_vision, caplog):
     alma_vision(*as_arguments(epochs=1, learner="gmoe", grow_every=5), f"out={tmp_path}/never")
-    assert "nothing ever grows: 4 stage(s), and grow_every=5" in caplog.text
+    assert "the learner never grows: the run has 4 stage(s), and grow_every=5" in caplog.text
     caplog.clear()
     alma_vision(*as_arguments(epochs=1, learner="gmoe", grow_every=3), f"out={tmp_path}/once")
     assert "nothing ever grows" not in caplog.text
@@ -479,31 +481,69 @@ def test_a_run_names_what_it_would_deploy(tmp_path, settings, stages, networks_o
 
 
 PLUGIN = '''
-"""A learner of one's own: SM that says that it is there."""
-from vision.learners import LEARNERS, SingleModel
+from dataclasses import dataclass
+
+from fairseq_alma.core.settings import Count
+from vision.learners import LearnerSettings, SingleModel, register_learner
 
 
-class Twice(SingleModel):
-    """Of two members."""
+@dataclass(frozen=True)
+class ManySettings(LearnerSettings):
+    networks: Count = 2
+    """Number of networks."""
+    note: str = "none"
+    """Anything."""
+
+
+@register_learner("many", label="Many", settings=ManySettings)
+class Many(SingleModel):
+    """An ensemble."""
 
     @property
     def networks_per_seed(self):
-        return 2
-
-
-LEARNERS["twice"] = Twice
+        return self.own.networks
 '''
 
 
-def test_a_plugin_brings_a_learner_of_its_own(tmp_path, monkeypatch, alma_vision):
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """A module `plugin_of_a_test` in the current folder, forgotten when the test ends."""
     (tmp_path / "plugin_of_a_test.py").write_text(PLUGIN)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(LEARNERS, "twice", None)  # is taken back when the test ends
-    said = alma_vision(*as_arguments(learner="twice"), "plugin=plugin_of_a_test", f"out={tmp_path / 'run'}")
+    yield tmp_path / "plugin_of_a_test.py"
     sys.modules.pop("plugin_of_a_test", None)
+    LEARNERS.pop("many", None)
+    catalogue.remove_learner("many")
+
+
+def test_a_plugin_learner_has_settings_of_its_own_that_are_swept_and_recorded(tmp_path, plugin, alma_vision):
+    words = (*as_arguments(learner="many"), "plugin=plugin_of_a_test", "networks=2,3", "-m")
+    said = alma_vision(*words, f"out={tmp_path / 'sweep'}")
     assert said.status == 0, said.err
-    row = json.loads((tmp_path / "run/ledger.jsonl").read_text().splitlines()[-1])
-    assert (row["num_members"], row["num_params"]) == (2, 2 * PARAMS)
+    found = {}
+    for path in (tmp_path / "sweep").rglob("settings.json"):
+        settings = json.loads(path.read_text())
+        row = json.loads((path.parent / "ledger.jsonl").read_text().splitlines()[-1])
+        found[settings["networks"]] = (settings["note"], row["num_members"], row["num_params"])
+    assert found == {2: ("none", 2, 2 * PARAMS), 3: ("none", 3, 3 * PARAMS)}
+
+
+def test_a_setting_of_a_plugin_is_checked_suggested_and_refused_to_others(tmp_path, plugin, alma_vision):
+    common = (*as_arguments(learner="many"), "plugin=plugin_of_a_test", f"out={tmp_path / 'run'}")
+    assert "networks=0 must be a whole number of at least 1" in alma_vision(*common, "networks=0").err
+    assert "did you mean networks?" in alma_vision(*common, "network=3").err
+    assert "networks=3 is for learner=many, not for learner=sm" in alma_vision(*common, "learner=sm", "networks=3").err
+
+
+def test_a_plugin_whose_source_has_changed_does_not_return_the_old_result(tmp_path, plugin, alma_vision):
+    words = (*as_arguments(learner="many"), "plugin=plugin_of_a_test", f"out={tmp_path / 'run'}")
+    assert alma_vision(*words).status == 0
+    assert alma_vision(*words).status == 0  # unchanged, it is finished
+    plugin.write_text(PLUGIN.replace("return self.own.networks", "return self.own.networks + 1"))
+    sys.modules.pop("plugin_of_a_test")
+    said = alma_vision(*words)
+    assert said.status == 2
+    assert "plugin_digest: was" in said.err
 
 
 @pytest.mark.slow

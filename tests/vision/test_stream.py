@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fairseq_alma.core.errors import SettingError
-from tests.vision.tiny_runs import SMALL, VALIDATED_ON, small_run
+from tests.vision.tiny_runs import SMALL, VALIDATED_ON, small_run, taken
 from vision.datasets import Examples, load_dataset
 from vision.learners import LEARNERS
 from vision.stream import partition, stacked_stream
@@ -75,10 +75,10 @@ def test_a_stream_of_two_seeds_holds_both_arrivals_at_a_time():
 
 
 def test_the_partition_is_the_same_for_every_learner(tmp_path):
-    small = {**SMALL, "epochs": 1, "experts": 2, "members": 2}
+    small = {**SMALL, "epochs": 1}
     digests = {}
     for learner in LEARNERS:
-        small_run(tmp_path / learner, **small, learner=learner, wait=2)
+        small_run(tmp_path / learner, **small, **taken(learner, experts=2, members=2), wait=2)
         digests[learner] = (tmp_path / learner / "arrivals.json").read_text()
     assert len(set(digests.values())) == 1
     arrivals = partition(load_dataset("digits", ".").training, 4, 0.1, seed=0)

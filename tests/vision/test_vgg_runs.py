@@ -7,11 +7,12 @@ import torch
 
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json
-from vision import learners
+from tests.vision.tiny_runs import taken
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Examples, Pixels
 from vision.inputs import Images
 from vision.learners import VisionLearner
+from vision.learners import firefly as learners
 from vision.networks import VGGMixtureStack, VGGStack
 from vision.run import run
 from vision.seeds import generator
@@ -37,10 +38,11 @@ def tiny_dataset():
 
 
 def small_run(out, learner="sm", **more):
-    values = {"epochs": 2, "seeds": 2, "mega_batches": B, "width": C, "batch_size": 16, "members": 2, **more}
+    values = {"epochs": 2, "seeds": 2, "mega_batches": B, "width": C, "batch_size": 16, **taken(learner, members=2)}
     if learner in ("moe", "ens_moe"):
-        values = {"experts": 2, **values}
-    return run(VisionSettings(str(out), dataset="cifar10", learner=learner, **values), tiny_dataset())
+        values["experts"] = 2
+    settings = VisionSettings.from_mapping({"out": str(out), "dataset": "cifar10", **values, **more})
+    return run(settings, tiny_dataset())
 
 
 NUM_PARAMS = 27 * C + 135 * C**2 + 32 * C + 10 * C + 10
@@ -295,10 +297,10 @@ def test_augmentation_and_replay_change_what_is_learned_and_not_what_it_costs(tm
 
 @pytest.mark.skipif("ALMA_DATA" not in os.environ, reason="ALMA_DATA names no folder with CIFAR-10")
 def test_a_stage_on_cifar10(tmp_path):
-    settings = VisionSettings(
-        str(tmp_path), dataset="cifar10", data_root=os.environ["ALMA_DATA"], mega_batches=50, arrivals=1, width=8,
-        epochs=10, lr=0.05,
-    )  # fmt: skip
+    settings = VisionSettings.from_mapping({
+        "out": str(tmp_path), "dataset": "cifar10", "data_root": os.environ["ALMA_DATA"], "mega_batches": 50,
+        "arrivals": 1, "width": 8, "epochs": 10, "lr": 0.05,
+    })  # fmt: skip
     (rows,) = run(settings)
     assert abs(rows[0].scores.error_rate - 0.9) < 0.02
     assert rows[1].scores.error_rate < 0.88

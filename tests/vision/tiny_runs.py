@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from fairseq_alma.core.catalogue import takes
 from fairseq_alma.core.ledger import LedgerRow
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset
@@ -36,6 +37,11 @@ TRAINING = 3 * FORWARD - 2 * 64 * 8
 
 def small_settings(out: Path, **changes) -> VisionSettings:
     return VisionSettings.from_mapping({"out": str(out), **SMALL, **changes})
+
+
+def taken(learner: str, **values) -> dict:
+    """Of these settings, those that mean something to a learner, and its name."""
+    return {"learner": learner, **{name: value for name, value in values.items() if takes("vision", learner, name)}}
 
 
 def small_run(out: Path, given: Dataset | None = None, **changes) -> list[list[LedgerRow]]:

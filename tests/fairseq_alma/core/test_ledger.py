@@ -74,7 +74,7 @@ def test_flops_beyond_what_a_float_counts_stay_exact(tmp_path):
 
 
 def test_asking_error_rates_of_a_ledger_of_perplexities_is_an_error():
-    with pytest.raises(ValueError, match="none of the kind asked for"):
+    with pytest.raises(ValueError, match="does not hold those asked for"):
         cumulative_error_rate(text_rows([8.0, 4.0], first_trained_t=1))
 
 
@@ -178,7 +178,7 @@ def test_a_damaged_line_is_named_by_file_and_number(ledger, damaged):
 def test_a_lost_line_is_named(ledger):
     lines = ledger.path.read_text().splitlines(keepends=True)
     ledger.path.write_text(lines[0] + lines[2])
-    with pytest.raises(RunError, match=r"ledger.jsonl, line 2 holds arrival t=2, t=1 was wanted"):
+    with pytest.raises(RunError, match=r"ledger.jsonl, line 2 holds arrival t=2, t=1 was expected"):
         ledger.rows()
 
 

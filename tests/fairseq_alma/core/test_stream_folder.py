@@ -60,7 +60,7 @@ def test_the_test_set_is_no_mega_batch(whole_stream):
 def test_a_run_may_take_the_first_mega_batches_only(whole_stream):
     folder = StreamFolder.open(whole_stream)
     assert folder.stream(2).digests == folder.stream().digests[:2]
-    with pytest.raises(StreamError, match=r"4 mega-batches are asked for, .* holds 3: .*`alma-prep`"):
+    with pytest.raises(StreamError, match=r"4 mega-batches are requested, but .* has 3: .*`alma-prep`"):
         folder.stream(4)
 
 
@@ -92,7 +92,7 @@ def test_bytes_that_are_no_text_are_named(stream):
 def test_another_format_version_is_refused(stream):
     change(stream, format_version=2)
     message = refusal(stream)
-    assert f"{stream / 'stream.json'} has format version 2, this release reads version 1" in message
+    assert f"{stream / 'stream.json'} has format version 2, but this version of ALMA reads 1" in message
     assert "prepare the stream again" in message
 
 
@@ -123,7 +123,7 @@ def test_the_number_of_mega_batches_is_a_whole_number_of_at_least_1(stream, numb
 
 def test_an_unknown_dtype_is_refused(stream):
     change(stream, dtype="float32")
-    assert "has dtype 'float32', there are uint16, uint32, int32: run `alma-prep` again" in refusal(stream)
+    assert "has dtype 'float32', expected one of uint16, uint32, int32: run `alma-prep` again" in refusal(stream)
 
 
 @pytest.mark.parametrize(("dtype", "item_size"), [("uint16", 2), ("uint32", 4), ("int32", 4)])
@@ -151,7 +151,7 @@ def test_a_file_cut_short_by_one_byte_is_named_with_both_sizes(stream, cut):
     (stream / cut).write_bytes(content[:-1])
     message = refusal(stream)
     assert f"{stream / cut} has {len(content) - 1:,} bytes, stream.json says {len(content):,}" in message
-    assert "it was cut short or overwritten; copy the whole stream again" in message
+    assert "it was truncated or overwritten; copy the whole stream again" in message
 
 
 def test_another_dictionary_is_refused(stream):

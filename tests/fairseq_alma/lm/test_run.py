@@ -252,7 +252,7 @@ def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
         ((), "exactly one of updates= "),
         (("updates=5", "updates_per_mega_batch=5"), "exactly one of updates= "),
         (("updates=5", "replay=1.5"), "replay=1.5 must be false, all, or a share"),
-        (("updates=5", "mega_batches=9"), "9 mega-batches are asked for"),
+        (("updates=5", "mega_batches=9"), "9 mega-batches are requested"),
         (("updates=5", "batch_size=3"), "must be a multiple of batch_size=3"),
         (("updates=5", "fairseq='--no-such-option 1'"), "no-such-option"),
         (("updates=5", "fairseq='--save-dir elsewhere'"), "--save-dir is set by alma-lm"),
@@ -304,7 +304,7 @@ def test_bad_streams_are_told_before_anything_is_written(own_stream, tmp_path):
     train = own_stream / "mega_batch_2/train"
     whole = {suffix: train.with_suffix(suffix).read_bytes() for suffix in (".bin", ".idx")}
     train.with_suffix(".bin").write_bytes(whole[".bin"][:-10])
-    assert "cut short" in said()
+    assert "truncated" in said()
     train.with_suffix(".bin").write_bytes(whole[".bin"])
     train.with_suffix(".idx").unlink()
     assert "train.idx is missing" in said()
