@@ -75,6 +75,11 @@ class Block:
         return [" ".join(part.split()) for part in self.marker.split(" | ")]
 
 
+def name_of(page: Path) -> str:
+    """Return the path of a page in the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
 def blocks_of(page: Path) -> list[Block]:
     """Return the blocks of a page that need a test, in order."""
     content = page.read_text(encoding="utf-8")

@@ -1,21 +1,11 @@
 """Every block of commands on every page, tested as the marker before it says (see blocks.py)."""
 
 import re
-import subprocess
 
 import pytest
 
-from tests.commands import ROOT
-from tests.docs import files
-from tests.docs.blocks import ACTIONS, PAGES, blocks_of, files_of
-from tests.docs.commands import check_block, environment
-
-NEEDS = {"corpora": "fastwarc"}
-"""Packages of the extra `corpora` that the files of a page are made with."""
-
-
-def name_of(page) -> str:
-    return page.relative_to(ROOT).as_posix()
+from tests.docs.blocks import ACTIONS, PAGES, blocks_of, name_of
+from tests.docs.running import TEXT_PAGES, run_blocks
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -27,26 +17,9 @@ def test_every_block_says_how_it_is_tested(page):
             assert len(block.reason.split()) >= 3, f"{block.where}: the marker gives no reason"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page) and page not in TEXT_PAGES], ids=name_of)
 def test_the_blocks_of_a_page_work(page, tmp_path):
-    for name in files_of(page):
-        pytest.importorskip(NEEDS.get(name, "json"), reason="needs the extra `corpora`")
-        getattr(files, name)(tmp_path)
-    (tmp_path / "fairseq_alma").symlink_to(ROOT / "fairseq_alma")  # --user-dir is relative to the repository
-    for block in blocks_of(page):
-        if block.action == "save":
-            path = tmp_path / block.argument
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
-        elif block.action == "check":
-            assert check_block(block.text), f"{block.where}: no command of the block could be checked"
-        elif block.action == "run":
-            program = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else ["python", "-c"]
-            result = subprocess.run(
-                [*program, block.replaced()], cwd=tmp_path, env=environment(), capture_output=True, text=True
-            )
-            output = f"{result.stdout[-2000:]}\n{result.stderr[-3000:]}"
-            assert result.returncode == 0, f"{block.where} ended with {result.returncode}:\n{output}"
+    run_blocks(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
