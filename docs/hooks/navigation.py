@@ -22,7 +22,7 @@ def _with_pages(entry: Any, paths: list[str]) -> Any:
             pages[title] = [_with_pages(one, paths) for one in value]
         elif value.endswith("/"):
             found = [path for path in paths if path.startswith(value)]
-            pages[title] = sorted(found, key=lambda path: (not path.endswith("index.md"), path))
+            pages[title] = sorted(found, key=lambda path: (not path.endswith("index.md"), path.removesuffix(".md")))
         else:
             pages[title] = value
     return pages

@@ -50,7 +50,7 @@ def _table(settings: list[SettingHelp], with_learners: bool) -> list[str]:
 
 
 def _option_tables(parser: argparse.ArgumentParser) -> str:
-    lines = []
+    lines, formatter = [], parser._get_formatter()
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.help and "-h" not in action.option_strings]
         if not actions:
@@ -63,10 +63,11 @@ def _option_tables(parser: argparse.ArgumentParser) -> str:
             value = str(action.metavar or "").replace("|", " or ") if action.option_strings else ""
             if action.choices:
                 value = " or ".join(map(str, action.choices))
-            default = "required" if action.required else "" if action.default in (None, "", False) else action.default
-            default = "all cores" if action.dest == "workers" else default
-            text = " ".join((action.help or "").split()).replace("%%", "%").replace("*.", "\\*.").replace("<", "&lt;")
-            lines.append(_row([f"`{name} {value}`".replace(" `", "`"), f"`{default}`" if default else "", text]))
+            default = "" if action.default in (None, "") or action.default is False else f"`{action.default}`"
+            default = "required" if action.required else "all cores" if action.dest == "workers" else default
+            text = " ".join(formatter._expand_help(action).split())
+            text = re.sub(r";? default: [^.;)]*$", "", text).replace("*.", "\\*.").replace("<", "&lt;")
+            lines.append(_row([f"`{name} {value}`".replace(" `", "`"), default, text]))
         lines.append("")
     return "\n".join(lines)
 

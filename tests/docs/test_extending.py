@@ -41,9 +41,7 @@ def test_its_settings_are_swept_and_recorded_and_make_it_another_learner_than_sm
     ]
     alone = alma_vision(folder, "learner=sm", *common, "out=sm")
     assert alone.returncode == 0, alone.stderr[-3000:]
-    errors = [
-        [row.scores.error_rate for row in Ledger(run / "ledger.jsonl").rows()] for run in (*runs, folder / "sm")
-    ]
+    errors = [[row.scores.error_rate for row in Ledger(run / "ledger.jsonl").rows()] for run in (*runs, folder / "sm")]
     assert errors[0][:2] == errors[1][:2] == errors[2][:2]  # they differ from the second stage on
     assert errors[0][2:] != errors[2][2:]
 
