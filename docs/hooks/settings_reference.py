@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the source of these pages,
 
 from data_prep.cli import _parser as alma_prep_parser
 from fairseq_alma.app.help import SettingHelp, settings_reference
-from fairseq_alma.core.catalogue import learners
+from fairseq_alma.core.catalogue import RunSettings, learners
 from fairseq_alma.lm.settings import LanguageModelSettings
 from vision.settings import VisionSettings
 
-COMMANDS = {"alma-lm": LanguageModelSettings, "alma-vision": VisionSettings}
+COMMANDS: dict[str, type[RunSettings]] = {"alma-lm": LanguageModelSettings, "alma-vision": VisionSettings}
 MARKER = re.compile(r"^<!-- settings: (\S+) -->$", re.MULTILINE)
 
 

@@ -22,7 +22,8 @@ ACTIONS = ("run", "save", "check", "skip")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _BLOCK = re.compile(
-    r"(?:^<!-- test: (?P<marker>.*?) -->\n+)?^(?P<indent>[ \t]*)```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^(?P=indent)```",
+    r"(?:^<!-- test: (?P<marker>.*?) -->\n+)?"
+    r"^(?P<indent>[ \t]*)```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^(?P=indent)```",
     re.DOTALL | re.MULTILINE,
 )
 _FILES = re.compile(r"^<!-- test files: (.*?) -->$", re.MULTILINE)

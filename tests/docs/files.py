@@ -9,16 +9,16 @@ import numpy as np
 from tests.data_prep.sources import write_dump, write_warc
 from tests.streams import make_stream
 
-WORDS = (
-    "the of and to that with have be whale sea ship sailor captain island harbour storm wind water night morning old "
-    "small great white long never always under over between before after came went saw said"
-).split()
+WORDS = """
+the of and to that with have be whale sea ship sailor captain island harbour storm wind water night morning old small
+great white long never always under over between before after came went saw said
+"""
 
 
 def english(num_words: int, seed: int) -> str:
     """Return English words in a seeded order: English to every filter, and near to no other text."""
-    generator = random.Random(seed)
-    text = [generator.choice(WORDS) for _ in range(num_words)]
+    generator, words = random.Random(seed), WORDS.split()
+    text = [generator.choice(words) for _ in range(num_words)]
     return ".\n".join(" ".join(text[start : start + 12]) for start in range(0, num_words, 12))
 
 
