@@ -1,4 +1,4 @@
-"""What every benchmark needs: CPU time of process trees, interleaving, the machine, Markdown tables."""
+"""Helpers of all benchmarks: CPU time of process trees, interleaved processes, Markdown tables, provenance."""
 
 import os
 import platform
@@ -15,14 +15,14 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """CPU time, user and system, of a process and all its descendants: those alive and those waited for."""
+    """Return the CPU seconds, user and system, of a process and its descendants, running or waited for."""
     parents, ticks = {}, {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
             fields = (folder / "stat").read_text().rpartition(") ")[2].split()
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        except (FileNotFoundError, ProcessLookupError):  # the process ended in the meantime
             continue
         parents[int(folder.name)] = int(fields[1])
         ticks[int(folder.name)] = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
@@ -34,7 +34,7 @@ def tree_cpu_seconds(pid: int) -> float:
 
 
 def cpu_seconds_of(command: Sequence[str], environment: dict[str, str] | None = None) -> tuple[float, str]:
-    """Run a command to its end: (CPU time of it and its descendants, what it printed)."""
+    """Run a command to its end and return (CPU seconds of it and its descendants, its standard output)."""
     before = os.times()
     result = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True)
     if result.returncode != 0:
@@ -44,22 +44,24 @@ def cpu_seconds_of(command: Sequence[str], environment: dict[str, str] | None = 
 
 
 class StepByStep:
-    """A process that runs until it prints a line of interest and then sleeps until it is asked for the next.
+    """A process that runs until it prints a wanted line and then sleeps until `next` asks for another one.
 
-    Several of these take turns, line by line: a busy moment of the machine falls on all of them. CPU time is
-    the process's own, so that it does not matter where between two lines it was put to sleep.
+    Several of these take turns, line by line, so that a busy moment of the machine slows down all of them. CPU time is
+    the process's own, so it does not matter when between two lines the process was stopped.
     """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], is_wanted: Callable[[str], bool]):
-        self._command, self._is_wanted, self._lines = command, is_wanted, []
+        self._command, self._is_wanted = command, is_wanted
+        self._lines: list[str] = []
         self._process = subprocess.Popen(
             command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self._cpu_seconds = 0.0
 
     def next(self) -> tuple[float, str]:
-        """(CPU seconds since the last wanted line, the next wanted line)."""
+        """Continue the process and return (CPU seconds since the last wanted line, the next wanted line)."""
         self._process.send_signal(signal.SIGCONT)
+        assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.append(line)
             if self._is_wanted(line):
@@ -69,43 +71,51 @@ class StepByStep:
                 return spent, line
         raise RuntimeError(f"{' '.join(self._command)}\nended early:\n{''.join(self._lines[-30:])}")
 
-    def end(self):
+    def end(self) -> None:
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
-        self._process.stdout.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 def ratio_columns(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """Of interleaved measurements: (ratio of the minima, median of the ratios of neighbours, largest less smallest)."""
+    """Compare interleaved measurements, ours / theirs.
+
+    Returns:
+        (ratio of the minima, median of the ratios of measurements that are neighbours in time, largest minus smallest
+        of these ratios).
+    """
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return min(ours) / min(theirs), statistics.median(ratios), max(ratios) - min(ratios)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Lines of a Markdown table: the first column to the left, the others to the right."""
+    """Return the lines of a Markdown table. The first column is aligned left, the others right."""
     marks = ["---", *["---:"] * (len(header) - 1)]
     return [f"| {' | '.join(map(str, row))} |" for row in (header, marks, *rows)]
 
 
 def verdict(value: float, target: float, at_most: bool) -> str:
-    """PASS or by how much it falls short."""
+    """Return "PASS", or by how much the value misses its target."""
     if value <= target if at_most else value >= target:
         return "PASS"
     return f"short of target by {abs(value / target - 1):.0%}"
 
 
 def provenance(load_at_start: float) -> list[str]:
-    """Command, commit, date, machine, versions."""
+    """Return Markdown lines with the command, commit, date, machine and package versions."""
     from importlib.metadata import version
 
     packages = [f"{name} {version(name)}" for name in ("torch", "fairseq-fixed", "tokenizers", "numpy")]
     data, script = "ALMA_DATA=DATA " * ("ALMA_DATA" in os.environ), Path(sys.argv[0]).resolve().relative_to(ROOT)
-    load = f"load average {load_at_start:.1f} at the start, {os.getloadavg()[0]:.1f} at the end (a part itself makes 1)"
+    loads = f"load average {load_at_start:.1f} at the start, {os.getloadavg()[0]:.1f} at the end"
+    loads += " (the benchmark itself adds 1)"
     return [
         f"- command: `{data}python {script} {' '.join('PATH' if a.startswith('/') else a for a in sys.argv[1:])}`",
         f"- commit: {_commit()}",
         f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"- machine: {_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB; {load}",
+        f"- machine: {_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB; {loads}",
         f"- Python {platform.python_version()}, {', '.join(packages)}",
     ]
 
@@ -115,7 +125,7 @@ def _commit() -> str:
         return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True).stdout.strip()
 
     changed = git("status", "--porcelain", "--", "fairseq_alma", "vision", "data_prep", "launch", "benchmarks/*.py")
-    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with changes not committed" if changed else "")
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with uncommitted changes" if changed else "")
 
 
 def _processor() -> str:

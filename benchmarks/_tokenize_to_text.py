@@ -1,5 +1,9 @@
-"""The way of lm_quick.py's rival from text to tokens: TOKENIZER OUT IN.. writes each IN (texts, a NUL after each)
-to OUT/name, a line of symbols for each text. Its last line of output: CPU seconds without imports and loading.
+"""Tokenize texts to lines of symbols, as input for fairseq-preprocess. _lm_prep.py measures this script.
+
+python benchmarks/_tokenize_to_text.py TOKENIZER OUT IN [IN ...]
+
+Each IN holds texts, each followed by a NUL. Writes OUT/name with one line of symbols per text. The last line of
+output is the CPU seconds, without imports and loading.
 """
 
 import sys
@@ -11,10 +15,11 @@ from tokenizers import Tokenizer
 TEXTS_AT_ONCE = 64
 
 
-def main(tokenizer_file: str, out: str, *inputs: str):
+def main(tokenizer_file: str, out: str, *inputs: str) -> None:
+    """Tokenize the files and print the CPU seconds."""
     tokenizer = Tokenizer.from_file(tokenizer_file)
     index_of = tokenizer.get_vocab()
-    symbol_of = sorted(index_of, key=index_of.__getitem__).__getitem__  # the fast way leaves `tokens` empty
+    symbol_of = sorted(index_of, key=index_of.__getitem__).__getitem__  # encode_batch_fast leaves `tokens` empty
     start = time.process_time()
     for name in inputs:
         texts = Path(name).read_bytes().decode("utf-8").split("\0")[:-1]

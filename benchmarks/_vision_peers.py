@@ -1,10 +1,11 @@
-"""One peer doing the work of vision_peers.py, in an environment of its own: prints errors and CPU seconds as JSON.
+"""Train one of the alternatives of vision_peers.py and print its errors and CPU seconds as JSON.
 
 python _vision_peers.py PEER --data-root DATA --stages 5 --epochs 20 --width 32 --seed 0
 
-All do the same: MNIST in 50 parts (wait 10 of B = 500), of each a tenth to validate on, an MLP of two hidden layers,
-a new AdaDelta (lr 1) at each stage, batch 128, the epoch with the lowest validation loss kept, test error after each
-stage. Each in the way its documentation shows.
+vision_peers.py starts this script in an environment that contains the other libraries. All alternatives do the same
+work: MNIST in 50 parts (wait 10 of B = 500), a tenth of each part for validation, a perceptron of two hidden layers,
+a new AdaDelta (learning rate 1) at each stage, batches of 128, the epoch with the lowest validation loss is kept,
+test error after each stage. Each is written as the documentation of its library shows.
 """
 
 import argparse
@@ -12,7 +13,9 @@ import copy
 import json
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,19 +25,22 @@ PARTS = 50
 MEAN, DEVIATION = (0.1307,), (0.3081,)
 
 
-def mlp(width):
+def mlp(width: int) -> nn.Module:
+    """Return a perceptron of two hidden layers."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
     )
 
 
-def parts(num_examples, seed):
+def parts(num_examples: int, seed: int) -> list:
+    """Return the indices of the examples of each part, arrays of whole numbers."""
     import numpy as np
 
     return np.array_split(np.random.RandomState(seed).permutation(num_examples), PARTS)
 
 
-def loss_of(model, batches):
+def loss_of(model: nn.Module, batches: Iterable) -> float:
+    """Return the mean cross entropy."""
     model.eval()
     with torch.no_grad():
         sums = [(F.cross_entropy(model(x), y, reduction="sum").item(), len(y)) for x, y, *_ in batches]
@@ -42,7 +48,8 @@ def loss_of(model, batches):
     return sum(loss for loss, _ in sums) / sum(count for _, count in sums)
 
 
-def error_of(model, batches):
+def error_of(model: nn.Module, batches: Iterable) -> float:
+    """Return the error rate."""
     model.eval()
     with torch.no_grad():
         wrong = [((model(x).argmax(1) != y).sum().item(), len(y)) for x, y, *_ in batches]
@@ -50,8 +57,8 @@ def error_of(model, batches):
     return sum(count for count, _ in wrong) / sum(count for _, count in wrong)
 
 
-def train(model, batches, validation, epochs):
-    """The plain loop: a stage. `batches` and `validation` are iterated anew in every epoch."""
+def train(model: nn.Module, batches: Iterable, validation: Iterable, epochs: int) -> None:
+    """Train one stage with a plain loop. `batches` and `validation` are iterated from the start in every epoch."""
     optimizer, best, best_loss = torch.optim.Adadelta(model.parameters(), lr=1.0), None, float("inf")
     for _ in range(epochs):
         for x, y, *_ in batches:
@@ -60,23 +67,26 @@ def train(model, batches, validation, epochs):
             optimizer.step()
         if (loss := loss_of(model, validation)) < best_loss:
             best, best_loss = copy.deepcopy(model.state_dict()), loss
+    assert best is not None  # the first epoch always lowers the loss
     model.load_state_dict(best)
 
 
-def transforms():
+def transforms() -> Any:
+    """Return torchvision transforms: to tensor, normalised."""
     from torchvision import transforms as t
 
     return t.Compose([t.ToTensor(), t.Normalize(MEAN, DEVIATION)])
 
 
-def mnist(data_root, **options):
+def mnist(data_root: str, **options: Any) -> list:
+    """Return the training set and the test set."""
     from torchvision.datasets import MNIST
 
     return [MNIST(data_root, train=is_train, **options) for is_train in (True, False)]
 
 
-def plain(a):
-    """torchvision's dataset and transforms in a DataLoader."""
+def plain(a: argparse.Namespace) -> Iterator[float]:
+    """Train with torchvision's dataset and transforms in a DataLoader. Yields the test error after each stage."""
     from torch.utils.data import DataLoader, Subset
 
     training, test = mnist(a.data_root, transform=transforms())
@@ -88,8 +98,8 @@ def plain(a):
         yield error_of(model, test_batches)
 
 
-def continuum(a):
-    """Continuum's ALMA scenario in a DataLoader."""
+def continuum(a: argparse.Namespace) -> Iterator[float]:
+    """Train with Continuum's ALMA scenario in a DataLoader. Yields the test error after each stage."""
     from continuum import tasks
     from continuum.datasets import MNIST
     from continuum.scenarios import ALMA, ClassIncremental
@@ -107,8 +117,8 @@ def continuum(a):
         yield error_of(model, test_batches)
 
 
-def avalanche(a):
-    """Avalanche's Naive strategy over experiences, with a plugin that keeps the best epoch."""
+def avalanche(a: argparse.Namespace) -> Iterator[float]:
+    """Train with Avalanche's Naive strategy, keeping the best epoch. Yields the test error after each stage."""
     from avalanche.benchmarks import benchmark_from_datasets
     from avalanche.benchmarks.utils import as_classification_dataset
     from avalanche.core import SupervisedPlugin
@@ -147,8 +157,8 @@ def avalanche(a):
         yield error_of(model, test_batches)
 
 
-def tensors(a):
-    """torch.optim on tensors, no loader: what a careful user writes."""
+def tensors(a: argparse.Namespace) -> Iterator[float]:
+    """Train with torch.optim on tensors, without a loader. Yields the test error after each stage."""
     (x, y), (x_test, y_test) = (
         ((dataset.data.float() / 255 - MEAN[0]) / DEVIATION[0], dataset.targets) for dataset in mnist(a.data_root)
     )
@@ -169,15 +179,20 @@ def tensors(a):
         yield error_of(model, [(x_test, y_test)])
 
 
-def original(a):
-    """The paper's own code (facebookresearch/alma, on the path): tensors in a DataLoader, best accuracy kept."""
+def original(a: argparse.Namespace) -> Iterator[float]:
+    """Train with the authors' code (facebookresearch/alma, on the path): tensors in a DataLoader, best accuracy kept.
+
+    Yields the test error after each stage.
+    """
     from crlapi.sl.clmodels.finetune import Finetune
     from crlapi.sl.streams.mnist import MNISTEvaluationAnytimeStream, MNISTTrainAnytimeStream
     from omegaconf import OmegaConf
 
     class Silent:
-        def message(self, *_):
-            pass
+        """A logger that discards everything."""
+
+        def message(self, *_: Any) -> None:
+            """Discard the message."""
 
         debug = add_scalar = message
 
@@ -199,7 +214,8 @@ def original(a):
         yield 1 - learner.evaluate(test, Silent(), {"batch_size": 512, "num_workers": 0, "device": "cpu"})["accuracy"]
 
 
-def main():
+def main() -> None:
+    """Run the peer that the command line names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("peer", choices=["plain", "continuum", "avalanche", "tensors", "original"])
     parser.add_argument("--data-root", required=True)
@@ -211,7 +227,7 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     imported = time.process_time()
-    with redirect_stdout(sys.stderr):  # some print a lot
+    with redirect_stdout(sys.stderr):  # the libraries print to stdout, which carries our result
         errors = list(globals()[arguments.peer](arguments))
     print(json.dumps({"errors": errors, "imports": imported, "all": time.process_time()}))
 

@@ -1,10 +1,11 @@
-"""Time and size of a report of many runs, and how smooth its page is.
+"""Measure the time and the size of a report of many runs, and how fast its page responds.
 
-.venv/bin/python benchmarks/report.py --write        some minutes; the page's part needs Chromium
+.venv/bin/python benchmarks/report.py --write        some minutes; the measurements of the page need Chromium
 
-1000 run folders of 500 arrivals, written as alma-vision writes them; what its ledgers hold is drawn at random. The page
-is opened in headless Chromium: how long until it is drawn, and how long a slider, a filter and a sort take to show.
-A benchmark judges nothing: the exit status is 0 whether targets are met or not.
+Writes 1000 run folders of 500 arrivals in the format of alma-vision, with random numbers in their ledgers, and makes
+a report of them. Opens its page in headless Chromium and measures the time until it is drawn, and the time until a
+slider, a filter and a sort take effect. Compares with fixed targets, and the time to read the ledgers with json.loads
+alone. The exit status is 0 whether targets are met or not.
 """
 
 import argparse
@@ -21,16 +22,17 @@ from pathlib import Path
 
 from _common import ROOT, provenance, table, verdict
 
-from fairseq_alma.report.runs import read_runs
+from fairseq_alma.report.reading import read_runs
 
 LEARNERS = ("sm", "ens", "umix", "gens", "gmoe")
 WAITS = (1, 2, 5, 10, 50)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SECONDS, MEGABYTES, MILLISECONDS = 30, 15, 100
+"""Targets: time of the report, size of its page, response to a slider."""
 
 
 def write_runs(folder: Path, num_runs: int, num_arrivals: int) -> None:
-    """Learners, waits, widths and epochs in a grid; every arrival has an error of its own, as at wait 1."""
+    """Write run folders: a grid of learners, waits, widths and epochs. Errors differ at every arrival, as at wait 1."""
     rng = random.Random(0)
     for number in range(num_runs):
         learner, wait = LEARNERS[number % 5], WAITS[number // 5 % 5]
@@ -58,7 +60,7 @@ def write_runs(folder: Path, num_runs: int, num_arrivals: int) -> None:
 
 
 def time_page(path: Path) -> dict[str, float]:
-    """Milliseconds until it is drawn, and medians from an event to the next frame that shows it."""
+    """Return the milliseconds until the page is drawn, and the medians from events to the frames that show them."""
     from playwright.sync_api import sync_playwright
 
     frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -66,65 +68,67 @@ def time_page(path: Path) -> dict[str, float]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1600, "height": 1000})
-        began = time.monotonic()
+        start = time.monotonic()
         page.goto(f"file://{path}")
         page.wait_for_selector("#tradeoff .main-svg")
-        measured["until it is drawn"] = 1000 * (time.monotonic() - began)
-        for name, act in {
+        measured["until it is drawn"] = 1000 * (time.monotonic() - start)
+        for name, action in {
             "a step of a slider": "const i = document.getElementById('comp'); i.value = String(step * 37);"
             " i.dispatchEvent(new Event('input'))",
             "a sort of the table": "document.querySelectorAll('#runs th button')[step % 8].click()",
             "a filter": "document.querySelectorAll('.chip')[step % 5].click()",
         }.items():
-            timed = (
-                f"async (step) => {{ const t = performance.now(); {act}; await {frame}; return performance.now() - t }}"
+            script = (
+                "async (step) => { const t = performance.now(); "
+                f"{action}; await {frame}; return performance.now() - t }}"
             )
-            measured[name] = statistics.median(page.evaluate(timed, step) for step in range(1, 12))
+            measured[name] = statistics.median(page.evaluate(script, step) for step in range(1, 12))
         browser.close()
     return measured
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--arrivals", type=int, default=500)
-    parser.add_argument("--write", action="store_true", help="into report.md, beside the script")
+    parser.add_argument("--runs", type=int, default=1000, help="number of runs (default: 1000)")
+    parser.add_argument("--arrivals", type=int, default=500, help="arrivals per run (default: 500)")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/report.md")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_runs(folder / "runs", arguments.runs, arguments.arrivals)
         command = [sys.executable, "-W", "ignore", "-m", "fairseq_alma.report.cli", str(folder / "runs"), "--out"]
-        times = {}
-        for name, more in (("everything", []), ("the page alone", ["--page-only"])):
-            began = time.monotonic()
+        times: dict[str, float] = {}
+        options: dict[str, list[str]] = {"everything": [], "the page alone": ["--page-only"]}
+        for name, more in options.items():
+            start = time.monotonic()
             subprocess.run([*command, str(folder / "report"), *more], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-            times[name] = time.monotonic() - began
-        began = time.monotonic()
+            times[name] = time.monotonic() - start
+        start = time.monotonic()
         read_runs([folder / "runs"])
-        times["read"] = time.monotonic() - began
-        began = time.monotonic()
+        times["read"] = time.monotonic() - start
+        start = time.monotonic()
         for path in sorted((folder / "runs").glob("*/ledger.jsonl")):
             for line in path.read_text().splitlines():
                 json.loads(line)
-        times["json"] = time.monotonic() - began
+        times["json"] = time.monotonic() - start
         megabytes = (folder / "report/index.html").stat().st_size / 1e6
         page = time_page(folder / "report/index.html") if CHROMIUM else {}
     whole, reading = times["everything"], times["read"] / times["json"]
     rows = [
         ["`alma-report`, figures, tables and page", f"{whole:.1f} s", _target(whole, SECONDS, "s")],
         ["`alma-report --page-only`", f"{times['the page alone']:.1f} s", ""],
-        ["reading the ledgers, checked and summed up", f"{times['read']:.1f} s", ""],
-        ["`json.loads` of each of their lines", f"{times['json']:.1f} s", f"reading takes {reading:.1f}x"],
+        ["reading and checking the ledgers", f"{times['read']:.1f} s", ""],
+        ["`json.loads` on each of their lines", f"{times['json']:.1f} s", f"reading takes {reading:.1f}x"],
         ["index.html", f"{megabytes:.1f} MB", _target(megabytes, MEGABYTES, "MB")],
     ]
     for name, milliseconds in page.items():
         rows.append([f"the page: {name}", f"{milliseconds:.0f} ms",
                      _target(milliseconds, MILLISECONDS, "ms") if "slider" in name else ""])  # fmt: skip
     text = "\n".join([
-        "# alma-report", "", "Written by `report.py --write`. Not edited.", "",
-        f"{arguments.runs} runs of {arguments.arrivals} arrivals, wall time; the page in headless Chromium without a"
-        " GPU, median of 11 from the event to the second frame after it.", "",
+        "# alma-report", "", "Written by `benchmarks/report.py --write`.", "",
+        f"{arguments.runs} runs of {arguments.arrivals} arrivals, wall time. The page is opened in headless Chromium"
+        " without a GPU; its times are medians of 11, from the event to the second frame after it.", "",
         *table(["what", "measured", "target"], rows), "", *provenance(load), "",
     ])  # fmt: skip
     print(text)
@@ -133,6 +137,7 @@ def main() -> None:
 
 
 def _target(value: float, most: float, unit: str) -> str:
+    """Return the target and whether the value meets it."""
     return f"under {most} {unit}: {verdict(value, most, at_most=True)}"
 
 

@@ -1,18 +1,21 @@
-"""Speed of the VGG's steps on CIFAR-10 against the plain PyTorch loop, and of Ens-5 against five runs.
+"""Compare the speed of the VGG's training steps with a plain PyTorch loop, and of Ens-5 with five runs of SM.
 
     python benchmarks/vision_cifar.py --data-root DATA [--device cuda] [--write]
 
-A step is a batch of 128 images out of a stage of 1152, cropped and flipped anew, forward, backward and SGD. The plain
-loop is what a careful user writes: torchvision's dataset and transforms in a DataLoader (in this process), torch's
-modules, torch.optim. What is compared takes turns, CPU seconds of one thread (of a GPU: seconds until it is done).
+A step takes a batch of 128 images from a stage of 1152 images of CIFAR-10, with new random crops and flips, and does
+a forward pass, a backward pass and an SGD update. The plain loop is what a careful user writes: torchvision's dataset
+and transforms in a DataLoader (in this process), torch's modules, torch.optim. The alternatives take turns. Times are
+CPU seconds of one thread; on a GPU, seconds until it has finished.
 """
 
 import argparse
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import torch
 from _common import provenance, ratio_columns, table, verdict
@@ -29,18 +32,18 @@ from vision.training import OwnLoss
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES, BATCH = 1152, 128
-RECIPE = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
+RECIPE: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
 
 def forever(epoch: Callable[[], Iterator]) -> Iterator:
-    """Epoch after epoch."""
+    """Return an iterator over the batches of one epoch after another, without end."""
     return chain.from_iterable(epoch() for _ in count())
 
 
 def ours(
     dataset: Dataset, members: int, width: int, device: torch.device, precision: torch.dtype
 ) -> Callable[[], None]:
-    """A step of an ensemble."""
+    """Return a function that does one step of an ensemble of this software."""
     inputs = Images(dataset.pixels, 3, 32)
     kept = inputs.keep(dataset.training.images[:EXAMPLES].to(device))
     y = dataset.training.labels[:EXAMPLES].to(device)
@@ -60,7 +63,7 @@ def ours(
 
 
 def plain(data_root: str, width: int, device: torch.device) -> Callable[[], None]:
-    """A step of the plain loop."""
+    """Return a function that does one step of the plain loop."""
     from torch.utils.data import DataLoader, Subset
     from torchvision import transforms as t
     from torchvision.datasets import CIFAR10
@@ -80,7 +83,7 @@ def plain(data_root: str, width: int, device: torch.device) -> Callable[[], None
     optimizer, batches = torch.optim.SGD(model.parameters(), **RECIPE), forever(lambda: iter(loader))
 
     def step() -> None:
-        x, y = (one.to(device) for one in next(batches))
+        x, y = (tensor.to(device) for tensor in next(batches))
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -88,36 +91,45 @@ def plain(data_root: str, width: int, device: torch.device) -> Callable[[], None
     return step
 
 
+def repeat_five_times(step: Callable[[], None]) -> None:
+    """Do five steps, as five separate runs would."""
+    for _ in range(5):
+        step()
+
+
 def interleaved(
-    ways: dict[str, Callable[[], None]], repeats: int, steps: int, device: torch.device
+    steps_of: dict[str, Callable[[], object]], repeats: int, num_steps: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """Seconds a step, way after way, again and again."""
+    """Return the seconds per step of each alternative, one number per repeat. The alternatives take turns."""
 
     def clock() -> float:
+        """Return the CPU time, or on a GPU the wall time when it has finished."""
         if device.type == "cuda":
             torch.cuda.synchronize()
             return time.perf_counter()
         return time.process_time()
 
-    for way in ways.values():
-        way()
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for step in steps_of.values():
+        step()  # a warm-up
+    seconds: dict[str, list[float]] = {name: [] for name in steps_of}
     for _ in range(repeats):
-        for name, way in ways.items():
-            began = clock()
-            for _ in range(steps):
-                way()
-            seconds[name].append((clock() - began) / steps)
+        for name, step in steps_of.items():
+            start = clock()
+            for _ in range(num_steps):
+                step()
+            seconds[name].append((clock() - start) / num_steps)
     return seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--bfloat16", action="store_true", help="ours, too: for hardware that has it")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--write", action="store_true", help="into benchmarks/vision_cifar.md")
+    parser.add_argument("--data-root", required=True, help="folder of CIFAR-10")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="also measure ours in bfloat16, for hardware that supports it"
+    )
+    parser.add_argument("--repeats", type=int, default=9, help="number of measurements (default: 9)")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/vision_cifar.md")
     arguments = parser.parse_args()
     load, device = os.getloadavg()[0], torch.device(arguments.device)
     torch.set_num_threads(1)
@@ -127,30 +139,33 @@ def main() -> None:
     singles, ensembles = [], []
     for width in (4, 16, 64) if device.type == "cpu" else (4, 16, 32, 64):
         steps = max(1, 18 // max(1, width // 4))
-        ways = {
+        alternatives: dict[str, Callable[[], object]] = {
             "ours": ours(dataset, 1, width, device, torch.float32),
             "plain": plain(arguments.data_root, width, device),
         }
         if arguments.bfloat16:
-            ways["bfloat16"] = ours(dataset, 1, width, device, torch.bfloat16)
-        seconds = interleaved(ways, arguments.repeats, steps, device)
+            alternatives["bfloat16"] = ours(dataset, 1, width, device, torch.bfloat16)
+        seconds = interleaved(alternatives, arguments.repeats, steps, device)
         ratio, target = ratio_columns(seconds["plain"], seconds["ours"])[1], targets.get(width)
-        half = ""
+        bfloat16_ratio = ""
         if arguments.bfloat16:
-            half = f"{ratio_columns(seconds['plain'], seconds['bfloat16'])[1]:.1f}"
+            bfloat16_ratio = f"{ratio_columns(seconds['plain'], seconds['bfloat16'])[1]:.1f}"
         shown = [f"{1000 * min(seconds[name]):.1f}" for name in ("ours", "plain")]
-        singles.append([width, *shown, f"{ratio:.2f}", half, verdict(ratio, target, at_most=False) if target else ""])
-        one, five = ours(dataset, 1, width, device, torch.float32), ours(dataset, 5, width, device, torch.float32)
-        ways = {"one": lambda one=one: [one() for _ in range(5)], "five": five}
-        seconds = interleaved(ways, max(3, arguments.repeats // 3), max(1, steps // 3), device)
-        ensembles.append([width, *(f"{1000 * min(seconds[name]):.1f}" for name in ("five", "one")),
-                          f"{ratio_columns(seconds['one'], seconds['five'])[1]:.2f}"])  # fmt: skip
+        singles.append(
+            [width, *shown, f"{ratio:.2f}", bfloat16_ratio, verdict(ratio, target, at_most=False) if target else ""]
+        )
+        single, ensemble = (ours(dataset, members, width, device, torch.float32) for members in (1, 5))
+        alternatives = {"five SM": partial(repeat_five_times, single), "Ens-5": ensemble}
+        seconds = interleaved(alternatives, max(3, arguments.repeats // 3), max(1, steps // 3), device)
+        ensembles.append([width, *(f"{1000 * min(seconds[name]):.1f}" for name in ("Ens-5", "five SM")),
+                          f"{ratio_columns(seconds['five SM'], seconds['Ens-5'])[1]:.2f}"])  # fmt: skip
     text = "\n".join(
         [
             "# Speed of the VGG's steps on CIFAR-10",
             "",
-            f"Written by `benchmarks/vision_cifar.py --write`; not edited. Device: {device}.",
-            "Milliseconds a step, the smallest of the repeats; ratios are medians over neighbours in time.",
+            f"Written by `benchmarks/vision_cifar.py --write`. Device: {device}.",
+            "Milliseconds per step, the smallest of the repeats. Ratios are medians of the ratios of measurements that",
+            "are neighbours in time.",
             "",
             "## Against the plain loop (CPU: at least 3x at c = 4, 2x at c = 16; GPU: 5x at c = 32)",
             "",

@@ -1,11 +1,12 @@
-"""Speed of `alma-vision` on MNIST against its peers, in one run.
+"""Compare the speed of `alma-vision` on MNIST with other libraries.
 
 .venv/bin/python benchmarks/vision_peers.py --data-root DATA --original CHECKOUT --write
 
-Peers run in an environment of their own, which the benchmark makes below runs/ (Continuum, Avalanche; torch is ours).
-CHECKOUT is one of facebookresearch/alma; without it the original is left out. Everything has one thread. What is
-compared takes turns, and times are CPU times of whole processes: imports, reading, training, testing, files.
-A benchmark judges nothing: the exit status is 0 whether targets are met or not.
+Compared with: a PyTorch DataLoader with transforms, Continuum, Avalanche, the authors' code, and torch.optim on
+tensors. The libraries run in a separate environment, which the benchmark creates below runs/; torch is that of this
+environment. CHECKOUT is a checkout of facebookresearch/alma; without it the authors' code is skipped. Everything uses
+one thread. The alternatives take turns. Times are CPU times of whole processes: imports, reading, training, testing,
+files. The exit status is 0 whether targets are met or not.
 """
 
 import argparse
@@ -34,7 +35,7 @@ WIDTH, EPOCHS = 32, 20
 
 
 def peers_environment(folder: Path) -> Path:
-    """The interpreter of an environment with the peers, made where missing. torch is this environment's."""
+    """Return the interpreter of an environment with the other libraries. Creates the environment if it is missing."""
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
@@ -48,35 +49,35 @@ def peers_environment(folder: Path) -> Path:
 
 
 def run_peer(peer: str, stages: int, arguments: argparse.Namespace) -> dict:
-    """What a peer printed of its work: errors, CPU seconds of imports and of all."""
+    """Run one of the alternatives; return its errors, and the CPU seconds of its imports and of the whole process."""
     python = peers_environment(ROOT / "runs" / "benchmarks" / "vision_peers")
     data_root = Path(arguments.data_root).absolute()
     with tempfile.TemporaryDirectory() as folder:
-        # torchvision and Continuum name a folder after the class that reads it.
+        # torchvision and Continuum name the data folder after the class that reads it.
         for name in ("MNIST", "CachedMNIST"):
             (Path(folder) / name).symlink_to(data_root / "MNIST")
         command = [python, "-W", "ignore", ROOT / "benchmarks" / "_vision_peers.py", peer, "--data-root", folder,
                    "--stages", stages, "--epochs", EPOCHS, "--width", WIDTH]  # fmt: skip
         path = str(Path(arguments.original).absolute()) if arguments.original else ""
-        done = subprocess.run(
+        result = subprocess.run(
             list(map(str, command)), capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
         )
-    if done.returncode:
-        raise RuntimeError(f"{peer} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout)
+    if result.returncode:
+        raise RuntimeError(f"{peer} failed:\n{result.stderr[-3000:]}")
+    return json.loads(result.stdout)
 
 
 def run_ours(stages: int, arguments: argparse.Namespace) -> dict:
-    """The same of the command alma-vision."""
+    """Run alma-vision; return its errors, and the CPU seconds of its imports and of the whole process."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(sys.prefix) / "bin" / "alma-vision"
         command = [program, "dataset=mnist", f"data_root={arguments.data_root}", "wait=10",
                    f"width={WIDTH}", f"epochs={EPOCHS}", f"arrivals={10 * stages}", f"out={folder}/run"]  # fmt: skip
         before = os.times()
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         after = os.times()
-        if done.returncode:
-            raise RuntimeError(f"alma-vision failed:\n{done.stderr[-3000:]}")
+        if result.returncode:
+            raise RuntimeError(f"alma-vision failed:\n{result.stderr[-3000:]}")
         rows = [json.loads(line) for line in (Path(folder) / "run" / "ledger.jsonl").read_text().splitlines()]
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
     probe = [sys.executable, "-W", "ignore", "-c", "import time, hydra, vision.run; print(time.process_time())"]
@@ -85,7 +86,7 @@ def run_ours(stages: int, arguments: argparse.Namespace) -> dict:
 
 
 def whole_runs(stages: int, repeats: int, target: float, arguments: argparse.Namespace) -> list[str]:
-    """The table of one length of run."""
+    """Return the table for runs of this many stages."""
     peers = [peer for peer in PEERS if peer != "original" or arguments.original]
     results: dict[str, list[dict]] = {name: [] for name in ("ours", *peers)}
     for repeat in range(repeats):
@@ -93,16 +94,16 @@ def whole_runs(stages: int, repeats: int, target: float, arguments: argparse.Nam
             print(f"{stages} stages, repeat {repeat + 1}: {name}", file=sys.stderr, flush=True)
             results[name].append(run_ours(stages, arguments) if name == "ours" else run_peer(name, stages, arguments))
     rows = []
-    ours_all = [one["all"] for one in results["ours"]]
-    ours_work = min(one["all"] - one["imports"] for one in results["ours"])
+    ours_all = [result["all"] for result in results["ours"]]
+    ours_work = min(result["all"] - result["imports"] for result in results["ours"])
     for name, runs in results.items():
-        spent, work = [one["all"] for one in runs], min(one["all"] - one["imports"] for one in runs)
+        spent, work = [run["all"] for run in runs], min(run["all"] - run["imports"] for run in runs)
         _, ratio, _ = ratio_columns(spent, ours_all)
-        wanted = {"ours": None, "tensors": None, "original": 4.0}.get(name, target)
+        goal = {"ours": None, "tensors": None, "original": 4.0}.get(name, target)
         rows.append(
             [
                 NAMES[name], f"{100 * runs[0]['errors'][-1]:.1f}", f"{min(spent):.1f}", f"{min(work, min(spent)):.1f}",
-                f"{ratio:.1f}", f"{work / ours_work:.1f}", verdict(ratio, wanted, at_most=False) if wanted else "",
+                f"{ratio:.1f}", f"{work / ours_work:.1f}", verdict(ratio, goal, at_most=False) if goal else "",
             ]
         )  # fmt: skip
     header = [
@@ -117,21 +118,21 @@ def whole_runs(stages: int, repeats: int, target: float, arguments: argparse.Nam
     return table(header, rows)
 
 
-def interleaved(ways: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """CPU seconds of each way, in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
-        way()
+def interleaved(alternatives: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of each alternative, one number per repeat. The alternatives take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in alternatives}
+    for work in alternatives.values():
+        work()  # a warm-up
     for _ in range(repeats):
-        for name, way in ways.items():
-            began = time.process_time()
-            way()
-            seconds[name].append(time.process_time() - began)
+        for name, work in alternatives.items():
+            start = time.process_time()
+            work()
+            seconds[name].append(time.process_time() - start)
     return seconds
 
 
 def stacks(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Tables of ensembles and of seeds: a stage of wait 10, steps alone."""
+    """Return the tables of ensembles and of seeds: a stage of wait 10, training steps only."""
     sys.path.insert(0, str(ROOT))
     import torch
 
@@ -154,19 +155,19 @@ def stacks(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
         generators = [generator(number) for number in range(num_seeds * members)]
         stack = MLPStack.drawn((784, width, width, 10), generators, torch.device("cpu"))
 
-        def way() -> None:
+        def train() -> None:
             batches = Batches(data, generators, 128)
             optimizer = AdaDelta(stack.parameters.flat)
             train_stage(
                 stack, batches, data.validation, OwnLoss(num_seeds, members), optimizer, epochs, "validation_loss"
             )
 
-        return way
+        return train
 
     def plain(members: int, width: int) -> Callable[[], None]:
         training, validation = rows(1, 1080), rows(1, 120)
 
-        def way() -> None:
+        def train() -> None:
             for _ in range(members):
                 model = torch.nn.Sequential(
                     torch.nn.Linear(784, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
@@ -181,16 +182,21 @@ def stacks(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
                     with torch.no_grad():
                         torch.nn.functional.cross_entropy(model(validation.x), validation.y)
 
-        return way
+        return train
 
     def five_of_ours(width: int) -> Callable[[], None]:
-        one = ours(1, 1, width)
-        return lambda: [one() for _ in range(5)]
+        single = ours(1, 1, width)
+
+        def train() -> None:
+            for _ in range(5):
+                single()
+
+        return train
 
     steps, ensembles, seeds = epochs * 9, [], []
     for width in (4, 32, 64):
-        ways = {"ens": ours(1, 5, width), "five": five_of_ours(width), "plain": plain(5, width)}
-        seconds = interleaved(ways, arguments.repeats)
+        alternatives = {"ens": ours(1, 5, width), "five": five_of_ours(width), "plain": plain(5, width)}
+        seconds = interleaved(alternatives, arguments.repeats)
         against = {name: ratio_columns(seconds[name], seconds["ens"])[1] for name in ("plain", "five")}
         ensembles.append(
             [
@@ -199,13 +205,13 @@ def stacks(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
                 f"{against['five']:.2f}", verdict(against["five"], 1.3, at_most=False),
             ]
         )  # fmt: skip
-        ways = {"one": ours(1, 1, width), "three": ours(3, 1, width)}
-        seconds = interleaved(ways, arguments.repeats)
+        alternatives = {"one": ours(1, 1, width), "three": ours(3, 1, width)}
+        seconds = interleaved(alternatives, arguments.repeats)
         ratio = ratio_columns(seconds["three"], seconds["one"])[1]
         target = {4: 1.6, 32: 2.4}.get(width)
         seeds.append(
             [
-                width, *(f"{1000 * min(seconds[name]) / steps:.2f}" for name in ways), f"{ratio:.2f}",
+                width, *(f"{1000 * min(seconds[name]) / steps:.2f}" for name in alternatives), f"{ratio:.2f}",
                 verdict(ratio, target, at_most=True) if target else "",
             ]
         )  # fmt: skip
@@ -217,7 +223,7 @@ def stacks(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def all_in_seeds(arguments: argparse.Namespace) -> list[str]:
-    """3 seeds against 1, whole processes."""
+    """Return the table of 3 seeds against 1, whole processes."""
     rows = []
     for width, target in ((4, 1.6), (32, 2.4)):
         seconds: dict[int, list[float]] = {1: [], 3: []}
@@ -240,21 +246,24 @@ def all_in_seeds(arguments: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", required=True)
+    parser.add_argument("--data-root", required=True, help="folder that contains MNIST/")
     parser.add_argument("--original", help="a checkout of facebookresearch/alma")
-    parser.add_argument("--repeats", type=int, default=9, help="of parts that take less than a second")
-    parser.add_argument("--repeats-whole", type=int, default=3, help="of whole processes")
-    parser.add_argument("--write", action="store_true", help="into benchmarks/vision_peers.md")
+    parser.add_argument(
+        "--repeats", type=int, default=9, help="measurements of what takes less than a second (default: 9)"
+    )
+    parser.add_argument("--repeats-whole", type=int, default=3, help="measurements of whole processes (default: 3)")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/vision_peers.md")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     ensembles, seeds = stacks(arguments)
     lines = [
         "# Speed of alma-vision on MNIST",
         "",
-        "Written by `benchmarks/vision_peers.py --write`; not edited.",
+        "Written by `benchmarks/vision_peers.py --write`.",
         "",
         "MNIST, B = 500, wait 10, SM of two hidden layers of width 32, AdaDelta, batch 128, one thread. CPU seconds of",
-        "whole processes, the smallest of the repeats; ratios are medians over neighbours in time.",
+        "whole processes, the smallest of the repeats. Ratios are medians of the ratios of measurements that are",
+        "neighbours in time.",
         "",
         f"## A slice: 5 stages of {EPOCHS} epochs (at least 10x; 4x against the original)",
         "",
@@ -264,11 +273,11 @@ def main() -> None:
         "",
         *whole_runs(50, 1, 15.0, arguments),
         "",
-        "## Ensembles: one stage of wait 10, steps alone, in one process",
+        "## Ensembles: one stage of wait 10, training steps only, in one process",
         "",
         *ensembles,
         "",
-        "## Seeds: one stage of wait 10, steps alone, in one process",
+        "## Seeds: one stage of wait 10, training steps only, in one process",
         "",
         *seeds,
         "",

@@ -1,10 +1,10 @@
-"""Where a step on MNIST goes, piece by piece, beside the bare products that no way of writing it can avoid.
+"""Measure how the time of a training step on MNIST is spent, and compare it with the matrix products of the step alone.
 
     python benchmarks/vision_profile.py [--write]
 
-What vision_peers.py finds short of a target is explained here: one thread, a stage of wait 10 (1080 examples, batches
-of 128), each piece timed alone on the same tensors, interleaved, the smallest of the repeats. And where the CPU time of
-a process goes before it trains: imports, in processes of their own.
+This explains the ratios of vision_peers.py that miss their targets. One thread, a stage of wait 10 (1080 examples,
+batches of 128). Each piece of a step is timed separately on the same tensors; the pieces take turns, and the smallest
+of the repeats counts. The CPU time that a process spends on imports is measured in separate processes.
 """
 
 import argparse
@@ -14,8 +14,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from _common import provenance, table
@@ -30,10 +31,12 @@ from vision.training import OwnLoss
 HERE = Path(__file__).resolve().parent
 BATCH, EXAMPLES = 128, 1080
 PIECES = ("batch", "forward", "loss", "backward", "optimizer")
+_Batch = TypeVar("_Batch")
+_Key = TypeVar("_Key")
 
 
 def rows(num_seeds: int, num_examples: int) -> Rows:
-    """Random examples of S seeds."""
+    """Return random examples for several seeds."""
     count = num_seeds * num_examples
     labels = torch.randint(10, (count,))
     one_hot = torch.nn.functional.one_hot(labels, 10).float()
@@ -41,7 +44,7 @@ def rows(num_seeds: int, num_examples: int) -> Rows:
 
 
 def stacked(num_seeds: int, members: int, width: int) -> dict[str, Callable[[], object]]:
-    """The pieces of our step, each to be called again and again."""
+    """Return the pieces of our step. Each can be called repeatedly."""
     generators = [generator(number) for number in range(num_seeds * members)]
     stack = MLPStack.drawn((784, width, width, 10), generators, torch.device("cpu"))
     batches = Batches(StageData(rows(num_seeds, EXAMPLES), 0, rows(num_seeds, 120)), generators, BATCH)
@@ -60,13 +63,13 @@ def stacked(num_seeds: int, members: int, width: int) -> dict[str, Callable[[], 
 
 
 def plain(width: int) -> dict[str, Callable[[], object]]:
-    """The pieces of a step with autograd and torch.optim, of one network."""
+    """Return the pieces of a step of one network with autograd and torch.optim."""
     data = rows(1, EXAMPLES)
     model = torch.nn.Sequential(
         torch.nn.Linear(784, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
         torch.nn.Linear(width, 10),
     )  # fmt: skip
-    # Of a model of its own: what autograd has kept must not change under it.
+    # The optimizer updates a copy: the tensors that autograd has saved for `backward` must not change.
     twin = copy.deepcopy(model)
     optimizer = torch.optim.Adadelta(twin.parameters(), lr=1.0)
     orders = itertools.chain.from_iterable(_whole(torch.randperm(EXAMPLES).split(BATCH)) for _ in itertools.count())
@@ -85,6 +88,7 @@ def plain(width: int) -> dict[str, Callable[[], object]]:
 
     backward()
     for parameter, other in zip(twin.parameters(), model.parameters(), strict=True):
+        assert other.grad is not None
         parameter.grad = other.grad.clone()
     return {
         "batch": batch,
@@ -95,13 +99,13 @@ def plain(width: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def _whole(batches):
-    """Without the last, smaller batch."""
+def _whole(batches: Iterable[_Batch]) -> Iterator[_Batch]:
+    """Return the batches of an epoch without the last, smaller one."""
     return itertools.islice(batches, EXAMPLES // BATCH)
 
 
 def bare_products(networks: int, width: int) -> Callable[[], object]:
-    """The eight matrix products of a step of M networks, on tensors that are ready, into tensors that are ready."""
+    """Return a function that computes the eight matrix products of a step of several networks, on allocated tensors."""
     sizes, products = (784, width, width, 10), []
     for number, (num_in, num_out) in enumerate(itertools.pairwise(sizes)):
         x, w = torch.randn(networks, BATCH, num_in), torch.randn(networks, num_out, num_in)
@@ -120,21 +124,21 @@ def bare_products(networks: int, width: int) -> Callable[[], object]:
     return all_of_them
 
 
-def seconds_of(ways: dict[str, Callable[[], object]], repeats: int, calls: int = 60) -> dict[str, float]:
-    """CPU seconds of one call of each, interleaved; the smallest of the repeats."""
-    best = dict.fromkeys(ways, float("inf"))
+def seconds_of(functions: dict[_Key, Callable[[], object]], repeats: int, calls: int = 60) -> dict[_Key, float]:
+    """Return the CPU seconds of one call of each function: the smallest of the repeats. The functions take turns."""
+    best = dict.fromkeys(functions, float("inf"))
     for _ in range(repeats):
-        for name, way in ways.items():
-            way()
-            began = time.process_time()
+        for key, function in functions.items():
+            function()
+            start = time.process_time()
             for _ in range(calls):
-                way()
-            best[name] = min(best[name], (time.process_time() - began) / calls)
+                function()
+            best[key] = min(best[key], (time.process_time() - start) / calls)
     return best
 
 
 def steps(repeats: int) -> list[str]:
-    """A line for each kind of stack and width."""
+    """Return the table of a step: a row for each kind of network and width."""
     lines = []
     for width in (4, 32, 64):
         kinds = {
@@ -143,9 +147,9 @@ def steps(repeats: int) -> list[str]:
             "Ens-5": (5, stacked(1, 5, width)),
             "3 seeds of SM": (3, stacked(3, 1, width)),
         }
-        ways = {(kind, piece): way for kind, (_, pieces) in kinds.items() for piece, way in pieces.items()}
-        ways |= {(kind, "bare"): bare_products(networks, width) for kind, (networks, _) in kinds.items()}
-        seconds = seconds_of(ways, repeats)
+        functions = {(kind, piece): f for kind, (_, pieces) in kinds.items() for piece, f in pieces.items()}
+        functions |= {(kind, "bare"): bare_products(networks, width) for kind, (networks, _) in kinds.items()}
+        seconds = seconds_of(functions, repeats)
         for kind, (networks, _) in kinds.items():
             pieces = [seconds[kind, piece] for piece in PIECES]
             flops = networks * 2 * BATCH * (2 * 784 * width + 3 * width * width + 3 * width * 10)
@@ -162,13 +166,13 @@ def steps(repeats: int) -> list[str]:
 
 
 def imports(repeats: int) -> list[str]:
-    """CPU seconds of a process that imports."""
+    """Return the table of imports: CPU seconds of a process that only imports."""
     statements = {
         "nothing": "pass",
         "numpy": "import numpy",
         "torch": "import torch",
         "vision.run (alma-vision: torch, Hydra, rich)": "import vision.run",
-        "torch, torchvision.datasets (what a DataLoader's user imports)": "import torch, torchvision.datasets",
+        "torch, torchvision.datasets (for a DataLoader)": "import torch, torchvision.datasets",
     }
     best = dict.fromkeys(statements, float("inf"))
     for _ in range(repeats):
@@ -183,8 +187,12 @@ def imports(repeats: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--write", action="store_true", help="into benchmarks/vision_profile.md, below its findings")
+    parser.add_argument("--repeats", type=int, default=30, help="number of measurements (default: 30)")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the tables of benchmarks/vision_profile.md; its text above them stays",
+    )
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     torch.set_num_threads(1)
@@ -206,7 +214,11 @@ def main() -> None:
     print(measured)
     if arguments.write:
         path = HERE / "vision_profile.md"
-        kept = path.read_text().partition("## A step")[0] if path.exists() else "# Where a step on MNIST goes\n\n"
+        kept = (
+            path.read_text().partition("## A step")[0]
+            if path.exists()
+            else "# How the time of a training step on MNIST is spent\n\n"
+        )
         path.write_text(kept + measured)
 
 

@@ -1,11 +1,12 @@
-"""Ours beside the original code (facebookresearch/alma): the same partitions and settings, stage by stage.
+"""Compare this software with the original code (facebookresearch/alma), stage by stage, on equal partitions.
 
     git clone https://github.com/facebookresearch/alma /elsewhere/alma
     pip install --target /elsewhere/extra fvcore      # and kornia, for cifar10
     python results/mnist/parity.py --original /elsewhere/alma --extra /elsewhere/extra --data-root DATA
 
-Of the original's stages the first few are run; a stage depends on those before it alone. It is imported from where it
-lies, in processes of its own. Writes parity.json and parity.md beside the script; runs that are known are kept.
+Only the first stages are run: a stage depends only on the stages before it. The original is imported from its checkout,
+in separate processes. The results are written to parity.json and parity.md beside the script. Runs of the original are
+kept in a file and not repeated.
 """
 
 import argparse
@@ -21,23 +22,25 @@ from pathlib import Path
 from typing import Any
 
 Stage = dict[str, Any]
-"""A comparison after one stage: means, standard errors, z."""
+"""A comparison after one stage: means, standard errors, and z, the difference in combined standard errors."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row of settings."""
+    """One learner at one width and wait."""
 
     learner: str
     width: int
     wait: int
+    """w, in mega-batches."""
     num_stages: int
-    """How many of them are run."""
+    """Number of stages that are run."""
     epochs: int
-    """Of each stage."""
+    """Number of epochs per stage."""
 
     @property
     def key(self) -> str:
+        """The name of the case in parity.json."""
         return f"{self.learner} {self.width} {self.wait}"
 
 
@@ -46,67 +49,74 @@ class Parity:
     """A comparison on one dataset."""
 
     script: Path
-    """The script, which is run again for each run of the original."""
+    """The study's script. It is started again as a process for each run of the original."""
     title: str
+    """Title of the report."""
     settings: str
-    """What both run, a sentence."""
+    """A sentence of the report: the settings of both."""
     cases: Sequence[Case]
+    """The rows of the table."""
     ours: Callable[[Case, range, str, Path], list[list[float]]]
-    """(case, seeds, data_root, folder) to the test error after each stage, seed after seed."""
+    """A function of (case, seeds, data_root, folder) that returns the test errors [seed][stage] of this software."""
     original: Callable[[Case, int, str], list[float]]
-    """(case, seed, data_root) to the test error after each stage."""
+    """A function of (case, seed, data_root) that returns the test errors [stage] of the original."""
     data_links: dict[str, str]
-    """Where the original looks for data: names of links, to names of folders of data_root."""
+    """Folder names under which the original looks for its data -> names of the folders in data_root."""
 
     def main(self) -> None:
-        """The command line."""
+        """Read the command line, run both, and write the comparison."""
         parser = argparse.ArgumentParser(description=self.title)
         parser.add_argument("--original", type=Path, required=True, help="a checkout of facebookresearch/alma")
-        parser.add_argument("--extra", type=Path, help="a folder with what the original imports")
-        parser.add_argument("--data-root", required=True)
-        parser.add_argument("--out", type=Path, default=Path("runs/parity") / self.script.parent.name)
-        parser.add_argument("--seeds", default="3", help="for all learners, or 10,umix=20")
-        parser.add_argument("--first-seed", type=int, default=0)
-        parser.add_argument("--only", help="a case, as 'sm 32 2': into parity_again.md")
+        parser.add_argument("--extra", type=Path, help="a folder with the packages that the original imports")
+        parser.add_argument("--data-root", required=True, help="folder of the datasets")
+        parser.add_argument("--out", type=Path, default=Path("runs/parity") / self.script.parent.name,
+                            help="folder of the runs (default: %(default)s)")  # fmt: skip
+        parser.add_argument("--seeds", default="3", help="number of seeds: one number for all learners, or 10,umix=20")
+        parser.add_argument("--first-seed", type=int, default=0, help="the first seed (default: 0)")
+        parser.add_argument("--only", help="one case, for example 'sm 32 2'; written to parity_again.md")
         parser.add_argument(
             "--spread", action="store_true",
-            help="standard errors from the spread between the more seeds of parity.json: into parity_spread.md",
+            help="take standard errors from the more seeds of parity.json; written to parity_spread.md",
         )  # fmt: skip
         parser.add_argument(
             "--itself", action="store_true",
-            help="in place of ours: the original again, with as many further seeds; into parity_itself.md",
+            help="compare the original with itself, with as many further seeds; written to parity_itself.md",
         )  # fmt: skip
-        parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # case seed: one run of the original
+        parser.add_argument(
+            "--one", nargs=2, help=argparse.SUPPRESS
+        )  # case seed: one run of the original, in a process of its own
         arguments = parser.parse_args()
         if arguments.one:
-            case, seed = (int(value) for value in arguments.one)
-            with redirect_stdout(sys.stderr):  # the original prints a lot
-                errors = self.original(self.cases[case], seed, arguments.data_root)
+            number, seed = (int(value) for value in arguments.one)
+            with redirect_stdout(sys.stderr):  # the original prints to stdout, which carries our result
+                errors = self.original(self.cases[number], seed, arguments.data_root)
             print(json.dumps(errors))
             return
         seeds = self._seeds(arguments.seeds, arguments.first_seed)
         cases = [case for case in self.cases if arguments.only in (None, case.key)]
         further = {learner: range(which.stop, which.stop + len(which)) for learner, which in seeds.items()}
-        known = self._run_original(arguments, cases, seeds)
+        original = self._run_original(arguments, cases, seeds)
         if arguments.itself:
-            known = self._run_original(arguments, cases, further)
+            original = self._run_original(arguments, cases, further)
         table = {}
-        many = json.loads(self.script.with_suffix(".json").read_text()) if arguments.spread else {}
+        more_seeds = json.loads(self.script.with_suffix(".json").read_text()) if arguments.spread else {}
         for case in cases:
-            which = seeds[case.learner]
-            named = str(len(which)) if not which.start else f"{which.start}_{which.stop}"
-            out = arguments.out / f"ours_{named}" / case.key.replace(" ", "_")
+            case_seeds = seeds[case.learner]
+            name = str(len(case_seeds)) if not case_seeds.start else f"{case_seeds.start}_{case_seeds.stop}"
+            out = arguments.out / f"ours_{name}" / case.key.replace(" ", "_")
             if arguments.itself:
-                our_errors = [known[f"{case.key} {seed}"] for seed in further[case.learner]]
+                our_errors = [original[f"{case.key} {seed}"] for seed in further[case.learner]]
             else:
-                our_errors = self.ours(case, which, arguments.data_root, out)
-            table[case.key] = compare(our_errors, [known[f"{case.key} {seed}"] for seed in which])
+                our_errors = self.ours(case, case_seeds, arguments.data_root, out)
+            table[case.key] = compare(our_errors, [original[f"{case.key} {seed}"] for seed in case_seeds])
             if arguments.spread:
-                table[case.key] = [by_spread(*stages) for stages in zip(table[case.key], many[case.key], strict=True)]
-        looks = {"again": arguments.only, "itself": arguments.itself, "spread": arguments.spread}
-        path = self.script.parent / "_".join(["parity", *(look for look, taken in looks.items() if taken)])
+                table[case.key] = [
+                    with_spread_of(*stages) for stages in zip(table[case.key], more_seeds[case.key], strict=True)
+                ]
+        suffixes = {"again": arguments.only, "itself": arguments.itself, "spread": arguments.spread}
+        path = self.script.parent / "_".join(["parity", *(suffix for suffix, given in suffixes.items() if given)])
         path.with_suffix(".json").write_text(json.dumps(table, indent=1) + "\n")
-        text = self._written_up(cases, table, seeds)
+        text = self._report(cases, table, seeds)
         if arguments.itself:
             text = text.replace("| ours | original |", "| original, further seeds | original |").replace(
                 "ours with `preset=original_code` against it", "the original code with as many further seeds against it"
@@ -117,6 +127,7 @@ class Parity:
     def _run_original(
         self, arguments: argparse.Namespace, cases: Sequence[Case], seeds: dict[str, range]
     ) -> dict[str, list[float]]:
+        """Run the original where its result is not known yet. Returns test errors [stage] by case and seed."""
         arguments.out.mkdir(parents=True, exist_ok=True)
         path = arguments.out / "original.json"
         known = json.loads(path.read_text()) if path.exists() else {}
@@ -132,26 +143,27 @@ class Parity:
                 key = f"{case.key} {seed}"
                 if key in known:
                     continue
-                began = time.monotonic()
+                start = time.monotonic()
                 command = [sys.executable, "-W", "ignore", str(self.script), "--original", str(arguments.original),
                            "--data-root", str(data), "--one", str(self.cases.index(case)), str(seed)]  # fmt: skip
-                done = subprocess.run(command, env=environment, capture_output=True, text=True)
-                if done.returncode:
-                    sys.exit(f"the original failed on {key}:\n{done.stderr[-3000:]}")
-                known[key] = json.loads(done.stdout)
+                result = subprocess.run(command, env=environment, capture_output=True, text=True)
+                if result.returncode:
+                    sys.exit(f"the original failed on {key}:\n{result.stderr[-3000:]}")
+                known[key] = json.loads(result.stdout)
                 path.write_text(json.dumps(known, indent=1))
-                print(f"original {key}: {known[key][-1]:.4f} at the end, {time.monotonic() - began:.0f} s", flush=True)
+                print(f"original {key}: {known[key][-1]:.4f} at the end, {time.monotonic() - start:.0f} s", flush=True)
         return known
 
-    def _seeds(self, told: str, first: int) -> dict[str, range]:
-        """Which for each learner: of 10,umix=20."""
-        common, *others = told.split(",")
+    def _seeds(self, counts_text: str, first: int) -> dict[str, range]:
+        """Return the seeds of each learner. `counts_text` is a number, or 10,umix=20."""
+        common, *others = counts_text.split(",")
         counts = {case.learner: int(common) for case in self.cases} | {
-            name: int(count) for name, _, count in (one.partition("=") for one in others)
+            name: int(count) for name, _, count in (other.partition("=") for other in others)
         }
         return {learner: range(first, first + count) for learner, count in counts.items()}
 
-    def _written_up(self, cases: Sequence[Case], table: dict[str, list[Stage]], seeds: dict[str, range]) -> str:
+    def _report(self, cases: Sequence[Case], table: dict[str, list[Stage]], seeds: dict[str, range]) -> str:
+        """Return the Markdown report."""
         stages = [stage for row in table.values() for stage in row]
         above = [stage for stage in stages if abs(stage["z"]) >= 3]
         spread = "z_alone" in stages[0]
@@ -166,11 +178,11 @@ class Parity:
             "|---|---|---|---|---|---|---|---|---|" + "---|" * spread,
         ]
         for case in cases:
-            which = seeds[case.learner]
+            case_seeds = seeds[case.learner]
             for number, stage in enumerate(table[case.key], start=1):
                 lines.append(
                     f"| {case.learner} | {case.width} | {case.wait} | {case.epochs} "
-                    f"| {which.start} to {which.stop - 1} | {number} "
+                    f"| {case_seeds.start} to {case_seeds.stop - 1} | {number} "
                     f"| {100 * stage['ours']:.2f} +- {100 * stage['ours_stderr']:.2f} "
                     f"| {100 * stage['original']:.2f} +- {100 * stage['original_stderr']:.2f} | {stage['z']:+.2f} |"
                     + (f" {stage['z_alone']:+.2f} |" if spread else "")
@@ -183,18 +195,16 @@ class Parity:
         return "\n".join([*lines, "", summary, ""])
 
 
-def our_errors(
-    dataset: str, case: Case, seeds: range, data_root: str, out: Path, **more: float | str
-) -> list[list[float]]:
-    """Test error of ours after each of the first stages, seed after seed.
+def our_errors(dataset: str, case: Case, seeds: range, data_root: str, out: Path, **more: Any) -> list[list[float]]:
+    """Return the test errors [seed][stage] of this software after each of the first stages.
 
     Args:
-        dataset: its name.
-        case: what is run.
-        seeds: which.
-        data_root: where the dataset lies.
+        dataset: name of the dataset.
+        case: the learner, its width and wait.
+        seeds: the seeds, consecutive.
+        data_root: folder of the datasets.
         out: the run folder.
-        more: what `preset=original_code` means for this dataset, but the choice of the epoch.
+        more: the values of `preset=original_code` for this dataset, without `select_by`.
     """
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from vision.run import run
@@ -206,28 +216,30 @@ def our_errors(
         preset="original_code", select_by="validation_accuracy", **more,
     )  # fmt: skip
     ledgers = run(settings)
-    return [[rows[k * case.wait].scores.error_rate for k in range(1, case.num_stages + 1)] for rows in ledgers]
+    # A vision ledger has an error rate in every row.
+    last_arrivals = [k * case.wait for k in range(1, case.num_stages + 1)]  # of the stages
+    return [[rows[t].scores.error_rate for t in last_arrivals] for rows in ledgers]  # type: ignore[misc]  # never None
 
 
 class Silent:
-    """In place of the original's logger."""
+    """A logger for the original that discards everything."""
 
-    def message(self, *_):
-        pass
+    def message(self, *_: Any) -> None:
+        """Discard the message."""
 
     debug = add_scalar = message
 
 
 def compare(ours_errors: list[list[float]], original_errors: list[list[float]]) -> list[Stage]:
-    """Per stage: means, standard errors, and the difference in combined standard errors."""
+    """Return, for each stage, means, standard errors and the difference in combined standard errors."""
 
-    def moments(values: list[float]) -> tuple[float, float]:
+    def mean_and_stderr(values: list[float]) -> tuple[float, float]:
         mean = sum(values) / len(values)
         return mean, (sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)) ** 0.5
 
     stages = []
     for a, b in zip(zip(*ours_errors, strict=True), zip(*original_errors, strict=True), strict=True):
-        (mean_a, stderr_a), (mean_b, stderr_b) = moments(list(a)), moments(list(b))
+        (mean_a, stderr_a), (mean_b, stderr_b) = mean_and_stderr(list(a)), mean_and_stderr(list(b))
         combined = (stderr_a**2 + stderr_b**2) ** 0.5
         stages.append(
             {
@@ -247,8 +259,8 @@ SPREAD = [
 ]
 
 
-def by_spread(few: Stage, many: Stage) -> Stage:
-    """A comparison of few seeds, with the spread between seeds (of ours, of the original) as many showed it."""
+def with_spread_of(few: Stage, many: Stage) -> Stage:
+    """Return the comparison of few seeds with standard errors from the spread between many seeds."""
     ratio = (many["num_seeds"] / few["num_seeds"]) ** 0.5
     ours, original = many["ours_stderr"] * ratio, many["original_stderr"] * ratio
     combined = (ours**2 + original**2) ** 0.5

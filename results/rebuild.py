@@ -1,10 +1,10 @@
-"""Every figure and table of results/ and README.md, from the committed ledgers: what `make results` runs.
+"""Make every figure and table of results/ and README.md from the committed ledgers. `make results` runs this.
 
-.venv/bin/python results/rebuild.py [--out FOLDER]      here by default
+.venv/bin/python results/rebuild.py [--out FOLDER]      default: the repository itself
 
-Of each study what alma-report makes of its run folders: STUDY/COMPARISON/NAME.png and NAME.md. The tables in README.md
-and in the studies' own README.md are copies of these, between `<!-- table: FILE -->` and `<!-- end -->`; with
-`without: WORD` less the columns that begin so.
+For each study, the output of alma-report on its run folders: STUDY/COMPARISON/NAME.png and NAME.md. The tables in
+README.md and in the README.md of each study are copies of these, between `<!-- table: FILE -->` and `<!-- end -->`.
+With `without: WORD`, the copy leaves out the columns whose names begin with WORD.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fairseq_alma.report.figures import all_figures
 from fairseq_alma.report.numbers import all_numbers
-from fairseq_alma.report.runs import read_runs
+from fairseq_alma.report.reading import read_runs
 from fairseq_alma.report.tables import tables_of
 
 RESULTS = Path(__file__).resolve().parent
@@ -24,17 +24,17 @@ STUDIES = ("demo", "books", "mnist", "cifar10")
 TEXTS = ("README.md", *(f"results/{study}/README.md" for study in STUDIES))
 COPY = re.compile(r"(<!-- table: (\S+)(?: without: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 DPI = 110
-"""Of pictures that are committed."""
+"""Resolution of the committed pictures, in dots per inch."""
 
 
 def rebuild(out: Path) -> list[str]:
-    """Write all of it below `out`; return the names of the files, relative to it."""
+    """Write all figures, tables and texts into `out`, and return their names relative to it."""
     written = []
     for study in STUDIES:
-        found = read_runs([RESULTS / study / "ledgers"])
-        if found.faults or found.notes:
-            sys.exit("\n".join([*found.faults, *found.notes]))
-        for comparison in found.comparisons:
+        data = read_runs([RESULTS / study / "ledgers"])
+        if data.errors or data.notes:
+            sys.exit("\n".join([*data.errors, *data.notes]))
+        for comparison in data.comparisons:
             numbers = all_numbers(comparison)
             folder = Path("results") / study / comparison.slug
             (out / folder).mkdir(parents=True, exist_ok=True)
@@ -50,12 +50,14 @@ def rebuild(out: Path) -> list[str]:
     written.append(_write(out, Path("results/books/claims.md"), claims()))
     for name in TEXTS:
         text = (RESULTS.parent / name).read_text(encoding="utf-8")
-        written.append(_write(out, Path(name), COPY.sub(lambda match: _copied(out, match), text)))
+        written.append(_write(out, Path(name), COPY.sub(lambda match: _table_copy(out, match), text)))
     return written
 
 
-def _copied(out: Path, match: re.Match) -> str:
-    table = (out / match[2]).read_text(encoding="utf-8").split("\n\n")[1]  # title and note: the text around it
+def _table_copy(out: Path, match: re.Match) -> str:
+    """Return the markers of a copied table with the rows of the table between them."""
+    # Title and note are left out: the text around the copy has them.
+    table = (out / match[2]).read_text(encoding="utf-8").split("\n\n")[1]
     rows = [line.strip("|").split("|") for line in table.splitlines()]
     kept = [i for i, column in enumerate(rows[0]) if not match[3] or not column.strip().startswith(match[3])]
     lines = [f"|{'|'.join(row[i] for i in kept)}|" for row in rows]
@@ -70,5 +72,5 @@ def _write(out: Path, name: Path, text: str) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS.parent)
+    parser.add_argument("--out", type=Path, default=RESULTS.parent, help="folder to write into")
     print("\n".join(rebuild(parser.parse_args().out)))

@@ -1,4 +1,4 @@
-"""What results/ and README.md show follows from the committed ledgers."""
+"""The tables and figures in results/ and README.md follow from the committed ledgers."""
 
 import shutil
 import subprocess
@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_alma.report.reading import read_runs
+
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def rebuilt(tmp_path_factory):
-    """(folder, names of the files in it) of what one command makes."""
+    """Run `results/rebuild.py` and return its output folder and the names of the files in it."""
     out = tmp_path_factory.mktemp("rebuilt")
     command = [sys.executable, "-W", "ignore", "results/rebuild.py", "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -20,7 +22,7 @@ def rebuilt(tmp_path_factory):
     return out, done.stdout.split()
 
 
-def test_one_command_rebuilds_every_table_and_every_text_as_it_is_committed(rebuilt):
+def test_one_command_rebuilds_every_committed_table_and_text(rebuilt):
     out, names = rebuilt
     texts = [name for name in names if name.endswith(".md")]
     assert {"README.md", "results/books/claims.md", "results/mnist/mnist_B500/summary.md"} <= set(texts)
@@ -28,25 +30,24 @@ def test_one_command_rebuilds_every_table_and_every_text_as_it_is_committed(rebu
     assert differing == [], "run `make results`"
 
 
-def test_every_committed_figure_is_one_that_is_rebuilt(rebuilt):
+def test_the_committed_figures_are_those_that_are_rebuilt(rebuilt):
     out, names = rebuilt
     figures = {name for name in names if name.endswith(".png")}
     committed = {path.relative_to(ROOT).as_posix() for path in (ROOT / "results").rglob("*.png")}
     assert committed == figures
+    # Not compared byte for byte: another version of matplotlib or of its fonts draws other bytes.
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in figures)
 
 
-def test_the_readme_shows_the_figures_that_it_should():
+def test_the_readme_shows_the_main_figures():
     text = (ROOT / "README.md").read_text()
     for figure in ("over_the_stream", "against_compute", "running_average"):
         assert f"/{figure}.png)" in text
 
 
-def test_the_ledgers_of_a_study_are_run_folders_that_a_report_reads(tmp_path):
-    from fairseq_alma.report.runs import read_runs
-
+def test_a_report_reads_the_committed_ledgers_of_a_study(tmp_path):
     shutil.copytree(ROOT / "results/demo/ledgers", tmp_path / "runs")
-    found = read_runs([tmp_path / "runs"])
-    assert not found.faults
-    assert [run.learner for run in found.comparisons[0].runs] == ["sm", "sm", "ens", "gmoe"]
-    assert all(run.command for run in found.comparisons[0].runs)
+    data = read_runs([tmp_path / "runs"])
+    assert not data.errors
+    assert [group.learner for group in data.comparisons[0].groups] == ["sm", "sm", "ens", "gmoe"]
+    assert all(group.command for group in data.comparisons[0].groups)

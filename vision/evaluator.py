@@ -1,4 +1,4 @@
-"""The environment's side: it alone holds the test set, and writes down how mixtures route it."""
+"""The evaluator of vision learners. Only it has the test set. It also stores how mixtures route test images."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_alma.core.files import written_aside
 from fairseq_alma.core.ledger import Scores
 from vision.datasets import Dataset
 from vision.inputs import Inputs
@@ -17,15 +18,15 @@ from vision.voting import Tally
 class ErrorRateEvaluator:
     """Scores every test example once, for all seeds of a learner.
 
-    Members that stay as they are are asked once: what they say is kept, and added to.
+    The outputs of members that will not change any more are computed once and kept.
 
     Args:
-        dataset: the test set of it.
-        inputs: how its images are read.
-        device: where it lives.
+        dataset: contains the test set.
+        inputs: turns images into inputs.
+        device: device of the test set.
         stages: RUN/stages of each seed, for routing.npz.
-        num_stages: of the whole run; the last one's routing is always written.
-        routing_examples: how many test examples routing.npz holds.
+        num_stages: number of stages of the whole run. The routing of the last one is always written.
+        routing_examples: number of test images in routing.npz.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ErrorRateEvaluator:
         self._num_experts_written: int | None = None
 
     def __call__(self, learner: VisionLearner) -> list[Scores]:
+        """Return the scores of the learner's predictor, for each seed."""
         members = learner.members
         num_seeds = len(learner.seeds)
         total = self._tally(learner, members)
@@ -85,11 +87,12 @@ class ErrorRateEvaluator:
         return Tally(parts[0].combine, summed, torch.cat(votes, dim=1) if votes else None, parts[0].num_members)
 
     def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int) -> None:
-        """stages/stage_k/routing.npz: after a growth, and at the end; of a seed's first network.
+        """Write stages/stage_k/routing.npz after a growth and at the end, for the first network of each seed.
 
-        images [n, height, width] of uint8 (in colour [n, height, width, 3]), label [n], expert [n] (of the first
-        mixture, the one that weighs most), weights [n, E]; the tree as root (branches of its root, 0 is none) and
-        splits (which expert each split halved).
+        The file contains images, [n, height, width] of uint8 (in colour [n, height, width, 3]); label, [n]; weights,
+        [n, E], the gate probabilities of the first mixture; expert, [n], the expert with the largest weight; and the
+        tree of gates as root (number of branches of its root, 0 if it has no root) and splits (the expert that each
+        split divided).
         """
         count = self._routing_examples
         if not count or not k:
@@ -102,28 +105,26 @@ class ErrorRateEvaluator:
         routings = stack.routing(self._x_1n[:, :count])[::networks_per_seed]
         for folder, routing in zip(self._stages, routings, strict=True):
             path = folder / f"stage_{k:03d}" / "routing.npz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(".routing.tmp.npz")
-            np.savez_compressed(
-                temporary,
-                images=_pictures(self._images[:count], self._image_shape),
-                label=self._y_1n[0, :count].cpu().numpy(),
-                expert=routing["weights"].argmax(-1),
-                weights=routing["weights"].astype(np.float16),
-                root=routing["root"],
-                splits=np.array(routing["splits"], dtype=np.int64),
-            )
-            temporary.replace(path)
+            with written_aside(path, durable=False) as temporary:
+                np.savez_compressed(
+                    temporary,
+                    images=_pictures(self._images[:count], self._image_shape),
+                    label=self._y_1n[0, :count].cpu().numpy(),
+                    expert=routing["weights"].argmax(-1),
+                    weights=routing["weights"].astype(np.float16),
+                    root=routing["root"],
+                    splits=np.array(routing["splits"], dtype=np.int64),
+                )
 
 
 def _pictures(images: Tensor, shape: tuple[int, int, int]) -> np.ndarray:
-    """[n, height, width], or [n, height, width, channels] where there are several."""
+    """Return images as [n, height, width]; with several channels as [n, height, width, channels]."""
     pictures = images.view(-1, *shape).movedim(1, -1).numpy()
     return pictures[..., 0] if shape[0] == 1 else pictures
 
 
 def _num_experts_before(stages: Path, k: int) -> int:
-    """Of what the routing written last before stage k shows: a continued run writes what the whole one would."""
+    """Return the number of experts in the last routing.npz before stage k, so that a continued run writes the same."""
     written = [path for index in range(k) if (path := stages / f"stage_{index:03d}" / "routing.npz").exists()]
     if not written:
         return 0

@@ -163,7 +163,8 @@ def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
 
 
 def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
-    grow_every = getattr(settings.own, "grow_every", None)
+    assert settings.own is not None  # filled in when the settings are made
+    grow_every = settings.own.stages_between_growths
     if grow_every is not None and num_stages <= grow_every:
         logger.warning(
             "the learner never grows: the run has %d stage(s), and grow_every=%d. Give a smaller grow_every=",

@@ -40,6 +40,15 @@ FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
 SEED_SETTINGS = ("seed", "data_seed", "initialisation_seed", "order_seed")
 """Settings in which the runs of one group of seeds differ."""
 
+SIZE_SETTINGS = ("arch", "width", "experts", "members")
+"""Settings that say how large a learner is."""
+
+GROWTH_SETTINGS = ("grow_every", "grow_experts")
+"""Settings that say how often and by how much a learner grows. Their values usually follow from the wait."""
+
+WAIT_SETTINGS = ("wait", "updates", "updates_per_mega_batch", "grow_every")
+"""The wait, and the settings that change with it when two runs are compared at different waits."""
+
 NOT_COMPARED = (
     *dict.fromkeys(name for names in FREE_SETTINGS.values() for name in names),
     "stacked_from", "evaluated_on", "dictionary", "cer_from",

@@ -16,6 +16,11 @@ SplitBy = Literal["validation_loss", "gate_mass"]
 class LearnerSettings(Settings):
     """Settings that belong to one learner. This base class has none."""
 
+    @property
+    def stages_between_growths(self) -> int | None:
+        """Number of stages from one growth to the next; None if the learner grows at every stage or not at all."""
+        return None
+
     def check_run(self, run: Any) -> None:
         """Check these settings against those of the whole run. The base class accepts everything.
 
@@ -87,6 +92,10 @@ class GrowingMixtureSettings(GatedSettings):
     """What decides which expert is split: its summed `validation_loss` (the paper), or its `gate_mass`, the sum of its
     gate probabilities (the authors' code)."""
 
+    @property
+    def stages_between_growths(self) -> int:
+        return self.grow_every
+
 
 @dataclass(frozen=True)
 class EnsembleOfMixturesSettings(MixtureSettings, GrowingEnsembleSettings):
@@ -109,6 +118,10 @@ class FireflySettings(LearnerSettings):
     parameters do not suffice."""
     candidates: Count = 70
     """Number of candidate units that each layer is offered at a growth."""
+
+    @property
+    def stages_between_growths(self) -> int:
+        return self.grow_every
 
     def check_run(self, run: Any) -> None:
         if not self.grow_ratio > 0:

@@ -1,12 +1,14 @@
-"""alma-report: figures, tables and a page from run folders. It reads files alone: no torch, no fairseq, of ours core.
+"""alma-report: figures, tables and a page from run folders. It reads files only and needs neither torch nor fairseq.
 
-The way of the data:
+In the order in which the data passes through them:
 
-runs.py         run folders -> Run (one setting, its seeds), grouped into Comparison (what may be compared)
-numbers.py      ledgers -> CER, average perplexity, Mem, Comp ...: mean and standard error over seeds
-choice.py       numbers -> Pareto front, the best within a budget, what another wait or a growing learner came to
-tables.py       -> Table 1, Table 2, summary: CSV, Markdown, LaTeX        paper.py: the paper's values
+reading.py      run folders -> Run objects
+grouping.py     runs -> RunGroup (one setting, several seeds) -> Comparison (one stream)      runs.py: the classes
+labels.py       names and order of groups          appearance.py: colours and symbols of learners
+numbers.py      ledgers -> CER, average perplexity, Mem, Comp: mean and standard error over seeds
+choice.py       numbers -> Pareto front, best run within a budget, what another decision would have given
+tables.py       -> summary, Table 1, Table 2 as CSV, Markdown, LaTeX          paper.py: the values in the paper
 figures/        -> PNG, PDF
 page/           -> index.html
-write.py        all of it into REPORT             cli.py: the command
+write.py        writes all of them into a folder          cli.py: the command
 """

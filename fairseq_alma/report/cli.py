@@ -1,8 +1,8 @@
-"""alma-report: every figure and table of the paper, and a page to decide by, from run folders.
+"""alma-report: the paper's figures and tables, and a page for choosing a run, from run folders.
 
-alma-report runs/mnist --out report                   all runs at or below the folder
-alma-report RUN RUN ... --out report --watch          again and again while runs go on; open report/index.html
-tensorboard --logdir RUN                              the same numbers, live
+alma-report runs/mnist --out report                   report on all runs in a folder, at any depth
+alma-report RUN RUN ... --out report --watch          repeat while the runs are running; open report/index.html
+tensorboard --logdir RUN                              the same numbers while a run is running
 """
 
 import argparse
@@ -11,15 +11,16 @@ import time
 from pathlib import Path
 
 from fairseq_alma.core.errors import AlmaError
-from fairseq_alma.report.runs import Found, is_anyone_at_work, read_runs
+from fairseq_alma.report.reading import is_any_run_held, read_runs
+from fairseq_alma.report.runs import ReportData
 from fairseq_alma.report.write import write_report
 
-QUIET_ROUNDS = 3
-"""Of --watch: after so many rounds without a run at work it ends. Between two runs of a sweep there may be one."""
+MAX_IDLE_POLLS = 3
+"""Number of polls in a row without a running process after which --watch exits. A sweep may pause between two runs."""
 
 
 def main() -> None:
-    """The command."""
+    """Run the command. It exits with 2 after an error of the input or the disk."""
     parser = argparse.ArgumentParser(
         prog="alma-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -27,10 +28,11 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="REPORT", help="folder of the report")
     parser.add_argument(
         "--watch", nargs="?", type=float, const=30.0, metavar="SECONDS",
-        help="make it again every so many seconds (30) while runs go on; the page reloads itself",
+        help="write the report again after this time (default: 30) while runs are running; the page reloads itself",
     )  # fmt: skip
-    parser.add_argument("--page-only", action="store_true", help="only index.html: no figures, no tables")
+    parser.add_argument("--page-only", action="store_true", help="write index.html only, without figures and tables")
     arguments = parser.parse_args()
+    # This form also refuses nan.
     if arguments.watch is not None and not arguments.watch >= 1:
         parser.error(f"--watch {arguments.watch:g}: give at least 1 second")
     try:
@@ -39,50 +41,69 @@ def main() -> None:
         else:
             watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
     except AlmaError as error:
-        sys.exit(_told(str(error)))
-    except BrokenPipeError:  # its reader, `head` perhaps, has seen enough
+        sys.exit(_print_error(str(error)))
+    except BrokenPipeError:  # the reader of our output, perhaps `head`, has closed it
         sys.stdout = None
     except OSError as error:
-        sys.exit(_told(f"{error}: make room or give access, then run the same command"))
+        sys.exit(_print_error(f"{error}: make room or give access, then run the same command"))
     except KeyboardInterrupt:
         sys.exit("alma-report: stopped")
 
 
-def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: float | None = None) -> Found:
-    """Read, write, say what was found."""
-    began = time.monotonic()
-    found = read_runs(runs)
-    written = write_report(found, out, page_only, reload_seconds)
-    for fault in found.faults:
-        print(f"alma-report: left out: {fault}", file=sys.stderr)
-    for note in found.notes:
+def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: float | None = None) -> ReportData:
+    """Read the runs, write the report, and print what it contains and what was skipped.
+
+    Args:
+        runs: run folders, or folders that contain run folders.
+        out: the folder of the report.
+        page_only: if True, write index.html only.
+        reload_seconds: if given, the page reloads itself after this time.
+
+    Raises:
+        RunError: there is no run to report on, or `out` is a file.
+    """
+    start = time.monotonic()
+    data = read_runs(runs)
+    num_files = write_report(data, out, page_only, reload_seconds)
+    for error in data.errors:
+        print(f"alma-report: skipped: {error}", file=sys.stderr)
+    for note in data.notes:
         print(f"alma-report: {note}", file=sys.stderr)
-    count = sum(len(comparison.runs) for comparison in found.comparisons)
-    print(f"{count} runs in {len(found.comparisons)} comparison(s), {time.monotonic() - began:.1f} s")
-    for comparison in found.comparisons:
-        print(f"  {comparison.name}: {len(comparison.runs)} runs, {len(comparison.finished)} finished")
-    print(f"{written} files; open {out / 'index.html'}", flush=True)
-    return found
+    num_groups = sum(len(comparison.groups) for comparison in data.comparisons)
+    print(f"{num_groups} runs in {len(data.comparisons)} comparison(s), {time.monotonic() - start:.1f} s")
+    for comparison in data.comparisons:
+        num_finished = len(comparison.finished_groups)
+        print(f"  {comparison.name}: {len(comparison.groups)} runs, {num_finished} finished")
+    print(f"{num_files} files; open {out / 'index.html'}", flush=True)
+    return data
 
 
 def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
-    """`make` until no run is at work any more. The last page does not reload itself."""
-    quiet = 0
+    """Write the report again and again until no process holds a run. The last page does not reload itself.
+
+    Args:
+        runs: run folders, or folders that contain run folders.
+        out: the folder of the report.
+        seconds: time between two reports.
+        page_only: if True, write index.html only.
+    """
+    idle_polls = 0
     while True:
         try:
-            found = make(runs, out, page_only, reload_seconds=seconds)
-            quiet = 0 if found.is_going_on else quiet + 1
+            is_any_running = make(runs, out, page_only, reload_seconds=seconds).is_any_running
         except AlmaError as error:
-            print(f"alma-report: {error}", file=sys.stderr, flush=True)  # the first arrival may be to come
-            quiet = 0 if is_anyone_at_work(runs) else quiet + 1
-        if quiet >= QUIET_ROUNDS:
+            print(f"alma-report: {error}", file=sys.stderr, flush=True)  # perhaps no run has an arrival yet
+            is_any_running = is_any_run_held(runs)
+        idle_polls = 0 if is_any_running else idle_polls + 1
+        if idle_polls >= MAX_IDLE_POLLS:
             break
         time.sleep(seconds)
-    print("no run is at work: the last report")
+    print("no run is running any more: this is the last report")
     make(runs, out, page_only)
 
 
-def _told(message: str) -> int:
+def _print_error(message: str) -> int:
+    """Print a message on standard error and return the exit code."""
     print(f"alma-report: {message}", file=sys.stderr)
     return 2
 

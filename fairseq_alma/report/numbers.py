@@ -1,4 +1,4 @@
-"""What a run came to: the paper's scalars, mean and standard error over seeds."""
+"""The scalar results of a group of runs: the paper's metrics, as mean and standard error over seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,127 +7,154 @@ from typing import Any
 import numpy as np
 
 from fairseq_alma.core.ledger import mean_and_standard_error
-from fairseq_alma.report.runs import Array, Comparison, Run, Seed
+from fairseq_alma.report.runs import Array, Comparison, Run, RunGroup
 
 
 @dataclass(frozen=True)
-class Number:
-    """Mean over seeds, and its standard error; None for a single seed."""
+class Estimate:
+    """A mean over seeds with its standard error, which is None for a single seed."""
 
     mean: float
     stderr: float | None = None
 
     def text(self, digits: int = 2, scale: float = 1.0) -> str:
-        """`12.34 ± 0.56`."""
+        """Return `12.34 ± 0.56`, or `12.34` for a single seed.
+
+        Args:
+            digits: number of decimals.
+            scale: factor by which both values are multiplied; 100 for percent.
+        """
         text = f"{scale * self.mean:.{digits}f}"
         return text if self.stderr is None else f"{text} ± {scale * self.stderr:.{digits}f}"
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of the counted seeds of a run, up to the last arrival. What a run has not come to yet is None."""
+    """The results of a group's counted runs up to the last arrival. Results that do not exist yet are None."""
 
-    quality: Number | None
-    """Vision: CER, equation 1. Language model: average perplexity over t = 1..B."""
-    after_first_stage: Number | None
-    """Language model: average perplexity from the first stage on."""
-    final: Number
+    quality: Estimate | None
+    """Vision: CER (equation 1). Language models: average test perplexity over t = 1..B."""
+    after_first_stage: Estimate | None
+    """Language models: average test perplexity from the first stage on."""
+    final: Estimate
     """Test error rate or perplexity after the last arrival."""
-    final_validation: Number | None
+    final_validation: Estimate | None
+    """Validation error rate or perplexity after the last arrival."""
     validation_score: float | None
-    """What runs are chosen by: `quality` of the validation data. See `validation_score`."""
+    """The value by which runs are chosen, mean over seeds: like `quality`, but on validation data."""
     num_params: float
-    """Of the learner after the last arrival."""
+    """Number of parameters of the predictor after the last arrival."""
     forward_flops: float
-    """Of one example, or one input of tokens_per_sample, after the last arrival."""
+    """FLOPs of one forward pass after the last arrival: one example, or one input of tokens_per_sample tokens."""
     mem: float
+    """Mem: number of parameters summed over t = 0..B."""
     comp: float
-    """Training FLOPs."""
+    """Comp: training FLOPs over the stream."""
     num_updates: float
+    """Optimizer updates over the stream, of all members together."""
     wall_seconds: float | None
-
-
-def numbers_of(run: Run, untrained: float) -> Numbers:
-    """Raises nothing: what cannot be said is None.
-
-    Args:
-        run: finished or not.
-        untrained: see `validation_score`.
-    """
-    summaries = [dict(seed.summary) for seed in run.counted if seed.summary]
-    moments = mean_and_standard_error(summaries) if summaries else {"mean": {}, "stderr": {}}
-
-    def number(key: str) -> Number | None:
-        return Number(moments["mean"][key], moments["stderr"].get(key)) if key in moments["mean"] else None
-
-    def mean(key: str) -> float | None:
-        return moments["mean"].get(key)
-
-    complete = run.is_finished and bool(summaries)
-    if not complete:  # seeds that stand at different arrivals are compared where all of them are
-        summaries = [_so_far(seed, run.last_t) for seed in run.counted]
-        moments = mean_and_standard_error(summaries)
-    last = [run.last_t if not complete else seed.last_t for seed in run.counted]
-    final = number("final")
-    assert final is not None
-    scores = [validation_score(seed, untrained) for seed in run.counted] if complete else []
-    wall = mean("wall_seconds")
-    return Numbers(
-        quality=(number("cer") or number("average_perplexity")) if complete else None,
-        after_first_stage=number("average_perplexity_after_first_stage") if complete else None,
-        final=final,
-        final_validation=number("final_validation"),
-        validation_score=_mean(scores) if scores and not any(map(np.isnan, scores)) else None,
-        num_params=_mean([seed.num_params[t] for seed, t in zip(run.counted, last, strict=True)]),
-        forward_flops=_mean([seed.forward_flops[t] for seed, t in zip(run.counted, last, strict=True)]),
-        mem=mean("mem") or 0.0,
-        comp=mean("comp") or 0.0,
-        num_updates=_mean([seed.num_updates[: t + 1].sum() for seed, t in zip(run.counted, last, strict=True)]),
-        wall_seconds=wall if wall is not None else _mean([seed.train_seconds.sum() for seed in run.counted]),
-    )
-
-
-def _so_far(seed: Seed, t: int) -> dict[str, Any]:
-    """Of `seed.summary` what can be said at arrival t."""
-    found = {
-        "final": float(seed.quality[t]),
-        "mem": float(seed.num_params[: t + 1].sum()),
-        "comp": float(seed.train_flops[: t + 1].sum()),
-        "wall_seconds": seed.summary.get("wall_seconds", float(seed.train_seconds.sum())),
-    }
-    return found if np.isnan(seed.validation[t]) else {**found, "final_validation": float(seed.validation[t])}
-
-
-def validation_score(seed: Seed, untrained: float) -> float:
-    """The sum (vision) or mean (language model) over t = 1..B of what the validation data say: CER without a test set.
-
-    An arrival before the first stage has no validation value in vision; it is charged `untrained`, which is one number
-    for all runs of a comparison, so that it cannot rank them. NaN if a trained arrival has none.
-    """
-    values = np.where(np.isnan(seed.validation) & (seed.stage == 0), untrained, seed.validation)[1:]
-    return float(values.sum() if "cer" in seed.summary else values.mean())
-
-
-def untrained_value(comparison: Comparison) -> float:
-    """What an untrained learner of this stream is charged: the mean of quality at t = 0."""
-    return _mean([seed.quality[0] for run in comparison.runs for seed in run.counted])
+    """Wall time of the run if summary.json has it, else the seconds of training."""
 
 
 def all_numbers(comparison: Comparison) -> list[Numbers]:
-    """Run by run."""
+    """Return the results of every group, in the order of `comparison.groups`."""
     untrained = untrained_value(comparison)
-    return [numbers_of(run, untrained) for run in comparison.runs]
+    return [numbers_of(group, untrained) for group in comparison.groups]
+
+
+def numbers_of(group: RunGroup, untrained: float) -> Numbers:
+    """Return the results of one group, finished or not.
+
+    Args:
+        group: the runs of one setting.
+        untrained: the value charged for arrivals before the first stage; see `validation_score`.
+    """
+    runs = group.counted_runs
+    summaries = [dict(run.summary) for run in runs if run.summary]
+    is_complete = group.is_finished and bool(summaries)
+    if is_complete:
+        last = [run.last_t for run in runs]
+    else:  # unfinished seeds may have come to different arrivals: take all of them at the last common one
+        last = [group.last_t] * len(runs)
+        summaries = [_summary_until(run, group.last_t) for run in runs]
+    statistics = mean_and_standard_error(summaries)
+    means, errors = statistics["mean"], statistics["stderr"]
+
+    def estimate(key: str) -> Estimate | None:
+        return Estimate(means[key], errors.get(key)) if key in means else None
+
+    final = estimate("final")
+    assert final is not None
+    scores = [validation_score(run, untrained) for run in runs] if is_complete else []
+    wall_seconds = means.get("wall_seconds")
+    return Numbers(
+        quality=(estimate("cer") or estimate("average_perplexity")) if is_complete else None,
+        after_first_stage=estimate("average_perplexity_after_first_stage") if is_complete else None,
+        final=final,
+        final_validation=estimate("final_validation"),
+        validation_score=_mean(scores) if scores and not any(map(np.isnan, scores)) else None,
+        num_params=_mean([run.num_params[t] for run, t in zip(runs, last, strict=True)]),
+        forward_flops=_mean([run.forward_flops[t] for run, t in zip(runs, last, strict=True)]),
+        mem=means.get("mem") or 0.0,
+        comp=means.get("comp") or 0.0,
+        num_updates=_mean([run.num_updates[: t + 1].sum() for run, t in zip(runs, last, strict=True)]),
+        wall_seconds=_mean([run.train_seconds.sum() for run in runs]) if wall_seconds is None else wall_seconds,
+    )
+
+
+def _summary_until(run: Run, t: int) -> dict[str, Any]:
+    """Return the entries of `run.summary` that exist for an unfinished run, computed at arrival t."""
+    summary = {
+        "final": float(run.quality[t]),
+        "mem": float(run.num_params[: t + 1].sum()),
+        "comp": float(run.train_flops[: t + 1].sum()),
+        "wall_seconds": run.summary.get("wall_seconds", float(run.train_seconds.sum())),
+    }
+    if not np.isnan(run.validation[t]):
+        summary["final_validation"] = float(run.validation[t])
+    return summary
+
+
+def validation_score(run: Run, untrained: float) -> float:
+    """Return CER (vision) or average perplexity (language models) on validation data, over t = 1..B.
+
+    This is how runs are chosen without test data.
+
+    Args:
+        run: a finished run.
+        untrained: charged for arrivals before the first stage, where a vision ledger has no validation value. It is
+            the same for all runs of a comparison, so that it cannot change their order.
+
+    Returns:
+        The sum or mean, or NaN if a trained arrival has no validation value.
+    """
+    values = np.where(np.isnan(run.validation) & (run.stage == 0), untrained, run.validation)[1:]
+    return float(values.sum() if "cer" in run.summary else values.mean())
+
+
+def untrained_value(comparison: Comparison) -> float:
+    """Return the error rate or perplexity of untrained learners on this stream: the mean over all runs at t = 0."""
+    return _mean([run.quality[0] for group in comparison.groups for run in group.counted_runs])
 
 
 def running_average(quality: Array, stage: Array) -> Array:
-    """Mean over 1..t from the first stage on, [T]; NaN before it, where a learner has learned nothing."""
+    """Return the mean of `quality` from the first stage up to each arrival; NaN before the first stage.
+
+    Args:
+        quality: error rate or perplexity of each arrival, of shape [T].
+        stage: number of the last finished stage at each arrival, of shape [T].
+    """
     trained = (stage > 0) & (np.arange(len(quality)) >= 1)
     total, count = np.cumsum(np.where(trained, quality, 0.0)), np.cumsum(trained)
     return np.where(trained, total / np.maximum(count, 1), np.nan)
 
 
 def standard_error(values_ST: Array) -> Array | None:
-    """Over seeds, [T]; None for one."""
+    """Return the standard error over seeds at each arrival, of shape [T]; None for a single seed.
+
+    Args:
+        values_ST: one row per seed, one column per arrival.
+    """
     if len(values_ST) < 2:
         return None
     return values_ST.std(axis=0, ddof=1) / len(values_ST) ** 0.5

@@ -1,4 +1,7 @@
-"""The paper's tables, and a summary of all runs, as rows of text; then CSV, Markdown, LaTeX."""
+"""The tables of a report as rows of text: a summary of all runs, and the paper's Tables 1 and 2.
+
+Each table can be written as CSV, Markdown and LaTeX.
+"""
 
 import csv
 import io
@@ -8,170 +11,187 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
+from fairseq_alma.core import catalogue
 from fairseq_alma.report import paper
 from fairseq_alma.report.choice import Budget, best_within
+from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
-from fairseq_alma.report.runs import LEARNERS, Comparison, Run, label_of
+from fairseq_alma.report.runs import Comparison, RunGroup
 
 UNTRAINED = "*"
-"""As the paper's tables print it."""
+"""The cell of an untrained learner, as in the paper's tables."""
 EQUAL_COMPUTE = 0.02
-"""In sequence against i.i.d.: training FLOPs may differ by so much, as stages end in parts of batches."""
+"""Table 1 compares runs whose training FLOPs differ by at most this share: the last batch of a stage may be partial."""
+MAX_ARRIVALS = 24
+"""Maximum number of arrivals for which Table 2 is made: it has one column per arrival."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text, ready to be read."""
+    """A table of text cells."""
 
     name: str
-    """Of its files."""
+    """The name of its files, without suffix."""
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    """Below it."""
+    """A sentence below the table."""
 
     def csv(self) -> str:
-        """Without the note."""
+        """Return the table as CSV, without title and note."""
         file = io.StringIO()
         csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
         return file.getvalue()
 
     def markdown(self) -> str:
-        """Title, table, note."""
-        cells = [[_in_markdown(cell) for cell in row] for row in self.rows]
-        columns = [_in_markdown(column) for column in self.columns]
+        """Return title, table and note as Markdown."""
+        cells = [[_escape_markdown(cell) for cell in row] for row in self.rows]
+        columns = [_escape_markdown(column) for column in self.columns]
         table = tabulate(cells, columns, tablefmt="pipe", disable_numparse=True, colalign=self._alignment())
-        # Padded, a cell that changes would change every line.
+        # Without the padding of tabulate: with it, one wider cell would change every line of a committed table.
         table = re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", table))
-        return f"**{_in_markdown(self.title)}**\n\n{table}\n" + (f"\n{_in_markdown(self.note)}\n" if self.note else "")
+        note = f"\n{_escape_markdown(self.note)}\n" if self.note else ""
+        return f"**{_escape_markdown(self.title)}**\n\n{table}\n{note}"
 
     def latex(self) -> str:
-        """A tabular of booktabs, with title and note as comments."""
+        """Return a LaTeX tabular (it needs booktabs), with title and note as comments."""
+        # tabulate would escape the $ of $\pm$: put it in afterwards.
         rows = [[cell.replace("±", r"+-") for cell in row] for row in self.rows]
         table = tabulate(
             rows, self.columns, tablefmt="latex_booktabs", disable_numparse=True, colalign=self._alignment()
         )
         table = table.replace("+-", r"$\pm$")
-        notes = [" ".join(text.split()) for text in (self.title, self.note) if text]  # a new line would end the comment
-        return "".join(f"% {text}\n" for text in notes) + table + "\n"
+        # A line break would end the comment.
+        comments = [" ".join(text.split()) for text in (self.title, self.note) if text]
+        return "".join(f"% {text}\n" for text in comments) + table + "\n"
 
     def _alignment(self) -> tuple[str, ...]:
-        return tuple(
-            "left" if column in ("run", "best", "state", "setting", "experts") else "right" for column in self.columns
-        )
+        words = ("run", "best", "state", "setting", "experts")
+        return tuple("left" if column in words else "right" for column in self.columns)
+
+
+def tables_of(comparison: Comparison, numbers: Sequence[Numbers]) -> list[Table]:
+    """Return all tables that can be made of a comparison.
+
+    Args:
+        comparison: the groups of runs, one row each.
+        numbers: the results of each group (numbers.all_numbers).
+    """
+    return [table for table in (summary(comparison, numbers), table1(comparison), table2(comparison)) if table]
 
 
 def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
-    """All runs: what they came to, and which is best by validation."""
+    """Return the table of all runs with their results; it marks the run that is best on validation data."""
     best = best_within(numbers, Budget())
     is_vision = comparison.is_vision
-    quality = (
+    quality_columns = (
         ["CER", "final error, %"] if is_vision else ["average perplexity", "after first stage", "final perplexity"]
     )
-    columns = ("run", "by validation", "seeds", *quality, "final validation" + (", %" if is_vision else ""),
+    columns = ("run", "by validation", "seeds", *quality_columns, "final validation" + (", %" if is_vision else ""),
                "params, last", "Mem", "Comp, TFLOP", "wall time", "state")  # fmt: skip
     rows = []
     scale, digits = (100.0, 2) if is_vision else (1.0, 2)
-    for index, (run, one) in enumerate(zip(comparison.runs, numbers, strict=True)):
-        cells = [one.quality.text() if one.quality else ""]
+    for index, (group, result) in enumerate(zip(comparison.groups, numbers, strict=True)):
+        cells = [result.quality.text() if result.quality else ""]
         if not is_vision:
-            cells.append(one.after_first_stage.text() if one.after_first_stage else "")
-        trained = run.counted[0].stage[-1] > 0
-        cells.append(one.final.text(digits, scale) if trained else UNTRAINED)
-        cells.append(one.final_validation.text(digits, scale) if trained and one.final_validation else "")
-        name = label_of(run, comparison.varied)
+            cells.append(result.after_first_stage.text() if result.after_first_stage else "")
+        is_trained = group.counted_runs[0].stage[-1] > 0
+        cells.append(result.final.text(digits, scale) if is_trained else UNTRAINED)
+        cells.append(result.final_validation.text(digits, scale) if is_trained and result.final_validation else "")
+        label = group_label(group, comparison.varied_settings)
         rows.append((
-            name, "best" if index == best else "", str(len(run.counted)), *cells, f"{one.num_params:,.0f}",
-            f"{one.mem:.4g}", f"{one.comp / 1e12:.4g}", duration(one.wall_seconds), state(run),
+            label, "best" if index == best else "", str(len(group.counted_runs)), *cells, f"{result.num_params:,.0f}",
+            f"{result.mem:.4g}", f"{result.comp / 1e12:.4g}", duration(result.wall_seconds), state(group),
         ))  # fmt: skip
     note = ""
     if best is not None:
         kind = "summed" if is_vision else "mean"
-        name = label_of(comparison.runs[best], comparison.varied)
-        note = f"Best by validation ({kind} over the arrivals, never by test): {name}."
+        label = group_label(comparison.groups[best], comparison.varied_settings)
+        note = f"Best by validation ({kind} over the arrivals, never by test): {label}."
     return Table("summary", f"{comparison.name}: all runs", columns, tuple(rows), note)
 
 
 def table1(comparison: Comparison) -> Table | None:
-    """Learning in sequence against learning i.i.d. on the same data with the same compute (the paper's Table 1).
+    """Return the paper's Table 1: learning in sequence against learning i.i.d., with equal data and compute.
 
-    A pair: one run at wait 1, one at wait k that differs in nothing else, compared at t = k, where the second has been
-    trained once, on all of it. None if there is no pair of equal compute.
+    Each row is a pair of groups: one with wait 1, the other with wait k and otherwise equal settings. They are compared
+    at t = k, where the second has been trained once, on all data so far.
+
+    Returns:
+        The table, or None if the comparison has no such pair.
     """
     scale, unit = (100.0, "error, %") if comparison.is_vision else (1.0, "perplexity")
-    columns = (
-        "run",
-        "k",
-        f"{unit} in sequence",
-        f"{unit} i.i.d.",
-        "in sequence - i.i.d.",
-        "paper, base",
-        "paper, large",
-    )
+    columns: tuple[str, ...] = ("run", "k", f"{unit} in sequence", f"{unit} i.i.d.", "in sequence - i.i.d.",
+                                "paper, base", "paper, large")  # fmt: skip
     rows = []
-    for first in comparison.runs:
-        if first.wait != 1:
+    for in_sequence in comparison.groups:
+        if in_sequence.wait != 1:
             continue
-        for other in comparison.runs:
-            k = other.wait
-            if k == 1 or k > min(first.last_t, other.last_t) or not _differ_in_wait_alone(first, other):
+        for iid in comparison.groups:
+            k, pair = iid.wait, (in_sequence, iid)
+            if k == 1 or k > min(in_sequence.last_t, iid.last_t) or not _differ_in_wait_only(in_sequence, iid):
                 continue
-            costs = [run.mean("train_flops")[: k + 1].sum() for run in (first, other)]
+            costs = [group.mean_column("train_flops")[: k + 1].sum() for group in pair]
             if abs(costs[0] - costs[1]) > EQUAL_COMPUTE * max(costs) or not costs[0]:
                 continue
-            texts = [_at(run, k, scale) for run in (first, other)]
-            difference = scale * (first.mean("quality")[k] - other.mean("quality")[k])
-            published = [paper.row_of(run) for run in (first, other)]
-            beside = ["", ""]
-            if published[0] and published[1]:
-                for number, size in enumerate(("base", "large")):
-                    pair = [getattr(row, size)[k - 1] for row in published]
-                    if None not in pair:
-                        beside[number] = f"{pair[0]:.2f} against {pair[1]:.2f}"
-            rows.append((_label_without_wait(first, comparison), str(k), *texts, f"{difference:+.2f}", *beside))
+            texts = [_quality_text(group, k, scale) for group in pair]
+            difference = scale * (in_sequence.mean_column("quality")[k] - iid.mean_column("quality")[k])
+            label = _label_without_wait(in_sequence, comparison)
+            rows.append((label, str(k), *texts, f"{difference:+.2f}", *_paper_pair(in_sequence, iid, k)))
     if not rows:
         return None
-    shown, filled = _without_empty(columns, rows)
-    return Table(
-        "table1",
-        f"{comparison.name}: learning in sequence against i.i.d. (as the paper's Table 1)",
-        shown,
-        tuple(filled),
-        "The same data and training FLOPs; after mega-batch k."
-        + (" The paper's values are of its own corpus and models." if "paper, base" in shown else ""),
-    )
+    columns, rows = _without_empty_columns(columns, rows)
+    note = "The same data and training FLOPs; after mega-batch k."
+    if "paper, base" in columns:
+        note += " The paper's values are of its own corpus and models."
+    title = f"{comparison.name}: learning in sequence against i.i.d. (as the paper's Table 1)"
+    return Table("table1", title, columns, tuple(rows), note)
+
+
+def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:
+    """Return the paper's two values after mega-batch k for the base and the large model; "" where it has none."""
+    ours, other = paper.row_of(in_sequence), paper.row_of(iid)
+    if not ours or not other:
+        return ["", ""]
+    pairs = [(ours.base[k - 1], other.base[k - 1]), (ours.large[k - 1], other.large[k - 1])]
+    return ["" if None in pair else f"{pair[0]:.2f} against {pair[1]:.2f}" for pair in pairs]
 
 
 def table2(comparison: Comparison) -> Table | None:
-    """Perplexity after each mega-batch, the paper's beside it where the setting is the same. None for vision."""
-    if comparison.is_vision or comparison.num_arrivals > 24:
+    """Return the paper's Table 2: perplexity after each mega-batch, beside the paper's value for the same setting.
+
+    Returns:
+        The table, or None for vision and for streams of more than MAX_ARRIVALS arrivals.
+    """
+    if comparison.is_vision or comparison.num_arrivals > MAX_ARRIVALS:
         return None
     times = range(1, comparison.num_arrivals + 1)
-    columns = ("setting", "run", "experts", "params, last", *(f"t = {t}" for t in times), "seeds",
-               *(f"paper, {size}" for size in ("base", "large")))  # fmt: skip
+    columns = ("setting", "run", "experts", "params, last", *(f"t = {t}" for t in times), "seeds", "paper, base",
+               "paper, large")  # fmt: skip
     rows = []
-    for run in comparison.runs:
+    for group in comparison.groups:
         cells = []
         for t in times:
-            trained = t <= run.last_t and run.counted[0].stage[t] > 0
-            cells.append(_at(run, t, 1.0) if trained else UNTRAINED if t <= run.last_t else "")
-        row = paper.row_of(run)
-        beside = ["", ""]
+            is_trained = t <= group.last_t and group.counted_runs[0].stage[t] > 0
+            cells.append(_quality_text(group, t, 1.0) if is_trained else UNTRAINED if t <= group.last_t else "")
+        row = paper.row_of(group)
+        published = ["", ""]
         if row:
-            beside = [
-                ", ".join(UNTRAINED if v is None else f"{v:.2f}" for v in values) for values in (row.base, row.large)
+            published = [
+                ", ".join(UNTRAINED if value is None else f"{value:.2f}" for value in values)
+                for values in (row.base, row.large)
             ]
-        experts, members = paper.sizes(run)
+        experts, members = paper.sizes(group)
         size = ", ".join(map(str, experts))
         if members and members != (1,):
             size += "@" + "..".join(str(members[i]) for i in sorted({0, len(members) - 1}))
-        params = f"{run.mean('num_params')[-1] / 1e6:.2f}M"
-        steps = run.wait if run.wait > 1 and run.settings.get("updates_per_mega_batch") else 1
-        setting = f"{LEARNERS.get(run.learner, run.learner)}_w{run.wait}" + (f" ({steps}x steps)" if steps > 1 else "")
-        name = label_of(run, comparison.varied)
-        rows.append((setting, name, size, params, *cells, str(len(run.counted)), *beside))
-    columns, rows = _without_empty(columns, rows)
+        params = f"{group.mean_column('num_params')[-1] / 1e6:.2f}M"
+        steps = group.wait if group.wait > 1 and group.settings.get("updates_per_mega_batch") else 1
+        setting = f"{catalogue.label_of(group.learner)}_w{group.wait}" + (f" ({steps}x steps)" if steps > 1 else "")
+        label = group_label(group, comparison.varied_settings)
+        rows.append((setting, label, size, params, *cells, str(len(group.counted_runs)), *published))
+    columns, rows = _without_empty_columns(columns, rows)
     note = f"{UNTRAINED} untrained."
     if "paper, base" in columns:
         note += " The paper's values (t = 1..4) are of its own corpus and models."
@@ -179,13 +199,8 @@ def table2(comparison: Comparison) -> Table | None:
     return Table("table2", title, columns, tuple(rows), note)
 
 
-def tables_of(comparison: Comparison, numbers: Sequence[Numbers]) -> list[Table]:
-    """All that there is."""
-    return [table for table in (summary(comparison, numbers), table1(comparison), table2(comparison)) if table]
-
-
 def duration(seconds: float | None) -> str:
-    """`3 h 05 min`, `4 min 10 s`, `8.2 s`."""
+    """Return a duration as text: `3 h 05 min`, `4 min 10 s`, `8.2 s`, or "" for None."""
     if seconds is None:
         return ""
     whole, minutes = round(seconds), round(seconds / 60)
@@ -194,36 +209,35 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{seconds:.1f} s"
 
 
-def state(run: Run) -> str:
-    """`finished`, `running, 12 of 100`, `stopped, 12 of 100`."""
-    if run.is_finished:
-        left = len(run.seeds) - len(run.counted)
-        return "finished" if not left else f"finished, {left} more seed(s) not"
-    return f"{'running' if run.is_running else 'stopped'}, {run.last_t} of {run.num_arrivals}"
+def state(group: RunGroup) -> str:
+    """Return the progress of a group: `finished`, `running, 12 of 100`, `stopped, 12 of 100`."""
+    if group.is_finished:
+        num_unfinished = len(group.runs) - len(group.counted_runs)
+        return f"finished, {num_unfinished} more seed(s) not" if num_unfinished else "finished"
+    return f"{'running' if group.is_running else 'stopped'}, {group.last_t} of {group.num_arrivals}"
 
 
-def _at(run: Run, t: int, scale: float) -> str:
-    values = scale * run.stacked("quality")[:, t]
+def _quality_text(group: RunGroup, t: int, scale: float) -> str:
+    """Return the error rate or perplexity at arrival t, with the standard error over seeds if there are several."""
+    values = scale * group.column("quality")[:, t]
     text = f"{values.mean():.2f}"
     return text if len(values) < 2 else f"{text} ± {values.std(ddof=1) / len(values) ** 0.5:.2f}"
 
 
-def _differ_in_wait_alone(a: Run, b: Run) -> bool:
-    """Updates may differ as well, and how often it grows: compute is compared by itself."""
-    passed = ("wait", "updates", "updates_per_mega_batch", "grow_every")
-    names = {*a.settings, *b.settings} - set(passed)
+def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
+    """Return True if two groups differ only in the wait and what depends on it. Table 1 compares such pairs."""
+    names = {*a.settings, *b.settings} - set(catalogue.WAIT_SETTINGS)
     return all(a.settings.get(name) == b.settings.get(name) for name in names)
 
 
-def _label_without_wait(run: Run, comparison: Comparison) -> str:
-    passed = ("wait", "updates", "updates_per_mega_batch", "grow_every")
-    return label_of(run, [name for name in comparison.varied if name not in passed])
+def _label_without_wait(group: RunGroup, comparison: Comparison) -> str:
+    return group_label(group, [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS])
 
 
-def _without_empty(columns: Sequence[str], rows: list[tuple]) -> tuple[tuple[str, ...], list[tuple]]:
+def _without_empty_columns(columns: Sequence[str], rows: list[tuple]) -> tuple[tuple[str, ...], list[tuple]]:
     kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     return tuple(columns[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
 
 
-def _in_markdown(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     return text.replace("|", r"\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,8 +1,5 @@
-"""A report on disk: index.html, figures/COMPARISON/NAME.png and .pdf, tables/COMPARISON/NAME.csv, .md and .tex."""
+"""Write a report: index.html, figures/COMPARISON/NAME.png and .pdf, tables/COMPARISON/NAME.csv, .md and .tex."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -10,69 +7,63 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import write_whole
-from fairseq_alma.report.figures import figures_or_faults
+from fairseq_alma.core.files import write_whole, written_aside
+from fairseq_alma.report.figures import figures_or_errors
+from fairseq_alma.report.labels import printable
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.page import page
-from fairseq_alma.report.runs import Found
+from fairseq_alma.report.runs import ReportData
 from fairseq_alma.report.tables import Table, tables_of
 
 
-def write_report(found: Found, out: Path, page_only: bool = False, reload_seconds: float | None = None) -> int:
-    """All files, each whole or not at all. Returns how many.
+def write_report(data: ReportData, out: Path, page_only: bool = False, reload_seconds: float | None = None) -> int:
+    """Write the files of a report. A reader never sees a half-written file.
 
-    A figure that cannot be drawn (a damaged routing file) is left out, and told in `found.faults`.
+    Args:
+        data: what was read. If a figure cannot be drawn because a routing file is damaged, the figure is left out and
+            the reason is appended to `data.errors`.
+        out: the folder of the report.
+        page_only: if True, write index.html only.
+        reload_seconds: if given, the page reloads itself after this time.
+
+    Returns:
+        The number of files written.
+
+    Raises:
+        RunError: `out` is a file.
+        OSError: no space or no access.
     """
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file: give a folder for the report")
     out.mkdir(parents=True, exist_ok=True)
     count = 1
-    for comparison in found.comparisons:
+    for comparison in [] if page_only else data.comparisons:
         numbers = all_numbers(comparison)
-        if page_only:
-            continue
         for table in tables_of(comparison, numbers):
             write_table(table, out / "tables" / comparison.slug)
             count += 3
-        for name, figure in figures_or_faults(comparison, numbers):
+        for name, figure in figures_or_errors(comparison, numbers):
             if isinstance(figure, RunError):
-                found.faults.append(str(figure))
+                data.errors.append(str(figure))
                 continue
             save(figure, out / "figures" / comparison.slug / name)
             count += 2
-    # Last: it tells what the rest came to.
-    write_whole(out / "index.html", _spelled(page(found, reload_seconds)), durable=False)
+    # The page is last because it lists the errors of the figures.
+    write_whole(out / "index.html", printable(page(data, reload_seconds)), durable=False)
     return count
 
 
-def _spelled(text: str) -> str:
-    """A path whose bytes are not UTF-8 reaches us with lone surrogates: they are spelled as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def write_table(table: Table, folder: Path) -> None:
-    """As CSV, Markdown, LaTeX."""
-    for ending, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
-        write_whole(folder / f"{table.name}.{ending}", _spelled(text), durable=False)
+    """Write a table as CSV, Markdown and LaTeX."""
+    for suffix, text in (("csv", table.csv()), ("md", table.markdown()), ("tex", table.latex())):
+        write_whole(folder / f"{table.name}.{suffix}", printable(text), durable=False)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """PATH.png and PATH.pdf; without the time they were made, so that the same runs give the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Figure.savefig draws everything twice, and looks for the layout each time: that is most of the time it takes.
-    with _whole(path.with_suffix(".png")) as temporary:
+    """Write PATH.png and PATH.pdf. They hold no date, so that the same runs give the same bytes."""
+    # Not Figure.savefig: it draws everything twice and computes the layout each time, which takes most of the time.
+    with written_aside(path.with_suffix(".png"), durable=False) as temporary:
         FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
     figure.set_layout_engine("none")
-    with _whole(path.with_suffix(".pdf")) as temporary:
+    with written_aside(path.with_suffix(".pdf"), durable=False) as temporary:
         FigureCanvasPdf(figure).print_pdf(temporary, metadata={"CreationDate": None, "Producer": None})
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A path to write to, which then is `path`."""
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

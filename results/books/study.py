@@ -1,7 +1,7 @@
-"""The learners of the paper's Table 2 on nine books, small enough for two cores.
+"""Train the learners of the paper's Table 2 on nine books, at a size for two CPU cores.
 
-python results/books/study.py run --books FOLDER --out runs/books      train, two runs at a time; run again to go on
-python results/books/study.py collect --out runs/books                 ledgers into results/books/
+python results/books/study.py run --books FOLDER --out runs/books      train, two runs at a time; call again to continue
+python results/books/study.py collect --out runs/books                 copy the ledgers into results/books/ledgers/
 """
 
 import argparse
@@ -22,30 +22,34 @@ from fairseq_alma.core.ledger import Ledger, LedgerRow
 HERE = Path(__file__).parent
 LEDGERS = HERE / "ledgers"
 SEEDS, ONE_SEED = (0, 1, 2), (0,)
-"""Three for the rows whose order is claimed."""
+"""Rows whose order is claimed have three seeds, the others one."""
 PARTS = 50
-"""Equal parts the books are cut into; the first 4 are the stream, a 51st is its test set. More would be better and
-would not fit the 90 minutes."""
+"""Number of equal parts that the books are cut into. The first 4 are the stream, a 51st is its test set. Larger parts
+would be better, but all runs had to fit into 90 minutes."""
 MEGA_BATCHES = 4
 PASSES = 5
+"""Passes over a mega-batch in each stage."""
 SEQUENCES_PER_UPDATE, TOKENS_PER_SAMPLE = 8, 128
 T_95 = 4.30
-"""Student's t for 3 seeds, two-sided 95%."""
+"""Student's t for 3 seeds: half the width of a two-sided 95% interval, in standard errors."""
 LEFT_OUT = "gitenberg_moby_dick"
-"""A second copy of a book that is there."""
+"""Start of the name of a file that is skipped: a second copy of Moby-Dick."""
 SETTINGS = ("preset=quickstart", f"sequences_per_update={SEQUENCES_PER_UPDATE}", "batch_size=8", "lr=0.005",
             "dropout=0.2", f"mega_batches={MEGA_BATCHES}", "parallel=1")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting of the study."""
+    """One row of the study's table."""
 
     name: str
+    """Name of the run folder."""
     settings: tuple[str, ...]
+    """Arguments of alma-lm besides SETTINGS."""
     steps: str = "updates"
-    """Which of alma-lm's two ways to say how long a stage is; the number is that of one mega-batch in either."""
+    """The setting of alma-lm that gives the length of a stage: updates or updates_per_mega_batch, with equal values."""
     seeds: tuple[int, ...] = SEEDS
+    """Seeds that are run."""
 
 
 ROWS = (
@@ -59,12 +63,12 @@ ROWS = (
     Row("gens_w1", ("learner=gens", "wait=1", "experts=4"), seeds=ONE_SEED),
     Row("sm_w4_4", ("learner=sm", "wait=4", "experts=4"), seeds=ONE_SEED),
 )
-"""In the order in which they are run: what shares stages with an earlier row comes after it."""
+"""The rows in the order in which they run. A row that takes stages from another row comes after it."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """An ordering of the paper's tables: after the last mega-batch `better` has the lower test perplexity."""
+    """A finding of the paper: after the last mega-batch, row `better` has a lower test perplexity than row `worse`."""
 
     text: str
     better: str
@@ -86,7 +90,14 @@ CLAIMS = (
 
 
 def run(books: Path, out: Path, processes: int, missing: bool) -> None:
-    """Stream and runs, or what is left of them; `missing`: only those without a ledger here."""
+    """Make the stream and train all rows. Finished work is skipped.
+
+    Args:
+        books: folder of the books, .md or .txt files.
+        out: folder for the stream and the runs.
+        processes: number of runs at a time, each with one thread.
+        missing: run only rows and seeds whose ledger is not in results/books/ledgers/.
+    """
     sources = out / "books"
     sources.mkdir(parents=True, exist_ok=True)
     for book in sorted(books.iterdir()):
@@ -94,35 +105,36 @@ def run(books: Path, out: Path, processes: int, missing: bool) -> None:
             (link := sources / book.name).unlink(missing_ok=True)
             link.symlink_to(book.absolute())
     stream = out / "stream"
-    _command(["alma-prep", str(stream), "--source", f"books:{sources}", "--mega-batches", str(PARTS),
-              "--vocab-size", "8000", "--valid-words", "10000", "--seed", "0"], out / "stream.log")  # fmt: skip
+    options = ["--mega-batches", str(PARTS), "--vocab-size", "8000", "--valid-words", "10000", "--seed", "0"]
+    _run_command(["alma-prep", str(stream), "--source", f"books:{sources}", *options], out / "stream.log")
     splits = json.loads((stream / "stream.json").read_text())["splits"]
     largest = max(splits[f"mega_batch_{t}"]["tokens"] for t in range(1, MEGA_BATCHES + 1))
     updates = -(-PASSES * largest // (SEQUENCES_PER_UPDATE * TOKENS_PER_SAMPLE))
 
-    def one(task: tuple[int, Row]) -> None:
+    def run_row(task: tuple[int, Row]) -> None:
         seed, row = task
         folder = out / row.name / f"seed_{seed}"
         started = time.monotonic()
-        _command(["alma-lm", f"stream={stream}", f"out={folder}", *SETTINGS, *row.settings, f"{row.steps}={updates}",
-                  f"seed={seed}", f"share={out / 'shared'}"], folder.with_suffix(".log"))  # fmt: skip
+        settings = [*SETTINGS, *row.settings, f"{row.steps}={updates}", f"seed={seed}", f"share={out / 'shared'}"]
+        _run_command(["alma-lm", f"stream={stream}", f"out={folder}", *settings], folder.with_suffix(".log"))
         print(f"{row.name} seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
 
-    # A whole table of one seed first, then row by row: what is there when time is up can be read.
+    # The whole table with one seed first, then further seeds row by row: if time runs out, the table is complete.
     tasks = [(SEEDS[0], row) for row in ROWS]
     tasks += [(seed, row) for row in ROWS for seed in SEEDS[1:] if seed in row.seeds]
     if missing:
-        tasks = [(seed, row) for seed, row in tasks if not _folder(row, seed).exists()]
+        tasks = [(seed, row) for seed, row in tasks if not _ledger_folder(row, seed).exists()]
     started = time.monotonic()
     with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(one, tasks))
+        list(pool.map(run_row, tasks))
     print(f"all runs: {(time.monotonic() - started) / 60:.1f} minutes in this process")
 
 
-def _command(words: Sequence[str], log: Path) -> None:
+def _run_command(words: Sequence[str], log: Path) -> None:
+    """Run one of our commands with its output in `log`. Exits if the command fails."""
     program = Path(sysconfig.get_path("scripts")) / words[0]
     log.parent.mkdir(parents=True, exist_ok=True)
-    # One thread each: two runs side by side do more than one run on two threads.
+    # One thread each: two runs at a time make more progress than one run with two threads.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     with open(log, "a") as file:
         status = subprocess.run([program, *words[1:]], env=environment, stdout=file, stderr=file).returncode
@@ -131,9 +143,9 @@ def _command(words: Sequence[str], log: Path) -> None:
 
 
 def collect(out: Path) -> None:
-    """Copy the ledgers of finished runs.
+    """Copy the ledgers of finished runs into results/books/ledgers/.
 
-    A ledger that is here already is kept where it is of the same stream.
+    A committed ledger stays if it is of the same stream, and is deleted otherwise.
     """
     splits = json.loads((out / "stream" / "stream.json").read_text())["splits"]
     evaluated_on = [splits[split]["sha256"] for split in ("valid", "test")]
@@ -152,20 +164,22 @@ def collect(out: Path) -> None:
 
 
 def claims() -> str:
-    """claims.md: the orderings of the paper's tables, and what the committed ledgers say of them."""
-    return "\n".join([*_claims({row.name: _ledgers(row) for row in ROWS}), ""])
+    """Return the text of claims.md: each finding of the paper beside the difference in the committed ledgers."""
+    return "\n".join([*_claim_table({row.name: _rows_by_seed(row) for row in ROWS}), ""])
 
 
-def _folder(row: Row, seed: int) -> Path:
+def _ledger_folder(row: Row, seed: int) -> Path:
     return LEDGERS / row.name / f"seed_{seed}"
 
 
-def _ledgers(row: Row) -> dict[int, list[LedgerRow]]:
-    """By seed."""
-    return {seed: Ledger(f / "ledger.jsonl").rows() for seed in row.seeds if (f := _folder(row, seed)).exists()}
+def _rows_by_seed(row: Row) -> dict[int, list[LedgerRow]]:
+    """Return the committed ledger of each seed."""
+    folders = {seed: _ledger_folder(row, seed) for seed in row.seeds}
+    return {seed: Ledger(folder / "ledger.jsonl").rows() for seed, folder in folders.items() if folder.exists()}
 
 
-def _claims(ledgers: dict[str, dict[int, list[LedgerRow]]]) -> list[str]:
+def _claim_table(ledgers: dict[str, dict[int, list[LedgerRow]]]) -> list[str]:
+    """Return the lines of a Markdown table: one line per claim for which ledgers of both rows exist."""
     lines = ["| after the last mega-batch | difference of test perplexity, seed by seed | mean and standard error | |",
              "|---|---|---|---|"]  # fmt: skip
     for claim in CLAIMS:
@@ -173,45 +187,52 @@ def _claims(ledgers: dict[str, dict[int, list[LedgerRow]]]) -> list[str]:
         seeds = sorted(worse.keys() & better.keys())
         if not seeds:
             continue
-        gains = [worse[seed][-1].scores.perplexity - better[seed][-1].scores.perplexity for seed in seeds]
-        mean, se = _moments(gains)
-        if len(gains) < 3:
+        gains = [_last_perplexity(worse[seed]) - _last_perplexity(better[seed]) for seed in seeds]
+        mean, stderr = _mean_and_stderr(gains)
+        if stderr is None or len(gains) < 3:
             verdict = f"{len(gains)} seed(s): not claimed"
-        elif abs(mean) > T_95 * se:
+        elif abs(mean) > T_95 * stderr:
             verdict = "reproduced" if mean > 0 else "the opposite"
         else:
             verdict = "undecided"
         lines.append(
-            f"| {claim.text} | {', '.join(f'{gain:+.1f}' for gain in gains)} | {_mean_se(gains)} | {verdict} |"
+            f"| {claim.text} | {', '.join(f'{gain:+.1f}' for gain in gains)} | {_mean_text(gains)} | {verdict} |"
         )
     return lines
 
 
-def _moments(values: Sequence[float]) -> tuple[float, float | None]:
+def _last_perplexity(rows: Sequence[LedgerRow]) -> float:
+    perplexity = rows[-1].scores.perplexity
+    assert perplexity is not None  # ledgers of language models have it in every row
+    return perplexity
+
+
+def _mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return (mean, standard error of the mean); the latter is None for a single value."""
     mean = sum(values) / len(values)
     if len(values) < 2:
         return mean, None
     return mean, (sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)) ** 0.5
 
 
-def _mean_se(values: Sequence[float]) -> str:
-    mean, se = _moments(values)
-    return f"{mean:.1f}" if se is None else f"{mean:.1f} ± {se:.1f}"
+def _mean_text(values: Sequence[float]) -> str:
+    mean, stderr = _mean_and_stderr(values)
+    return f"{mean:.1f}" if stderr is None else f"{mean:.1f} ± {stderr:.1f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=["run", "collect"])
+    parser.add_argument("action", choices=["run", "collect"], help="train, or copy the ledgers")
     parser.add_argument("--books", type=Path, help="folder of the books (ALMA_DATA/books by default)")
-    parser.add_argument("--out", type=Path, default=Path("runs/books"))
-    parser.add_argument("--missing", action="store_true", help="only the runs whose ledgers are not in results/books")
-    parser.add_argument("--processes", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--out", type=Path, default=Path("runs/books"), help="folder of the runs (default: runs/books)")
+    parser.add_argument("--missing", action="store_true", help="run only what has no ledger in results/books")
+    parser.add_argument("--processes", type=int, default=2, help="number of runs at a time, one thread each")
     arguments = parser.parse_args()
-    if arguments.verb == "collect":
+    if arguments.action == "collect":
         collect(arguments.out)
         return
     if arguments.books is None and "ALMA_DATA" not in os.environ:
-        sys.exit("which books? Give --books FOLDER, or set ALMA_DATA to the folder that holds books/")
+        sys.exit("no folder of books: give --books FOLDER, or set ALMA_DATA to the folder that contains books/")
     run(
         arguments.books or Path(os.environ["ALMA_DATA"]) / "books",
         arguments.out,

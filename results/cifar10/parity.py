@@ -1,7 +1,7 @@
-"""Parity with the original code (facebookresearch/alma) on CIFAR-10: SM, c = 4, wait 10.
+"""Compare with the original code (facebookresearch/alma) on CIFAR-10: SM, c = 4, wait 10.
 
 Both train stages of CIFAR-10 (B = 100) with `preset=original_code`: the VGG, SGD of lr 0.01, momentum 0.9, weight decay
-1e-4, flip and crop, the epoch with the best validation accuracy kept. How to run it: results/_parity.py.
+1e-4, flip and crop; the epoch with the best validation accuracy is kept. results/_parity.py says how to run it.
 """
 
 import sys
@@ -16,14 +16,12 @@ CASES = [Case("sm", 4, 10, num_stages=4, epochs=10)]
 
 
 def ours(case: Case, seeds: range, data_root: str, out: Path) -> list[list[float]]:
-    """Test error after each of the first stages, seed after seed."""
-    return our_errors(
-        "cifar10", case, seeds, data_root, out, crop_border=-1.9,
-    )  # fmt: skip
+    """Return the test errors [seed][stage] of this software after each of the first stages."""
+    return our_errors("cifar10", case, seeds, data_root, out, crop_border=-1.9)
 
 
 def original(case: Case, seed: int, data_root: str) -> list[float]:
-    """Test error after each of the first stages, by the original's own classes (in this process)."""
+    """Return the test errors [stage] of the original code, which this process imports."""
     import torch
     from crlapi.sl.clmodels.finetune import Finetune
     from crlapi.sl.streams import cifar10

@@ -1,12 +1,18 @@
-"""Do the fast paths end where the plain one does? SM of c = 4 on the first 5000 images of CIFAR-10, 10 epochs.
+"""Compare the fast implementations with plain PyTorch: SM of c = 4 on the first 5000 images of CIFAR-10, 10 epochs.
 
     .venv/bin/python results/cifar10/paths.py --data-root DATA [--seeds 20] [--half-seeds 5] [--device cuda] [--write]
 
-From the same initialisation, in the same order, with the same crops, per seed: torch's modules with autograd and
-torch.optim.SGD ("plain"); our gradients written out, on torch's convolutions ("torch"), on narrow.c ("narrow", CPU),
-with all seeds in one stack ("stacked"), with products in bfloat16 ("bfloat16"). The epoch of the lowest validation loss
-is kept, its test error written into paths.md. Rounding alone makes two paths of one seed part soon, and so small a
-network ends some percent apart: seeds are as many as that takes, and are not compared in pairs.
+Each seed is trained from the same initialisation, with the same order and crops, in five ways:
+
+plain      torch's modules, autograd and torch.optim.SGD
+torch      our explicit gradients on torch's convolutions
+narrow     our explicit gradients on narrow.c (CPU only)
+stacked    our explicit gradients, all seeds in one stack
+bfloat16   our explicit gradients, with products in bfloat16
+
+The epoch with the lowest validation loss is kept, and its test error is written to paths.md. Rounding alone makes two
+implementations diverge soon on one seed, and networks this small then differ by some percent. Therefore the comparison
+takes many seeds and does not pair them.
 """
 
 import argparse
@@ -16,6 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,34 +46,37 @@ from vision.stream import partition
 from vision.training import OwnLoss, train_stage
 
 WIDTH, EPOCHS, WAIT, MEGA_BATCHES, BATCH = 4, 10, 10, 100, 128
-RECIPE = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
+RECIPE: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
 
 def data_of(dataset: Dataset, seeds: Sequence[int], device: torch.device) -> StageData:
-    """The first stage of some seeds."""
+    """Return the data of the first stage of the seeds."""
     parts = [partition(dataset.training, MEGA_BATCHES, 0.1, seed)[:WAIT] for seed in seeds]
     new = [MegaBatch(t, str(t), [part[t - 1] for part in parts]) for t in range(1, WAIT + 1)]
     return Memory(Images(dataset.pixels, 3, 32), 10, len(seeds), device).stage_data(new, [], False)
 
 
-def drawn(seeds: Sequence[int], purpose: str) -> list[torch.Generator]:
-    """One generator a seed."""
+def generators_of(seeds: Sequence[int], purpose: str) -> list[torch.Generator]:
+    """Return one generator per seed."""
     return [generator(seed, purpose) for seed in seeds]
 
 
 def ours(data: StageData, x: Tensor, y: Tensor, seeds: Sequence[int], precision: torch.dtype) -> list[float]:
-    """Test errors of a stack of these seeds."""
-    stack = VGG(3, WIDTH, 10).network(drawn(seeds, "initialisation"), x.device)
+    """Train a stack of the seeds and return their test errors."""
+    stack = VGG(3, WIDTH, 10).network(generators_of(seeds, "initialisation"), x.device)
     stack.compute_in(precision)
-    batches, optimizer = Batches(data, drawn(seeds, "order"), BATCH), SGD(stack.parameters.flat, **RECIPE)
+    batches, optimizer = Batches(data, generators_of(seeds, "order"), BATCH), SGD(stack.parameters.flat, **RECIPE)
     train_stage(stack, batches, data.validation, OwnLoss(len(seeds), 1), optimizer, EPOCHS, "validation_loss")
     return (stack.logits_of_many(x[None]).argmax(-1) != y).double().mean(1).tolist()
 
 
 def plain(data: StageData, x: Tensor, y: Tensor, seed: int) -> float:
-    """The same in torch's own words."""
-    model = VGG(3, WIDTH, 10).network(drawn([seed], "initialisation"), x.device).plain(0)
-    optimizer, batches = torch.optim.SGD(model.parameters(), **RECIPE), Batches(data, drawn([seed], "order"), BATCH)
+    """Train one seed with torch's modules and torch.optim, and return its test error."""
+    model = VGG(3, WIDTH, 10).network(generators_of([seed], "initialisation"), x.device).plain(0)
+    optimizer, batches = (
+        torch.optim.SGD(model.parameters(), **RECIPE),
+        Batches(data, generators_of([seed], "order"), BATCH),
+    )
     x_valid, y_valid = data.validation.examples[0].movedim(-1, 1), data.validation.labels[0]
     best, error = float("inf"), 1.0
     for _ in range(EPOCHS):
@@ -80,18 +90,23 @@ def plain(data: StageData, x: Tensor, y: Tensor, seed: int) -> float:
             loss = float(F.cross_entropy(model(x_valid), y_valid))
             if loss < best:
                 best = loss
-                said = torch.cat([model(part.movedim(-1, 1)).argmax(1) for part in x.split(1000)])
-                error = float((said != y).double().mean())
+                predicted = torch.cat([model(part.movedim(-1, 1)).argmax(1) for part in x.split(1000)])
+                error = float((predicted != y).double().mean())
     return error
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", required=True)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--half-seeds", type=int, default=5, help="of bfloat16, slow without hardware for it")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--write", action="store_true", help="into paths.md")
+    parser.add_argument("--data-root", required=True, help="folder of the datasets")
+    parser.add_argument("--seeds", type=int, default=20, help="number of seeds (default: 20)")
+    parser.add_argument(
+        "--half-seeds",
+        type=int,
+        default=5,
+        help="number of seeds in bfloat16, which is slow without hardware support (default: 5)",
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--write", action="store_true", help="write paths.md")
     arguments = parser.parse_args()
     load_at_start = os.getloadavg()[0]
     torch.set_num_threads(1)
@@ -111,18 +126,19 @@ def main() -> None:
     }
     if device.type != "cpu":
         del ways["narrow"]
-    usual, errors, rows = narrow.NARROW, {}, []
-    for name, way in ways.items():
-        narrow.NARROW = 0 if name == "torch" else usual
-        began = time.process_time()
-        errors[name] = [100 * error for error in way()]
+    default_narrow, rows = narrow.NARROW, []
+    errors: dict[str, list[float]] = {}
+    for name, train in ways.items():
+        narrow.NARROW = 0 if name == "torch" else default_narrow
+        start = time.process_time()
+        errors[name] = [100 * error for error in train()]
         count, plain_count = len(errors[name]), len(errors["plain"])
         mean, stderr = statistics.mean(errors[name]), statistics.stdev(errors[name]) / count**0.5
-        apart = mean - statistics.mean(errors["plain"])
+        difference = mean - statistics.mean(errors["plain"])
         combined = (stderr**2 + statistics.variance(errors["plain"]) / plain_count) ** 0.5
-        of_plain = f"{apart:+.2f} +- {combined:.2f}" if name != "plain" else ""
-        seconds = f"{(time.process_time() - began) / count:.0f}"
-        rows.append([name, str(count), f"{mean:.2f} +- {stderr:.2f}", of_plain, seconds])
+        against_plain = f"{difference:+.2f} +- {combined:.2f}" if name != "plain" else ""
+        seconds = f"{(time.process_time() - start) / count:.0f}"
+        rows.append([name, str(count), f"{mean:.2f} +- {stderr:.2f}", against_plain, seconds])
         print(rows[-1], flush=True)
     text = "\n".join(
         [
@@ -136,7 +152,7 @@ def main() -> None:
             "",
             "Errors seed by seed:",
             "",
-            *(f"- {name}: {' '.join(f'{error:.1f}' for error in of_seeds)}" for name, of_seeds in errors.items()),
+            *(f"- {name}: {' '.join(f'{error:.1f}' for error in of_name)}" for name, of_name in errors.items()),
             "",
             *provenance(load_at_start),
             "",

@@ -1,7 +1,7 @@
-"""The paper's CIFAR-10 figures on the reduced VGG19, B = 100, as far as two CPU cores go; the rest wants a GPU.
+"""Train the runs of the paper's CIFAR-10 figures: the reduced VGG19, B = 100. The larger ones need a GPU.
 
-.venv/bin/python results/cifar10/study.py run --data-root DATA      what is missing, the cheap runs first
-.venv/bin/python results/cifar10/study.py run --only gpu_           figures 1-4, 8 and 9 in full: for a GPU
+.venv/bin/python results/cifar10/study.py run --data-root DATA                runs what is missing, cheap runs first
+.venv/bin/python results/cifar10/study.py run --data-root DATA --only gpu_    figures 1-4, 8 and 9 in full, on a GPU
 """
 
 import sys
@@ -15,28 +15,28 @@ sys.path.insert(0, str(HERE.parent))
 from _grid import Job, Study  # noqa: E402
 
 GROW_EVERY = {1: 10, 2: 5, 10: 2, 100: 1}
-"""Stages from growth to growth: every 5 of 50 and every 2 of 10, as the original code's commands."""
+"""Number of stages from one growth to the next, by wait: every 5 of 50 and every 2 of 10, as in the original code."""
 GROWING = ("gmoe", "ff")
 
 
 def settings_of(learner: str, wait: int, width: int, epochs: int, *more: str) -> list[str]:
-    """Of alma-vision."""
+    """Return the arguments of alma-vision."""
     grow_every = [f"grow_every={GROW_EVERY[wait]}"] if learner in GROWING else []
     return [f"learner={learner}", f"wait={wait}", f"width={width}", f"epochs={epochs}", *grow_every, *more]
 
 
 def jobs() -> Iterator[Job]:
-    """What two cores can do in an afternoon, then what a GPU should."""
+    """Yield what two cores compute in an afternoon, then what needs a GPU."""
     for wait, learner in product((10, 100), ("sm", "gens", "umix", "ens", "gmoe", "ff")):
         yield Job(f"{learner}_c4_w{wait}_e10", settings_of(learner, wait, 4, 10), seeds=2)
-    # As large as ff (3,498 parameters), gmoe (6,789) and gens (11,472) are on average over the arrivals.
+    # The average sizes of ff (3,498 parameters), gmoe (6,789) and gens (11,472) over the arrivals.
     for width in (5, 7, 9):
         yield Job(f"sm_c{width}_w10_e10", settings_of("sm", 10, width, 10), seeds=2)
     for learner in ("sm", "gens"):
         yield Job(f"{learner}_c4_w10_e10_replay", settings_of(learner, 10, 4, 10, "replay=all"), seeds=2)
     for width, wait in product((4, 8), (10, 100, 2)):
         yield Job(f"sm_c{width}_w{wait}_e100", settings_of("sm", wait, width, 100), seeds=1)
-    # The first version's ablation: an update at every mega-batch, growth every second, beginning with 2 experts.
+    # The first version's ablation: an update at every mega-batch, growth at every second, 2 experts at first.
     for learner in ("gmoe", "gmoe_flat", "moe", "ens_moe"):
         more = ["mega_batches=20", "wait=1", "width=4", "epochs=10", "experts=2", "cer_from=0"]
         if learner.startswith("gmoe"):
@@ -52,15 +52,15 @@ def jobs() -> Iterator[Job]:
         )
 
 
-def small_jobs() -> list[Job]:
-    """Without what is left to a GPU, unless it is asked for."""
-    every = list(jobs())
-    return every if any(argument.startswith("gpu_") for argument in sys.argv) else [
-        job for job in every if not job.name.startswith("gpu_")
-    ]  # fmt: skip
+def selected_jobs() -> list[Job]:
+    """Return all jobs if the command line names those for a GPU, otherwise only the others."""
+    all_jobs = list(jobs())
+    if any(argument.startswith("gpu_") for argument in sys.argv):
+        return all_jobs
+    return [job for job in all_jobs if not job.name.startswith("gpu_")]
 
 
-STUDY = Study(HERE, "cifar10", small_jobs())
+STUDY = Study(HERE, "cifar10", selected_jobs())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Parity with the original code (facebookresearch/alma) on MNIST: SM, Ens, UMix, gEns, gMoE, two widths, two waits.
+"""Compare with the original code (facebookresearch/alma) on MNIST: SM, Ens, UMix, gEns, gMoE, two widths, two waits.
 
 Both train B / w stages of MNIST (B = 500) with `preset=original_code`: AdaDelta, batch 128, the epoch with the best
-validation accuracy kept. How to run it: results/_parity.py.
+validation accuracy is kept. results/_parity.py says how to run it.
 """
 
 import sys
@@ -14,7 +14,8 @@ from _parity import Case, Parity, Silent, our_errors
 
 NUM_MEGA_BATCHES = 500
 PLANS = {2: (5, 100), 10: (4, 20)}
-"""wait: (stages, epochs of each). At wait 1 the original's Ens and UMix divide by zero: an epoch is one batch."""
+"""wait -> (number of stages, epochs per stage). Wait 1 is missing: an epoch is one batch there, and the original's Ens
+and UMix divide by zero."""
 CASES = [
     Case(learner, width, wait, *PLANS[wait])
     for learner, width, wait in product(("sm", "ens", "umix", "gens", "gmoe"), (4, 32), PLANS)
@@ -22,7 +23,7 @@ CASES = [
 
 
 def ours(case: Case, seeds: range, data_root: str, out: Path) -> list[list[float]]:
-    """Test error after each of the first stages, seed after seed."""
+    """Return the test errors [seed][stage] of this software after each of the first stages."""
     return our_errors(
         "mnist", case, seeds, data_root, out, umix="sum", new_members_from="copy", gens_combine="logit", experts=2,
         split_by="gate_mass",
@@ -30,7 +31,7 @@ def ours(case: Case, seeds: range, data_root: str, out: Path) -> list[list[float
 
 
 def original(case: Case, seed: int, data_root: str) -> list[float]:
-    """Test error after each of the first stages, by the original's own classes (in this process)."""
+    """Return the test errors [stage] of the original code, which this process imports."""
     from importlib import import_module
 
     import torch
@@ -73,7 +74,7 @@ def original(case: Case, seed: int, data_root: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    # torchvision names the folder after the class, and the original has one of its own.
+    # torchvision names the data folder after the dataset's class; the original has its own class, CachedMNIST.
     links = {"CachedMNIST": "MNIST"}
     settings = "B = 500, the first stages."
     Parity(Path(__file__), "Parity with the original code on MNIST", settings, CASES, ours, original, links).main()

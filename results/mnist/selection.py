@@ -1,14 +1,16 @@
-"""How much of an error after a stage is the choice of its epoch: SM of width 32, the first stage at wait 2 of B = 500.
+"""Measure how much the choice of an epoch changes the error after a stage: SM, width 32, the first stage at wait 2.
 
     .venv/bin/python results/mnist/selection.py --data-root DATA
 
-Ours and a plain PyTorch loop on the same data of 20 seeds, with several sets of initialisations and orders: the test
-error of the epoch with the best validation accuracy (24 examples), and that of the last epoch.
+MNIST, B = 500, 20 seeds. Trains this software and a plain PyTorch loop on the same data, with four sets of
+initialisations and orders. Prints the test error of the epoch with the best validation accuracy (24 examples) and of
+the last epoch.
 """
 
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,18 +30,18 @@ from vision.training import OwnLoss, Watcher, train_stage
 
 SEEDS, EPOCHS, WIDTH, WAIT = 20, 100, 32, 2
 Errors = tuple[list[float], list[float]]
-"""Of the chosen epoch and of the last one, seed after seed."""
+"""(test errors [seed] of the chosen epoch, test errors [seed] of the last epoch)."""
 
 
 def data_of(dataset: Dataset) -> StageData:
-    """The first stage of every seed."""
+    """Return the data of the first stage of every seed."""
     parts = [partition(dataset.training, 500, 0.1, seed)[:WAIT] for seed in range(SEEDS)]
     new = [MegaBatch(t, str(t), [part[t - 1] for part in parts]) for t in range(1, WAIT + 1)]
     return Memory(Vectors(dataset.pixels), 10, SEEDS, torch.device("cpu")).stage_data(new, [], False)
 
 
 def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Errors:
-    """All seeds stacked."""
+    """Train all seeds in one stack and return their errors; seed numbers begin at `first`."""
 
     def generators(purpose: str) -> list[torch.Generator]:
         return [generator(first + seed, purpose, 0, 1) for seed in range(SEEDS)]
@@ -47,18 +49,25 @@ def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Error
     def errors() -> list[float]:
         return (stack.logits(x[None]).argmax(-1) != y).double().mean(1).tolist()
 
-    class Last(Watcher):
-        def epoch(self, epoch, error):
+    class LastEpoch(Watcher):
+        """Keeps the test errors of the last epoch."""
+
+        errors: list[float]
+
+        def epoch(self, epoch: int, error: Callable[[], torch.Tensor]) -> None:
             self.errors = errors() if epoch == EPOCHS else []
 
-    stack, last = MLPStack.drawn((784, WIDTH, WIDTH, 10), generators("initialisation"), torch.device("cpu")), Last()
+    stack, last = (
+        MLPStack.drawn((784, WIDTH, WIDTH, 10), generators("initialisation"), torch.device("cpu")),
+        LastEpoch(),
+    )
     batches, optimizer = Batches(data, generators("order"), 128), AdaDelta(stack.parameters.flat)
     train_stage(stack, batches, data.validation, OwnLoss(SEEDS, 1), optimizer, EPOCHS, "validation_accuracy", last)
     return errors(), last.errors
 
 
 def plain(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Errors:
-    """One seed after the other, the way anyone would write it."""
+    """Train seed after seed with torch's modules and torch.optim, and return the errors."""
     chosen, last = [], []
     for seed in range(SEEDS):
         torch.manual_seed(first + seed)
@@ -86,18 +95,18 @@ def plain(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Erro
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", required=True)
+    parser.add_argument("--data-root", required=True, help="folder of the datasets")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dataset = load_dataset("mnist", arguments.data_root)
     data, x, y = data_of(dataset), dataset.pixels.normalised(dataset.test.images), dataset.test.labels
     for first in (0, 1000, 2000, 3000):
-        for name, way in (("ours", ours), ("plain", plain)):
-            told = [
+        for name, train in (("ours", ours), ("plain", plain)):
+            texts = [
                 f"{100 * statistics.mean(errors):.2f} +- {100 * statistics.stdev(errors) / SEEDS**0.5:.2f}"
-                for errors in way(data, x, y, first)
+                for errors in train(data, x, y, first)
             ]
-            print(f"{name}, seeds from {first}: chosen epoch {told[0]} %, last epoch {told[1]} %", flush=True)
+            print(f"{name}, seeds from {first}: chosen epoch {texts[0]} %, last epoch {texts[1]} %", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The paper's MNIST grid: learners x waits x widths, B = 500, 100 epochs, 3 seeds.
+"""Train the paper's MNIST grid: learners x waits x widths, B = 500, 100 epochs, 3 seeds.
 
-.venv/bin/python results/mnist/study.py run --data-root DATA       what is missing, two runs side by side
+.venv/bin/python results/mnist/study.py run --data-root DATA       runs what is missing, two runs at a time
 """
 
 import sys
@@ -17,11 +17,11 @@ LEARNERS = ("sm", "gens", "umix", "ens", "gmoe")
 WAITS = (500, 50, 25, 10, 1)
 WIDTHS = (4, 64, 8, 32)
 GROW_EVERY = {1: 25, 10: 3, 25: 1, 50: 1, 500: 1}
-"""gMoE: stages from growth to growth, so that no run grows more than 20 times."""
+"""Number of stages from one growth of gMoE to the next, by wait. No run grows more than 20 times."""
 
 
 def jobs() -> Iterator[Job]:
-    """The cheap ones and the outer widths first."""
+    """Yield the jobs: the outer widths first, long waits (which are cheap) before short ones."""
     for width, learner, wait in product(WIDTHS, LEARNERS, WAITS):
         settings = [f"learner={learner}", f"wait={wait}", f"width={width}"]
         if learner == "gmoe":
@@ -29,14 +29,14 @@ def jobs() -> Iterator[Job]:
         yield Job(f"{learner}_h{width}_w{wait}", settings)
 
 
-def replays() -> Iterator[Job]:
-    """SM with all it has seen, where that can be paid for."""
+def replay_jobs() -> Iterator[Job]:
+    """Yield SM with full replay, at the waits where its compute is affordable."""
     for width, wait in ((4, 50), (64, 50), (4, 10)):
         settings = ["learner=sm", f"wait={wait}", f"width={width}", "replay=all"]
         yield Job(f"sm_h{width}_w{wait}_replay", settings)
 
 
-STUDY = Study(HERE, "mnist", [*jobs(), *replays()])
+STUDY = Study(HERE, "mnist", [*jobs(), *replay_jobs()])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_alma.app.command import store_settings
 from fairseq_alma.core import catalogue
 from fairseq_alma.core.lease import Lease
 from tests.commands import run_command
@@ -35,6 +36,7 @@ from tests.vision.tiny_runs import (
 )
 from vision.learners import LEARNERS
 from vision.run import main
+from vision.settings import VisionSettings
 
 Said = namedtuple("Said", "status out err")
 
@@ -199,7 +201,7 @@ def test_stages_of_some_seeds_are_not_taken_for_those_of_others(tmp_path, alma_v
     before = files_of(tmp_path)
     said = alma_vision(*as_arguments(**then, epochs=1), f"out={tmp_path / 'run'}")
     assert said.status == 2
-    assert "holds a run of other se" in said.err  # seeds, or settings
+    assert "holds a run of other seeds" in said.err or "holds a run with other settings" in said.err
     assert files_of(tmp_path) == before
 
 
@@ -514,10 +516,11 @@ def plugin(tmp_path, monkeypatch):
     sys.modules.pop("plugin_of_a_test", None)
     LEARNERS.pop("many", None)
     catalogue.remove_learner("many")
+    store_settings(VisionSettings)
 
 
 def test_a_plugin_learner_has_settings_of_its_own_that_are_swept_and_recorded(tmp_path, plugin, alma_vision):
-    words = (*as_arguments(learner="many"), "plugin=plugin_of_a_test", "networks=2,3", "-m")
+    words = ("-m", *as_arguments(learner="many"), "plugin=plugin_of_a_test", "networks=2,3")
     said = alma_vision(*words, f"out={tmp_path / 'sweep'}")
     assert said.status == 0, said.err
     found = {}

@@ -1,4 +1,4 @@
-"""The paper's figures, as matplotlib figures. Each module draws one kind; `all_figures` knows them all."""
+"""The paper's figures, drawn with matplotlib. Each module draws one kind of figure; `FIGURES` lists them all."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.figures.curves import over_the_stream, running_averages
-from fairseq_alma.report.figures.experts import expert_loads, routing_maps
+from fairseq_alma.report.figures.experts import expert_loads
 from fairseq_alma.report.figures.radar import radar
+from fairseq_alma.report.figures.routing import routing_maps
 from fairseq_alma.report.figures.tradeoffs import (
     against_compute,
     against_parameters,
@@ -20,6 +21,7 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison
 
 Drawing = Callable[[Comparison, Sequence[Numbers]], Figure | None]
+"""A function that draws a comparison and its numbers. It returns None if the runs have nothing to show."""
 
 FIGURES: dict[str, Drawing] = {
     "over_the_stream": over_the_stream,
@@ -31,25 +33,26 @@ FIGURES: dict[str, Drawing] = {
     "radar": radar,
     "expert_load": expert_loads,
 }
-"""Name of the file -> what draws it; None where these runs have nothing for it."""
+"""Name of the file, without suffix -> the function that draws it."""
+
+PLAIN_TEXT: dict[Any, Any] = {"text.parse_math": False}
+"""matplotlib parameters for all figures: a setting that contains dollar signs is text, not a formula."""
 
 
 def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure]]:
-    """(name of the file, figure), one at a time.
+    """Yield (name of the file, figure) for every figure that these runs have something to show in.
 
     Raises:
-        RunError: a routing file is damaged; `figures_or_faults` goes on.
+        RunError: a routing file is damaged. `figures_or_errors` yields the error and continues.
     """
-    for name, figure in figures_or_faults(comparison, numbers):
+    for name, figure in figures_or_errors(comparison, numbers):
         if isinstance(figure, RunError):
             raise figure
         yield name, figure
 
 
-def figures_or_faults(
-    comparison: Comparison, numbers: Sequence[Numbers]
-) -> Iterator[tuple[str, Figure | RunError]]:  # fmt: skip
-    """As all_figures; in place of a figure that cannot be drawn, why."""
+def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure | RunError]]:
+    """Yield (name of the file, figure) like `all_figures`, with the error in place of a figure that cannot be drawn."""
     for name, draw in FIGURES.items():
         with rc_context(PLAIN_TEXT):
             figure = draw(comparison, numbers)
@@ -63,7 +66,3 @@ def figures_or_faults(
             yield name, error
         else:
             yield name, figure
-
-
-PLAIN_TEXT: dict[Any, Any] = {"text.parse_math": False}
-"""A setting with dollar signs is no formula."""

@@ -8,153 +8,169 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fairseq_alma.core.catalogue import GROWTH_SETTINGS
+from fairseq_alma.report.appearance import FEW_ARRIVALS, appearance_of, matplotlib_dashes
 from fairseq_alma.report.figures.style import (
-    FEW_ARRIVALS,
-    MOST_LINES,
-    MOST_PANELS,
+    MAX_LINES,
+    MAX_PANELS,
+    add_learners_and_waits,
     add_legend,
-    colour_of,
-    legends,
-    line_of,
-    log_axis,
-    mark_of,
+    add_note,
+    legend_entry,
     new_figure,
-    note_below,
     note_left_out,
+    scale_axis,
     waits_of,
 )
+from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers, running_average, standard_error
-from fairseq_alma.report.runs import Comparison, Run, label_of
-
-_ON_A_LINE = ("learner", "wait")
-"""What colour and dashes tell; what else differs makes a panel of its own."""
+from fairseq_alma.report.runs import Comparison, RunGroup
 
 
 def panels_of(
     comparison: Comparison,
     numbers: Sequence[Numbers],
-    on_a_line: Sequence[str] = _ON_A_LINE,
-    most: int = MOST_LINES,
-) -> tuple[dict[str, list[Run]], int]:
-    """(title of a panel -> its runs, how many were left out). Of too many the best by validation are shown."""
-    of_growth = [name for name in ("grow_every", "grow_experts") if comparison.is_told_by_wait(name)]
-    rest = [name for name in comparison.varied if name not in (*on_a_line, *of_growth)]
-    panels: dict[str, list[tuple[float, Run]]] = {}
-    for run, one in zip(comparison.runs, numbers, strict=True):
-        if run.last_t < 1:
+    within_panel: Sequence[str] = ("learner", "wait"),
+    max_groups: int = MAX_LINES,
+) -> tuple[dict[str, list[RunGroup]], int]:
+    """Distribute groups over panels: groups of one panel differ in the settings `within_panel` only.
+
+    Args:
+        comparison: the groups.
+        numbers: the results of each group.
+        within_panel: settings that colour, marker, dashes or the x axis show.
+        max_groups: maximum number of groups in a panel. If there are more panels or groups, the best by validation
+            are shown.
+
+    Returns:
+        Title of each panel -> its groups, and the number of groups that are left out.
+    """
+    # How often a learner grows usually depends on its wait, and then needs no panel of its own.
+    growth = [name for name in GROWTH_SETTINGS if comparison.follows_from_learner_and_wait(name)]
+    between_panels = [name for name in comparison.varied_settings if name not in (*within_panel, *growth)]
+    panels: dict[str, list[tuple[float, RunGroup]]] = {}
+    for group, result in zip(comparison.groups, numbers, strict=True):
+        if group.last_t < 1:
             continue
-        title = _title(run, rest)
-        score = one.validation_score if one.validation_score is not None else float("inf")
-        panels.setdefault(title, []).append((score, run))
-    kept = sorted(panels, key=lambda title: min(score for score, _ in panels[title]))[:MOST_PANELS]
+        # The label without the learner's name. It lists only settings that the learner takes.
+        title = group_label(group, between_panels).partition(", ")[2]
+        score = result.validation_score if result.validation_score is not None else float("inf")
+        panels.setdefault(title, []).append((score, group))
+    shown_titles = sorted(panels, key=lambda title: min(score for score, _ in panels[title]))[:MAX_PANELS]
     shown, num_shown = {}, 0
     for title in panels:  # in the order of the comparison
-        if title in kept:
-            best = sorted(panels[title], key=lambda item: item[0])[:most]
-            shown[title] = [run for run in comparison.runs if any(run is other for _, other in best)]
+        if title in shown_titles:
+            best = sorted(panels[title], key=lambda item: item[0])[:max_groups]
+            shown[title] = [group for group in comparison.groups if any(group is other for _, other in best)]
             num_shown += len(best)
     return shown, sum(map(len, panels.values())) - num_shown
 
 
-def _title(run: Run, names: Sequence[str]) -> str:
-    """As label_of, without the learner's name; what a learner does not take is left out."""
-    return label_of(run, names).partition(", ")[2]
-
-
 def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """What each run scores after each arrival; standard errors over seeds as bands.
+    """Draw the test error rate or perplexity after each arrival, with standard errors over seeds as bands.
 
-    A perplexity is drawn from the first stage on: untrained it is near the size of the vocabulary. An error rate is
-    drawn from t = 0 on: that is what waiting costs.
+    Error rates are drawn from t = 0 on, because they show what waiting costs. Perplexities are drawn from the first
+    stage on: the perplexity of an untrained model is near the size of the vocabulary.
     """
     panels, num_left_out = panels_of(comparison, numbers)
     if not panels:
         return None
     figure, axes_of_panels = new_figure(len(panels))
-    waits = waits_of(comparison.runs)
-    scale = 100.0 if comparison.is_vision else 1.0
-    everything: list[float] = []
-    for axes, (title, runs) in zip(axes_of_panels, panels.items(), strict=True):
-        for run in runs:
-            values = scale * run.stacked("quality")
-            from_t = 0
-            if not comparison.is_vision:
-                trained = np.flatnonzero(run.counted[0].stage[: run.last_t + 1] > 0)
-                if not len(trained):
-                    continue
-                from_t = int(trained[0])
-            times = np.arange(from_t, run.last_t + 1)
-            mean, error = values[:, from_t:].mean(axis=0), standard_error(values[:, from_t:])
-            colour = colour_of(run.learner)
-            few = comparison.num_arrivals <= FEW_ARRIVALS
-            axes.plot(
-                times, mean, color=colour, linestyle=line_of(run.wait, waits), linewidth=1.3,
-                drawstyle="default" if few else "steps-post",
-                marker=mark_of(run.learner) if few else None, markersize=4,
-            )  # fmt: skip
-            if not few:  # where it ends: what waits for everything is a point there
-                axes.plot(times[-1], mean[-1], mark_of(run.learner), color=colour, markersize=4, clip_on=False)
-            if error is not None:
-                axes.fill_between(
-                    times, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0,
-                    step=None if few else "post",
-                )  # fmt: skip
-            everything += mean[np.isfinite(mean)].tolist()
+    waits = waits_of(comparison.groups)
+    drawn_values: list[float] = []
+    for axes, (title, groups) in zip(axes_of_panels, panels.items(), strict=True):
+        for group in groups:
+            drawn_values += _draw_curve(axes, comparison, group, matplotlib_dashes(group.wait, waits))
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("mega-batches arrived", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for axes in axes_of_panels:
-        log_axis(axes, "y", everything)
+        scale_axis(axes, "y", drawn_values)
     axes_of_panels[0].set_ylabel("test error, %" if comparison.is_vision else "test perplexity", fontsize=9)
-    legends(figure, [run for runs in panels.values() for run in runs])
+    add_learners_and_waits(figure, [group for groups in panels.values() for group in groups])
     note_left_out(figure, num_left_out)
     return figure
 
 
+def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: object) -> list[float]:
+    """Draw the curve of one group and return its finite values. A language model without a stage has no curve."""
+    values = group.column("quality") * (100.0 if comparison.is_vision else 1.0)
+    first_t = 0
+    if not comparison.is_vision:
+        trained = np.flatnonzero(group.counted_runs[0].stage[: group.last_t + 1] > 0)
+        if not len(trained):
+            return []
+        first_t = int(trained[0])
+    times = np.arange(first_t, group.last_t + 1)
+    mean, error = values[:, first_t:].mean(axis=0), standard_error(values[:, first_t:])
+    style = appearance_of(group.learner)
+    is_short = comparison.num_arrivals <= FEW_ARRIVALS
+    axes.plot(
+        times, mean, color=style.colour, linestyle=dashes, linewidth=1.3,
+        drawstyle="default" if is_short else "steps-post", marker=style.marker if is_short else None, markersize=4,
+    )  # fmt: skip
+    if not is_short:
+        # A marker at the end: the curve of a learner that waits for the whole stream changes only there.
+        axes.plot(times[-1], mean[-1], style.marker, color=style.colour, markersize=4, clip_on=False)
+    if error is not None:
+        axes.fill_between(
+            times, mean - error, mean + error, color=style.colour, alpha=0.2, linewidth=0,
+            step=None if is_short else "post",
+        )  # fmt: skip
+    return mean[np.isfinite(mean)].tolist()
+
+
 def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Average perplexity so far against training TFLOPs so far, parameters and experts (figure 5)."""
-    runs = [run for run in comparison.runs if run.last_t >= 1 and (run.counted[0].stage > 0).any()]
-    if comparison.is_vision or not runs:
+    """Draw the average perplexity so far against training TFLOPs so far, parameters and experts (figure 5)."""
+    drawable = [
+        i
+        for i, group in enumerate(comparison.groups)
+        if group.last_t >= 1 and (group.counted_runs[0].stage > 0).any()
+    ]  # fmt: skip
+    if comparison.is_vision or not drawable:
         return None
-    best = sorted(range(len(comparison.runs)), key=lambda i: numbers[i].validation_score or float("inf"))[:MOST_LINES]
-    shown = [run for i, run in enumerate(comparison.runs) if i in best and any(run is other for other in runs)]
+    indices = range(len(comparison.groups))
+    best = sorted(indices, key=lambda i: numbers[i].validation_score or float("inf"))[:MAX_LINES]
+    groups = [comparison.groups[i] for i in drawable if i in best]
     figure, panels = new_figure(3)
     handles: list[Line2D] = []
-    waits = waits_of(shown)
-    xs: list[list[float]] = [[], [], []]
-    ys: list[float] = []
-    for run in shown:
+    waits = waits_of(groups)
+    drawn_x: list[list[float]] = [[], [], []]
+    drawn_y: list[float] = []
+    for group in groups:
         averages = np.stack(
-            [running_average(s.quality[: run.last_t + 1], s.stage[: run.last_t + 1]) for s in run.counted]
-        )
+            [running_average(run.quality[: group.last_t + 1], run.stage[: group.last_t + 1])
+             for run in group.counted_runs]
+        )  # fmt: skip
         trained = ~np.isnan(averages[0])
         mean, error = averages.mean(axis=0), standard_error(averages)
-        experts = run.mean("num_experts") * run.mean("num_members")
-        for number, x in enumerate((np.cumsum(run.mean("train_flops")) / 1e12, run.mean("num_params"), experts)):
-            _points(panels[number], x[trained], mean[trained], None if error is None else error[trained], run, waits)
-            xs[number] += x[trained][np.isfinite(x[trained])].tolist()
-        ys += mean[trained].tolist()
-        label = label_of(run, comparison.varied)
-        handles.append(
-            Line2D([], [], color=colour_of(run.learner), marker=mark_of(run.learner), markersize=4,
-                   linestyle=line_of(run.wait, waits), label=label)
-        )  # fmt: skip
-    for axes, values, label in zip(
-        panels, xs, ("training TFLOPs so far", "parameters", "experts, of all members"), strict=True
-    ):
-        log_axis(axes, "x", values)
-        log_axis(axes, "y", ys)
+        num_experts = group.mean_column("num_experts") * group.mean_column("num_members")
+        costs = (np.cumsum(group.mean_column("train_flops")) / 1e12, group.mean_column("num_params"), num_experts)
+        dashes = matplotlib_dashes(group.wait, waits)
+        for axes, cost, values in zip(panels, costs, drawn_x, strict=True):
+            _draw_growing_markers(
+                axes, cost[trained], mean[trained], None if error is None else error[trained], group.learner, dashes
+            )
+            values += cost[trained][np.isfinite(cost[trained])].tolist()
+        drawn_y += mean[trained].tolist()
+        handles.append(legend_entry(comparison, group, dashes))
+    x_labels = ("training TFLOPs so far", "parameters", "experts of all members")
+    for axes, values, label in zip(panels, drawn_x, x_labels, strict=True):
+        scale_axis(axes, "x", values)
+        scale_axis(axes, "y", drawn_y)
         axes.set_xlabel(label, fontsize=9)
     panels[0].set_ylabel("average test perplexity so far", fontsize=9)
-    add_legend(figure, handles[: MOST_LINES // 2])
-    note_below(figure, "averages begin with the first stage; marks are arrivals, larger is later")
+    add_legend(figure, handles[: MAX_LINES // 2])
+    add_note(figure, "averages start at the first stage; one marker per arrival, larger markers are later")
     return figure
 
 
-def _points(axes: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray | None, run: Run, waits: Sequence[int]) -> None:
-    """A line with marks that grow with time."""
-    colour = colour_of(run.learner)
-    axes.plot(x, y, color=colour, linestyle=line_of(run.wait, waits), linewidth=1)
+def _draw_growing_markers(
+    axes: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray | None, learner: str, dashes: object
+) -> None:
+    """Draw a line whose markers grow with the arrival."""
+    style = appearance_of(learner)
+    axes.plot(x, y, color=style.colour, linestyle=dashes, linewidth=1)
     if error is not None:
-        axes.errorbar(x, y, yerr=error, color=colour, fmt="none", capsize=2, linewidth=1)
-    axes.scatter(x, y, s=np.linspace(10, 40, len(x)), color=colour, marker=mark_of(run.learner), zorder=3)
+        axes.errorbar(x, y, yerr=error, color=style.colour, fmt="none", capsize=2, linewidth=1)
+    axes.scatter(x, y, s=np.linspace(10, 40, len(x)), color=style.colour, marker=style.marker, zorder=3)

@@ -1,7 +1,7 @@
-"""Learners by colour and mark, waits by line style, as in the paper; readable in print and by colour-blind readers."""
+"""Panels, axes, legends and notes that all figures share."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,56 +9,47 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from fairseq_alma.report.runs import LEARNERS, Comparison, Run
+from fairseq_alma.core import catalogue
+from fairseq_alma.report.appearance import appearance_of, matplotlib_dashes
+from fairseq_alma.report.labels import group_label, learner_position
+from fairseq_alma.report.numbers import Numbers
+from fairseq_alma.report.runs import Comparison, RunGroup
 
-# Okabe and Ito's palette without its yellow, which print loses; then three of Tol's.
-_COLOURS = {
-    "sm": "#0072B2", "ens": "#D55E00", "umix": "#009E73", "gens": "#CC79A7", "gmoe": "#E69F00", "ff": "#56B4E9",
-    "moe": "#882255", "gmoe_flat": "#999933", "ens_moe": "#332288",
-}  # fmt: skip
-_MARKS = {
-    "sm": "o", "ens": "s", "umix": "^", "gens": "D", "gmoe": "v", "ff": "P", "moe": "X",
-    "gmoe_flat": "<", "ens_moe": ">",
-}  # fmt: skip
-_OTHER_COLOURS = ("#000000", "#117733", "#661100", "#777777")
-_LINES: tuple = ("-", "--", ":", "-.", (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 WIDTH = 3.4
-"""Of a panel, in inches: two fit a column of print."""
+"""Width of a panel in inches: two panels fit a column of print."""
 HEIGHT = 2.9
-FEW_ARRIVALS = 12
-"""Up to so many each arrival has a mark."""
-MOST_PANELS = 12
-MOST_LINES = 40
-"""Of one figure; what is left out is said below it, and the page has all."""
+"""Height of a panel in inches."""
+MAX_PANELS = 12
+"""Maximum number of panels in a figure."""
+MAX_GROUPS = 4
+"""Maximum number of groups that get a row, or a figure, of their own."""
+MAX_LINES = 40
+"""Maximum number of curves in a panel. A note below the figure counts the runs that are left out; the page has all."""
 
 
-def colour_of(learner: str) -> str:
-    if learner in _COLOURS:
-        return _COLOURS[learner]
-    return _OTHER_COLOURS[sum(learner.encode()) % len(_OTHER_COLOURS)]
+def waits_of(groups: Iterable[RunGroup]) -> list[int]:
+    """Return the different waits of these groups in ascending order."""
+    return sorted({group.wait for group in groups})
 
 
-def mark_of(learner: str) -> str:
-    return _MARKS.get(learner, "*")
+def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> list[int]:
+    """Return the indices of at most MAX_GROUPS of these groups: the best by validation, the best first."""
+
+    def score(index: int) -> float:
+        value = numbers[index].validation_score
+        return float("inf") if value is None else value
+
+    return sorted(indices, key=score)[:MAX_GROUPS]
 
 
-def line_of(wait: int, waits: Sequence[int]) -> Any:
-    """The dashes of a wait, among all waits of a comparison in order."""
-    return _LINES[waits.index(wait) % len(_LINES)]
-
-
-def waits_of(runs: Iterable[Run]) -> list[int]:
-    return sorted({run.wait for run in runs})
-
-
-def new_figure(num_panels: int, share_y: bool = True) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, at most four a row."""
+def new_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its panels, at most four in a row, which share their y axis."""
     columns = min(4, num_panels)
     rows = -(-num_panels // columns)
     figure = Figure(figsize=(WIDTH * columns + 0.8, HEIGHT * rows + 0.6), layout="constrained", dpi=150)
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten().tolist()
-    for spare in panels[num_panels:]:
-        spare.set_axis_off()
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten().tolist()
+    for unused in panels[num_panels:]:
+        unused.set_axis_off()
     for axes in panels[:num_panels]:
         axes.grid(which="both", alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
@@ -66,8 +57,14 @@ def new_figure(num_panels: int, share_y: bool = True) -> tuple[Figure, list[Axes
     return figure, panels[:num_panels]
 
 
-def log_axis(axes: Axes, which: str, values: Iterable[float]) -> None:
-    """Logarithmic where the values ask for it, with numbers that people read."""
+def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) -> None:
+    """Make an axis logarithmic if the values differ by three times or more, and label it with round numbers.
+
+    Args:
+        axes: the panel.
+        which: the axis to change.
+        values: everything that is drawn along it. Zero and infinity are ignored.
+    """
     positive = [value for value in values if value > 0 and value != float("inf")]
     axis = axes.xaxis if which == "x" else axes.yaxis
     if not positive:
@@ -80,48 +77,62 @@ def log_axis(axes: Axes, which: str, values: Iterable[float]) -> None:
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if ratio < 300 else (1.0,)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: readable(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: with_unit(value)))
 
 
-def readable(value: float) -> str:
-    """`2.3k`, `65M`, `0.07`."""
-    for size, unit in ((1e15, "e15"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size and unit != "e15":
+def with_unit(value: float) -> str:
+    """Return a number with a unit prefix: `2.3k`, `65M`, `0.07`."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
 
 
-def legends(figure: Figure, runs: Sequence[Run], lines_by_wait: bool = True) -> None:
-    """Learners by colour, then waits by dashes, beside the panels."""
-    learners = sorted({run.learner for run in runs}, key=lambda name: (list(LEARNERS) + [name]).index(name))
-    handles = [
-        Line2D([], [], color=colour_of(name), marker=mark_of(name), markersize=4, label=LEARNERS.get(name, name))
-        for name in learners
-    ]
-    waits = waits_of(runs)
-    if lines_by_wait and len(waits) > 1:
-        handles += [Line2D([], [], color="#444444", linestyle=line_of(w, waits), label=f"wait {w}") for w in waits]
-    elif lines_by_wait:
+def add_learners_and_waits(figure: Figure, groups: Sequence[RunGroup], dashed_waits: bool = True) -> None:
+    """Add a legend of the learners (colour, marker) and, if `dashed_waits`, of the waits (dashes)."""
+    learners = sorted({group.learner for group in groups}, key=lambda name: (learner_position(name), name))
+    handles = []
+    for name in learners:
+        style = appearance_of(name)
+        label = catalogue.label_of(name)
+        handles.append(Line2D([], [], color=style.colour, marker=style.marker, markersize=4, label=label))
+    waits = waits_of(groups)
+    if dashed_waits and len(waits) > 1:
+        for wait in waits:
+            dashes = matplotlib_dashes(wait, waits)
+            handles.append(Line2D([], [], color="#444444", linestyle=dashes, label=f"wait {wait}"))
+    elif dashed_waits:
         handles.append(Line2D([], [], color="none", label=f"wait {waits[0]}"))
     add_legend(figure, handles)
 
 
+def legend_entry(comparison: Comparison, group: RunGroup, dashes: Any = "-") -> Line2D:
+    """Return the legend's line of one group, with its label."""
+    style = appearance_of(group.learner)
+    return Line2D(
+        [], [], color=style.colour, marker=style.marker, markersize=4, linestyle=dashes,
+        label=group_label(group, comparison.varied_settings),
+    )  # fmt: skip
+
+
 def add_legend(figure: Figure, handles: Sequence[Line2D]) -> Legend:
+    """Add a legend to the right of the panels."""
     return figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False, handlelength=3)
 
 
-def note_below(figure: Figure, text: str) -> None:
+def add_note(figure: Figure, text: str) -> None:
+    """Write a small note below the panels."""
     figure.supxlabel(text, fontsize=7, color="#555555")
 
 
 def note_left_out(figure: Figure, count: int) -> None:
-    """Nothing, if none was."""
+    """Note how many runs the figure leaves out; nothing if it shows all."""
     if count:
-        note_below(figure, f"the best by validation; {count} runs are not shown")
+        add_note(figure, f"only the best runs by validation are shown; {count} runs are left out")
 
 
 def quality_label(comparison: Comparison) -> str:
-    """Of what is summed up over the stream."""
+    """Return the axis label of the quality over the whole stream: CER or average perplexity."""
     if comparison.is_vision:
         return f"CER over {comparison.num_arrivals} mega-batches"
     return "average test perplexity"

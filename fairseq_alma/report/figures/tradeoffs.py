@@ -1,4 +1,4 @@
-"""Quality over the stream against what it cost (figures 2, 7), and what replay did to both (figures 4, 8)."""
+"""Quality over the stream against its cost (figures 2, 7), and the effect of replay on both (figures 4, 8)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,133 +7,144 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fairseq_alma.core.catalogue import GROWTH_SETTINGS, SIZE_SETTINGS
+from fairseq_alma.report.appearance import appearance_of, matplotlib_dashes
 from fairseq_alma.report.figures.curves import panels_of
 from fairseq_alma.report.figures.style import (
-    colour_of,
-    legends,
-    line_of,
-    log_axis,
-    mark_of,
+    add_learners_and_waits,
     new_figure,
     note_left_out,
     quality_label,
+    scale_axis,
     waits_of,
 )
 from fairseq_alma.report.numbers import Numbers
-from fairseq_alma.report.runs import Comparison, Run
+from fairseq_alma.report.runs import Comparison, RunGroup
 
-SIZES = ("width", "arch", "experts", "members")
-"""Points that differ in these alone are joined."""
-
-MOST_POINTS = 400
-"""Of a panel."""
+MAX_POINTS = 400
+"""Maximum number of points in a panel."""
 
 
 def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """CER or average perplexity against cumulative training TFLOPs, points joined over sizes."""
-    return _tradeoff(comparison, numbers, lambda one: one.comp / 1e12, "training TFLOPs over the stream")
+    """Draw CER or average perplexity against the training TFLOPs over the stream; points are joined over sizes."""
+    return _tradeoff(comparison, numbers, lambda result: result.comp / 1e12, "training TFLOPs over the stream")
 
 
 def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """The same against the number of parameters after the last arrival."""
-    return _tradeoff(comparison, numbers, lambda one: one.num_params, "parameters after the last mega-batch")
+    """Draw CER or average perplexity against the number of parameters after the last arrival."""
+    return _tradeoff(comparison, numbers, lambda result: result.num_params, "parameters after the last mega-batch")
 
 
 def _tradeoff(
     comparison: Comparison, numbers: Sequence[Numbers], x_of: Callable[[Numbers], float], x_label: str
 ) -> Figure | None:
-    panels, of_run, num_left_out = _finished(comparison, numbers, ("learner", "wait", *SIZES))
+    panels, numbers_by_id, num_left_out = _finished_panels(comparison, numbers, ("learner", "wait", *SIZE_SETTINGS))
     if not panels:
         return None
     figure, axes_of_panels = new_figure(len(panels))
-    drawn = [run for runs in panels.values() for run in runs]
+    drawn = [group for groups in panels.values() for group in groups]
+    drawn_numbers = [numbers_by_id[id(group)] for group in drawn]
     waits = waits_of(drawn)
-    for axes, (title, runs) in zip(axes_of_panels, panels.items(), strict=True):
-        for series in series_of(runs):
-            points = sorted(((x_of(of_run[id(run)]), of_run[id(run)]) for run in series), key=lambda point: point[0])
-            _errorbars(axes, points, series[0], line_of(series[0].wait, waits))
+    for axes, (title, groups) in zip(axes_of_panels, panels.items(), strict=True):
+        for series in series_of(groups):
+            results = [numbers_by_id[id(group)] for group in series]
+            points = sorted(((x_of(result), result) for result in results), key=lambda point: point[0])
+            _draw_points(axes, points, series[0].learner, matplotlib_dashes(series[0].wait, waits))
         axes.set_title(title, fontsize=9)
         axes.set_xlabel(x_label, fontsize=9)
-        log_axis(axes, "x", [x_of(of_run[id(run)]) for run in drawn])
-    _of_quality(axes_of_panels, comparison, [of_run[id(run)] for run in drawn])
-    legends(figure, drawn)
+        scale_axis(axes, "x", map(x_of, drawn_numbers))
+    _scale_quality_axes(axes_of_panels, comparison, drawn_numbers)
+    add_learners_and_waits(figure, drawn)
     note_left_out(figure, num_left_out)
     return figure
 
 
 def against_wait(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """CER or average perplexity against the wait, learner by learner: what waiting costs and brings."""
-    panels, of_run, num_left_out = _finished(comparison, numbers, ("learner", "wait"))
-    panels = {title: runs for title, runs in panels.items() if len(waits_of(runs)) > 1}
+    """Draw CER or average perplexity against the wait, one line per learner."""
+    panels, numbers_by_id, num_left_out = _finished_panels(comparison, numbers, ("learner", "wait"))
+    panels = {title: groups for title, groups in panels.items() if len(waits_of(groups)) > 1}
     if not panels:
         return None
     figure, axes_of_panels = new_figure(len(panels))
-    drawn = [run for runs in panels.values() for run in runs]
+    drawn = [group for groups in panels.values() for group in groups]
     waits = waits_of(drawn)
-    for axes, (title, runs) in zip(axes_of_panels, panels.items(), strict=True):
-        for learner in dict.fromkeys(run.learner for run in runs):
-            mine = sorted((run for run in runs if run.learner == learner), key=lambda run: run.wait)
-            _errorbars(axes, [(run.wait, of_run[id(run)]) for run in mine], mine[0], "-")
-        log_axis(axes, "x", waits)
+    for axes, (title, groups) in zip(axes_of_panels, panels.items(), strict=True):
+        for learner in dict.fromkeys(group.learner for group in groups):
+            line = sorted((group for group in groups if group.learner == learner), key=lambda group: group.wait)
+            _draw_points(axes, [(group.wait, numbers_by_id[id(group)]) for group in line], learner, "-")
+        scale_axis(axes, "x", waits)
         if len(waits) <= 8:
             axes.set_xticks(waits, [str(wait) for wait in waits])
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("wait, mega-batches", fontsize=9)
-    _of_quality(axes_of_panels, comparison, [of_run[id(run)] for run in drawn])
-    legends(figure, drawn, lines_by_wait=False)
+    _scale_quality_axes(axes_of_panels, comparison, [numbers_by_id[id(group)] for group in drawn])
+    add_learners_and_waits(figure, drawn, dashed_waits=False)
     note_left_out(figure, num_left_out)
     return figure
 
 
-def _finished(
-    comparison: Comparison, numbers: Sequence[Numbers], on_a_line: Sequence[str]
-) -> tuple[dict[str, list[Run]], dict[int, Numbers], int]:
-    """(panels of the runs that have come to a number, id of a run -> its numbers, how many were left out)."""
-    of_run = {id(run): one for run, one in zip(comparison.runs, numbers, strict=True) if one.quality}
-    panels, num_left_out = panels_of(comparison, numbers, on_a_line, MOST_POINTS)
-    finished = {title: [run for run in runs if id(run) in of_run] for title, runs in panels.items()}
-    return {title: runs for title, runs in finished.items() if runs}, of_run, num_left_out
+def _finished_panels(
+    comparison: Comparison, numbers: Sequence[Numbers], within_panel: Sequence[str]
+) -> tuple[dict[str, list[RunGroup]], dict[int, Numbers], int]:
+    """Return panels as `panels_of` does, without unfinished groups.
+
+    Returns:
+        Title -> groups; id of each finished group -> its numbers; the number of groups that are left out.
+    """
+    numbers_by_id = {
+        id(group): result for group, result in zip(comparison.groups, numbers, strict=True) if result.quality
+    }
+    panels, num_left_out = panels_of(comparison, numbers, within_panel, MAX_POINTS)
+    finished = {title: [group for group in groups if id(group) in numbers_by_id] for title, groups in panels.items()}
+    return {title: groups for title, groups in finished.items() if groups}, numbers_by_id, num_left_out
 
 
-def _of_quality(panels: Sequence[Axes], comparison: Comparison, shown: Sequence[Numbers]) -> None:
-    """Upwards: CER or average perplexity, in all panels alike."""
+def _scale_quality_axes(panels: Sequence[Axes], comparison: Comparison, drawn: Sequence[Numbers]) -> None:
+    """Give all panels the same y axis: CER or average perplexity."""
     for axes in panels:
-        log_axis(axes, "y", [_quality(one) for one in shown])
+        scale_axis(axes, "y", [_quality(result) for result in drawn])
     panels[0].set_ylabel(quality_label(comparison), fontsize=9)
 
 
-def series_of(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs of one learner and wait that differ in size alone."""
-    series: dict[tuple, list[Run]] = {}
-    for run in runs:
-        passed = (*SIZES, "grow_every", "grow_experts")  # these have a panel of their own where they are a choice
-        key = tuple((name, repr(value)) for name, value in sorted(run.settings.items()) if name not in passed)
-        series.setdefault((*key, run.learner), []).append(run)
+def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
+    """Return lists of groups that have the same learner and settings, and differ in size only.
+
+    A line joins the points of each list.
+    """
+    # How often a learner grows has a panel of its own where it is a choice: see `panels_of`.
+    ignored = (*SIZE_SETTINGS, *GROWTH_SETTINGS)
+    series: dict[tuple, list[RunGroup]] = {}
+    for group in groups:
+        key = tuple((name, repr(value)) for name, value in sorted(group.settings.items()) if name not in ignored)
+        series.setdefault((*key, group.learner), []).append(group)
     return list(series.values())
 
 
 def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """From each run without replay to the same with it: what was paid, and what it bought."""
+    """Draw a segment from each run without replay to the same run with replay, as quality against compute."""
     pairs = replay_pairs(comparison, numbers)
     if not pairs:
         return None
     figure, [axes] = new_figure(1)
     axes.set_box_aspect(0.8)
-    waits = waits_of([without for without, _, _, _ in pairs])
-    for without, start, end, _ in pairs:
-        colour = colour_of(without.learner)
-        xs, ys = [start.comp / 1e12, end.comp / 1e12], [_quality(start), _quality(end)]
-        axes.plot(xs, ys, color=colour, linestyle=line_of(without.wait, waits), linewidth=1.2)
-        for x, y, one, filled in ((xs[0], ys[0], start, False), (xs[1], ys[1], end, True)):
+    waits = waits_of([group for group, _, _ in pairs])
+    for group, without, with_replay in pairs:
+        style, ends = appearance_of(group.learner), (without, with_replay)
+        axes.plot(
+            [result.comp / 1e12 for result in ends], [_quality(result) for result in ends], color=style.colour,
+            linestyle=matplotlib_dashes(group.wait, waits), linewidth=1.2,
+        )  # fmt: skip
+        for result, fill in ((without, "white"), (with_replay, style.colour)):
             axes.errorbar(
-                x, y, yerr=_stderr(one), fmt=mark_of(without.learner), color=colour, capsize=2, markersize=5,
-                markerfacecolor=colour if filled else "white",
+                result.comp / 1e12, _quality(result), yerr=_stderr(result), fmt=style.marker, color=style.colour,
+                capsize=2, markersize=5, markerfacecolor=fill,
             )  # fmt: skip
-    log_axis(axes, "x", [one.comp / 1e12 for _, start, end, _ in pairs for one in (start, end)])
-    log_axis(axes, "y", [_quality(one) for _, start, end, _ in pairs for one in (start, end)])
+    drawn = [result for _, without, with_replay in pairs for result in (without, with_replay)]
+    scale_axis(axes, "x", [result.comp / 1e12 for result in drawn])
+    scale_axis(axes, "y", [_quality(result) for result in drawn])
     axes.set_xlabel("training TFLOPs over the stream", fontsize=9)
     axes.set_ylabel(quality_label(comparison), fontsize=9)
-    legends(figure, [without for without, _, _, _ in pairs])
+    add_learners_and_waits(figure, [group for group, _, _ in pairs])
     handles = [
         Line2D([], [], color="#444444", marker="o", markerfacecolor="white", linestyle="", label="without replay"),
         Line2D([], [], color="#444444", marker="o", linestyle="", label="with replay"),
@@ -144,38 +155,39 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 
 def replay_pairs(
     comparison: Comparison, numbers: Sequence[Numbers]
-) -> list[tuple[Run, Numbers, Numbers, Any]]:  # fmt: skip
-    """(the run without, its numbers, those with replay, which replay), all else the same."""
-    without: dict[tuple, tuple[Run, Numbers]] = {}
-    for run, one in zip(comparison.runs, numbers, strict=True):
-        if not run.replay and one.quality:
-            without[_but_replay(run)] = (run, one)
+) -> list[tuple[RunGroup, Numbers, Numbers]]:  # fmt: skip
+    """Return (group without replay, its numbers, numbers with replay) for groups that differ in replay only."""
+    without: dict[tuple, tuple[RunGroup, Numbers]] = {}
+    for group, result in zip(comparison.groups, numbers, strict=True):
+        if not group.replay and result.quality:
+            without[_key_without_replay(group)] = (group, result)
     pairs = []
-    for run, one in zip(comparison.runs, numbers, strict=True):
-        if run.replay and one.quality and (before := without.get(_but_replay(run))):
-            pairs.append((*before, one, run.replay))
+    for group, result in zip(comparison.groups, numbers, strict=True):
+        if group.replay and result.quality and (start := without.get(_key_without_replay(group))):
+            pairs.append((*start, result))
     return pairs
 
 
-def _but_replay(run: Run) -> tuple:
-    return tuple((name, repr(value)) for name, value in sorted(run.settings.items()) if name != "replay")
+def _key_without_replay(group: RunGroup) -> tuple:
+    return tuple((name, repr(value)) for name, value in sorted(group.settings.items()) if name != "replay")
 
 
-def _errorbars(axes: Axes, points: Sequence[tuple[float, Numbers]], run: Run, dashes: object) -> None:
-    has_error = any(one.quality and one.quality.stderr is not None for _, one in points)
+def _draw_points(axes: Axes, points: Sequence[tuple[float, Numbers]], learner: str, dashes: Any) -> None:
+    """Draw points (x, numbers) joined by a line, with error bars if any point has a standard error."""
+    style = appearance_of(learner)
+    has_error = any(result.quality and result.quality.stderr is not None for _, result in points)
     axes.errorbar(
-        [x for x, _ in points], [_quality(one) for _, one in points],
-        yerr=[_stderr(one) for _, one in points] if has_error else None,
-        color=colour_of(run.learner), marker=mark_of(run.learner), linestyle=dashes, linewidth=1.1, markersize=4,
-        capsize=2,
+        [x for x, _ in points], [_quality(result) for _, result in points],
+        yerr=[_stderr(result) for _, result in points] if has_error else None,
+        color=style.colour, marker=style.marker, linestyle=dashes, linewidth=1.1, markersize=4, capsize=2,
     )  # fmt: skip
 
 
-def _quality(one: Numbers) -> float:
-    assert one.quality is not None
-    return one.quality.mean
+def _quality(numbers: Numbers) -> float:
+    assert numbers.quality is not None
+    return numbers.quality.mean
 
 
-def _stderr(one: Numbers) -> float:
-    assert one.quality is not None
-    return one.quality.stderr or 0.0
+def _stderr(numbers: Numbers) -> float:
+    assert numbers.quality is not None
+    return numbers.quality.stderr or 0.0

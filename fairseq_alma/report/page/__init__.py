@@ -1,4 +1,4 @@
-"""index.html: one file that holds its data, its scripts and its style, and opens from disk without a network."""
+"""index.html: one file with its data, scripts and styles. It opens from disk and needs no network."""
 
 import json
 import math
@@ -10,114 +10,138 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from fairseq_alma.report.choice import alternatives
-from fairseq_alma.report.figures.style import FEW_ARRIVALS, colour_of
-from fairseq_alma.report.numbers import Number, Numbers, all_numbers, standard_error
-from fairseq_alma.report.runs import LEARNERS, Comparison, Found, Run, label_of
+from fairseq_alma.core import catalogue
+from fairseq_alma.report.appearance import FEW_ARRIVALS, appearance_of, plotly_dashes
+from fairseq_alma.report.choice import Change, alternatives
+from fairseq_alma.report.labels import group_label, learner_position
+from fairseq_alma.report.numbers import Estimate, Numbers, all_numbers, standard_error
+from fairseq_alma.report.runs import Comparison, ReportData, RunGroup
 from fairseq_alma.report.tables import duration, state
 
-HERE = Path(__file__).parent
-MOST_POINTS = 250_000
-"""Of all curves together: of more runs each has fewer, so that the page stays small."""
-FEWEST_POINTS = 40
-MOST_ALTERNATIVES = 12
-"""Of one run and one decision."""
+FOLDER = Path(__file__).parent
+SCRIPTS = ("data.js", "choice.js", "plots.js", "tables.js", "controls.js")
+"""The scripts of the page. They share one scope, in this order."""
+MAX_POINTS = 250_000
+"""Maximum number of points in all curves together. With many runs each curve gets fewer: the page stays small."""
+MIN_POINTS = 40
+"""Minimum number of points in a curve, however many runs there are."""
+MAX_ALTERNATIVES = 12
+"""Maximum number of alternatives that the page shows for one run and one decision."""
+MAX_FILTER_VALUES = 20
+"""Maximum number of values of a setting that has a filter."""
 INFINITE = "\0infinite"
-_SYMBOLS = {
-    "sm": "circle", "ens": "square", "umix": "triangle-up", "gens": "diamond", "gmoe": "triangle-down", "ff": "cross",
-    "moe": "x", "gmoe_flat": "triangle-left", "ens_moe": "triangle-right",
-}  # fmt: skip
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+"""Replaces infinity, for which JSON has no number. data.js turns it into a number again."""
 
 
-def page(found: Found, reload_seconds: float | None = None) -> str:
-    """The whole file. With `reload_seconds` it loads itself again when so much time has passed."""
+def page(data: ReportData, reload_seconds: float | None = None) -> str:
+    """Return the text of index.html.
+
+    Args:
+        data: what was read.
+        reload_seconds: if given, the page reloads itself after this time.
+    """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(_file("template.html.j2"))
-    data = {"comparisons": [comparison_data(one) for one in found.comparisons]}
     return template.render(
-        style=_file("page.css"), script=_file("page.js"), plotly=plotly_script(), data=in_script(data),
-        faults=found.faults, notes=found.notes, reload_seconds=reload_seconds,
-        num_runs=sum(len(one.runs) for one in found.comparisons), names=[one.name for one in found.comparisons],
+        style=_file("page.css"), script="\n".join(map(_file, SCRIPTS)), plotly=plotly_script(),
+        data=json_in_script({"comparisons": [comparison_data(comparison) for comparison in data.comparisons]}),
+        errors=data.errors, notes=data.notes, reload_seconds=reload_seconds,
+        names=[comparison.name for comparison in data.comparisons],
     )  # fmt: skip
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
-    """What the scripts draw from, as JSON values. Perplexities and errors are as on disk, errors as fractions."""
-    numbers = all_numbers(comparison)
-    num_points = max(FEWEST_POINTS, MOST_POINTS // max(1, len(comparison.runs)))
-    others = alternatives(comparison)
-    waits = sorted({run.wait for run in comparison.runs})
-    common = {
+    """Return the data of one comparison for the scripts, as JSON values. Error rates are fractions."""
+    groups, numbers = comparison.groups, all_numbers(comparison)
+    num_points = max(MIN_POINTS, MAX_POINTS // max(1, len(groups)))
+    waits = sorted({group.wait for group in groups})
+    common_settings = {
         name: value
-        for name, value in comparison.runs[0].settings.items()
-        if name not in comparison.varied and all(name in run.settings for run in comparison.runs)
+        for name, value in groups[0].settings.items()
+        if name not in comparison.varied_settings and all(name in group.settings for group in groups)
     }
     return {
         "name": comparison.name,
         "vision": comparison.is_vision,
         "B": comparison.num_arrivals,
-        "common": {name: _text(value) for name, value in sorted(common.items())},
-        "varied": comparison.varied,
+        "common_settings": {name: setting_text(value) for name, value in sorted(common_settings.items())},
         "filters": _filters(comparison),
-        "runs": [
-            _run(comparison, run, one, num_points, waits, _few(comparison, numbers, index, others[index]), common)
-            for index, (run, one) in enumerate(zip(comparison.runs, numbers, strict=True))
+        "groups": [
+            {
+                **_description(comparison, group, common_settings),
+                **_results(group, result),
+                **_curve_data(group, num_points),
+                "dash": plotly_dashes(group.wait, waits),
+                "alternatives": _best_alternatives(numbers, others),
+            }
+            for group, result, others in zip(groups, numbers, alternatives(comparison), strict=True)
         ],
     }
 
 
-def _run(
-    comparison: Comparison, run: Run, one: Numbers, num_points: int, waits: Sequence[int], others: list, common: Mapping
-) -> dict[str, Any]:
-    t, mean, error = curve(run, num_points)
+def _description(comparison: Comparison, group: RunGroup, common_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what names a group: label, appearance, folder, command and settings."""
+    style = appearance_of(group.learner)
+    own_settings = {
+        name: setting_text(value)
+        for name, value in sorted(group.settings.items())
+        if name not in comparison.varied_settings and name not in common_settings
+    }
     return {
-        "label": label_of(run, comparison.varied),
-        "learner": LEARNERS.get(run.learner, run.learner),
-        "colour": colour_of(run.learner),
-        "symbol": _SYMBOLS.get(run.learner, "star"),
-        "dash": _DASHES[waits.index(run.wait) % len(_DASHES)],
-        "folder": str(run.folder),
-        "command": run.command,
-        "commit": str(run.seeds[0].provenance.get("commit", "")),
-        "settings": {name: _text(run.settings.get(name)) for name in comparison.varied},
-        "own": {
-            name: _text(value)
-            for name, value in sorted(run.settings.items())
-            if name not in comparison.varied and name not in common
-        },
-        "state": state(run),
-        "seeds": [seed.seed for seed in run.counted],
-        "finished": run.is_finished,
-        "quality": _number(one.quality),
-        "after": _number(one.after_first_stage),
-        "final": _number(one.final),
-        "final_validation": _number(one.final_validation),
-        "score": _exact(one.validation_score),
-        "first": int(trained[0]) if len(trained := np.flatnonzero(run.counted[0].stage > 0)) else None,
-        "params": one.num_params,
-        "forward": one.forward_flops,
-        "mem": one.mem,
-        "comp": one.comp,
-        "updates": one.num_updates,
-        "wall": _rounded(one.wall_seconds),
-        "wall_text": duration(one.wall_seconds),
-        "t": t,
-        "y": mean,
-        "e": error,
-        "others": others,
+        "label": group_label(group, comparison.varied_settings),
+        "learner": catalogue.label_of(group.learner),
+        "colour": style.colour,
+        "symbol": style.symbol,
+        "folder": str(group.folder),
+        "command": group.command,
+        "commit": str(group.runs[0].provenance.get("commit", "")),
+        "settings": {name: setting_text(group.settings.get(name)) for name in comparison.varied_settings},
+        "own_settings": own_settings,
+        "state": state(group),
+        "finished": group.is_finished,
+        "seeds": [run.seed for run in group.counted_runs],
     }
 
 
-def curve(run: Run, num_points: int) -> tuple[list[int], list[float | None], list[float | None] | None]:
-    """(t, mean quality, standard error) where it changes, and the last: what lies between is as it was.
+def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
+    """Return the scalar results of a group."""
+    trained = np.flatnonzero(group.counted_runs[0].stage > 0)
+    return {
+        "quality": _estimate(numbers.quality),
+        "after_first_stage": _estimate(numbers.after_first_stage),
+        "final": _estimate(numbers.final),
+        "final_validation": _estimate(numbers.final_validation),
+        "score": _exact(numbers.validation_score),
+        "first_trained_t": int(trained[0]) if len(trained) else None,
+        "params": numbers.num_params,
+        "forward_flops": numbers.forward_flops,
+        "mem": numbers.mem,
+        "comp": numbers.comp,
+        "wall_seconds": _rounded(numbers.wall_seconds),
+        "wall_text": duration(numbers.wall_seconds),
+    }
 
-    Of more than `num_points` changes points evenly apart are kept. Standard errors are None for one seed.
+
+def _curve_data(group: RunGroup, num_points: int) -> dict[str, Any]:
+    t, mean, error = curve(group, num_points)
+    return {"t": t, "mean": mean, "error": error}
+
+
+def curve(group: RunGroup, num_points: int) -> tuple[list[int], list[float | None], list[float | None] | None]:
+    """Return the curve of a group, without arrivals at which nothing changed.
+
+    Args:
+        group: the runs of one setting.
+        num_points: of more changes than this, evenly spread ones are kept.
+
+    Returns:
+        t, mean quality over seeds and standard error at the first arrival, at each change and at the last arrival; for
+        a short stream at every arrival. The standard errors are None for one seed.
     """
-    values = run.stacked("quality")
+    values = group.column("quality")
     mean, error = values.mean(axis=0), standard_error(values)
     changes = np.flatnonzero((values[:, 1:] != values[:, :-1]).any(axis=0)) + 1
-    times = np.unique([0, *changes, run.last_t]) if run.last_t > FEW_ARRIVALS else np.arange(run.last_t + 1)
+    times = np.unique([0, *changes, group.last_t]) if group.last_t > FEW_ARRIVALS else np.arange(group.last_t + 1)
     if len(times) > num_points:
         times = times[np.unique(np.linspace(0, len(times) - 1, num_points).round().astype(int))]
     return (
@@ -128,48 +152,47 @@ def curve(run: Run, num_points: int) -> tuple[list[int], list[float | None], lis
 
 
 def _filters(comparison: Comparison) -> list[dict[str, Any]]:
-    """By which settings runs are chosen on the page: those with a few values."""
+    """Return the settings by which the page can filter groups, with their values in order."""
     filters = []
-    for name in comparison.varied:
-        values = {_text(run.settings.get(name)): run.settings.get(name) for run in comparison.runs}
-        if len(values) <= 20:
-            texts = sorted(values, key=lambda text: _order(values[text]))
+    for name in comparison.varied_settings:
+        values = {setting_text(group.settings.get(name)): group.settings.get(name) for group in comparison.groups}
+        if len(values) <= MAX_FILTER_VALUES:
+            texts = sorted(values, key=lambda text: _sort_key(values[text]))
             filters.append({"name": name, "values": texts})
     return filters
 
 
-def _order(value: Any) -> tuple:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return (
-            1,
-            0,
-            (list(LEARNERS).index(value) if value in LEARNERS else 99) if isinstance(value, str) else 0,
-            str(value),
-        )
-    return (0, value, 0, "")
+def _sort_key(value: Any) -> tuple:
+    """Return the key that sorts the values of a setting: numbers, then learners in the paper's order, then texts."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (0, value, "")
+    return (1, learner_position(value) if isinstance(value, str) else 0, str(value))
 
 
-def _few(
-    comparison: Comparison, numbers: Sequence[Numbers], index: int, others: Sequence[tuple[str, int]]
-) -> list[list[Any]]:  # fmt: skip
-    """Of each decision the runs that are best by validation."""
-    kept = []
+def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change, int]]) -> list[list[Any]]:
+    """Return [decision, index of the group] for the best alternatives by validation, MAX_ALTERNATIVES per decision."""
+
+    def score(index: int) -> tuple[bool, float]:
+        value = numbers[index].validation_score
+        return (value is None, value or 0.0)
+
+    best: list[list[Any]] = []
     for change in dict.fromkeys(change for change, _ in others):
-        mine = [other for one, other in others if one == change]
-        mine.sort(key=lambda other: (numbers[other].validation_score is None, numbers[other].validation_score or 0.0))
-        kept += [[change, other] for other in mine[:MOST_ALTERNATIVES]]
-    return kept
+        indices = sorted((index for other_change, index in others if other_change == change), key=score)
+        best += [[change, index] for index in indices[:MAX_ALTERNATIVES]]
+    return best
 
 
-def in_script(data: Any) -> str:
-    """JSON that may stand inside a script element: nothing in it can end the element or begin a comment."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+def json_in_script(value: Any) -> str:
+    """Return JSON that is safe inside a script element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
 def plotly_script() -> str:
-    """plotly.js, as the package of plotly carries it."""
+    """Return the text of plotly.js, which the Python package of plotly contains."""
+    # Imported here: it takes a second, and reading runs does not need it.
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs()
@@ -177,30 +200,32 @@ def plotly_script() -> str:
 
 @cache
 def _file(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
-def _number(number: Number | None) -> list[float | str | None] | None:
-    if number is None or math.isnan(number.mean):
+def _estimate(estimate: Estimate | None) -> list[float | str | None] | None:
+    """Return [mean, standard error] as JSON values; None if there is no mean."""
+    if estimate is None or math.isnan(estimate.mean):
         return None
-    return [_exact(number.mean, 6), _rounded(number.stderr)]
+    return [_exact(estimate.mean, 6), _rounded(estimate.stderr)]
 
 
 def _exact(value: float | None, digits: int = 17) -> float | str | None:
-    """What is chosen by is not rounded; what diverged is INFINITE, which JSON has no number for."""
+    """Return a value by which runs are compared: it is not rounded by default, and may be INFINITE."""
     if value is None or math.isnan(value):
         return None
     return INFINITE if math.isinf(value) else float(f"{value:.{digits}g}")
 
 
 def _rounded(value: float | None, digits: int = 4) -> float | None:
-    """To so many digits that count; what is no finite number is None, as JSON has no other."""
+    """Return a value that is only shown, with this number of significant digits; None if it is not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")
 
 
-def _text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """Return the value of a setting as the page shows it."""
     if value is None:
         return "-"
     if isinstance(value, bool):

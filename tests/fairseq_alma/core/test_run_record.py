@@ -126,7 +126,7 @@ def test_other_settings_are_refused_by_name_with_old_and_new_and_nothing_is_writ
         RunRecord(run_folder, {"wait": 2, "seed": 5, "replay": False, "lr": 0.1}, DIGESTS)
     lines = str(error.value).splitlines()
     assert lines == [
-        f"{run_folder} holds a run of other settings:",
+        f"{run_folder} holds a run with other settings:",
         "  lr: was 'not set', is 0.1",
         "  wait: was 3, is 2",
         "Give the same settings to continue it, or another out= for a new run.",

@@ -88,7 +88,7 @@ def test_advice_goes_by_what_this_attempt_has_logged(stream, tmp_path, before, l
         ("--distributed-world-size 4", "--distributed-world-size is set by"),
         ("--cpu", "--cpu is set by"),
         ("--optimizer nag", "--optimizer is set by"),
-        ("--bf16", "takes bf16 for a TPU"),
+        ("--bf16", "expects a TPU and fails"),
         (5, "must be options of fairseq-train"),
     ],
 )

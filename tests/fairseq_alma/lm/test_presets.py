@@ -105,7 +105,7 @@ def test_in_sequence_and_iid_spend_equal_updates_on_equal_models(arch, k, iid):
     """Table 1."""
     in_sequence, at_once = (settings_of(f"preset=table2/{row}", f"arch={arch}") for row in ("ens_w1_4at2", iid))
     assert mega_batches_of_stages(at_once, num_mega_batches=4) == [k]
-    assert (in_sequence.experts, in_sequence.members) == (at_once.experts, at_once.members) == (4, 2)
+    assert (in_sequence.experts, in_sequence.own.members) == (at_once.experts, at_once.own.members) == (4, 2)
     # In sequence the ledger of one run over all four says both: what was spent when k had arrived is k stages.
     assert total_updates(in_sequence, k) == total_updates(at_once, k) == 2 * k * UPDATES[arch]
 

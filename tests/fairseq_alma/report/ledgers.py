@@ -1,8 +1,9 @@
-"""Run folders for tests of reports, written as runs write them, with numbers worked out by hand."""
+"""Run folders for tests of reports, in the format of real runs, with numbers worked out by hand."""
 
 import json
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
+from fairseq_alma.report.reading import read_runs
 
 VISION = {
     "dataset": "mnist", "split": "balanced", "learner": "sm", "wait": 1, "replay": False, "mega_batches": 4,
@@ -16,7 +17,17 @@ TEXT = {
 
 
 def vision_rows(errors, wait=1, params=10, flops=100, validations=None, experts=None, load=None):
-    """errors[t] at t = 0..; trained at every `wait`-th arrival and the last; `flops` an arrival that is trained on."""
+    """Return the ledger rows of a vision run that trains at every `wait`-th arrival and at the last.
+
+    Args:
+        errors: error rate at t = 0, 1, ...
+        wait: mega-batches gathered before a stage.
+        params: number of parameters, or a list with one number per arrival.
+        flops: training FLOPs per mega-batch that a stage trains on.
+        validations: validation error rate of each arrival; by default equal to `errors`.
+        experts: number of experts at each arrival.
+        load: expert_load of each arrival.
+    """
     rows, stage, gathered = [], 0, 0
     for t, error in enumerate(errors):
         gathered += t > 0
@@ -26,7 +37,7 @@ def vision_rows(errors, wait=1, params=10, flops=100, validations=None, experts=
         if stage:
             validation = error if validations is None else validations[t]
         scores = Scores(
-            num_params=params[t] if isinstance(params, list) else params, forward_flops=3, error_rate=error,
+            num_params=_at_arrival(params, t), forward_flops=3, error_rate=error,
             validation_error_rate=validation, num_experts=experts[t] if experts else None, num_members=1,
             expert_load=load[t] if load else None,
         )  # fmt: skip
@@ -37,18 +48,18 @@ def vision_rows(errors, wait=1, params=10, flops=100, validations=None, experts=
 
 
 def text_rows(perplexities, wait=1, params=1000, flops=100, validations=None, experts=4, members=1, load=None):
-    """As vision_rows; a language model has a validation perplexity at t = 0 too."""
+    """Return the ledger rows of a language model. It has a validation perplexity at t = 0 too; see `vision_rows`."""
     rows, stage, gathered = [], 0, 0
     for t, perplexity in enumerate(perplexities):
         gathered += t > 0
         updated = t > 0 and (gathered == wait or t == len(perplexities) - 1)
         stage += updated
-        at = lambda value, t=t: value[t] if isinstance(value, list) else value  # noqa: E731
+        num_experts = _at_arrival(experts, t)
         scores = Scores(
-            num_params=at(params), forward_flops=7, perplexity=perplexity, word_perplexity=2 * perplexity,
+            num_params=_at_arrival(params, t), forward_flops=7, perplexity=perplexity, word_perplexity=2 * perplexity,
             validation_loss=1.0, validation_perplexity=perplexity if validations is None else validations[t],
-            num_experts=at(experts), num_members=at(members), overflow=0.25 if stage else 0.0,
-            expert_load=load or [[0.25] * at(experts)],
+            num_experts=num_experts, num_members=_at_arrival(members, t), overflow=0.25 if stage else 0.0,
+            expert_load=load or [[0.25] * num_experts],
         )  # fmt: skip
         spent = Spent(flops * gathered, 10 * gathered, 2.0 * gathered) if updated else Spent()
         gathered = 0 if updated else gathered
@@ -56,8 +67,13 @@ def text_rows(perplexities, wait=1, params=1000, flops=100, validations=None, ex
     return rows
 
 
+def _at_arrival(value, t):
+    """Return the value at arrival t: an entry of a list, or the value itself if it never changes."""
+    return value[t] if isinstance(value, list) else value
+
+
 def write_run(folder, rows, command=("alma-vision", "dataset=mnist"), digests=None, wall_seconds=None, **settings):
-    """A run folder: VISION or TEXT settings, as the rows are, but for `settings`. Returns the folder."""
+    """Write a run folder and return it. Its settings are VISION or TEXT, whichever fits the rows, and `settings`."""
     folder.mkdir(parents=True, exist_ok=True)
     base = VISION if rows and rows[0].scores.error_rate is not None else TEXT
     (folder / "settings.json").write_text(json.dumps({**base, **settings}))
@@ -73,19 +89,29 @@ def write_run(folder, rows, command=("alma-vision", "dataset=mnist"), digests=No
 
 
 def write_vision(folder, errors, **settings):
-    """A vision run of these errors; keywords of vision_rows are taken out of `settings`."""
-    of_rows = {name: settings.pop(name) for name in ("params", "flops", "validations", "load") if name in settings}
+    """Write a vision run with these error rates. `settings` may have arguments of vision_rows, and row_experts."""
+    row_arguments = {
+        name: settings.pop(name) for name in ("params", "flops", "validations", "load") if name in settings
+    }
     if "row_experts" in settings:
-        of_rows["experts"] = settings.pop("row_experts")
-    rows = vision_rows(errors, wait=settings.get("wait", 1), **of_rows)
+        row_arguments["experts"] = settings.pop("row_experts")
+    rows = vision_rows(errors, wait=settings.get("wait", 1), **row_arguments)
     return write_run(folder, rows, **{"mega_batches": len(errors) - 1, **settings})
 
 
 def write_text(folder, perplexities, **settings):
-    """A language model's run of these perplexities."""
-    of_rows = {name: settings.pop(name) for name in ("params", "flops", "validations", "load") if name in settings}
+    """Write the run of a language model with these perplexities. See `write_vision`."""
+    row_arguments = {
+        name: settings.pop(name) for name in ("params", "flops", "validations", "load") if name in settings
+    }
     for name in ("experts", "members"):
         if f"row_{name}" in settings:
-            of_rows[name] = settings.pop(f"row_{name}")
-    rows = text_rows(perplexities, wait=settings.get("wait", 1), **of_rows)
+            row_arguments[name] = settings.pop(f"row_{name}")
+    rows = text_rows(perplexities, wait=settings.get("wait", 1), **row_arguments)
     return write_run(folder, rows, **{"mega_batches": len(perplexities) - 1, **settings})
+
+
+def only_comparison(*folders):
+    """Read folders whose runs form a single comparison, and return it."""
+    [comparison] = read_runs(folders).comparisons
+    return comparison

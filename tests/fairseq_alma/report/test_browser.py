@@ -1,4 +1,4 @@
-"""The page in a real browser: loaded from disk, without a network."""
+"""The page in a real browser, loaded from disk, without a network."""
 
 import random
 import shutil
@@ -7,9 +7,10 @@ from urllib.parse import quote
 import pytest
 
 from fairseq_alma.report.choice import Budget, best_within, pareto_front
+from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.page import page as page_of
-from fairseq_alma.report.runs import label_of, read_runs
+from fairseq_alma.report.reading import read_runs
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
 from tests.fairseq_alma.report.test_page import HOSTILE
 
@@ -31,7 +32,11 @@ def browser():
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """40 vision runs of random numbers, two unfinished, and a language model: (path of the page, what was found)."""
+    """Write a page of 40 vision runs with random numbers, two of them unfinished, and a language model.
+
+    Returns:
+        The path of the page, and the data that it shows.
+    """
     root, rng = tmp_path_factory.mktemp("report"), random.Random(0)
     for number in range(40):
         learner = ("sm", "ens", "gens", "gmoe")[number % 4]
@@ -45,21 +50,21 @@ def report(tmp_path_factory):
             flops=rng.randint(1, 20) * 10**9, params=rng.randint(1, 9) * 1000,
         )  # fmt: skip
     write_text(root / "runs/text", [900.0, 50.0, 40.0])
-    found = read_runs([root / "runs"])
-    (root / "index.html").write_text(page_of(found), encoding="utf-8")
-    return root / "index.html", found
+    data = read_runs([root / "runs"])
+    (root / "index.html").write_text(page_of(data), encoding="utf-8")
+    return root / "index.html", data
 
 
-class Opened:
-    """A page, and what it complained of."""
+class PageView:
+    """An open page, with the messages of its console and the addresses that it requested."""
 
     def __init__(self, browser, path, width=1600, height=1000):
         self.context = browser.new_context(viewport={"width": width, "height": height}, offline=True)
         self.page = self.context.new_page()
-        self.complaints = []
-        self.page.on("console", lambda message: self.complaints.append((message.type, message.text)))
-        self.page.on("pageerror", lambda error: self.complaints.append(("error", str(error))))
-        self.page.on("dialog", lambda dialog: (self.complaints.append(("dialog", dialog.message)), dialog.dismiss()))
+        self.messages = []
+        self.page.on("console", lambda message: self.messages.append((message.type, message.text)))
+        self.page.on("pageerror", lambda error: self.messages.append(("error", str(error))))
+        self.page.on("dialog", lambda dialog: (self.messages.append(("dialog", dialog.message)), dialog.dismiss()))
         self.page.on("request", lambda request: self._requested(request.url))
         self.requests = []
         self.page.goto(f"file://{path}")
@@ -75,22 +80,25 @@ class Opened:
     def __exit__(self, *exception):
         self.context.close()
         if exception == (None, None, None):
-            assert self.complaints == []
+            assert self.messages == []
             assert self.requests == []
 
     def frame(self):
-        """Wait until what an event asked for has been drawn."""
+        """Wait until the page has been drawn after an event."""
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def best(self):
+        """Return the index of the group that the page recommends, or None."""
         value = self.page.get_attribute("#answer", "data-best")
         return int(value) if value else None
 
     def front(self):
+        """Return the indices of the groups on the Pareto front."""
         value = self.page.get_attribute("#front", "data-front")
-        return sorted(int(one) for one in value.split(",")) if value else []
+        return sorted(int(index) for index in value.split(",")) if value else []
 
     def slide(self, name, step):
+        """Move a slider to a step."""
         self.page.evaluate(
             "([name, step]) => { const input = document.getElementById(name); input.value = String(step);"
             " input.dispatchEvent(new Event('input')); }",
@@ -99,6 +107,7 @@ class Opened:
         self.frame()
 
     def rows(self):
+        """Return the indices of the groups in the table, from top to bottom."""
         return [
             int(value)
             for value in self.page.eval_on_selector_all("#runs tbody tr", "rows => rows.map((row) => row.dataset.run)")
@@ -107,42 +116,43 @@ class Opened:
 
 @pytest.fixture
 def opened(browser, report):
-    path, found = report
-    number = next(i for i, one in enumerate(found.comparisons) if one.is_vision)
-    with Opened(browser, path) as one:
-        one.page.select_option("#comparison", str(number))
-        one.frame()
-        yield one, found.comparisons[number], all_numbers(found.comparisons[number])
+    """The page, showing the vision runs; with their comparison and numbers."""
+    path, data = report
+    number = next(i for i, comparison in enumerate(data.comparisons) if comparison.is_vision)
+    with PageView(browser, path) as view:
+        view.page.select_option("#comparison", str(number))
+        view.frame()
+        yield view, data.comparisons[number], all_numbers(data.comparisons[number])
 
 
-def test_it_opens_from_disk_without_a_network_or_a_complaint(opened):
-    one, comparison, _ = opened
-    assert one.page.title() == "ALMA report: books, B = 2; mnist, B = 4"
-    assert sorted(one.rows()) == list(range(40))
-    assert one.page.inner_text("#count") == "40 of 40 runs"
-    assert len(comparison.finished) == 38
+def test_the_page_opens_from_disk_without_a_network_or_a_message(opened):
+    view, comparison, _ = opened
+    assert view.page.title() == "ALMA report: books, B = 2; mnist, B = 4"
+    assert sorted(view.rows()) == list(range(40))
+    assert view.page.inner_text("#count") == "40 of 40 runs"
+    assert len(comparison.finished_groups) == 38
 
 
-def test_the_sliders_change_the_answer_as_python_has_it(opened):
-    one, comparison, numbers = opened
-    finished = [n for n, run in zip(numbers, comparison.runs, strict=True) if run.is_finished]
+def test_the_sliders_change_the_answer_to_the_one_that_python_computes(opened):
+    view, comparison, numbers = opened
+    finished = [n for n, group in zip(numbers, comparison.groups, strict=True) if group.is_finished]
     steps = {
         "comp": sorted({n.comp for n in finished}),
         "params": sorted({n.num_params for n in finished}),
         "final": sorted({float(f"{n.final_validation.mean:.6g}") for n in finished}),
     }
-    assert one.best() == best_within(numbers, Budget())
+    assert view.best() == best_within(numbers, Budget())
     rng, answers = random.Random(1), set()
     for _ in range(25):
         budget = {}
         for name, values in steps.items():
             step = rng.randint(0, len(values))
-            one.slide(name, step)
+            view.slide(name, step)
             budget[name] = values[step] if step < len(values) else None
         wanted = best_within(numbers, Budget(budget["comp"], budget["params"], budget["final"]))
-        assert one.best() == wanted, budget
+        assert view.best() == wanted, budget
         answers.add(wanted)
-        beyond = one.page.eval_on_selector_all("#runs tr.beyond", "rows => rows.map((row) => Number(row.dataset.run))")
+        beyond = view.page.eval_on_selector_all("#runs tr.beyond", "rows => rows.map((row) => Number(row.dataset.run))")
         assert set(beyond) == {
             i
             for i, n in enumerate(numbers)
@@ -151,20 +161,22 @@ def test_the_sliders_change_the_answer_as_python_has_it(opened):
             or (budget["final"] is not None and n.final_validation.mean > budget["final"] + 1e-12)
         }
         if wanted is not None:
-            assert one.page.inner_text("#answer .best") == label_of(comparison.runs[wanted], comparison.varied)
+            assert view.page.inner_text("#answer .best") == group_label(
+                comparison.groups[wanted], comparison.varied_settings
+            )
     assert len(answers) > 3
 
 
-def test_a_budget_that_no_run_keeps_is_told(opened):
-    one, _, _ = opened
+def test_a_budget_that_no_run_keeps_gives_a_message(opened):
+    view, _, _ = opened
     for name in ("comp", "params", "final"):
-        one.slide(name, 0)
-    assert one.best() is None
-    assert "No run keeps to this budget" in one.page.inner_text("#answer")
+        view.slide(name, 0)
+    assert view.best() is None
+    assert "No run keeps to this budget" in view.page.inner_text("#answer")
 
 
-def test_the_pareto_front_is_pythons_on_every_axis_and_under_every_filter(opened):
-    one, comparison, numbers = opened
+def test_the_pareto_front_equals_that_of_python_on_every_axis_and_under_every_filter(opened):
+    view, comparison, numbers = opened
     xs = {
         "comp": lambda n: n.comp,
         "params": lambda n: n.num_params,
@@ -174,181 +186,187 @@ def test_the_pareto_front_is_pythons_on_every_axis_and_under_every_filter(opened
     ys = {"quality": lambda n: n.quality.mean, "final": lambda n: n.final.mean, "score": lambda n: n.validation_score}
     for learner in (None, "gens"):
         if learner:
-            one.page.click(f"#filters .chip[data-filter=learner][data-value={learner}]")
+            view.page.click(f"#filters .chip[data-filter=learner][data-value={learner}]")
         shown = [
             i
-            for i, run in enumerate(comparison.runs)
-            if run.is_finished and (learner is None or run.learner == learner)
+            for i, group in enumerate(comparison.groups)
+            if group.is_finished and (learner is None or group.learner == learner)
         ]  # fmt: skip
         for x, of_x in xs.items():
             for y, of_y in ys.items():
-                one.page.select_option("#x-axis", x)
-                one.page.select_option("#y-axis", y)
-                one.frame()
+                view.page.select_option("#x-axis", x)
+                view.page.select_option("#y-axis", y)
+                view.frame()
                 points = [(of_x(numbers[i]), of_y(numbers[i])) for i in shown]
-                assert one.front() == sorted(shown[i] for i in pareto_front(points)), (learner, x, y)
+                assert view.front() == sorted(shown[i] for i in pareto_front(points)), (learner, x, y)
 
 
 def test_filters_change_what_is_shown(opened):
-    one, comparison, _ = opened
-    one.page.click("#filters .chip[data-filter=wait][data-value='2']")
-    one.frame()
-    assert set(one.rows()) == {i for i, run in enumerate(comparison.runs) if run.wait == 2}
+    view, comparison, _ = opened
+    view.page.click("#filters .chip[data-filter=wait][data-value='2']")
+    view.frame()
+    assert set(view.rows()) == {i for i, group in enumerate(comparison.groups) if group.wait == 2}
     of_markers = "document.getElementById('tradeoff').data.filter((t) => t.mode === 'markers')"
-    points = one.page.evaluate(f"() => {of_markers}.flatMap((t) => t.customdata)")
-    assert set(points) == {i for i, run in enumerate(comparison.runs) if run.wait == 2 and run.is_finished}
-    curves = one.page.get_attribute("#curves", "data-shown")
-    assert set(map(int, curves.split(","))) <= set(one.rows())
-    one.page.click("#filters .chip[data-filter=wait][data-value='4']")
-    one.frame()
-    assert set(one.rows()) == {i for i, run in enumerate(comparison.runs) if run.wait in (2, 4)}
-    one.page.click("#show-all")
-    assert len(one.rows()) == 40
+    points = view.page.evaluate(f"() => {of_markers}.flatMap((t) => t.customdata)")
+    assert set(points) == {i for i, group in enumerate(comparison.groups) if group.wait == 2 and group.is_finished}
+    curves = view.page.get_attribute("#curves", "data-shown")
+    assert set(map(int, curves.split(","))) <= set(view.rows())
+    view.page.click("#filters .chip[data-filter=wait][data-value='4']")
+    view.frame()
+    assert set(view.rows()) == {i for i, group in enumerate(comparison.groups) if group.wait in (2, 4)}
+    view.page.click("#show-all")
+    assert len(view.rows()) == 40
 
 
-def test_the_table_sorts_both_ways_and_the_unknown_comes_last(opened):
-    one, comparison, numbers = opened
-    one.page.click("#runs th button:has-text('training FLOPs')")
-    flops = [numbers[i].comp for i in one.rows()]
+def test_the_table_sorts_both_ways_and_unknown_values_come_last(opened):
+    view, comparison, numbers = opened
+    view.page.click("#runs th button:has-text('training FLOPs')")
+    flops = [numbers[i].comp for i in view.rows()]
     assert flops == sorted(flops)
-    one.page.click("#runs th button:has-text('training FLOPs')")
-    flops = [numbers[i].comp for i in one.rows()]
+    view.page.click("#runs th button:has-text('training FLOPs')")
+    flops = [numbers[i].comp for i in view.rows()]
     assert flops == sorted(flops, reverse=True)
-    one.page.click("#runs th button:has-text('CER') >> nth=0")
-    assert {i for i, run in enumerate(comparison.runs) if not run.is_finished} == set(one.rows()[-2:])
+    view.page.click("#runs th button:has-text('CER') >> nth=0")
+    assert {i for i, group in enumerate(comparison.groups) if not group.is_finished} == set(view.rows()[-2:])
 
 
 def test_a_run_that_is_clicked_shows_its_settings_and_its_command(opened):
-    one, comparison, _ = opened
-    one.page.click("#runs tr[data-run='7']")
-    run = comparison.runs[7]
-    assert one.page.inner_text("#command") == "alma-vision dataset=mnist"
-    detail = one.page.inner_text("#detail")
-    assert label_of(run, comparison.varied) in detail
-    assert str(run.folder) in detail
-    assert one.page.get_attribute("#runs tr[data-run='7']", "class").split()[-1] == "chosen"
-    assert "7" in one.page.get_attribute("#curves", "data-shown").split(",")
+    view, comparison, _ = opened
+    view.page.click("#runs tr[data-run='7']")
+    group = comparison.groups[7]
+    assert view.page.inner_text("#command") == "alma-vision dataset=mnist"
+    detail = view.page.inner_text("#detail")
+    assert group_label(group, comparison.varied_settings) in detail
+    assert str(group.folder) in detail
+    assert view.page.get_attribute("#runs tr[data-run='7']", "class").split()[-1] == "chosen"
+    assert "7" in view.page.get_attribute("#curves", "data-shown").split(",")
 
 
-def test_what_else_one_might_have_decided_is_shown(opened):
-    one, comparison, numbers = opened
-    best = one.best()
-    rows = one.page.eval_on_selector_all(
+def test_the_alternatives_of_the_best_run_are_shown(opened):
+    view, comparison, numbers = opened
+    best = view.best()
+    rows = view.page.eval_on_selector_all(
         "#alternatives tbody tr",
         "rows => rows.map((row) => [row.cells[0].textContent, Number(row.dataset.run), row.cells[3].textContent])",
     )
     assert rows
     for change, other, difference in rows:
-        there = comparison.runs[other]
-        if change == "waiting":
-            assert there.wait != comparison.runs[best].wait
+        alternative = comparison.groups[other]
+        if change == "wait":
+            assert alternative.wait != comparison.groups[best].wait
         assert difference == f"{numbers[other].quality.mean - numbers[best].quality.mean:+.2f}"
 
 
-def test_what_was_set_outlives_a_reload(opened):
-    one, _, _ = opened
-    one.slide("comp", 3)
-    one.page.click("#filters .chip[data-filter=learner][data-value=ens]")
-    one.page.select_option("#y-axis", "final")
-    one.page.click("#runs tbody tr >> nth=2")
-    one.frame()
-    before = (one.best(), one.front(), one.rows(), one.page.inner_text("#comp-value"), one.page.inner_text("#detail"))
-    one.page.reload()
-    one.page.wait_for_selector("#tradeoff .main-svg")
-    one.frame()
-    assert before == (
-        one.best(),
-        one.front(),
-        one.rows(),
-        one.page.inner_text("#comp-value"),
-        one.page.inner_text("#detail"),
+def test_sliders_filters_and_the_chosen_run_survive_a_reload(opened):
+    view, _, _ = opened
+    view.slide("comp", 3)
+    view.page.click("#filters .chip[data-filter=learner][data-value=ens]")
+    view.page.select_option("#y-axis", "final")
+    view.page.click("#runs tbody tr >> nth=2")
+    view.frame()
+    before = (
+        view.best(),
+        view.front(),
+        view.rows(),
+        view.page.inner_text("#comp-value"),
+        view.page.inner_text("#detail"),
     )
-    assert one.page.input_value("#y-axis") == "final"
+    view.page.reload()
+    view.page.wait_for_selector("#tradeoff .main-svg")
+    view.frame()
+    assert before == (
+        view.best(),
+        view.front(),
+        view.rows(),
+        view.page.inner_text("#comp-value"),
+        view.page.inner_text("#detail"),
+    )
+    assert view.page.input_value("#y-axis") == "final"
 
 
 @pytest.mark.parametrize("width", [400, 1600])
-def test_it_is_usable_when_narrow_and_when_wide(browser, report, width, tmp_path):
-    with Opened(browser, report[0], width=width, height=900) as one:
-        one.page.select_option("#comparison", "1")
-        one.frame()
-        assert one.page.evaluate("document.documentElement.scrollWidth") <= width
+def test_the_page_is_usable_when_narrow_and_when_wide(browser, report, width, tmp_path):
+    with PageView(browser, report[0], width=width, height=900) as view:
+        view.page.select_option("#comparison", "1")
+        view.frame()
+        assert view.page.evaluate("document.documentElement.scrollWidth") <= width
         for selector in ("#comp", "#params", "#final", "#tradeoff", "#curves", "#answer", "#comparison"):
-            box = one.page.locator(selector).bounding_box()
+            box = view.page.locator(selector).bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width, selector
             assert box["width"] >= 0.25 * min(width, 600) or selector == "#comparison", selector
-        for chip in one.page.locator(".chip").all():
-            assert chip.bounding_box()["height"] >= 24  # a finger
-        # What a finger does: a filter, a slider, a run.
-        one.page.click("#filters .chip[data-filter=learner][data-value=sm]")
-        one.page.locator("#comp").focus()
-        one.page.keyboard.press("ArrowLeft")
-        one.frame()
-        assert one.page.inner_text("#comp-value") != "no limit"
-        one.page.locator("#runs tbody tr").first.click()
-        assert one.page.inner_text("#command")
-        one.page.screenshot(path=tmp_path / "page.png", full_page=True)
+        for chip in view.page.locator(".chip").all():
+            assert chip.bounding_box()["height"] >= 24  # large enough for a finger
+        # Use a filter, a slider and a row.
+        view.page.click("#filters .chip[data-filter=learner][data-value=sm]")
+        view.page.locator("#comp").focus()
+        view.page.keyboard.press("ArrowLeft")
+        view.frame()
+        assert view.page.inner_text("#comp-value") != "no limit"
+        view.page.locator("#runs tbody tr").first.click()
+        assert view.page.inner_text("#command")
+        view.page.screenshot(path=tmp_path / "page.png", full_page=True)
 
 
 def test_hostile_settings_are_text(browser, tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5], learner=HOSTILE, knob=HOSTILE, command=[HOSTILE], dataset=HOSTILE)
     write_vision(tmp_path / "b", [0.9, 0.6], learner="<img src=x onerror=alert(2)>", knob="2", dataset=HOSTILE)
     (tmp_path / "index.html").write_text(page_of(read_runs([tmp_path])), encoding="utf-8")
-    with Opened(browser, tmp_path / "index.html") as one:
+    with PageView(browser, tmp_path / "index.html") as view:
         for row in (0, 1):
-            one.page.click(f"#runs tr[data-run='{row}']")
-            one.frame()
-        assert HOSTILE.replace("\u2028", "") in one.page.text_content("#runs").replace("\u2028", "")
-        assert one.page.locator("img").count() == 0
+            view.page.click(f"#runs tr[data-run='{row}']")
+            view.frame()
+        assert HOSTILE.replace("\u2028", "") in view.page.text_content("#runs").replace("\u2028", "")
+        assert view.page.locator("img").count() == 0
 
 
-def test_what_diverged_is_beaten_by_everything(browser, tmp_path):
+def test_a_diverged_run_is_beaten_by_every_other(browser, tmp_path):
     write_text(tmp_path / "a", [900.0, 50.0, float("inf")], validations=[900.0, 50.0, float("inf")])
     write_text(tmp_path / "b", [900.0, 900.0, 40.0], wait=2)
-    found = read_runs([tmp_path])
-    (tmp_path / "index.html").write_text(page_of(found), encoding="utf-8")
-    with Opened(browser, tmp_path / "index.html") as one:
-        [comparison] = found.comparisons
-        assert comparison.runs[one.best()].wait == 2
-        assert "inf" in one.page.inner_text("#alternatives") and "-" not in one.page.inner_text(
+    data = read_runs([tmp_path])
+    (tmp_path / "index.html").write_text(page_of(data), encoding="utf-8")
+    with PageView(browser, tmp_path / "index.html") as view:
+        [comparison] = data.comparisons
+        assert comparison.groups[view.best()].wait == 2
+        assert "inf" in view.page.inner_text("#alternatives") and "-" not in view.page.inner_text(
             "#alternatives td.worse"
         )
-        one.page.select_option("#y-axis", "final")
-        one.frame()
-        assert one.front() == [one.best()]
+        view.page.select_option("#y-axis", "final")
+        view.frame()
+        assert view.front() == [view.best()]
 
 
 def test_a_setting_is_no_link_in_a_legend(browser, tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5], learner="<a href='https://evil.example'>click</a>")
     (tmp_path / "index.html").write_text(page_of(read_runs([tmp_path])), encoding="utf-8")
-    with Opened(browser, tmp_path / "index.html") as one:
-        assert one.page.locator("#tradeoff a[*|href*=evil], #curves a[*|href*=evil]").count() == 0
+    with PageView(browser, tmp_path / "index.html") as view:
+        assert view.page.locator("#tradeoff a[*|href*=evil], #curves a[*|href*=evil]").count() == 0
 
 
-def test_what_was_chosen_is_found_again_in_a_report_of_more_runs(browser, tmp_path):
+def test_the_chosen_run_is_found_again_in_a_report_with_more_runs(browser, tmp_path):
     write_vision(tmp_path / "runs/b", [0.9, 0.5], learner="gmoe", row_experts=[1, 1])
     index = tmp_path / "index.html"
     index.write_text(page_of(read_runs([tmp_path / "runs"])), encoding="utf-8")
-    with Opened(browser, index) as one:
-        one.page.click("#runs tbody tr")
-        before = one.page.inner_text("#detail")
+    with PageView(browser, index) as view:
+        view.page.click("#runs tbody tr")
+        before = view.page.inner_text("#detail")
         write_vision(tmp_path / "runs/a", [0.9, 0.4], learner="sm")
         write_vision(tmp_path / "runs/c", [0.9, 0.4], dataset="digits")
         index.write_text(page_of(read_runs([tmp_path / "runs"])), encoding="utf-8")
-        one.page.reload()
-        one.page.wait_for_selector("#tradeoff .main-svg")
-        assert "gMoE" in one.page.inner_text("#detail").splitlines()[0] and "gMoE" in before
-        assert one.page.input_value("#comparison") == "1"
+        view.page.reload()
+        view.page.wait_for_selector("#tradeoff .main-svg")
+        assert "gMoE" in view.page.inner_text("#detail").splitlines()[0] and "gMoE" in before
+        assert view.page.input_value("#comparison") == "1"
 
 
 @pytest.mark.parametrize("state", ['{"off":{"learner":5}}', '{"comp":[],"x":"toString"}', '{"c":"length","chosen":9}'])
-def test_an_address_that_is_not_of_this_page_opens_it_as_new(browser, report, state):
-    with Opened(browser, f"{report[0]}#{quote(state)}") as one:
-        assert one.rows()
+def test_an_address_with_an_invalid_state_opens_the_page_without_it(browser, report, state):
+    with PageView(browser, f"{report[0]}#{quote(state)}") as view:
+        assert view.rows()
 
 
-def test_a_language_model_has_its_own_words(browser, report):
-    with Opened(browser, report[0]) as one:
-        one.page.select_option("#comparison", "0")
-        one.frame()
-        assert "average perplexity 45.00" in one.page.inner_text("#answer")
-        assert one.page.inner_text("#final-label").startswith("Final perplexity")
+def test_for_a_language_model_the_page_shows_perplexities(browser, report):
+    with PageView(browser, report[0]) as view:
+        view.page.select_option("#comparison", "0")
+        view.frame()
+        assert "average perplexity 45.00" in view.page.inner_text("#answer")
+        assert view.page.inner_text("#final-label").startswith("Final perplexity")

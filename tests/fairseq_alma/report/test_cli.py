@@ -13,7 +13,7 @@ from tests.fairseq_alma.report.ledgers import vision_rows, write_text, write_vis
 
 
 def alma_report(monkeypatch, *arguments):
-    """The exit status."""
+    """Run the command in this process and return its exit status."""
     monkeypatch.setattr(sys, "argv", ["alma-report", *map(str, arguments)])
     try:
         main()
@@ -51,7 +51,7 @@ def test_the_page_alone(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["index.html"]
 
 
-def test_what_is_left_out_is_told_and_the_rest_reported(tmp_path, monkeypatch, capsys):
+def test_a_damaged_run_is_skipped_with_a_message_and_the_rest_is_reported(tmp_path, monkeypatch, capsys):
     write_vision(tmp_path / "a", [0.9, 0.5])
     bad = write_vision(tmp_path / "b", [0.9, 0.5], wait=2, learner="gmoe")
     (bad / "ledger.jsonl").write_text("{\n")
@@ -59,17 +59,17 @@ def test_what_is_left_out_is_told_and_the_rest_reported(tmp_path, monkeypatch, c
     (folder / "stages/stage_001").mkdir(parents=True)
     (folder / "stages/stage_001/routing.npz").write_bytes(b"no archive")
     assert alma_report(monkeypatch, tmp_path, "--out", tmp_path / "report") == 0
-    told = capsys.readouterr().err
-    assert f"left out: {bad / 'ledger.jsonl'}, line 1 is damaged" in told
-    assert f"left out: {folder / 'stages/stage_001/routing.npz'} cannot be read" in told
+    message = capsys.readouterr().err
+    assert f"skipped: {bad / 'ledger.jsonl'}, line 1 is damaged" in message
+    assert f"skipped: {folder / 'stages/stage_001/routing.npz'} cannot be read" in message
     assert "routing.npz cannot be read" in (tmp_path / "report/index.html").read_text()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["nowhere", "--out", "report"], "nowhere is no folder: give run folders"),
-        (["empty", "--out", "report"], "empty holds no run: no settings.json is at or below it"),
+        (["nowhere", "--out", "report"], "nowhere is not a folder: give run folders"),
+        (["empty", "--out", "report"], "empty contains no run: there is no settings.json in it"),
         (["good", "--out", "good/settings.json"], "is a file: give a folder for the report"),
         (["good"], "the following arguments are required: --out"),
         (["--out", "report"], "the following arguments are required: RUN"),
@@ -77,29 +77,25 @@ def test_what_is_left_out_is_told_and_the_rest_reported(tmp_path, monkeypatch, c
         (["good", "--out", "report", "--watch", "nan"], "give at least 1 second"),
     ],
 )
-def test_bad_input_is_told_in_a_line(tmp_path, monkeypatch, capsys, arguments, told):
+def test_bad_input_gives_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     write_vision(tmp_path / "good", [0.9, 0.5])
     assert alma_report(monkeypatch, *arguments) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "report").exists()
+
+
+def watch_command(folder, out, seconds):
+    """Return the command that writes the page of a run every `seconds`."""
+    options = ["--watch", str(seconds), "--page-only"]
+    return [sys.executable, "-m", "fairseq_alma.report.cli", folder, "--out", out, *options]
 
 
 def test_a_watched_report_follows_a_run_to_its_end(tmp_path):
     folder = write_vision(tmp_path / "a", [0.9, 0.5], mega_batches=3)
     page = tmp_path / "report/index.html"
-    command = [
-        sys.executable,
-        "-m",
-        "fairseq_alma.report.cli",
-        folder,
-        "--out",
-        page.parent,
-        "--watch",
-        "1",
-        "--page-only",
-    ]
+    command = watch_command(folder, page.parent, seconds=1)
     with Lease(folder):
         watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
@@ -113,11 +109,12 @@ def test_a_watched_report_follows_a_run_to_its_end(tmp_path):
             raise
     printed, _ = watching.communicate(timeout=60)
     assert watching.returncode == 0
-    assert "no run is at work: the last report" in printed
+    assert "no run is running any more: this is the last report" in printed
     assert "data-reload=" not in page.read_text()
 
 
 def until(text, page, seconds=60):
+    """Wait until the page contains a text."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         if page.exists() and text in page.read_text():
@@ -129,19 +126,17 @@ def until(text, page, seconds=60):
 def test_ctrl_c_ends_a_watch_without_a_traceback(tmp_path):
     folder = write_vision(tmp_path / "a", [0.9, 0.5], mega_batches=3)
     page = tmp_path / "report/index.html"
-    command = [
-        sys.executable,
-        "-m",
-        "fairseq_alma.report.cli",
-        folder,
-        "--out",
-        page.parent,
-        "--watch",
-        "60",
-        "--page-only",
-    ]
-    watching = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    until("stopped, 1 of 3", page)
-    os.kill(watching.pid, signal.SIGINT)
-    _, told = watching.communicate(timeout=60)
-    assert told.strip() == "alma-report: stopped"
+    command = watch_command(folder, page.parent, seconds=60)
+    # A process in the background of a script inherits an ignored SIGINT, and Python then ignores Ctrl-C.
+    watching = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        until("stopped, 1 of 3", page)
+        os.kill(watching.pid, signal.SIGINT)
+        _, message = watching.communicate(timeout=60)
+    except BaseException:
+        watching.kill()
+        raise
+    assert message.strip() == "alma-report: stopped"

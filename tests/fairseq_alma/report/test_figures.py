@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.report.figures import FIGURES, all_figures, figures_or_faults
+from fairseq_alma.report.appearance import appearance_of
+from fairseq_alma.report.figures import FIGURES, all_figures, figures_or_errors
 from fairseq_alma.report.figures.curves import over_the_stream, panels_of, running_averages
-from fairseq_alma.report.figures.experts import expert_loads, gate_tree, load_map, routing_map
+from fairseq_alma.report.figures.experts import expert_loads, load_map
 from fairseq_alma.report.figures.radar import radar_shares
-from fairseq_alma.report.figures.style import colour_of, line_of
+from fairseq_alma.report.figures.routing import gate_tree, routing_map
 from fairseq_alma.report.figures.tradeoffs import (
     against_compute,
     against_parameters,
@@ -17,18 +18,19 @@ from fairseq_alma.report.figures.tradeoffs import (
     replay_segments,
 )
 from fairseq_alma.report.numbers import all_numbers
-from fairseq_alma.report.runs import LEARNERS, read_runs
 from fairseq_alma.report.write import save
-from tests.fairseq_alma.report.ledgers import write_text, write_vision
+from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision
+
+SM, ENS = appearance_of("sm").colour, appearance_of("ens").colour
 
 
 def compare(folder):
-    [comparison] = read_runs([folder]).comparisons
+    comparison = only_comparison(folder)
     return comparison, all_numbers(comparison)
 
 
 def lines_of(axes):
-    """(colour, dashes, xs, ys) of every line that is more than a point."""
+    """Return (colour, dashes, xs, ys) of every line with at least two points."""
     return [
         (line.get_color(), line.get_linestyle(), list(line.get_xdata()), list(line.get_ydata()))
         for line in axes.lines
@@ -58,13 +60,13 @@ def test_error_over_the_stream_with_a_panel_a_size_and_bands_over_seeds(vision):
     panels = {axes.get_title(): axes for axes in visible(figure)}
     assert list(panels) == ["width 4", "replay, width 4", "width 8"]
     first = lines_of(panels["width 4"])
-    assert (colour_of("sm"), "-", [0, 1, 2], pytest.approx([90, 50, 30])) in first  # the mean of two seeds, in percent
-    assert (colour_of("sm"), "--", [0, 1, 2], pytest.approx([90, 90, 20])) in first
-    assert (colour_of("ens"), "-", [0, 1, 2], pytest.approx([90, 40, 10])) in first
+    assert (SM, "-", [0, 1, 2], pytest.approx([90, 50, 30])) in first  # the mean of two seeds, in percent
+    assert (SM, "--", [0, 1, 2], pytest.approx([90, 90, 20])) in first
+    assert (ENS, "-", [0, 1, 2], pytest.approx([90, 40, 10])) in first
     [band] = panels["width 4"].collections
     assert band.get_paths()[0].get_extents().ymin == pytest.approx(20)  # 30 - 10, at the end
-    # A run that goes on is drawn as far as it has come.
-    assert (colour_of("ens"), "--", [0, 1], pytest.approx([90, 50])) in lines_of(panels["width 8"])
+    # An unfinished run is drawn up to its last arrival.
+    assert (ENS, "--", [0, 1], pytest.approx([90, 50])) in lines_of(panels["width 8"])
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["SM", "Ens", "wait 1", "wait 2"]
 
@@ -81,7 +83,7 @@ def test_points_are_joined_over_sizes(vision):
     panels = {axes.get_title(): axes for axes in visible(figure)}
     assert list(panels) == ["", "replay"]
     cer = {"sm 4": 0.5 + 0.3, "sm 8": 0.65}
-    assert (colour_of("sm"), "-", [2, 8], [cer["sm 4"], cer["sm 8"]]) in [
+    assert (SM, "-", [2, 8], [cer["sm 4"], cer["sm 8"]]) in [
         (c, d, xs, pytest.approx(ys)) for c, d, xs, ys in lines_of(panels[""])
     ]  # fmt: skip
     [axes] = [axes for axes in visible(against_parameters(*vision)) if not axes.get_title()]
@@ -96,7 +98,7 @@ def test_cer_against_the_wait(vision):
 
 def test_replay_is_a_segment_from_without_to_with(vision):
     [axes] = visible(replay_segments(*vision))
-    assert (colour_of("sm"), "-", [2, 4], pytest.approx([0.8, 0.6])) in lines_of(axes)
+    assert (SM, "-", [2, 4], pytest.approx([0.8, 0.6])) in lines_of(axes)
 
 
 def test_running_averages_against_three_costs(tmp_path):
@@ -111,7 +113,7 @@ def test_running_averages_against_three_costs(tmp_path):
 
 def test_the_radar_is_a_share_of_the_largest(vision):
     comparison, numbers = vision
-    shares, is_log = radar_shares([one for one in numbers if one.quality])
+    shares, is_log = radar_shares([result for result in numbers if result.quality])
     # Comp of 2, 2, 4, 8 and 10 TFLOPs differs by five times: a linear axis.
     assert not is_log[2]
     assert sorted(row[2] for row in shares) == pytest.approx([0.2, 0.2, 0.4, 0.8, 1.0])
@@ -131,7 +133,7 @@ def test_load_is_1_where_it_is_even(tmp_path):
     load = [None, [[0.5, 0.5]], [[0.25, 0.5, 0.25]]]
     write_vision(tmp_path / "a", [0.9, 0.5, 0.4], learner="gmoe", row_experts=[2, 2, 3], load=load)
     comparison, numbers = compare(tmp_path)
-    times, table = load_map(comparison.runs[0].seeds[0], 0)
+    times, table = load_map(comparison.groups[0].runs[0], 0)
     assert times == [1, 2]
     np.testing.assert_allclose(table, [[1, 0.75], [1, 1.5], [np.nan, 0.75]])
     assert expert_loads(comparison, numbers) is not None
@@ -143,7 +145,7 @@ def test_figures_with_nothing_to_show_are_left_out(tmp_path):
     assert names == ["over_the_stream", "against_compute", "against_parameters"]
 
 
-def test_a_run_that_has_only_begun_is_no_figure(tmp_path):
+def test_a_run_without_a_trained_arrival_has_no_figure(tmp_path):
     write_vision(tmp_path / "a", [0.9], mega_batches=3)
     assert list(all_figures(*compare(tmp_path))) == []
 
@@ -170,8 +172,8 @@ def test_the_tree_of_gates(root, splits, num_experts, tree):
     assert gate_tree(root, splits, num_experts) == tree
 
 
-def test_a_tree_of_another_number_of_experts_is_told():
-    with pytest.raises(RunError, match="a tree of 2 experts for 3"):
+def test_a_tree_of_another_number_of_experts_is_refused():
+    with pytest.raises(RunError, match="has 2 experts and the mixture 3"):
         gate_tree(0, [0], 3)
 
 
@@ -194,14 +196,14 @@ def test_the_map_of_experts_has_a_panel_a_growth(tmp_path):
     write_routing(folder, 1, [0] * 40, 0, [], 1)
     write_routing(folder, 2, [0, 1] * 20, 0, [0], 2)
     comparison, numbers = compare(tmp_path)
-    before, after = visible(routing_map(comparison.runs[0], "gMoE"))
+    before, after = visible(routing_map(comparison.groups[0], "gMoE"))
     assert [axes.get_title() for axes in (before, after)] == [
         "stage 1: 1 expert, 1 in use", "stage 2: 2 experts, 2 in use",
     ]  # fmt: skip
     assert len(before.collections[0].get_offsets()) == 40
     assert [len(part.get_offsets()) for part in after.collections] == [20, 20]
     assert sorted(text.get_text() for text in after.texts) == ["0", "1"]
-    # The gate lies between its branches.
+    # The gate is in the middle of its branches.
     gate = next(line for line in after.lines if len(line.get_xdata()) == 1)
     leaves = np.array([text.xy for text in after.texts])
     assert [gate.get_xdata()[0], gate.get_ydata()[0]] == pytest.approx(leaves.mean(axis=0))
@@ -213,33 +215,33 @@ def test_a_damaged_routing_file_is_named(tmp_path):
     path = write_routing(folder, 1, [0] * 40, 0, [], 1)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(RunError, match=re.escape(str(path))):
-        routing_map(compare(tmp_path)[0].runs[0], "gMoE")
+        routing_map(compare(tmp_path)[0].groups[0], "gMoE")
 
 
-def test_one_damaged_routing_file_costs_its_own_map_alone(tmp_path):
+def test_a_damaged_routing_file_costs_only_its_own_map(tmp_path):
     for name, width in (("a", 4), ("b", 8)):
         folder = write_vision(tmp_path / name, [0.9, 0.5], learner="gmoe", row_experts=[1, 1], width=width)
         path = write_routing(folder, 1, [0] * 40, 0, [], 1)
         if name == "a":
             path.write_bytes(b"no archive")
-    found = dict(figures_or_faults(*compare(tmp_path)))
-    assert isinstance(found["experts_1"], RunError)
-    assert not isinstance(found["experts_2"], RunError)
+    figures = dict(figures_or_errors(*compare(tmp_path)))
+    assert isinstance(figures["experts_1"], RunError)
+    assert not isinstance(figures["experts_2"], RunError)
 
 
 def test_maps_of_different_and_of_too_few_examples(tmp_path):
     folder = write_vision(tmp_path / "a", [0.9, 0.5, 0.4], learner="gmoe", row_experts=[1, 1, 2])
     write_routing(folder, 1, [0] * 40, 0, [], 1)
     path = write_routing(folder, 2, [0, 1] * 15, 0, [0], 2)
-    run = compare(tmp_path)[0].runs[0]
-    assert visible(routing_map(run, ""))[0].collections[0].get_offsets().shape == (30, 2)
+    group = compare(tmp_path)[0].groups[0]
+    assert visible(routing_map(group, ""))[0].collections[0].get_offsets().shape == (30, 2)
     path.unlink()
     write_routing(folder, 2, [0, 1], 0, [0], 2)
     with pytest.raises(RunError, match="holds 2 examples: too few"):
-        routing_map(run, "")
+        routing_map(group, "")
 
 
-def test_growth_that_is_a_choice_has_panels_of_its_own(tmp_path):
+def test_if_growth_does_not_follow_from_the_wait_it_has_panels_of_its_own(tmp_path):
     for width in (4, 8):
         for grow_every in (1, 5):
             write_vision(
@@ -262,13 +264,7 @@ def test_dollars_long_texts_and_bytes_of_other_encodings_are_drawn(tmp_path):
     assert (tmp_path / "over_the_stream.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_every_learner_has_a_colour_of_its_own_and_waits_differ_in_dashes():
-    assert len({colour_of(learner) for learner in LEARNERS}) == len(LEARNERS)
-    assert len({str(line_of(wait, [1, 2, 5, 10, 50, 100])) for wait in (1, 2, 5, 10, 50, 100)}) == 6
-    assert colour_of("my_own") == colour_of("my_own")
-
-
-def test_what_diverged_is_drawn_without_a_warning(tmp_path):
+def test_a_diverged_run_is_drawn_without_a_warning(tmp_path):
     write_text(tmp_path / "a", [900.0, 50.0, float("inf")])
     write_text(tmp_path / "b", [900.0, 50.0, 45.0], learner="ens", members=2)
     with warnings.catch_warnings():

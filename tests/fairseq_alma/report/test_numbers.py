@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fairseq_alma.report.numbers import all_numbers, running_average, standard_error
-from fairseq_alma.report.runs import read_runs
+from fairseq_alma.report.reading import read_runs
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
 
 
@@ -18,30 +18,33 @@ def test_the_scalars_of_one_seed(tmp_path):
     write_vision(
         tmp_path / "a", [0.9, 0.9, 0.5, 0.5, 0.2], wait=2, validations=[0, 0, 0.4, 0.4, 0.1], wall_seconds=12.5
     )
-    [one] = numbers_in(tmp_path)
-    assert one.quality.mean == pytest.approx(0.9 + 0.5 + 0.5 + 0.2)
-    assert one.quality.stderr is None
-    assert (one.final.mean, one.final_validation.mean) == (0.2, 0.1)
-    assert (one.num_params, one.forward_flops) == (10, 3)
-    assert (one.mem, one.comp) == (50, 400)  # five arrivals of 10 parameters; two stages on two mega-batches of 100
-    assert one.num_updates == 8
-    assert one.wall_seconds == 12.5
+    [result] = numbers_in(tmp_path)
+    assert result.quality.mean == pytest.approx(0.9 + 0.5 + 0.5 + 0.2)
+    assert result.quality.stderr is None
+    assert (result.final.mean, result.final_validation.mean) == (0.2, 0.1)
+    assert (result.num_params, result.forward_flops) == (10, 3)
+    assert (result.mem, result.comp) == (
+        50,
+        400,
+    )  # five arrivals of 10 parameters; two stages on two mega-batches of 100
+    assert result.num_updates == 8
+    assert result.wall_seconds == 12.5
     # Validation: nothing before the first stage, where all learners are charged the untrained 0.9.
-    assert one.validation_score == pytest.approx(0.9 + 0.4 + 0.4 + 0.1)
+    assert result.validation_score == pytest.approx(0.9 + 0.4 + 0.4 + 0.1)
 
 
 def test_mean_and_standard_error_over_seeds(tmp_path):
     for seed, last in enumerate((0.1, 0.2, 0.6)):
         write_vision(tmp_path / str(seed), [0.9, 0.5, last], seed=seed)
-    [one] = numbers_in(tmp_path)
+    [result] = numbers_in(tmp_path)
     # 0.6, 0.7, 1.1: mean 0.8, squared deviations 0.04 + 0.01 + 0.09 = 0.14, / 2 / 3.
-    assert one.quality.mean == pytest.approx(0.8)
-    assert one.quality.stderr == pytest.approx(math.sqrt(0.14 / 2 / 3))
-    assert one.quality.text() == "0.80 ± 0.15"
-    assert one.final.text(1, 100) == "30.0 ± 15.3"
+    assert result.quality.mean == pytest.approx(0.8)
+    assert result.quality.stderr == pytest.approx(math.sqrt(0.14 / 2 / 3))
+    assert result.quality.text() == "0.80 ± 0.15"
+    assert result.final.text(1, 100) == "30.0 ± 15.3"
 
 
-def test_untrained_learners_are_charged_one_number_by_validation(tmp_path):
+def test_all_untrained_learners_are_charged_the_same_validation_score(tmp_path):
     write_vision(tmp_path / "a", [0.8, 0.8, 0.1], wait=2, width=4)
     write_vision(tmp_path / "b", [1.0, 1.0, 0.1], wait=2, width=8)
     a, b = numbers_in(tmp_path)
@@ -49,43 +52,43 @@ def test_untrained_learners_are_charged_one_number_by_validation(tmp_path):
     assert (a.quality.mean, b.quality.mean) == (pytest.approx(0.9), pytest.approx(1.1))
 
 
-def test_a_language_model(tmp_path):
+def test_the_scalars_of_a_language_model(tmp_path):
     write_text(tmp_path / "a", [900.0, 900.0, 50.0, 40.0], wait=2, validations=[800.0, 800.0, 60.0, 30.0])
-    [one] = numbers_in(tmp_path)
-    assert one.quality.mean == pytest.approx((900 + 50 + 40) / 3)
-    assert one.after_first_stage.mean == pytest.approx(45)
-    assert one.validation_score == pytest.approx((800 + 60 + 30) / 3)
-    assert (one.final.mean, one.final_validation.mean) == (40, 30)
-    assert (one.mem, one.comp, one.num_updates) == (4000, 300, 30)
-    assert one.wall_seconds == 6.0  # no summary.json: the seconds of training
+    [result] = numbers_in(tmp_path)
+    assert result.quality.mean == pytest.approx((900 + 50 + 40) / 3)
+    assert result.after_first_stage.mean == pytest.approx(45)
+    assert result.validation_score == pytest.approx((800 + 60 + 30) / 3)
+    assert (result.final.mean, result.final_validation.mean) == (40, 30)
+    assert (result.mem, result.comp, result.num_updates) == (4000, 300, 30)
+    assert result.wall_seconds == 6.0  # no summary.json: the seconds of training
 
 
 def test_a_run_that_is_not_finished_has_no_cer_and_no_score(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5, 0.4], mega_batches=4)
-    [one] = numbers_in(tmp_path)
-    assert one.quality is None and one.validation_score is None
-    assert one.final.mean == 0.4
-    assert one.comp == 200
+    [result] = numbers_in(tmp_path)
+    assert result.quality is None and result.validation_score is None
+    assert result.final.mean == 0.4
+    assert result.comp == 200
 
 
-def test_unfinished_seeds_are_compared_where_all_of_them_are(tmp_path):
+def test_unfinished_seeds_are_compared_at_their_last_common_arrival(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5], seed=0, mega_batches=4)
     write_vision(tmp_path / "b", [0.9, 0.7, 0.4, 0.3], seed=1, mega_batches=4)
-    [one] = numbers_in(tmp_path)
-    assert (one.final.mean, one.comp, one.mem, one.num_updates) == (pytest.approx(0.6), 100, 20, 2)
+    [result] = numbers_in(tmp_path)
+    assert (result.final.mean, result.comp, result.mem, result.num_updates) == (pytest.approx(0.6), 100, 20, 2)
 
 
-def test_a_run_that_has_only_begun(tmp_path):
+def test_the_numbers_of_a_run_with_only_t_0(tmp_path):
     write_vision(tmp_path / "a", [0.9], mega_batches=4)
-    [one] = numbers_in(tmp_path)
-    assert (one.quality, one.comp, one.final.mean) == (None, 0.0, 0.9)
+    [result] = numbers_in(tmp_path)
+    assert (result.quality, result.comp, result.final.mean) == (None, 0.0, 0.9)
 
 
-def test_what_diverged_is_infinite_and_not_an_error(tmp_path):
+def test_a_diverged_run_has_infinite_results_and_is_no_error(tmp_path):
     write_text(tmp_path / "a", [900.0, 50.0, float("inf")], validations=[900.0, 50.0, float("nan")])
-    [one] = numbers_in(tmp_path)
-    assert one.final.mean == math.inf
-    assert one.validation_score is None
+    [result] = numbers_in(tmp_path)
+    assert result.final.mean == math.inf
+    assert result.validation_score is None
 
 
 def test_running_averages_begin_with_the_first_stage():

@@ -5,7 +5,7 @@ import pytest
 
 from fairseq_alma.report import paper
 from fairseq_alma.report.numbers import all_numbers
-from fairseq_alma.report.runs import read_runs
+from fairseq_alma.report.reading import read_runs
 from fairseq_alma.report.tables import Table, duration, summary, table1, table2, tables_of
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
 
@@ -63,7 +63,7 @@ def test_table_1_compares_a_sequence_with_iid_at_equal_compute(tmp_path):
     }  # fmt: skip
 
 
-def test_table_1_has_the_papers_values_where_both_settings_are_its(tmp_path):
+def test_table_1_has_the_papers_values_if_the_paper_has_both_settings(tmp_path):
     ens = {"learner": "ens", "members": 2, "row_members": 2}
     for seed, end in ((0, 24.0), (1, 26.0)):
         write_text(tmp_path / f"a{seed}", [900.0, 50.0, 45.0, 30.0, end], seed=seed, **ens)
@@ -85,7 +85,7 @@ def test_table_1_of_vision_is_in_percent(tmp_path):
     assert table2(compare(tmp_path)[0]) is None
 
 
-def test_table_2_is_the_papers(tmp_path):
+def test_table_2_has_the_rows_of_the_paper_beside_ours(tmp_path):
     write_text(
         tmp_path / "gmoe", [900.0, 50.0, 45.0, 40.0, 35.0], learner="gmoe", grow_experts=[2, 2, 4],
         row_experts=[4, 4, 6, 8, 12], params=[65_000_000, 65_000_000, 78_000_000, 91_000_000, 116_000_000],
@@ -112,7 +112,7 @@ def test_table_2_is_the_papers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "wanted"),
+    ("settings", "expected"),
     [
         ({}, (28.57, 27.45, 26.91, 26.53)),
         ({"replay": "all"}, None),
@@ -122,11 +122,11 @@ def test_table_2_is_the_papers(tmp_path):
         ({"learner": "ens", "members": 3, "row_members": 3}, None),
     ],
 )
-def test_which_row_of_the_paper_a_run_has(tmp_path, settings, wanted):
+def test_a_run_has_the_row_of_the_paper_with_its_settings(tmp_path, settings, expected):
     write_text(tmp_path / "a", [900.0, 50.0, 45.0, 40.0, 35.0], **settings)
     comparison, _ = compare(tmp_path)
-    row = paper.row_of(comparison.runs[0])
-    assert (row.base if row else None) == wanted
+    row = paper.row_of(comparison.groups[0])
+    assert (row.base if row else None) == expected
 
 
 def test_formats():

@@ -1,0 +1,57 @@
+"""A stream folder of random words, for the parts of lm_quick.py that need no text."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.dictionary import EOS, NUM_SPECIAL
+from data_prep.mmap_writer import MMapWriter, best_dtype
+
+
+def write_stream(folder: Path, dictionary_size: int, tokens: int) -> Path:
+    """Write a stream folder with one mega-batch of random words, with Zipf's frequencies. Return the folder."""
+    generator = np.random.default_rng(0)
+    num_words = dictionary_size - NUM_SPECIAL
+    share = 1 / np.arange(10, num_words + 10)
+    folder.mkdir()
+    (folder / "dict.txt").write_text("".join(f"w{number} 1\n" for number in range(num_words)))
+    (folder / "tokenizer.json").write_text("{}")
+    splits, dtype = {}, best_dtype(dictionary_size)
+    for split, wanted in {"mega_batch_1": tokens, "valid": 4096, "test": 4096}.items():
+        prefix = prefix_of(folder, split)
+        prefix.parent.mkdir()
+        words = generator.choice(num_words, size=wanted, p=share / share.sum()) + NUM_SPECIAL
+        with MMapWriter(prefix, dtype) as writer:
+            for document in _documents(words, length=500):
+                writer.write(document.astype(dtype), np.array([len(document)]))
+        splits[split] = {"sequences": -(-wanted // 500), "tokens": wanted, "words": wanted, "sha256": writer.sha256()}
+    description = {
+        "format_version": 1,
+        "num_mega_batches": 1,
+        "dictionary_size": dictionary_size,
+        "dtype": dtype,
+        "tokenizer": {
+            "kind": "none",
+            "file": "tokenizer.json",
+            "dict_sha256": hashlib.sha256((folder / "dict.txt").read_bytes()).hexdigest(),
+        },
+        "splits": splits,
+    }
+    (folder / "stream.json").write_text(json.dumps(description))
+    return folder
+
+
+def _documents(words: np.ndarray, length: int) -> Iterator[np.ndarray]:
+    """Cut the words into documents of this length, each with an end-of-document token."""
+    for start in range(0, len(words), length):
+        document = words[start : start + length].copy()
+        document[-1] = EOS
+        yield document
+
+
+def prefix_of(stream: Path, split: str) -> Path:
+    """Return the path of a split's .bin and .idx, without the suffix."""
+    return stream / split / ("train" if split.startswith("mega_batch_") else split)

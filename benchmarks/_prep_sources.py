@@ -1,0 +1,132 @@
+"""Parts of prep.py: web archives against warcio and Trafilatura, and the rates of sources and of cleaning."""
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from _common import ROOT, cpu_seconds_of, ratio_columns, table, tree_cpu_seconds, verdict
+
+
+def peers_environment(folder: Path) -> Path:
+    """Return the interpreter of an environment with warcio and Trafilatura. Creates it if it is missing."""
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        names = ["warcio==1.8.1", "trafilatura==2.0.0", "lxml_html_clean"]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *names], check=True)
+        (folder / "ready").touch()
+    return python
+
+
+ALTERNATIVE = """
+import sys, time
+from warcio.archiveiterator import ArchiveIterator
+import trafilatura
+trafilatura.extract("<html><body><p>warm up</p></body></html>")
+began, pages, words = time.process_time(), 0, 0
+with open(sys.argv[1], "rb") as file:
+    for record in ArchiveIterator(file):
+        if record.rec_type != "response" or record.http_headers is None:
+            continue
+        if record.http_headers.get_statuscode() != "200":
+            continue
+        if "html" not in (record.http_headers.get_header("Content-Type") or ""):
+            continue
+        text = trafilatura.extract(record.content_stream().read())
+        if text:
+            pages, words = pages + 1, words + len(text.split())
+print(time.process_time() - began, pages, words)
+"""
+OURS = """
+import os, sys
+from benchmarks._common import tree_cpu_seconds
+from data_prep.sources import Part, read_documents
+from data_prep.sources.common_crawl import _MANY_TAGS, page_text
+for times in (1, _MANY_TAGS):  # warm up this process and the child that parses pages with many tags
+    page_text(b"<html><body>" + times * b"<p>warm up</p>" + b"</body></html>", "text/html", None)
+began = tree_cpu_seconds(os.getpid())
+texts = [text for text in read_documents(Part("common-crawl", sys.argv[1], "a", 0, 1)) if isinstance(text, str)]
+words = sum(len(text.split()) for text in texts)
+print(tree_cpu_seconds(os.getpid()) - began, len(texts), words)
+"""
+
+
+def measure_archives(warc: Path, scratch: Path, repeats: int) -> list[str]:
+    """Return the part of the report about web archives."""
+    python = peers_environment(ROOT / "runs" / "benchmarks" / "prep_peers")
+    archive = scratch / "many.warc.gz"
+    archive.write_bytes((warc / "aut-example.warc.gz").read_bytes() * 4)
+    size = archive.stat().st_size / 1e6
+    times: dict[str, list[float]] = {"ours": [], "alternative": []}
+    found: dict[str, str] = {}
+    for _ in range(repeats):
+        for name, command in (
+            ("ours", [sys.executable, "-c", OURS]),
+            ("alternative", [str(python), "-c", ALTERNATIVE]),
+        ):
+            seconds, *counts = cpu_seconds_of([*command, str(archive)], {"PYTHONPATH": str(ROOT)})[1].split()
+            times[name].append(float(seconds))
+            found[name] = f"{int(counts[0]):,} pages, {int(counts[1]):,} words"
+    minima, median, spread = ratio_columns(times["alternative"], times["ours"])
+    medians = [statistics.median(times[name]) for name in ("ours", "alternative")]
+    rows = [[f"{medians[0]:.2f} ({found['ours']})", f"{medians[1]:.2f} ({found['alternative']})",
+             f"{minima:.1f} ({median:.1f}, spread {spread:.1f})",
+             f"at least 4: {verdict(median, 4, at_most=False)}"]]  # fmt: skip
+    return [
+        "## Web archives to text",
+        "",
+        f"A gzipped WARC of {size:.1f} MB (warc/aut-example.warc.gz, four copies), one thread, {repeats} rounds in "
+        "turn; CPU seconds of reading, decompressing and extracting, without imports. The extractors take different "
+        "parts of a page as its text; their quality is not compared.",
+        "",
+        *table(["FastWARC + Resiliparse (alma-prep)", "warcio + Trafilatura", "times as fast", "target"], rows),
+        "",
+    ]
+
+
+def measure_rates(data: Path, repeats: int) -> list[str]:
+    """Return the part of the report about rates: words of text per second, one thread, in this process."""
+    sys.path.insert(0, str(ROOT))
+    from data_prep.cleaning import Cleaner, Cleaning
+    from data_prep.duplicates import Signer
+    from data_prep.sources import Part, read_documents
+
+    text = (data / "books" / "leo_tolstoy_war_and_peace.md").read_text(encoding="utf-8")
+    pages = [text[start : start + 4000] for start in range(0, len(text), 4000)]
+    words = len(text.split())
+    dump = next(path for path in (data / "wikipedia").iterdir() if path.name.startswith("enwiki-latest"))
+    archive = data / "warc" / "aut-example.warc.gz"
+
+    def read(kind: str, path: Path) -> int:
+        documents = read_documents(Part(kind, str(path), path.name, 0, path.stat().st_size))
+        return sum(len(document.split()) for document in documents if isinstance(document, str))
+
+    language, gopher, signer = Cleaner(Cleaning("en")), Cleaner(Cleaning(gopher=True)), Signer()
+    steps: dict[str, Callable[[], int]] = {
+        "WARC to text, words that come out": lambda: read("common-crawl", archive),
+        "Wikipedia XML to text, words that come out": lambda: read("wikipedia", dump),
+        "language": lambda: len([language.reason(page) for page in pages]) and words,
+        "Gopher's rules": lambda: len([gopher.reason(page) for page in pages]) and words,
+        "signatures for near-duplicates": lambda: len([signer.signature(page) for page in pages]) and words,
+    }
+    rows = []
+    for name, step in steps.items():
+        step()  # imports and models
+        rates = []
+        for _ in range(repeats):
+            start = tree_cpu_seconds(os.getpid())  # a child parses long pages
+            count = step()
+            rates.append(count / (tree_cpu_seconds(os.getpid()) - start))
+        rows.append([name, f"{statistics.median(rates):,.0f}"])
+    return [
+        "## What a source and its cleaning cost",
+        "",
+        f"Words of text per second on one core, median of {repeats}. Data: the largest archive and dump of DATA, and "
+        "War and Peace in pages of 4000 characters.",
+        "",
+        *table(["step", "words a CPU second"], rows),
+        "",
+    ]

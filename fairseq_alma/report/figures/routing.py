@@ -1,0 +1,183 @@
+"""The map of the paper's first version: test digits by t-SNE, coloured by expert, with the tree of gates above them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.report.figures.style import WIDTH, add_note, best_by_validation
+from fairseq_alma.report.labels import group_label
+from fairseq_alma.report.numbers import Numbers
+from fairseq_alma.report.runs import Comparison, RunGroup
+
+MAX_STAGES = 4
+"""Maximum number of panels in a map, one per stage."""
+MAX_EXAMPLES = 1500
+"""Maximum number of examples in a map: t-SNE takes about a second for every few hundred examples."""
+MIN_EXAMPLES = 10
+"""Minimum number of examples in a map."""
+_PERPLEXITY = 30
+"""The parameter of t-SNE: roughly the number of neighbours of an example."""
+_MARKERS = "os^Dv<>Pp*Xd"
+
+Tree = int | list
+"""A tree of gates: a leaf is the number of its expert, a gate is the list of its branches."""
+
+
+def routing_maps(
+    comparison: Comparison, numbers: Sequence[Numbers]
+) -> Iterator[tuple[str, Callable[[], Figure]]]:  # fmt: skip
+    """Yield (name of the file, function that draws it) for the best runs by validation that have routing files."""
+    has_routing = [i for i, group in enumerate(comparison.groups) if group.counted_runs[0].routing_files()]
+    for number, i in enumerate(best_by_validation(has_routing, numbers), start=1):
+        group = comparison.groups[i]
+        yield f"experts_{number}", partial(routing_map, group, group_label(group, comparison.varied_settings))
+
+
+def routing_map(group: RunGroup, title: str) -> Figure:
+    """Draw test examples at their t-SNE positions, in the colour and marker of their expert, one panel per stage.
+
+    All panels have the same positions, which depend on the images only: from panel to panel, the experts change. In the
+    tree of gates, a leaf is drawn where the examples of its expert are densest, and a gate in the middle of its
+    branches.
+
+    Raises:
+        RunError: a routing file is damaged or has too few examples.
+    """
+    files = group.counted_runs[0].routing_files()
+    if len(files) > MAX_STAGES:  # evenly spread, with the first and the last
+        files = [files[round(i * (len(files) - 1) / (MAX_STAGES - 1))] for i in range(MAX_STAGES)]
+    routings = [(k, _read_routing(path)) for k, path in files]
+    # A continued run may have another value of routing_examples, and files of different lengths.
+    num_examples = min(len(routing["expert"]) for _, routing in routings)
+    if num_examples < MIN_EXAMPLES:
+        raise RunError(f"{files[0][1]} holds {num_examples} examples: too few for a map; give routing_examples=1000")
+    positions = _embed(routings[0][1]["images"][:num_examples])
+    figure = Figure(figsize=(WIDTH * len(routings) + 0.4, WIDTH + 0.6), layout="constrained", dpi=150)
+    panels = figure.subplots(1, len(routings), squeeze=False)[0]
+    for axes, (k, routing) in zip(panels, routings, strict=True):
+        expert = routing["expert"][: len(positions)]
+        used = np.unique(expert)
+        for number, used_expert in enumerate(used):
+            axes.scatter(
+                *positions[expert == used_expert].T, s=5, color=_colour(number, len(used)),
+                marker=_MARKERS[number % len(_MARKERS)], linewidth=0, alpha=0.75,
+            )  # fmt: skip
+        num_experts = routing["weights"].shape[1]
+        tree = gate_tree(routing["root"].item(), routing["splits"].tolist(), num_experts)
+        _draw_tree(axes, tree, positions, expert)
+        count = f"{num_experts} experts" if num_experts > 1 else "1 expert"
+        axes.set_title(f"stage {k}: {count}, {len(used)} in use", fontsize=9)
+        axes.set(xticks=[], yticks=[])
+    figure.suptitle(title, fontsize=9)
+    note = f"t-SNE of {len(positions)} test images; colour and marker: expert in the first mixture; lines: gates"
+    add_note(figure, note)
+    return figure
+
+
+def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
+    """Return the tree of gates of a mixture that grew by splitting experts.
+
+    Args:
+        root: number of branches of the first gate; 0 for a single expert, all experts for a flat softmax.
+        splits: for each growth, the expert that was split. The new half becomes the next expert.
+        num_experts: the number of experts that the tree must have.
+
+    Raises:
+        RunError: the tree has another number of experts.
+    """
+    tree: Tree = list(range(root)) if root > 1 else 0
+    count = max(1, root)
+
+    def split(node: Tree, expert: int, new_expert: int) -> Tree:
+        if isinstance(node, list):
+            return [split(branch, expert, new_expert) for branch in node]
+        return [node, new_expert] if node == expert else node
+
+    for expert in splits:
+        tree = split(tree, expert, count)
+        count += 1
+    if count != num_experts:
+        raise RunError(
+            f"the tree of gates has {count} experts and the mixture {num_experts}: the routing file is damaged, or "
+            f"another release wrote it"
+        )
+    return tree
+
+
+def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray) -> None:
+    """Draw the tree of gates above the examples. A leaf without examples is left out."""
+    radius = np.ptp(positions, axis=0).max() / 12
+    leaves = {int(leaf): _densest_position(positions[expert == leaf], radius) for leaf in np.unique(expert)}
+
+    def draw(node: Tree) -> np.ndarray | None:
+        """Draw a node and everything below it, and return its position."""
+        if not isinstance(node, list):
+            return leaves.get(node)
+        branches = [position for branch in node if (position := draw(branch)) is not None]
+        if not branches:
+            return None
+        middle = np.mean(branches, axis=0)
+        for position in branches:
+            axes.plot(*np.stack([middle, position]).T, color="black", linewidth=0.9, zorder=4)
+        axes.plot(*middle, "s", color="white", markeredgecolor="black", markersize=5, zorder=5)
+        return middle
+
+    draw(tree)
+    for leaf, (x, y) in leaves.items():
+        axes.annotate(
+            str(leaf), (x, y), fontsize=7, ha="center", va="center", zorder=6,
+            bbox={"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": "black", "linewidth": 0.6},
+        )  # fmt: skip
+
+
+def _densest_position(positions: np.ndarray, radius: float) -> np.ndarray:
+    """Return the position with the most others within `radius`.
+
+    The mean would not do: an expert may have several classes, and their mean lies between them.
+    """
+    distances = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
+    return positions[(distances < radius).sum(axis=1).argmax()]
+
+
+def _embed(images: np.ndarray) -> np.ndarray:
+    """Return t-SNE positions of the first MAX_EXAMPLES images, of shape [n, 2].
+
+    The pixels are first reduced to 50 principal components, as the authors of t-SNE advise.
+    """
+    # Imported here: they take a second, and few reports have routing files.
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    pixels = images[:MAX_EXAMPLES].reshape(min(len(images), MAX_EXAMPLES), -1).astype(np.float32) / 255
+    if min(pixels.shape) > 50:
+        pixels = PCA(50, random_state=0).fit_transform(pixels)
+    perplexity = min(_PERPLEXITY, max(2, (len(pixels) - 1) // 3))
+    return TSNE(init="pca", random_state=0, perplexity=perplexity).fit_transform(pixels)
+
+
+def _read_routing(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a routing file.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    names = ("images", "expert", "weights", "root", "splits")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in names}
+    except Exception as error:  # zipfile, zlib and numpy raise many kinds of errors for damaged files
+        raise RunError(f"{path} cannot be read ({error!r}): remove it, and the report leaves this map out") from error
+
+
+def _colour(number: int, count: int) -> Any:
+    """Return one of `count` colours that are easy to tell apart."""
+    if count <= 10:
+        return colormaps["tab10"](number)
+    return colormaps["turbo"](number / (count - 1))

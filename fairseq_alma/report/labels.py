@@ -1,0 +1,69 @@
+"""How settings and groups of runs are named and ordered in tables, figures and on the page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fairseq_alma.core import catalogue
+from fairseq_alma.report.runs import RunGroup
+
+MAX_CHARACTERS = 60
+"""Maximum length of a value in a label; a longer value is cut."""
+
+
+def group_label(group: RunGroup, varied_settings: Sequence[str]) -> str:
+    """Return a label such as `gMoE, wait 10, width 32`: the learner, and what differs from the groups beside it.
+
+    Args:
+        group: the group to name.
+        varied_settings: the settings that differ (Comparison.varied_settings), in the order of the label.
+    """
+    words = [catalogue.label_of(group.learner)]
+    for name in varied_settings:
+        value = group.settings.get(name)
+        if name == "learner" or value is None:
+            continue
+        if name == "replay":
+            if value:
+                words.append("replay" if value == "all" else f"replay {value}")
+        elif isinstance(value, bool):
+            words.append(name if value else f"no {name}")
+        else:
+            words.append(f"{name} {_short_text(value)}")
+    if group.repeat:
+        words.append(f"again ({group.repeat + 1})")
+    return printable(", ".join(words))
+
+
+def learner_position(name: str) -> int:
+    """Return the position of a learner in the paper's order; learners of plugins come after all others."""
+    names = [entry.name for entry in catalogue.learners()]
+    return names.index(name) if name in names else len(names)
+
+
+def sort_key(group: RunGroup) -> tuple:
+    """Return the key that sorts groups: learners as in the paper, then size, wait, replay and the other settings."""
+    size = tuple(_sortable(group.settings.get(name)) for name in catalogue.SIZE_SETTINGS)
+    others = [(name, repr(value)) for name, value in sorted(group.settings.items())]
+    position = learner_position(group.learner)
+    return (position, group.learner, size, group.wait, bool(group.replay), repr(group.replay), others, group.repeat)
+
+
+def printable(text: str) -> str:
+    """Return the text with lone surrogates spelled as escapes, so that it can be encoded as UTF-8.
+
+    Python represents a path whose bytes are not UTF-8 by lone surrogates.
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _sortable(value: Any) -> tuple:
+    # Numbers come first, by value; everything else follows, by its text.
+    return (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
+
+
+def _short_text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        text = "+".join(map(_short_text, value))
+    else:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 3]}..."

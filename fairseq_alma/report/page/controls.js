@@ -1,0 +1,183 @@
+// Sliders, filters and menus; what is drawn after a change; and how the page starts.
+
+// ---- after a change
+// Show the answer, the marks in the table and, unless `withPlots` is false, the plots. Plots that are left out are drawn
+// when nothing has changed for 0.3 s.
+let plotTimer = 0;
+const draw = (withPlots = true) => {
+  const best = showAnswer();
+  markRows(best);
+  clearTimeout(plotTimer);
+  const drawPlots = () => {
+    drawTradeoff(best);
+    drawCurves(best);
+    remember();
+  };
+  if (withPlots) drawPlots();
+  else plotTimer = setTimeout(drawPlots, 300);
+};
+
+// Draw once per frame, however many events one movement of a slider sends.
+let isFrameRequested = false;
+const drawSoon = () => {
+  if (isFrameRequested) return;
+  isFrameRequested = true;
+  requestAnimationFrame(() => {
+    isFrameRequested = false;
+    draw(visible.length <= FEW_POINTS);
+  });
+};
+
+const applyFilters = () => {
+  const isHidden = (group) =>
+    comparison.filters.some(({ name }) => (state.off[name] ?? []).includes(group.settings[name]));
+  visible = comparison.groups.map((_, index) => index).filter((index) => !isHidden(comparison.groups[index]));
+  byId("count").textContent = `${visible.length} of ${comparison.groups.length} runs`;
+  buildTable();
+  draw();
+};
+
+const choose = (index) => {
+  state.chosen = index;
+  showDetail();
+  draw();
+};
+
+// ---- controls
+const sliderSteps = (name) => {
+  const values = comparison.groups.filter((group) => group.finished).map(LIMITS[name].of);
+  return [...new Set(values.filter((value) => value !== null && value !== undefined))].sort((a, b) => a - b);
+};
+
+const buildSliders = () => {
+  byId("final-label").textContent =
+    comparison.vision ? "Final error (validation), at most" : "Final perplexity (validation), at most";
+  for (const name of Object.keys(LIMITS)) {
+    const steps = sliderSteps(name), input = byId(name), output = byId(`${name}-value`);
+    // One step per value of a finished group, and a last one without a limit.
+    input.max = String(steps.length);
+    const step = state[name] === null ? -1 : steps.findIndex((value) => value >= state[name]);
+    if (step < 0) state[name] = null;
+    input.value = String(step < 0 ? steps.length : step);
+    const showLimit = () => {
+      output.textContent = state[name] === null ? "no limit" : LIMITS[name].text(state[name]);
+      input.setAttribute("aria-valuetext", output.textContent);
+    };
+    input.oninput = () => {
+      state[name] = steps[Number(input.value)] ?? null;
+      showLimit();
+      drawSoon();
+    };
+    showLimit();
+  }
+};
+
+// Show or hide the groups with this value of a setting.
+const toggleFilter = (name, value, allValues) => {
+  const hidden = new Set(state.off[name] ?? []);
+  if (!hidden.size && allValues.length > 2) {
+    // The first click shows this value alone: to hide many others one by one would be tedious.
+    allValues.forEach((other) => other !== value && hidden.add(other));
+  } else if (!hidden.delete(value)) {
+    hidden.add(value);
+  }
+  state.off[name] = hidden.size === allValues.length ? [] : [...hidden];
+  buildFilters();
+  applyFilters();
+};
+
+const buildFilters = () => {
+  const fieldsets = comparison.filters.map(({ name, values }) => {
+    const hidden = new Set(state.off[name] ?? []);
+    const chips = values.map((value) => {
+      const onclick = () => toggleFilter(name, value, values);
+      const chip = element("button", { className: "chip", type: "button", textContent: value, onclick });
+      chip.dataset.filter = name;
+      chip.dataset.value = value;
+      chip.setAttribute("aria-pressed", String(!hidden.has(value)));
+      return chip;
+    });
+    return element("fieldset", {}, element("legend", { textContent: name }), ...chips);
+  });
+  const showAll = element("button", {
+    className: "chip", type: "button", textContent: "show all", id: "show-all",
+    onclick: () => { state.off = {}; buildFilters(); applyFilters(); },
+  });
+  byId("filters").replaceChildren(...fieldsets, showAll);
+};
+
+// Fill the menu of an axis of the trade-off. `key` is "x" or "y".
+const buildAxisMenu = (menu, axes, key) => {
+  const available = Object.entries(axes).filter(([, choice]) => !choice.only || choice.only());
+  menu.replaceChildren(...available.map(([value, choice]) =>
+    element("option", { value, textContent: choice.name(), selected: state[key] === value })));
+  menu.onchange = () => {
+    state[key] = menu.value;
+    drawSoon();
+  };
+};
+
+// ---- comparisons, and the address of the page
+const openComparison = (number) => {
+  comparison = data.comparisons[number];
+  createdRows = new Map();
+  state.c = number;
+  if (QUALITIES[state.y].only && !QUALITIES[state.y].only()) state.y = "quality";
+  buildAxisMenu(byId("x-axis"), AXES, "x");
+  buildAxisMenu(byId("y-axis"), QUALITIES, "y");
+  buildSliders();
+  buildFilters();
+  showDetail();
+  applyFilters();
+  for (const id of ["tradeoff", "curves"]) {
+    byId(id).removeAllListeners?.("plotly_click");
+    byId(id).on("plotly_click", (event) => {
+      const index = event.points[0].customdata;
+      if (Number.isInteger(index)) choose(index);
+    });
+  }
+};
+
+// Keep the state in the address. Comparison and group are kept by name: their numbers change when runs are added.
+const remember = () => {
+  const chosen = state.chosen === null ? null : comparison.groups[state.chosen].folder;
+  const kept = encodeURIComponent(JSON.stringify({ ...state, c: comparison.name, chosen }));
+  try { history.replaceState(null, "", `#${kept}`); } catch { /* a page inside another may be refused */ }
+};
+
+const restore = () => {
+  try {
+    const kept = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+    state.c = Math.max(0, data.comparisons.findIndex(({ name }) => name === kept.c));
+    const { groups, filters } = data.comparisons[state.c];
+    const chosen = groups.findIndex((group) => group.folder === kept.chosen);
+    state.chosen = chosen < 0 ? null : chosen;
+    if (Object.hasOwn(AXES, kept.x)) state.x = kept.x;
+    if (Object.hasOwn(QUALITIES, kept.y)) state.y = kept.y;
+    for (const name of Object.keys(LIMITS)) if (Number.isFinite(kept[name])) state[name] = kept[name];
+    for (const { name } of filters) if (Array.isArray(kept.off?.[name])) state.off[name] = kept.off[name].map(String);
+    if (typeof kept.sort === "string") state.sort = kept.sort;
+    state.down = kept.down === true;
+  } catch { /* no state in the address, or not a state of this page: start without one */ }
+};
+
+// Reload the page every `seconds`, but not while somebody uses it.
+const reloadEvery = (seconds) => {
+  let lastUse = 0;
+  for (const event of ["pointerdown", "keydown", "input"]) addEventListener(event, () => { lastUse = Date.now(); });
+  const reload = () => (Date.now() - lastUse > 5000 ? location.reload() : setTimeout(reload, 1000));
+  setTimeout(reload, 1000 * seconds);
+};
+
+// ---- start
+restore();
+const menu = byId("comparison");
+menu.replaceChildren(...data.comparisons.map(({ name }, number) =>
+  element("option", { value: String(number), textContent: name, selected: number === state.c })));
+menu.onchange = () => {
+  Object.assign(state, { off: {}, comp: null, params: null, final: null, chosen: null });
+  openComparison(Number(menu.value));
+};
+openComparison(state.c);
+const reloadSeconds = Number(document.body.dataset.reload);
+if (reloadSeconds > 0) reloadEvery(reloadSeconds);

@@ -1,0 +1,220 @@
+"""Read run folders into Run objects, and group them.
+
+A file in a run folder is never trusted: a process may be writing it, a kill or a full disk may have damaged it, and
+another release may have written it. A run that cannot be read is skipped; the report names the file and the line.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from math import isfinite
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json
+from fairseq_alma.core.lease import is_held
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent, summarize
+from fairseq_alma.core.run_record import find_runs
+from fairseq_alma.report.grouping import first_charged_arrival, group_runs
+from fairseq_alma.report.runs import Array, ReportData, Run
+
+PARALLEL_FROM = 200
+"""Number of run folders from which on several processes read them."""
+MAX_PROCESSES = 16
+"""Maximum number of processes that read run folders."""
+
+SCORE_COLUMNS = ("num_params", "forward_flops", "num_members", "num_experts", "overflow")
+"""Names that `Run` and `LedgerRow.scores` share. Quality and validation depend on the kind of run."""
+SPENT_COLUMNS = ("train_flops", "num_updates", "train_seconds")
+"""Names that `Run` and `LedgerRow.spent` share."""
+OPTIONAL_COLUMNS = ("validation", "num_members", "num_experts", "overflow")
+"""Attributes of Run for which a ledger row may have no value."""
+
+
+def read_runs(folders: Iterable[str | Path]) -> ReportData:
+    """Read and group all runs in `folders`.
+
+    Args:
+        folders: run folders, or folders that contain run folders at any depth.
+
+    Raises:
+        RunError: a folder does not exist, or no folder contains a run with an arrival.
+    """
+    data = ReportData()
+    paths: dict[Path, None] = {}  # a dictionary keeps the order and drops folders that are given twice
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise RunError(f"{folder} is not a folder: give run folders (out= of a run), or folders that contain them")
+        run_folders = find_runs(folder)
+        if not run_folders:
+            data.errors.append(f"{folder} contains no run: there is no settings.json in it or below it")
+        paths.update(dict.fromkeys(path.resolve() for path in run_folders))
+    data.is_any_running = any(_is_held(path) for path in paths)
+    runs = []
+    for path, run in zip(paths, _read_all(list(paths)), strict=True):
+        if isinstance(run, str):
+            data.errors.append(run)
+        elif run.last_t < 0:
+            data.notes.append(f"{path} has no arrival yet")
+        else:
+            runs.append(run)
+    if not runs:
+        reasons = "".join(f"\n  {message}" for message in [*data.errors, *data.notes])
+        raise RunError(f"nothing to report on:{reasons}")
+    data.comparisons = group_runs(runs)
+    return data
+
+
+def is_any_run_held(folders: Iterable[str | Path]) -> bool:
+    """Return True if a process holds a run folder in `folders`, at any depth."""
+    return any(_is_held(path.resolve()) for folder in folders for path in find_runs(Path(folder)))
+
+
+def read_run(folder: Path) -> Run:
+    """Read one run folder.
+
+    Raises:
+        RunError: the settings or the ledger are damaged; the message names the file and the line.
+    """
+    settings = read_json(folder / "settings.json")
+    if not isinstance(settings, dict):
+        raise RunError(f"{folder / 'settings.json'} is not an object of settings: restore it or remove {folder}")
+    if not isinstance(settings.get("learner", ""), str):
+        raise RunError(f"{folder / 'settings.json'}: learner is {settings['learner']!r}, expected a name")
+    path = folder / "ledger.jsonl"
+    ledger = Ledger(path if path.exists() or not path.with_name("ledger.jsonl.gz").exists() else f"{path}.gz")
+    rows = ledger.rows()
+    is_language_model = bool(rows) and rows[0].scores.error_rate is None
+    columns = _columns(ledger.path, rows, "perplexity" if is_language_model else "error_rate")
+    summary = dict(summarize(rows, first_charged_arrival(settings))) if len(rows) > 1 else {}
+    wall_seconds = _read_optional_json(folder / "summary.json").get("wall_seconds")
+    if isinstance(wall_seconds, int | float) and isfinite(wall_seconds):
+        summary["wall_seconds"] = wall_seconds
+    return Run(
+        folder=folder,
+        seed=settings.get("seed") if isinstance(settings.get("seed"), int) else None,
+        num_arrivals=_num_arrivals(folder, settings, last_t=len(rows) - 1),
+        expert_load=_expert_load(ledger.path, rows),
+        summary=summary,
+        settings=settings,
+        provenance=_read_optional_json(folder / "provenance.json"),
+        is_running=_is_held(folder),
+        **columns,
+    )
+
+
+def _read_all(folders: Sequence[Path]) -> list[Run | str]:
+    """Read run folders, many of them in several processes. An unreadable one gives a message instead of a Run."""
+    num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if len(folders) < PARALLEL_FROM or num_processes < 2:
+        return [_read_or_explain(folder) for folder in folders]
+    # Spawned, not forked: a library that this process has imported may have started threads.
+    with ProcessPoolExecutor(min(num_processes, MAX_PROCESSES), multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(_read_or_explain, folders, chunksize=16))
+
+
+def _read_or_explain(folder: Path) -> Run | str:
+    """Return the run, or a message that says why it cannot be read."""
+    try:
+        return read_run(folder)
+    except (RunError, OSError) as error:
+        return str(error)
+    except Exception as error:  # a file may contain anything, and one run must not stop the report on the others
+        return f"{folder} cannot be read ({error!r}): restore its files"
+
+
+def _is_held(folder: Path) -> bool:
+    # A command that runs several seeds holds one lease, in the folder above the seeds.
+    return is_held(folder) or (folder.name.startswith("seed_") and is_held(folder.parent))
+
+
+def _read_optional_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file that a report can do without; {} if the file is missing or damaged."""
+    try:
+        value = read_json(path)
+    except (RunError, OSError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int:
+    """Return the number of arrivals of the finished run: from arrivals.json, else the settings, else the ledger."""
+    path = folder / "arrivals.json"
+    if path.exists():
+        try:
+            return max(len(read_json(path)["digests"]), last_t)
+        except (RunError, KeyError, TypeError):
+            pass  # another process is writing it, or another release wrote it
+    for name in ("arrivals", "mega_batches"):
+        if isinstance(value := settings.get(name), int) and value >= last_t:
+            return value
+    return last_t
+
+
+def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[float]]]:
+    """Return t -> load of every expert, layer by layer, for each update that recorded it.
+
+    Raises:
+        RunError: a load is not a list of numbers for each layer.
+    """
+    load_by_t: dict[int, list[list[float]]] = {}
+    for row in rows:
+        layers = row.scores.expert_load
+        if not row.updated or not layers:
+            continue
+        for layer in layers if isinstance(layers, list) else [None]:
+            if not isinstance(layer, list) or not layer or not set(map(type, layer)) <= {int, float}:
+                raise RunError(f"{path}, line {row.t + 1}: expert_load holds {layer!r}, expected a list of numbers")
+        load_by_t[row.t] = layers
+    return load_by_t
+
+
+def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, Array]:
+    """Return the array attributes of `Run`, one entry per row.
+
+    Args:
+        path: the ledger, for messages.
+        rows: the rows of the ledger.
+        quality: "error_rate" or "perplexity".
+
+    Raises:
+        RunError: a value is not a number, or not a finite one where it must be.
+    """
+    scores, spent = [row.scores for row in rows], [row.spent for row in rows]
+    sources: dict[str, tuple[Sequence[Scores | Spent], str]]
+    sources = {"quality": (scores, quality), "validation": (scores, f"validation_{quality}")}
+    sources |= {name: (scores, name) for name in SCORE_COLUMNS}
+    sources |= {name: (spent, name) for name in SPENT_COLUMNS}
+    columns = {"stage": np.array([row.stage for row in rows])}
+    for column, (objects, name) in sources.items():
+        values = _column(path, name, list(map(attrgetter(name), objects)), column in OPTIONAL_COLUMNS)
+        # Everything is finite in an intact ledger, except for the quality of a run that diverged.
+        if column not in ("quality", *OPTIONAL_COLUMNS) and not np.isfinite(values).all():
+            t = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise RunError(f"{path}, line {t + 1}: {name} is {values[t]}, expected a finite number: restore the file")
+        columns[column] = values
+    return columns
+
+
+def _column(path: Path, name: str, values: list[Any], may_be_missing: bool) -> Array:
+    """Return the values of one ledger column as float64; missing values become NaN.
+
+    Raises:
+        RunError: a value is not a number.
+    """
+    # The common case is one check of the whole column: a ledger can have many thousand values.
+    if not set(map(type, values)) <= {int, float}:
+        for t, value in enumerate(values):
+            if value is None and may_be_missing:
+                values[t] = float("nan")
+            elif type(value) not in (int, float):
+                raise RunError(f"{path}, line {t + 1}: {name} is {value!r}, expected a number: restore the file")
+    try:
+        return np.array(values, np.float64)
+    except OverflowError as error:
+        raise RunError(f"{path}: {name} holds a number of hundreds of digits: restore the file") from error

@@ -1,0 +1,120 @@
+"""The catalogue is the one place that says which learners there are and which settings each of them takes."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.core.catalogue import (
+    LearnerEntry,
+    add_learner,
+    find_learner,
+    grows,
+    label_of,
+    learners,
+    learners_that_take,
+    own_settings,
+    remove_learner,
+    takes,
+)
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.learner_settings import LearnerSettings
+from fairseq_alma.core.settings import describe
+from fairseq_alma.lm.learners import LEARNERS as LANGUAGE_MODEL_LEARNERS
+from fairseq_alma.lm.settings import LanguageModelSettings
+from tests.commands import ROOT
+from vision.learners import LEARNERS as VISION_LEARNERS
+from vision.settings import VisionSettings
+
+HALVES = {
+    "vision": (VISION_LEARNERS, VisionSettings),
+    "language model": (LANGUAGE_MODEL_LEARNERS, LanguageModelSettings),
+}
+
+
+@pytest.mark.parametrize("half", list(HALVES))
+def test_every_entry_is_implemented_and_documented(half):
+    implemented, settings = HALVES[half]
+    common = {one.name for one in describe(settings)}
+    assert {entry.name for entry in learners(half)} == set(implemented)
+    for entry in learners(half):
+        assert entry.label and entry.summary.endswith(".")
+        for one in describe(entry.settings(half)):
+            assert one.text, f"{one.name} of {entry.name} has no documentation"
+            assert one.name not in common
+    for one in describe(settings):
+        assert one.text, f"{one.name} has no documentation"
+
+
+def test_learners_are_listed_as_the_paper_lists_them():
+    assert [entry.label for entry in learners("language model")] == ["SM", "Ens", "gEns", "gMoE"]
+    assert [entry.label for entry in learners()][:6] == ["SM", "Ens", "UMix", "gEns", "gMoE", "FF"]
+
+
+def test_a_learner_takes_common_settings_and_its_own():
+    assert takes("vision", "sm", "wait")
+    assert takes("vision", "gmoe", "experts")
+    assert not takes("vision", "sm", "experts")
+    assert takes("language model", "sm", "experts")  # every language model is a mixture
+    assert takes("vision", "a plugin that is not imported", "anything")
+    assert learners_that_take("members", "vision") == ["ens", "umix"]
+    assert learners_that_take("wait", "vision") == []
+    assert own_settings("gens", "language model") == []
+
+
+def test_labels_and_growth():
+    assert [label_of(name) for name in ("gmoe_flat", "ens_moe", "unknown")] == [
+        "gMoE (flat gate)",
+        "Ens of MoEs",
+        "unknown",
+    ]
+    assert [grows(name) for name in ("sm", "gens", "ff", "unknown")] == [False, True, True, False]
+
+
+def test_a_learner_of_the_other_half_is_refused():
+    with pytest.raises(SettingError, match=r"learner='ff' is not one of sm, ens, gens, gmoe"):
+        find_learner("ff", "language model")
+
+
+def test_an_entry_can_be_added_and_removed():
+    add_learner(LearnerEntry("extra", "Extra", "A test.", vision=LearnerSettings))
+    assert find_learner("extra", "vision").label == "Extra"
+    remove_learner("extra")
+    with pytest.raises(SettingError, match="learner='extra' is not one of"):
+        find_learner("extra", "vision")
+
+
+# ---- No other file names a label, or a setting of a learner, as a fact of its own.
+
+THE_CATALOGUE = {"fairseq_alma/core/catalogue.py", "fairseq_alma/core/learner_settings.py"}
+MAY_NAME = {
+    "fairseq_alma/lm/learners.py": {"combine"},  # a key of predictor.json
+    "vision/learners/files.py": {"combine"},  # a key of predictor.json
+    "fairseq_alma/report/tables.py": {"experts"},  # a column of the paper's tables
+}
+"""File -> words that happen to be the name of a setting, and why they are there."""
+
+
+def strings_of(path: Path) -> set[str]:
+    """Every string of a source file that is no docstring."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documentation)
+    return {node.value for node in constants if isinstance(node.value, str)}
+
+
+def source_files():
+    for package in ("fairseq_alma", "vision", "launch", "data_prep"):
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def test_no_other_source_file_names_a_label_or_the_settings_of_a_learner():
+    labels = {entry.label for entry in learners()}
+    settings = {name for half in HALVES for entry in learners(half) for name in own_settings(entry.name, half)}
+    settings -= {entry.name for entry in learners()}  # `umix` is a learner and a setting
+    found = {}
+    for path in source_files():
+        name = path.relative_to(ROOT).as_posix()
+        if name not in THE_CATALOGUE and (named := strings_of(path) & (labels | settings) - MAY_NAME.get(name, set())):
+            found[name] = named
+    assert found == {}

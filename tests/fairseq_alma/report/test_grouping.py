@@ -1,0 +1,112 @@
+from fairseq_alma.core.catalogue import learners
+from fairseq_alma.report.labels import group_label, learner_position
+from fairseq_alma.report.reading import read_runs
+from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision
+
+ERRORS = [0.9, 0.5, 0.4, 0.3, 0.2]
+PERPLEXITIES = [900.0, 50.0, 40.0, 30.0, 20.0]
+
+
+def labels_of(comparison):
+    return [group_label(group, comparison.varied_settings) for group in comparison.groups]
+
+
+def test_the_seeds_of_one_setting_are_one_group_in_whichever_folders_they_are(tmp_path):
+    write_vision(tmp_path / "a/seed_0", ERRORS, seed=0, out="a")
+    write_vision(tmp_path / "a/seed_1", ERRORS, seed=1, out="a")
+    write_vision(tmp_path / "elsewhere", ERRORS, seed=2, out="b", device="cuda", threads=8)
+    [group] = only_comparison(tmp_path).groups
+    assert [run.seed for run in group.runs] == [0, 1, 2]
+    assert group.folder == tmp_path
+    assert group.is_finished and not group.is_running
+
+
+def test_a_setting_that_the_learner_does_not_take_makes_no_other_group(tmp_path):
+    write_vision(tmp_path / "a", ERRORS, seed=0, members=5, grow_every=3)
+    write_vision(tmp_path / "b", ERRORS, seed=1, members=7, grow_every=1)
+    assert len(only_comparison(tmp_path).groups) == 1
+
+
+def test_the_number_of_experts_distinguishes_all_language_models(tmp_path):
+    write_text(tmp_path / "a", PERPLEXITIES, experts=4)
+    write_text(tmp_path / "b", PERPLEXITIES, experts=8)
+    assert labels_of(only_comparison(tmp_path)) == ["SM, experts 4", "SM, experts 8"]
+
+
+def test_the_same_seed_in_two_folders_is_a_repeat_and_the_same_folder_twice_is_not(tmp_path):
+    write_vision(tmp_path / "a", ERRORS)
+    write_vision(tmp_path / "b", ERRORS)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    comparison = only_comparison(tmp_path / "a", tmp_path / "a", tmp_path / "link", tmp_path / "b")
+    assert labels_of(comparison) == ["SM", "SM, again (2)"]
+
+
+def test_runs_of_different_kind_data_or_b_are_in_different_comparisons(tmp_path):
+    write_vision(tmp_path / "mnist", ERRORS)
+    write_vision(tmp_path / "shorter", ERRORS[:4])
+    write_vision(tmp_path / "digits", ERRORS, dataset="digits")
+    write_vision(tmp_path / "first", ERRORS[:3], mega_batches=4, arrivals=2)
+    write_vision(tmp_path / "v1", ERRORS, cer_from=0)
+    write_text(tmp_path / "books", PERPLEXITIES)
+    write_text(tmp_path / "other books", PERPLEXITIES, evaluated_on=["c", "d"])
+    names = [comparison.name for comparison in read_runs([tmp_path]).comparisons]
+    assert sorted(names) == [
+        "books (2), B = 4", "books, B = 4", "digits, B = 4", "mnist, B = 3", "mnist, B = 4",
+        "mnist, B = 4, CER from t = 0", "mnist, first 2 of B = 4",
+    ]  # fmt: skip
+
+
+def test_the_first_arrivals_of_a_larger_b_are_a_comparison_of_their_own(tmp_path):
+    write_vision(tmp_path / "a", ERRORS[:3], mega_batches=None, arrivals=2)
+    write_vision(tmp_path / "b", ERRORS[:3], mega_batches=2)
+    names = [comparison.name for comparison in read_runs([tmp_path]).comparisons]
+    assert names == ["mnist, B = 2", "mnist, first 2 of B = 500"]
+
+
+def test_no_two_comparisons_share_a_folder(tmp_path):
+    write_text(tmp_path / "a", [900.0, 50.0], stream="/s/docs-2", evaluated_on=["a"])
+    write_text(tmp_path / "b", [900.0, 50.0], stream="/s/docs_2", evaluated_on=["b"])
+    slugs = [comparison.slug for comparison in read_runs([tmp_path]).comparisons]
+    assert sorted(slugs) == ["docs_2_B1", "docs_2_B1_2"]
+
+
+def test_a_setting_that_an_older_release_did_not_have_separates_neither_seeds_nor_pairs(tmp_path):
+    write_vision(tmp_path / "a", ERRORS, seed=0)
+    write_vision(tmp_path / "b", ERRORS, seed=1, nesterov=False)
+    write_vision(tmp_path / "c", ERRORS, seed=0, nesterov=False, wait=2)
+    first, second = only_comparison(tmp_path).groups
+    assert [[run.seed for run in group.runs] for group in (first, second)] == [[0, 1], [0]]
+    assert first.settings == second.settings | {"wait": 1}
+
+
+def test_the_own_setting_of_a_plugins_learner_is_not_given_to_other_learners(tmp_path):
+    write_vision(tmp_path / "a", ERRORS)
+    write_vision(tmp_path / "b", ERRORS, learner="my_own", factor=0.5)
+    assert [group.settings.get("factor") for group in only_comparison(tmp_path).groups] == [None, 0.5]
+
+
+def test_an_unfinished_seed_is_not_counted_beside_finished_ones(tmp_path):
+    write_vision(tmp_path / "a", ERRORS, seed=0)
+    write_vision(tmp_path / "b", ERRORS[:3], seed=1, mega_batches=4)
+    [group] = only_comparison(tmp_path).groups
+    assert [run.seed for run in group.counted_runs] == [0]
+    assert group.last_t == 4
+
+
+def test_labels_name_what_differs_and_nothing_else(tmp_path):
+    write_vision(tmp_path / "a", ERRORS, wait=1, width=4)
+    write_vision(tmp_path / "b", ERRORS, wait=2, width=4, replay="all")
+    write_vision(tmp_path / "c", ERRORS, learner="gmoe", grow_every=2, width=16)
+    write_vision(tmp_path / "d", ERRORS, learner="gmoe", grow_every=4, width=16)
+    assert labels_of(only_comparison(tmp_path)) == [
+        "SM, wait 1, width 4", "SM, wait 2, replay, width 4", "gMoE, wait 1, width 16, grow_every 2",
+        "gMoE, wait 1, width 16, grow_every 4",
+    ]  # fmt: skip
+
+
+def test_learners_of_plugins_are_reported_and_sorted_after_ours(tmp_path):
+    write_vision(tmp_path / "a", ERRORS, learner="my_own", knob=3)
+    write_vision(tmp_path / "b", ERRORS, learner="my_own", knob=4)
+    write_vision(tmp_path / "c", ERRORS, learner="ens")
+    assert labels_of(only_comparison(tmp_path)) == ["Ens", "my_own, knob 3", "my_own, knob 4"]
+    assert learner_position("my_own") == len(learners())
