@@ -56,26 +56,35 @@ def measure_layer(repeats: int, threads: Sequence[int]) -> list[str]:
                 seconds = seconds_of(dense if key == "dense" else mixtures[key])
                 if repeat >= 0:
                     times[key].append(seconds)
-        cpu_dense, wall_dense = zip(*times["dense"], strict=True)
         for (num_experts, factor), mixture in mixtures.items():
-            cpu, wall = zip(*times[num_experts, factor], strict=True)
-            best, median, _ = ratio_columns(cpu, cpu_dense)
             with torch.no_grad():
                 dropped = mixture(x_TD).num_dropped / NUM_TOKENS
-            rows.append(
-                (
-                    "none: dropless" if factor == 0 else f"{factor:g}",
-                    num_experts,
-                    num_threads,
-                    f"{dropped:.1%}",
-                    f"{1000 * min(cpu_dense):.0f}",
-                    f"{1000 * min(cpu):.0f}",
-                    f"{best:.2f}",
-                    f"{median:.2f}",
-                    f"{ratio_columns(wall, wall_dense)[1]:.2f}",
-                    verdict(median, TARGET, at_most=True) if num_experts == 4 else "",
-                )
-            )
+            name = "none: dropless" if factor == 0 else f"{factor:g}"
+            columns = _columns(times[num_experts, factor], times["dense"], num_experts)
+            rows.append((name, num_experts, num_threads, f"{dropped:.1%}", *columns))
+    return _section(rows, repeats)
+
+
+def _columns(
+    mixture: Sequence[tuple[float, float]], dense: Sequence[tuple[float, float]], num_experts: int
+) -> list[str]:
+    """Return the columns of times and ratios, from the (CPU seconds, wall seconds) of each round."""
+    (cpu, wall), (cpu_dense, wall_dense) = zip(*mixture, strict=True), zip(*dense, strict=True)
+    best, median, _ = ratio_columns(cpu, cpu_dense)
+    return [
+        f"{1000 * min(cpu_dense):.0f}",
+        f"{1000 * min(cpu):.0f}",
+        f"{best:.2f}",
+        f"{median:.2f}",
+        f"{ratio_columns(wall, wall_dense)[1]:.2f}",
+        verdict(median, TARGET, at_most=True) if num_experts == 4 else "",
+    ]
+
+
+def _section(rows: list[tuple], repeats: int) -> list[str]:
+    """Return the lines of the report."""
+    from launch.local import SPIN
+
     rows.sort(key=lambda row: (row[2], row[0] == "1"))
     header = ["capacity factor", "E", "threads", "tokens dropped", "dense CPU ms", "mixture CPU ms"]
     header += ("CPU ratio of minima", "CPU ratio, median", "wall ratio, median", f"at E = 4 at most {TARGET}")

@@ -58,12 +58,7 @@ def measure_prep(repeats: int, scratch: Path) -> list[str]:
             [a + b for a, b in zip(alternative, training, strict=True)],
         ),
     }
-    rows = []
-    for name, (ours, theirs) in compared.items():
-        best, median, spread = ratio_columns(ours, theirs)
-        result = verdict(median, TARGET, at_most=True) if name.startswith("text files") else "(no target)"
-        columns = [name, f"{statistics.median(theirs):.1f}", f"{statistics.median(ours):.1f}"]
-        rows.append([*columns, f"{best:.2f}", f"{median:.2f}", f"{spread:.2f}", result])
+    rows = _rows_of(compared)
     stream_json = json.loads((scratch / "prep_stream_0" / "stream.json").read_text())
     tokens = sum(split["tokens"] for split in stream_json["splits"].values())
     header = ("CPU seconds", "alternative", "alma-prep", "ratio of minima", "ratio, median", "spread of ratios")
@@ -84,6 +79,17 @@ def measure_prep(repeats: int, scratch: Path) -> list[str]:
         "",
         f"By step, median CPU seconds. `alma-prep`: {_by_step(steps)}. Alternative: {_by_step(alternative_steps)}.",
     ]
+
+
+def _rows_of(compared: dict[str, tuple[list[float], list[float]]]) -> list[list[str]]:
+    """Return the rows of the table, from (our seconds, the alternative's seconds) by name."""
+    rows = []
+    for name, (ours, theirs) in compared.items():
+        best, median, spread = ratio_columns(ours, theirs)
+        result = verdict(median, TARGET, at_most=True) if name.startswith("text files") else "(no target)"
+        columns = [name, f"{statistics.median(theirs):.1f}", f"{statistics.median(ours):.1f}"]
+        rows.append([*columns, f"{best:.2f}", f"{median:.2f}", f"{spread:.2f}", result])
+    return rows
 
 
 def _by_step(steps: Sequence[dict[str, float]]) -> str:

@@ -66,7 +66,11 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
         except FirstUpdateSeen:
             continue
         raise RuntimeError(f"no update was logged: see {stage.folder}")
-    walls, cpus = walls[1:], cpus[1:]
+    return _section(walls[1:], cpus[1:])
+
+
+def _section(walls: list[float], cpus: list[float]) -> list[str]:
+    """Return the lines of the report. Args: wall seconds and CPU seconds of each start."""
     row = [f"{min(walls):.1f}", f"{statistics.median(walls):.1f}", f"{max(walls):.1f}"]
     row += [f"{min(cpus):.1f}", f"{statistics.median(cpus):.1f}"]
     row += [verdict(statistics.median(walls), TARGET_SECONDS, at_most=True)]
@@ -76,7 +80,7 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
         "",
         "From the launch of the `fairseq-train` process, as the driver launches it (`switch_lm_tiny`, 8,000 words, E = "
         f"4, from the untrained checkpoint, torch's default number of threads), to the log line of its first update; "
-        f"{repeats} times after one warm-up. The wall time is meaningful only on an idle machine.",
+        f"{len(walls)} times after one warm-up. The wall time is meaningful only on an idle machine.",
         "",
         *table([*header, f"wall, under {TARGET_SECONDS:g} s"], [["launch to first update", *row]]),
     ]

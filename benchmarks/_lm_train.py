@@ -71,6 +71,11 @@ def measure_train(repeats: int, scratch: Path) -> list[str]:
         else:
             columns += [f"{best:.3f}", f"{median:.3f}", f"{spread:.2f}"]
             rows.append([*columns, verdict(median, TARGET, at_most=False)])
+    return _section(rows, repeats)
+
+
+def _section(rows: list[list[str]], repeats: int) -> list[str]:
+    """Return the lines of the report."""
     header = ["", "CPU s an update, smallest", "median", "tokens per CPU second", "tokens dropped"]
     header += ("tokens/s ratio of minima", "ratio, median", "spread of ratios", f"at least {TARGET}")
     return [

@@ -45,12 +45,12 @@ def ours(
 ) -> Callable[[], None]:
     """Return a function that does one step of an ensemble of this software."""
     inputs = Images(dataset.pixels, 3, 32)
-    kept = inputs.keep(dataset.training.images[:EXAMPLES].to(device))
+    kept = inputs.to_storage(dataset.training.images[:EXAMPLES].to(device))
     y = dataset.training.labels[:EXAMPLES].to(device)
     rows = Rows(kept, y, torch.nn.functional.one_hot(y, 10).float(), 1, EXAMPLES, inputs)
     generators = [generator(number) for number in range(members)]
     stack: Stack = VGG(3, width, 10).network(generators, device)
-    stack.compute_in(precision)
+    stack.set_compute_dtype(precision)
     batches = forever(Batches(StageData(rows, 0, rows), generators, BATCH).epoch)
     loss, optimizer = OwnLoss(1, members), SGD(stack.parameters.flat, **RECIPE)
 
@@ -121,6 +121,30 @@ def interleaved(
     return seconds
 
 
+def report(device: torch.device, singles: list[list], ensembles: list[list], load: float) -> str:
+    """Return the text of vision_cifar.md."""
+    return "\n".join(
+        [
+            "# Speed of the VGG's steps on CIFAR-10",
+            "",
+            f"Written by `benchmarks/vision_cifar.py --write`. Device: {device}.",
+            "Milliseconds per step, the smallest of the repeats. Ratios are medians of the ratios of measurements that",
+            "are neighbours in time.",
+            "",
+            "## Against the plain loop (CPU: at least 3x at c = 4, 2x at c = 16; GPU: 5x at c = 32)",
+            "",
+            *table(["c", "ours", "plain loop", "ratio", "ratio, ours in bfloat16", "target"], singles),
+            "",
+            "## Ens-5 against five runs",
+            "",
+            *table(["c", "Ens-5", "five SM", "ratio"], ensembles),
+            "",
+            *provenance(load),
+            "",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", required=True, help="folder of CIFAR-10")
@@ -159,26 +183,7 @@ def main() -> None:
         seconds = interleaved(alternatives, max(3, arguments.repeats // 3), max(1, steps // 3), device)
         ensembles.append([width, *(f"{1000 * min(seconds[name]):.1f}" for name in ("Ens-5", "five SM")),
                           f"{ratio_columns(seconds['five SM'], seconds['Ens-5'])[1]:.2f}"])  # fmt: skip
-    text = "\n".join(
-        [
-            "# Speed of the VGG's steps on CIFAR-10",
-            "",
-            f"Written by `benchmarks/vision_cifar.py --write`. Device: {device}.",
-            "Milliseconds per step, the smallest of the repeats. Ratios are medians of the ratios of measurements that",
-            "are neighbours in time.",
-            "",
-            "## Against the plain loop (CPU: at least 3x at c = 4, 2x at c = 16; GPU: 5x at c = 32)",
-            "",
-            *table(["c", "ours", "plain loop", "ratio", "ratio, ours in bfloat16", "target"], singles),
-            "",
-            "## Ens-5 against five runs",
-            "",
-            *table(["c", "Ens-5", "five SM", "ratio"], ensembles),
-            "",
-            *provenance(load),
-            "",
-        ]
-    )
+    text = report(device, singles, ensembles, load)
     print(text)
     if arguments.write:
         (HERE / "vision_cifar.md").write_text(text)

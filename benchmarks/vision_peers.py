@@ -16,11 +16,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from _common import ROOT, provenance, ratio_columns, table, verdict
+from _vision_stacks import stack_tables
 
 PEERS = ("plain", "continuum", "avalanche", "original", "tensors")
 NAMES = {
@@ -118,110 +117,6 @@ def whole_runs(stages: int, repeats: int, target: float, arguments: argparse.Nam
     return table(header, rows)
 
 
-def interleaved(alternatives: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of each alternative, one number per repeat. The alternatives take turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in alternatives}
-    for work in alternatives.values():
-        work()  # a warm-up
-    for _ in range(repeats):
-        for name, work in alternatives.items():
-            start = time.process_time()
-            work()
-            seconds[name].append(time.process_time() - start)
-    return seconds
-
-
-def stacks(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Return the tables of ensembles and of seeds: a stage of wait 10, training steps only."""
-    sys.path.insert(0, str(ROOT))
-    import torch
-
-    from vision.batches import Batches, Rows, StageData
-    from vision.networks import MLPStack
-    from vision.optimizers import AdaDelta
-    from vision.seeds import generator
-    from vision.training import OwnLoss, train_stage
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    epochs = 5
-
-    def rows(num_seeds: int, num_examples: int) -> Rows:
-        x, y = torch.randn(num_seeds * num_examples, 784), torch.randint(10, (num_seeds * num_examples,))
-        return Rows(x, y, torch.nn.functional.one_hot(y, 10).float(), num_seeds, num_examples)
-
-    def ours(num_seeds: int, members: int, width: int) -> Callable[[], None]:
-        data = StageData(rows(num_seeds, 1080), 0, rows(num_seeds, 120))
-        generators = [generator(number) for number in range(num_seeds * members)]
-        stack = MLPStack.drawn((784, width, width, 10), generators, torch.device("cpu"))
-
-        def train() -> None:
-            batches = Batches(data, generators, 128)
-            optimizer = AdaDelta(stack.parameters.flat)
-            train_stage(
-                stack, batches, data.validation, OwnLoss(num_seeds, members), optimizer, epochs, "validation_loss"
-            )
-
-        return train
-
-    def plain(members: int, width: int) -> Callable[[], None]:
-        training, validation = rows(1, 1080), rows(1, 120)
-
-        def train() -> None:
-            for _ in range(members):
-                model = torch.nn.Sequential(
-                    torch.nn.Linear(784, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
-                    torch.nn.Linear(width, 10),
-                )  # fmt: skip
-                optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
-                for _ in range(epochs):
-                    for index in torch.randperm(1080).split(128):
-                        optimizer.zero_grad()
-                        torch.nn.functional.cross_entropy(model(training.x[index]), training.y[index]).backward()
-                        optimizer.step()
-                    with torch.no_grad():
-                        torch.nn.functional.cross_entropy(model(validation.x), validation.y)
-
-        return train
-
-    def five_of_ours(width: int) -> Callable[[], None]:
-        single = ours(1, 1, width)
-
-        def train() -> None:
-            for _ in range(5):
-                single()
-
-        return train
-
-    steps, ensembles, seeds = epochs * 9, [], []
-    for width in (4, 32, 64):
-        alternatives = {"ens": ours(1, 5, width), "five": five_of_ours(width), "plain": plain(5, width)}
-        seconds = interleaved(alternatives, arguments.repeats)
-        against = {name: ratio_columns(seconds[name], seconds["ens"])[1] for name in ("plain", "five")}
-        ensembles.append(
-            [
-                width, *(f"{1000 * min(seconds[name]) / steps:.2f}" for name in ("ens", "five", "plain")),
-                f"{against['plain']:.1f}", verdict(against["plain"], 4.0, at_most=False),
-                f"{against['five']:.2f}", verdict(against["five"], 1.3, at_most=False),
-            ]
-        )  # fmt: skip
-        alternatives = {"one": ours(1, 1, width), "three": ours(3, 1, width)}
-        seconds = interleaved(alternatives, arguments.repeats)
-        ratio = ratio_columns(seconds["three"], seconds["one"])[1]
-        target = {4: 1.6, 32: 2.4}.get(width)
-        seeds.append(
-            [
-                width, *(f"{1000 * min(seconds[name]) / steps:.2f}" for name in alternatives), f"{ratio:.2f}",
-                verdict(ratio, target, at_most=True) if target else "",
-            ]
-        )  # fmt: skip
-    return (
-        table(["width", "Ens-5, ms a step", "five SM", "five torch.optim", "five torch.optim / Ens-5", "at least 4",
-               "five SM / Ens-5", "at least 1.3"], ensembles),
-        table(["width", "one seed, ms a step", "three seeds stacked", "ratio", "target"], seeds),
-    )  # fmt: skip
-
-
 def all_in_seeds(arguments: argparse.Namespace) -> list[str]:
     """Return the table of 3 seeds against 1, whole processes."""
     rows = []
@@ -255,7 +150,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write benchmarks/vision_peers.md")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    ensembles, seeds = stacks(arguments)
+    ensembles, seeds = stack_tables(arguments.repeats)
     lines = [
         "# Speed of alma-vision on MNIST",
         "",

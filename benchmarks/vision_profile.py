@@ -46,7 +46,7 @@ def rows(num_seeds: int, num_examples: int) -> Rows:
 def stacked(num_seeds: int, members: int, width: int) -> dict[str, Callable[[], object]]:
     """Return the pieces of our step. Each can be called repeatedly."""
     generators = [generator(number) for number in range(num_seeds * members)]
-    stack = MLPStack.drawn((784, width, width, 10), generators, torch.device("cpu"))
+    stack = MLPStack.initialised((784, width, width, 10), generators, torch.device("cpu"))
     batches = Batches(StageData(rows(num_seeds, EXAMPLES), 0, rows(num_seeds, 120)), generators, BATCH)
     loss, optimizer = OwnLoss(num_seeds, members), AdaDelta(stack.parameters.flat)
     forever = itertools.chain.from_iterable(_whole(batches.epoch()) for _ in itertools.count())

@@ -1,4 +1,4 @@
-"""`python -m data_prep` is `alma-prep`."""
+"""Run `alma-prep` as `python -m data_prep`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Which documents are worth training on: the language that was asked for, and the rules of Gopher (Rae et al., 2021).
+"""Remove documents of other languages, and those that fail the rules of Gopher (Rae et al., 2021).
 
-The rules are datatrove's (quality: section A1.1, repetition: table A1 of the paper), on words between white space,
-as the paper counts them. datatrove's default for English counts punctuation as words too, which fails pages of
+datatrove implements the rules (quality: section A1.1, repetition: table A1 of that paper). They count words between
+white space, as that paper does. datatrove's default for English counts punctuation as words too: it removes pages of
 dialogue by the rule on letters, and takes a minute for every 25 MB.
 """
 
@@ -10,30 +10,30 @@ from typing import NamedTuple
 from data_prep.words import words_between_spaces
 
 LANGUAGE_SAMPLE_CHARACTERS = 2000
-"""What the language is told from, out of the middle: pages begin and end with menus."""
+"""Length of the sample whose language is detected. It is taken from the middle: pages begin and end with menus."""
 MIN_LANGUAGE_CHARACTERS = 20
-"""Of less text the language cannot be told; such a document is kept."""
+"""The language of shorter samples cannot be detected; such documents are kept."""
 _STOP_WORDS_OF = "en"
 
 
 class Cleaning(NamedTuple):
-    """What a document has to pass."""
+    """The rules that a document must pass."""
 
     language: str = ""
-    """ISO 639-1 code, as `en`; empty: any."""
+    """ISO 639-1 code of the language of documents that are kept, such as `en`; empty: any."""
     gopher: bool = False
-    """Whether the rules of Gopher are applied."""
+    """True if the rules of Gopher are applied."""
 
 
 class Cleaner:
-    """Tells why a document is removed. Loads what it needs once."""
+    """A filter of documents. Its libraries are loaded once."""
 
     def __init__(self, cleaning: Cleaning):
         self._language = cleaning.language
         self._rules = _gopher_rules(cleaning.language) if cleaning.gopher else []
 
     def reason(self, text: str) -> str | None:
-        """Why this document is to be removed; None: it is not."""
+        """Return why a document is removed, or None if it is kept."""
         if self._language and not self._is_in_language(text):
             return "language"
         if self._rules:
@@ -53,148 +53,31 @@ class Cleaner:
         sample = " ".join(text[middle : middle + LANGUAGE_SAMPLE_CHARACTERS].split())
         if len(sample) < MIN_LANGUAGE_CHARACTERS:
             return True
-        # `lite` is the model inside the package: nothing is downloaded.
+        # `lite` is the model that is part of the package: nothing is downloaded.
         found = detect(sample, model="lite", k=1)
         return bool(found) and found[0]["lang"] == self._language
 
 
 def known_languages() -> frozenset[str]:
-    """ISO 639-1 codes that can be asked for: those with two letters of fastText's lid.176."""
-    return frozenset(
-        [
-            "af",
-            "als",
-            "am",
-            "an",
-            "ar",
-            "as",
-            "az",
-            "ba",
-            "be",
-            "bg",
-            "bn",
-            "bo",
-            "br",
-            "bs",
-            "ca",
-            "ce",
-            "co",
-            "cs",
-            "cv",
-            "cy",
-            "da",
-            "de",
-            "dv",
-            "el",
-            "en",
-            "eo",
-            "es",
-            "et",
-            "eu",
-            "fa",
-            "fi",
-            "fr",
-            "fy",
-            "ga",
-            "gd",
-            "gl",
-            "gn",
-            "gu",
-            "gv",
-            "he",
-            "hi",
-            "hr",
-            "ht",
-            "hu",
-            "hy",
-            "ia",
-            "id",
-            "ie",
-            "ilo",
-            "io",
-            "is",
-            "it",
-            "ja",
-            "jv",
-            "ka",
-            "kk",
-            "km",
-            "kn",
-            "ko",
-            "ku",
-            "kv",
-            "kw",
-            "ky",
-            "la",
-            "lb",
-            "li",
-            "lo",
-            "lt",
-            "lv",
-            "mg",
-            "mhr",
-            "mk",
-            "ml",
-            "mn",
-            "mr",
-            "ms",
-            "mt",
-            "my",
-            "ne",
-            "nl",
-            "nn",
-            "no",
-            "oc",
-            "or",
-            "os",
-            "pa",
-            "pl",
-            "ps",
-            "pt",
-            "qu",
-            "rm",
-            "ro",
-            "ru",
-            "sa",
-            "sc",
-            "sd",
-            "sh",
-            "si",
-            "sk",
-            "sl",
-            "so",
-            "sq",
-            "sr",
-            "su",
-            "sv",
-            "sw",
-            "ta",
-            "te",
-            "tg",
-            "th",
-            "tk",
-            "tl",
-            "tr",
-            "tt",
-            "ug",
-            "uk",
-            "ur",
-            "uz",
-            "vi",
-            "vo",
-            "wa",
-            "yi",
-            "yo",
-            "zh",
-        ]
-    )
+    """Return the codes of the languages that fastText's lid.176 detects, as ISO 639 has them."""
+    return frozenset([
+        "af", "als", "am", "an", "ar", "as", "az", "ba", "be", "bg", "bn", "bo", "br", "bs", "ca", "ce", "co",
+        "cs", "cv", "cy", "da", "de", "dv", "el", "en", "eo", "es", "et", "eu", "fa", "fi", "fr", "fy", "ga", "gd",
+        "gl", "gn", "gu", "gv", "he", "hi", "hr", "ht", "hu", "hy", "ia", "id", "ie", "ilo", "io", "is", "it",
+        "ja", "jv", "ka", "kk", "km", "kn", "ko", "ku", "kv", "kw", "ky", "la", "lb", "li", "lo", "lt", "lv", "mg",
+        "mhr", "mk", "ml", "mn", "mr", "ms", "mt", "my", "ne", "nl", "nn", "no", "oc", "or", "os", "pa", "pl",
+        "ps", "pt", "qu", "rm", "ro", "ru", "sa", "sc", "sd", "sh", "si", "sk", "sl", "so", "sq", "sr", "su", "sv",
+        "sw", "ta", "te", "tg", "th", "tk", "tl", "tr", "tt", "ug", "uk", "ur", "uz", "vi", "vo", "wa", "yi", "yo",
+        "zh",
+    ])  # fmt: skip
 
 
 def _gopher_rules(language: str) -> list:
+    """Return (name, filter) of each group of rules."""
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
     words = words_between_spaces()
-    # "the", "of", "and" are asked of what is to be English alone.
+    # The rule that a text has "the", "of" and "and" makes sense only if all documents must be English.
     stop_words = {} if language == _STOP_WORDS_OF else {"min_stop_words": None}
     return [
         ("gopher quality", GopherQualityFilter(language=words, **stop_words)),

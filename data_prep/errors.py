@@ -1,11 +1,11 @@
-"""The errors of alma-prep that are meant for the person at the keyboard."""
+"""The errors that alma-prep reports to its user."""
 
 from fairseq_alma.core.errors import AlmaError
 
 
 class PrepError(AlmaError):
-    """What was found, what was wanted, what to do. The command prints it on stderr and exits with 2."""
+    """An error that says what was found, what was expected and what to do. The command prints it and exits with 2."""
 
 
-class Unworkable(PrepError):  # noqa: N818, an adjective says it
-    """These settings cannot work on this text: what was done for them is of no use, and is removed."""
+class Unworkable(PrepError):  # noqa: N818, an adjective describes it better
+    """An error of settings that cannot work on this text. Unfinished work cannot be resumed and is removed."""

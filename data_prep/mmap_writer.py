@@ -1,32 +1,37 @@
 """fairseq's memory-mapped dataset, `.bin` and `.idx`, written directly.
 
-Byte for byte what fairseq's MMapIndexedDatasetBuilder writes (fairseq/data/indexed_dataset.py), without the way
+The bytes are those of fairseq's MMapIndexedDatasetBuilder (fairseq/data/indexed_dataset.py), but the tokens do not pass
 through text, tensors and Python lists of pointers.
 """
 
 import contextlib
 import hashlib
-import os
 import struct
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
+from fairseq_alma.core.files import sync
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPE_CODES = {"uint16": 8, "uint32": 9}
 MAX_SEQUENCE_TOKENS = 65_535
-"""fairseq's TokenBlockDataset counts in 16 bits and can wrap beyond this."""
+"""The longest sequence: fairseq's TokenBlockDataset counts in 16 bits, and longer ones can overflow."""
 
 
 def best_dtype(dictionary_size: int) -> str:
-    """The type fairseq-preprocess chooses for a dictionary of this size."""
+    """Return the type that fairseq-preprocess chooses for a dictionary of this size."""
     return "uint16" if dictionary_size < 65_500 else "uint32"
 
 
 def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
-    """Tokens per stored sequence: passages longer than MAX_SEQUENCE_TOKENS (with eos) become several."""
+    """Return the tokens per stored sequence: a passage longer than MAX_SEQUENCE_TOKENS becomes several sequences.
+
+    Args:
+        passage_tokens: int [n], the tokens of each passage, with its eos.
+    """
     if not (passage_tokens > MAX_SEQUENCE_TOKENS).any():
         return passage_tokens
     sizes = []
@@ -37,9 +42,9 @@ def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
 
 
 class MMapWriter:
-    """Writes one dataset, sequence after sequence, to PREFIX.bin; PREFIX.idx is written at the end.
+    """A writer of one dataset: sequences go to PREFIX.bin as they come, and PREFIX.idx is written at the end.
 
-    A context manager: leaving it without an error makes both files whole and safe on disk.
+    A context manager: if the block ends without an error, both files are whole and stored on the disk.
     """
 
     def __init__(self, prefix: Path, dtype: str):
@@ -51,18 +56,23 @@ class MMapWriter:
         self._file = open(f"{self._prefix}.bin", "wb")
         return self
 
-    def __exit__(self, error_type, error, traceback):
+    def __exit__(self, error_type, error, traceback) -> None:
         if error_type is not None:
-            # Close without hiding the error on its way: the file is given up anyway.
+            # An error of closing must not hide the error that ended the block. The file is useless anyway.
             with contextlib.suppress(OSError):
                 self._file.close()
             return
-        with self._file:
-            sync(self._file)
+        self._file.close()
+        sync(Path(self._file.name))
         self._write_index()
 
-    def write(self, tokens: np.ndarray, sizes: np.ndarray):
-        """Append the sequences that lie in `tokens` one after another, with so many tokens each."""
+    def write(self, tokens: np.ndarray, sizes: np.ndarray) -> None:
+        """Append sequences.
+
+        Args:
+            tokens: int [n], the tokens of all sequences, one after another.
+            sizes: int [number of sequences], the number of tokens of each; their sum is n.
+        """
         assert tokens.size == sizes.sum(), (tokens.size, sizes.sum())
         content = tokens.astype(self._dtype, copy=False).data
         self._file.write(content)
@@ -70,23 +80,18 @@ class MMapWriter:
         self._sizes.append(sizes.astype(np.int32))
 
     def sha256(self) -> str:
-        """Of the `.bin` file, of all that was written so far."""
+        """Return the digest of all that was written to PREFIX.bin so far."""
         return self._digest.hexdigest()
 
-    def _write_index(self):
+    def _write_index(self) -> None:
         sizes = np.concatenate([np.empty(0, np.int32), *self._sizes])
         # In 64 bits: a mega-batch has more bytes than 32 bits can count.
         pointers = np.zeros(len(sizes), dtype=np.int64)
         np.cumsum(sizes[:-1], out=pointers[1:], dtype=np.int64)
         pointers *= self._dtype.itemsize
-        with open(f"{self._prefix}.idx", "wb") as file:
+        path = Path(f"{self._prefix}.idx")
+        with open(path, "wb") as file:
             file.write(MAGIC + struct.pack("<QBQ", VERSION, DTYPE_CODES[self._dtype.name], len(sizes)))
             file.write(sizes.data)
             file.write(pointers.data)
-            sync(file)
-
-
-def sync(file):
-    """Have the disk take what was written to an open file, so that a rename never comes before its content."""
-    file.flush()
-    os.fsync(file.fileno())
+        sync(path)

@@ -1,4 +1,4 @@
-"""From sources to the spool: every document is read, cleaned and signed once, in pieces; what was set aside is told."""
+"""From sources to the spool: every document is read, cleaned and signed once, and what is skipped is recorded."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,38 +9,50 @@ import numpy as np
 
 from data_prep.cleaning import Cleaning
 from data_prep.errors import PrepError, Unworkable
-from data_prep.pieces import Executor, Step
 from data_prep.progress import Bar
 from data_prep.settings import PrepSettings
 from data_prep.snapshots import groups_of
-from data_prep.sources import Part, Skipped, Source, SourceFile, fingerprint, merge_skipped, split_into_parts
-from data_prep.spool import documents_path, signatures_path
+from data_prep.sources import Files, Part, Skipped, fingerprint, merge_skipped, split_into_parts
+from data_prep.spool import SpoolTask, documents_path, signatures_path
+from data_prep.tasks import Executor, Step
 
 MIN_SHARD_BYTES = 2 << 20
 MAX_SHARD_BYTES = 256 << 20
 USUAL_SHARDS = 500
+"""Number of spool files of a corpus whose size allows it."""
 SHOWN = 10
-
-Files = Mapping[Source, Sequence[SourceFile]]
+"""Number of damaged files that the error message names."""
 
 
 class Spooled(NamedTuple):
-    """All documents that passed, and the account of those that did not."""
+    """All documents that passed cleaning, and a record of those that did not."""
 
     documents: np.ndarray
-    """ENTRY of each, in the order of shards."""
+    """ENTRY of each document, in the order of spool files."""
     signatures: list[Path] | None
-    """Of each shard; None unless near-duplicates are looked for."""
+    """The file of signatures of each spool file; None unless near-duplicates are searched."""
     records: list[dict]
-    """What stream.json says of each source."""
+    """The entry of each source in stream.json."""
     removed: dict[str, dict[str, list[int]]]
-    """Reason to source to documents and words."""
+    """Documents and words that cleaning removed, by reason and then by name of the source."""
     snapshots: list[str] | None
-    """Names of the groups of a stream that drifts."""
+    """Names of the snapshots of a stream that drifts, else None."""
 
 
-def read_sources(settings: PrepSettings, files: Files, spool: Path, executor: Executor) -> Spooled:
-    """Copy all documents that pass into the spool.
+def source_name(record: Mapping) -> str:
+    """Return KIND:PATH, or KIND, of a source in stream.json."""
+    return ":".join(filter(None, (record["kind"], record["path"])))
+
+
+def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, executor: Executor) -> Spooled:
+    """Copy all documents that pass cleaning into the spool.
+
+    Args:
+        settings: the settings.
+        seed: the seed of the stream. With `extend` it is not the one of the settings.
+        files: the files of each source.
+        spool: the folder of the spool.
+        executor: where tasks run.
 
     Raises:
         PrepError: more files are damaged than `max_bad` allows, after all of them were read.
@@ -52,25 +64,30 @@ def read_sources(settings: PrepSettings, files: Files, spool: Path, executor: Ex
         raise Unworkable(str(error)) from error
     total_bytes = sum(file.num_bytes for found in files.values() for file in found)
     shard_bytes = min(max(MIN_SHARD_BYTES, total_bytes // USUAL_SHARDS), MAX_SHARD_BYTES)
-    tasks: list[tuple] = []
+    tasks: list[SpoolTask] = []
     weights: list[int] = []
     for number, (source, found) in enumerate(files.items()):
         group_of = {file.name: group for file, group in zip(found, groups[source], strict=True)}
         stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
+        cleaning = Cleaning(settings.language, settings.applies_gopher(source.kind))
         parts = split_into_parts(source, found, shard_bytes, {"text_field": settings.text_field})
-        cleaning = Cleaning(settings.language, settings.cleans(source.kind))
         for batch in _batches(parts, shard_bytes):
             stamp = hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest()
-            told = [(tuple(part), group_of[part.name]) for part in batch]
-            checks = tuple(cleaning) if any(cleaning) else None
-            sign = settings.duplicates == "near"
-            tasks.append((len(tasks), settings.seed, number, told, checks, sign, stamp))
+            task = SpoolTask(
+                shard=len(tasks),
+                seed=seed,
+                source=number,
+                parts=[(part, group_of[part.name]) for part in batch],
+                cleaning=cleaning if any(cleaning) else None,
+                sign=settings.duplicates == "near",
+                stamp=stamp,
+            )
+            tasks.append(task)
             weights.append(sum(part.end - part.start for part in batch))
-    step = Step(spool, "data_prep.spool:spool_parts", tasks)
     with Bar("read sources", total_bytes, "bytes") as bar:
-        results = step.run(executor, lambda piece: bar.advance(weights[piece]))
-    records, removed = _account(files, tasks, results)
-    _check_bad(settings, records, spool.parent)
+        results = Step(spool, tasks).run(executor, lambda number: bar.advance(weights[number]))
+    records, removed = _records(files, tasks, results)
+    _check_damage(settings, records, spool.parent)
     shards = range(len(tasks))
     documents = np.concatenate([np.load(documents_path(spool, shard)) for shard in shards])
     for number, record in enumerate(records):
@@ -81,7 +98,7 @@ def read_sources(settings: PrepSettings, files: Files, spool: Path, executor: Ex
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
-    """Group neighbouring parts up to `most_bytes`, so that many small files make few spool files."""
+    """Yield neighbouring parts in groups of up to `most_bytes`, so that many small files make few spool files."""
     batch: list[Part] = []
     num_bytes = 0
     for part in parts:
@@ -93,41 +110,41 @@ def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
     yield batch
 
 
-def _account(
-    files: Files, tasks: list[tuple], results: list[dict]
+def _records(
+    files: Files, tasks: Sequence[SpoolTask], results: Sequence[dict]
 ) -> tuple[list[dict], dict[str, dict[str, list[int]]]]:
-    """Of each source what stream.json says; by reason what cleaning removed."""
+    """Return the entry of each source in stream.json, and what cleaning removed by reason (see `Spooled.removed`)."""
     records: list[dict] = []
     removed: dict[str, dict[str, list[int]]] = {}
     for number, (source, found) in enumerate(files.items()):
-        of_source = [result for task, result in zip(tasks, results, strict=True) if task[2] == number]
+        results_of_source = [result for task, result in zip(tasks, results, strict=True) if task.source == number]
         per_file: dict[str, list[int]] = {}
-        for result in of_source:
-            for name, counted in result["files"].items():
-                count = per_file.setdefault(name, [0, 0, 0])
-                count[:] = [one + other for one, other in zip(count, counted, strict=True)]
-            for reason, tally in result["removed"].items():
-                count = removed.setdefault(reason, {}).setdefault(source.name, [0, 0])
-                count[0], count[1] = count[0] + tally[0], count[1] + tally[1]
-        skipped = merge_skipped([Skipped(*entry) for result in of_source for entry in result["skipped"]])
+        for result in results_of_source:
+            for name, counts in result["files"].items():
+                total = per_file.setdefault(name, [0, 0, 0])
+                total[:] = [before + more for before, more in zip(total, counts, strict=True)]
+            for reason, (num_documents, num_words) in result["removed"].items():
+                total = removed.setdefault(reason, {}).setdefault(source.name, [0, 0])
+                total[:] = [total[0] + num_documents, total[1] + num_words]
+        skipped = merge_skipped([Skipped(*entry) for result in results_of_source for entry in result["skipped"]])
         records.append(
             {
                 "kind": source.kind,
                 "path": source.path,
                 "files": len(found),
-                "fingerprint": fingerprint(list(found)),
-                "documents": sum(count[0] for count in per_file.values()),
-                "words": sum(count[1] for count in per_file.values()),
-                "bytes": sum(count[2] for count in per_file.values()),
+                "fingerprint": fingerprint(found),
+                "documents": sum(counts[0] for counts in per_file.values()),
+                "words": sum(counts[1] for counts in per_file.values()),
+                "bytes": sum(counts[2] for counts in per_file.values()),
                 "skipped": [{"name": entry.name, "reason": entry.reason()} for entry in skipped],
-                "damaged_files": round(_damage(skipped, per_file), 6),
+                "damaged_files": round(_num_damaged(skipped, per_file), 6),
             }
         )
     return records, removed
 
 
-def _damage(skipped: Sequence[Skipped], per_file: dict[str, list[int]]) -> float:
-    """How many files are bad: of each all of it, or the share of its lines, records or pages."""
+def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) -> float:
+    """Return the number of damaged files. A file of which only some lines, records or pages are bad counts in part."""
     bad: dict[str, float] = {}
     for entry in skipped:
         if entry.damaged:
@@ -137,10 +154,11 @@ def _damage(skipped: Sequence[Skipped], per_file: dict[str, list[int]]) -> float
     )
 
 
-def _check_bad(settings: PrepSettings, records: list[dict], work: Path) -> None:
+def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> None:
+    """Raise PrepError if more files are damaged than `max_bad` allows. The whole list goes to damaged.txt in `work`."""
     num_files = sum(record["files"] for record in records)
-    bad = sum(record["damaged_files"] for record in records)
-    if bad <= settings.max_bad * num_files:
+    num_damaged = sum(record["damaged_files"] for record in records)
+    if num_damaged <= settings.max_bad * num_files:
         return
     lines = [
         f"{record['kind']}:{record['path']} {entry['name']}: {entry['reason']}"
@@ -151,17 +169,17 @@ def _check_bad(settings: PrepSettings, records: list[dict], work: Path) -> None:
     report.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
     shown = "; ".join(lines[:SHOWN]) + (f"; and {len(lines) - SHOWN:,} more" if len(lines) > SHOWN else "")
     raise PrepError(
-        f"{bad:.3g} of {num_files:,} input files are damaged, more than --max-bad {settings.max_bad:g} allows: "
-        f"{shown}. The whole list is in {report}. Replace them, or allow more: the same command with a larger "
-        "--max-bad goes on where this one ended."
+        f"{num_damaged:.3g} of {num_files:,} input files are damaged, more than --max-bad {settings.max_bad:g} allows: "
+        f"{shown}. The whole list is in {report}. Replace these files, or allow more: the same command with a larger "
+        "--max-bad continues this run."
     )
 
 
 def _no_documents(record: dict) -> str:
-    source = ":".join(filter(None, (record["kind"], record["path"])))
-    message = f"source {source} holds no documents in {record['files']} files"
+    """Return the error message for a source without documents."""
+    message = f"source {source_name(record)} holds no documents in {record['files']} files"
     if record["documents"]:
-        message = f"of the {record['documents']:,} documents of source {source} none passed the cleaning"
+        message = f"none of the {record['documents']:,} documents of source {source_name(record)} passed the cleaning"
     if record["skipped"]:
         first = record["skipped"][0]
         message += f"; {len(record['skipped'])} were skipped, the first {first['name']}: {first['reason']}"

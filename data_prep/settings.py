@@ -1,164 +1,211 @@
-"""What a person may set, checked when it is made."""
+"""The settings of alma-prep, each declared once with its command-line option. They are checked when they are made."""
 
 import os
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.cleaning import known_languages
+from data_prep.options import defaults_of, options_of, setting
 from data_prep.sources import Source
 from data_prep.tokenization import TOKENIZERS, check_tokenizer
 
-PARTITIONS = ("equal", "by-date", "as-given")
-DUPLICATES = ("near", "exact", "keep")
-GOPHER = ("crawls", "all", "off")
-EXECUTORS = ("local", "slurm")
+_SOURCES = "sources"
+_CLEANING = "cleaning"
+_MEGA_BATCHES = "mega-batches"
+_TOKENIZER = "tokenizer"
+_WHERE_IT_RUNS = "where it runs"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Of a Slurm job that makes a piece."""
+    """The Slurm jobs that run tasks."""
 
-    partition: str | None = None
-    time: str = "04:00:00"
-    memory_gb: int = 4
-    """Of each task; one core each."""
+    partition: str | None = setting(
+        None, "--slurm-partition", _WHERE_IT_RUNS, metavar="NAME",
+        help="Slurm partition of the jobs; default: the default partition of the cluster",
+    )  # fmt: skip
+    time: str = setting(
+        "04:00:00", "--slurm-time", _WHERE_IT_RUNS, metavar="HH:MM:SS",
+        help="time limit of a job; default: %(default)s",
+    )  # fmt: skip
+    memory_gb: int = setting(
+        4, "--slurm-memory-gb", _WHERE_IT_RUNS, metavar="N",
+        help="memory of a job in GB per core; a job uses one core; default: %(default)s",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PrepSettings:
-    """How corpora become a stream. Raises ValueError when made with a value that cannot work."""
+    """How corpora become a stream. Raises ValueError if a value cannot work."""
 
     out: Path
-    """The stream folder to write, or with `extend` to add to."""
+    """The stream folder to write or, with `extend`, to add to."""
     sources: tuple[Source, ...]
-    """Where the text comes from; their order matters with partition as-given only."""
-    num_mega_batches: int | None = None
-    """B: how many mega-batches the stream offers; one more of the same size becomes the test set. With `extend`: how
-    many are added. None: what the partition gives (a snapshot each), or 1 with `extend`."""
-    vocab_size: int = 50_000
-    """V: symbols of a tokenizer that is trained, without fairseq's four special symbols."""
-    seed: int = 0
-    """Which of the many possible partitions of the text."""
-    tokenizer: str = "byte-bpe"
-    """byte-bpe (GPT-2 style, lossless: the paper's), sentencepiece (BPE with byte fallback), or the path of one."""
-    tokenizer_words: int = 200_000_000
-    """Of more training text than this, an even sample of so many words trains the tokenizer."""
-    valid_words: int | None = None
-    """Words of the validation set; None: min(500 000, 1% of all words)."""
-    valid_source: str | None = None
-    """Kind of source that the validation set is taken from; None: all."""
-    passage_words: int | None = None
-    """Words a long document is cut into; None: min(2000, 0.2% of a mega-batch)."""
-    partition: str = "equal"
-    """equal (words and sources alike in every mega-batch), by-date (one a snapshot), as-given (one a --source)."""
-    language: str = ""
-    """Documents of other languages are removed; empty: none are."""
-    gopher: str = "crawls"
-    """Where the quality rules of Gopher are applied: crawls (common-crawl sources), all, off."""
-    duplicates: str = "near"
-    """What is removed: near (and exact) copies, exact ones, or none (keep)."""
-    text_field: str = "text"
-    """Of JSON lines and Parquet."""
-    extend: bool = False
-    """Add mega-batches to a stream that is there, with its tokenizer."""
-    max_bad: float = 0.01
-    """Share of the input files that may be damaged. Changes no byte."""
-    workers: int = os.cpu_count() or 1
-    """Processes at work. Changes the time taken, never a byte of the result."""
-    stall_seconds: float = 40.0
-    """A worker without progress for so long ends the run. Documents are limited in size, so that none takes it."""
-    executor: str = "local"
-    """local, or slurm: the same pieces, made by jobs."""
+    """Where the text comes from. Their order matters only with `partition="as-given"`."""
+    num_mega_batches: int | None = setting(
+        None, "--mega-batches", _MEGA_BATCHES, metavar="B", minimum=1, always_in_command=True,
+        help="number of mega-batches of the stream; one more of the same size becomes the test set. With --extend: "
+        "number of mega-batches to add; default: 1. With --partition by-date or as-given: default is one per snapshot",
+    )  # fmt: skip
+    vocab_size: int = setting(
+        50_000, "--vocab-size", _TOKENIZER, metavar="V", always_in_command=True, fixed_by_stream=True,
+        help="number of symbols of a trained tokenizer, without fairseq's four special symbols; default: %(default)s",
+    )  # fmt: skip
+    seed: int = setting(
+        0, "--seed", _MEGA_BATCHES, metavar="S", minimum=0, always_in_command=True, fixed_by_stream=True,
+        help="seed of the order of passages; default: %(default)s",
+    )  # fmt: skip
+    tokenizer: str = setting(
+        "byte-bpe", "--tokenizer", _TOKENIZER, metavar="NAME|PATH", fixed_by_stream=True,
+        help="byte-bpe (GPT-2 style, lossless, as in the paper; default) or sentencepiece (BPE with byte fallback), "
+        "trained on mega-batches 1..B; or the path of a tokenizer.json, a .model, or GPT-2's vocab.bpe beside its "
+        "encoder.json",
+    )  # fmt: skip
+    tokenizer_words: int = setting(
+        200_000_000, "--tokenizer-words", _TOKENIZER, metavar="N", minimum=1000, fixed_by_stream=True,
+        help="largest number of words that train the tokenizer: of more training text an even sample is taken; "
+        "default: 200 million (sentencepiece, which holds its text in memory: at most 50 million)",
+    )  # fmt: skip
+    valid_words: int | None = setting(
+        None, "--valid-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
+        help="words of the validation set; default: min(500000, 1%% of all words)",
+    )  # fmt: skip
+    valid_source: str | None = setting(
+        None, "--valid-source", _MEGA_BATCHES, metavar="KIND", fixed_by_stream=True,
+        help="kind of source from which the validation set is taken; default: all kinds",
+    )  # fmt: skip
+    passage_words: int | None = setting(
+        None, "--passage-words", _MEGA_BATCHES, metavar="N", minimum=1,
+        help="length of a passage in words: documents longer than 1%% of a mega-batch are cut at paragraph ends into "
+        "passages of about this length; default: min(2000, 0.2%% of a mega-batch)",
+    )  # fmt: skip
+    partition: str = setting(
+        "equal", "--partition", _MEGA_BATCHES, choices=("equal", "by-date", "as-given"),
+        help="equal: all mega-batches have the same number of words and the same mix of sources (default). For streams "
+        "that drift: by-date makes one mega-batch per snapshot (CC-MAIN-2019-13, 20190325 in the path), as-given one "
+        "per --source",
+    )  # fmt: skip
+    language: str = setting(
+        "", "--language", _CLEANING, metavar="CODE",
+        help="keep only documents in this language, such as en; default: keep all languages",
+    )  # fmt: skip
+    gopher: str = setting(
+        "crawls", "--gopher", _CLEANING, choices=("crawls", "all", "off"),
+        help="to which sources Gopher's rules of quality and repetition are applied; default: crawls, which are the "
+        "common-crawl sources",
+    )  # fmt: skip
+    duplicates: str = setting(
+        "near", "--duplicates", _CLEANING, choices=("near", "exact", "keep"),
+        help="which copies are removed across all sources: near and exact ones (default), exact ones, or none (keep)",
+    )  # fmt: skip
+    text_field: str = setting(
+        "text", "--text-field", _SOURCES, metavar="NAME",
+        help="field of JSON lines and column of Parquet files that holds the text; default: %(default)s",
+    )  # fmt: skip
+    max_bad: float = setting(
+        0.01, "--max-bad", _SOURCES, metavar="FRACTION", shapes_stream=False,
+        help="fraction of the input files that may be damaged. With more, the run fails after it has read all files; "
+        "default: %(default)s",
+    )  # fmt: skip
+    extend: bool = setting(
+        False, "--extend", "options", shapes_stream=False, in_command=False,
+        help="add mega-batches to the stream in OUT: one, or --mega-batches of them. They use the tokenizer of the "
+        "stream. No existing file of a split changes, and copies of documents in the stream are left out",
+    )  # fmt: skip
+    workers: int = setting(
+        os.cpu_count() or 1, "--workers", _WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
+        help="number of worker processes; default: all cores. With slurm: number of jobs that run at the same time",
+    )  # fmt: skip
+    stall_seconds: float = setting(
+        40.0, "--stall-seconds", _WHERE_IT_RUNS, metavar="S", minimum=2, shapes_stream=False, in_command=False,
+        help="stop the run if a worker makes no progress for this time, and name the file that it reads; "
+        "default: %(default)g",
+    )  # fmt: skip
+    executor: str = setting(
+        "local", "--executor", _WHERE_IT_RUNS, choices=("local", "slurm"), shapes_stream=False, in_command=False,
+        help="where tasks run: in processes of this machine, or as jobs of a Slurm cluster; default: %(default)s",
+    )  # fmt: skip
     cluster: Cluster = Cluster()
 
     def __post_init__(self):
-        if not self.sources:
-            raise ValueError("no source given: add --source KIND:PATH")
-        names = [source.name for source in self.sources]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"source {name} is given more than once")
-        choices = {
-            "partition": PARTITIONS, "gopher": GOPHER, "duplicates": DUPLICATES, "executor": EXECUTORS,
-        }  # fmt: skip
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)} is unknown: use one of {', '.join(known)}")
+        self._check_sources()
+        for name, option in options_of(self).items():
+            if option.choices and getattr(self, name) not in option.choices:
+                known = ", ".join(option.choices)
+                raise ValueError(f"{name}={getattr(self, name)} is unknown: use one of {known}")
         if self.language and self.language not in known_languages():
             raise ValueError(f"language={self.language} is unknown: give a code such as en, de, bg (ISO 639-1)")
         if self.valid_source is not None and self.valid_source not in {source.kind for source in self.sources}:
             known = ", ".join(sorted({source.kind for source in self.sources}))
             raise ValueError(f"valid_source={self.valid_source} is none of the sources' kinds: {known}")
         check_tokenizer(self.tokenizer)
+        self._check_partition()
+        self._check_numbers()
+
+    def _check_sources(self) -> None:
+        if not self.sources:
+            raise ValueError("no source given: add --source KIND:PATH")
+        names = [source.name for source in self.sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"source {name} is given more than once")
+
+    def _check_partition(self) -> None:
         if self.extend:
-            of_stream = ("seed", "tokenizer", "vocab_size", "tokenizer_words", "valid_words", "valid_source")
-            for field in fields(self):
-                if field.name in of_stream and getattr(self, field.name) != field.default:
-                    raise ValueError(
-                        f"an extension takes {field.name} from its stream: leave {OPTIONS[field.name]} out"
-                    )
+            defaults = defaults_of(self)
+            for name, option in options_of(self).items():
+                if option.fixed_by_stream and getattr(self, name) != defaults[name]:
+                    raise ValueError(f"an extension takes {name} from its stream: leave {option.flag} out")
         if self.num_mega_batches is None and self.partition == "equal" and not self.extend:
-            raise ValueError("how many mega-batches? Give --mega-batches")
+            raise ValueError("the number of mega-batches is missing: give --mega-batches")
         if self.extend and self.partition != "equal":
             raise ValueError("an extension is cut into equal mega-batches: add snapshots one after another instead")
+
+    def _check_numbers(self) -> None:
         if not 0 <= self.max_bad <= 1:
-            raise ValueError(f"max_bad={self.max_bad} is no share: it must be from 0 to 1")
-        at_least: dict[str, float] = {"workers": 1, "stall_seconds": 2, "tokenizer_words": 1000, "seed": 0}
+            raise ValueError(f"max_bad={self.max_bad} is no fraction: it must be from 0 to 1")
+        minima = {name: option.minimum for name, option in options_of(self).items()}
         if self.tokenizer in TOKENIZERS:
-            at_least["vocab_size"] = TOKENIZERS[self.tokenizer].smallest_vocab_size
-        optional = ("num_mega_batches", "valid_words", "passage_words")
-        at_least |= {name: 1 for name in optional if getattr(self, name) is not None}
-        for name, minimum in at_least.items():
-            if getattr(self, name) < minimum:
-                raise ValueError(f"{name}={getattr(self, name)} is too small: it must be at least {minimum}")
+            minima["vocab_size"] = TOKENIZERS[self.tokenizer].smallest_vocab_size
+        for name, minimum in minima.items():
+            value = getattr(self, name)
+            if minimum is not None and value is not None and value < minimum:
+                raise ValueError(f"{name}={value} is too small: it must be at least {minimum}")
 
     def command(self) -> str:
-        """The command line that makes the same stream again."""
+        """Return the command line that makes the same stream again."""
         words = ["alma-prep", *(["--extend"] if self.extend else []), str(self.out)]
         for source in self.sources:
             words += ["--source", str(source)]
-        defaults = type(self)(
-            self.out, self.sources, self.num_mega_batches, partition=self.partition, extend=self.extend
-        )
-        always = () if self.extend else ("num_mega_batches", "vocab_size", "seed")
-        for name, option in OPTIONS.items():
+        defaults = defaults_of(self)
+        for name, option in options_of(self).items():
             value = getattr(self, name)
-            if value is not None and (name in always or value != getattr(defaults, name)):
-                words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
-            elif name in ("partition", "num_mega_batches") and value not in (None, "equal"):
-                words += [option, str(value)]
+            is_named = option.in_command and value != defaults[name]
+            if value is not None and (is_named or (option.always_in_command and not self.extend)):
+                words += [option.flag, f"{value:g}" if isinstance(value, float) else str(value)]
         return shlex.join(words)
 
-    def shaping(self) -> dict:
-        """Every setting that shapes the result, as given: what two runs of one folder must agree on.
+    def identity(self) -> dict:
+        """Return every setting that shapes the stream, as given: two runs of one stream folder must agree on these.
 
-        `out`, `workers`, `max_bad` and where it runs are left out: they change no byte. Sources are sorted where
-        their order changes none.
+        `out`, `workers`, `max_bad` and the place where it runs are not part of it: they change no byte. Sources are
+        sorted where their order changes no byte.
         """
         sources = list(map(str, self.sources))
         return {
             "sources": sources if self.partition == "as-given" else sorted(sources),
-            **{name: getattr(self, name) for name in OPTIONS if name not in _NOT_SHAPING},
+            **{name: getattr(self, name) for name, option in options_of(self).items() if option.shapes_stream},
         }
 
     def recorded(self, num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
-        """`shaping` with defaults resolved, as stream.json keeps it."""
-        return self.shaping() | {
+        """Return `identity` with its defaults resolved, as stream.json keeps it."""
+        return self.identity() | {
             "num_mega_batches": num_mega_batches,
             "valid_words": valid_words,
             "passage_words": passage_words,
         }
 
-    def cleans(self, kind: str) -> bool:
-        """Whether Gopher's rules are applied to a kind of source."""
+    def applies_gopher(self, kind: str) -> bool:
+        """Return True if Gopher's rules are applied to a kind of source."""
         return self.gopher == "all" or (self.gopher == "crawls" and kind == "common-crawl")
-
-
-OPTIONS = {
-    "num_mega_batches": "--mega-batches", "vocab_size": "--vocab-size", "seed": "--seed", "tokenizer": "--tokenizer",
-    "tokenizer_words": "--tokenizer-words", "valid_words": "--valid-words", "valid_source": "--valid-source",
-    "passage_words": "--passage-words", "partition": "--partition", "language": "--language", "gopher": "--gopher",
-    "duplicates": "--duplicates", "text_field": "--text-field", "max_bad": "--max-bad",
-}  # fmt: skip
-_NOT_SHAPING = ("max_bad",)

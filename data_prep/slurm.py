@@ -1,7 +1,7 @@
-"""Pieces as jobs of a Slurm cluster, by datatrove's executor; what is done is told by our marks, not by its own.
+"""Tasks as jobs of a Slurm cluster, submitted by datatrove's executor. Our done marks say which tasks are done.
 
-The command that submits goes on running, step after step, until the stream is whole: on a login node, in a terminal
-that stays. Every node needs the stream folder's file system, the sources, and this Python environment.
+The command that submits the jobs keeps running until the stream is whole. Run it on a login node, in a terminal that
+stays open. Every node needs access to the stream folder, the sources, and this Python environment.
 """
 
 import os
@@ -19,21 +19,27 @@ from datatrove.executor.slurm import SlurmPipelineExecutor
 from datatrove.utils.logging import logger
 
 from data_prep.errors import PrepError
-from data_prep.pieces import Step, run_piece
 from data_prep.settings import Cluster
+from data_prep.tasks import Step, run_task
 
 POLL_SECONDS = 2.0
 MAX_CORES = 8
-"""Of the one job that trains the tokenizer."""
+"""The most cores that the job that trains the tokenizer may use."""
 MAX_ARRAY = 1000
-"""Tasks of a job array: Slurm's usual MaxArraySize."""
+"""The most tasks of a job array: Slurm's usual MaxArraySize."""
 _LOST_SECONDS = 20.0
-"""So long after a job has left the queue its last marks may still be on the way through a network file system."""
+"""Seconds that the last done marks of a job may take through a network file system after it left the queue."""
 _FAILED = re.compile(r"^(?:\w+Error|PrepError|slurmstepd|srun|/bin/bash|.*: error:).*$", re.MULTILINE)
 
 
 class Slurm:
-    """Runs pieces as job arrays. A context manager: leaving it by an error cancels what is queued."""
+    """An executor that runs tasks as job arrays. A context manager: an error cancels the queued jobs.
+
+    Args:
+        cluster: the settings of a job.
+        workers: number of jobs that run at the same time.
+        stall_seconds: seconds without progress after which a worker counts as hung.
+    """
 
     def __init__(self, cluster: Cluster, workers: int, stall_seconds: float):
         self._cluster, self._workers, self._stall_seconds = cluster, workers, stall_seconds
@@ -54,12 +60,12 @@ class Slurm:
             subprocess.run(["scancel", *self._jobs], capture_output=True)
 
     def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
-        """See `pieces.Executor`."""
-        logger.remove()  # it tells every line of a job's life to the terminal
+        """Run some tasks of a step. See `tasks.Executor`."""
+        logger.remove()  # datatrove would print every event of a job to the terminal
         logs = step.folder / f"jobs_{time.time_ns()}"
         began = time.time()
         executor = _Executor(
-            pipeline=[_Pieces(str(step.folder), list(numbers))],
+            pipeline=[_RunTasks(str(step.folder), list(numbers))],
             tasks=len(numbers),
             time=self._cluster.time,
             partition=self._cluster.partition or _default_partition(),
@@ -67,8 +73,8 @@ class Slurm:
             mem_per_cpu_gb=self._cluster.memory_gb,
             workers=self._workers,
             job_name=f"alma-prep-{step.folder.name}",
-            qos="",  # not every site has its "normal"
-            env_command=f'export PATH="{Path(sys.executable).parent}:$PATH" PYTHONPATH="{_here()}:$PYTHONPATH"',
+            qos="",  # not every cluster has datatrove's default, "normal"
+            env_command=f'export PATH="{Path(sys.executable).parent}:$PATH" PYTHONPATH="{_root()}:$PYTHONPATH"',
             logging_dir=str(logs),
             slurm_logs_folder=str(logs / "slurm"),
             max_array_size=MAX_ARRAY,
@@ -78,8 +84,9 @@ class Slurm:
         try:
             executor.run()
         except (subprocess.CalledProcessError, OSError) as error:
-            told = (getattr(error, "stderr", None) or b"") if not isinstance(error, OSError) else str(error)
-            raise PrepError(f"sbatch refused the job: {told.decode() if isinstance(told, bytes) else told}") from error
+            reason = str(error) if isinstance(error, OSError) else error.stderr or b""
+            text = reason.decode() if isinstance(reason, bytes) else reason
+            raise PrepError(f"sbatch refused the job: {text}") from error
         self._jobs.append(str(executor.job_id))
         self._wait(step, numbers, logs, began, on_done)
         self._jobs.pop()
@@ -87,7 +94,7 @@ class Slurm:
     def _wait(
         self, step: Step, numbers: Sequence[int], logs: Path, began: float, on_done: Callable[[int], None]
     ) -> None:
-        """Until every piece has its mark. Raises PrepError when the job has left the queue without them."""
+        """Wait until every task has its done mark. Raise PrepError if the job leaves the queue without them."""
         missing, left_at = set(numbers), 0.0
         while missing:
             for number in sorted(missing):
@@ -98,7 +105,7 @@ class Slurm:
                 return
             hung = step.stalled(began, self._stall_seconds)
             if hung:
-                raise PrepError(f"{hung}. The same command goes on where this one ended.")
+                raise PrepError(f"{hung}. Run the same command again to continue.")
             if self._is_queued():
                 left_at = 0.0
             elif not left_at:
@@ -106,37 +113,45 @@ class Slurm:
             elif time.monotonic() - left_at > _LOST_SECONDS or _has_failed(logs):
                 raise PrepError(
                     f"{len(missing)} of {len(numbers)} jobs of {step.folder.name} ended without their work: "
-                    f"{_reason(logs)} The logs are in {logs}. The same command goes on where this one ended."
+                    f"{_reason(logs)} The logs are in {logs}. Run the same command again to continue."
                 )
             time.sleep(POLL_SECONDS)
 
     def _is_queued(self) -> bool:
+        """Return True if a job of this run waits or runs."""
         found = subprocess.run(["squeue", "-h", "-j", ",".join(self._jobs)], capture_output=True, text=True)
         return found.returncode == 0 and bool(found.stdout.strip())
 
 
 class _Executor(SlurmPipelineExecutor):
+    """datatrove's executor without its last job, which merges statistics that are not used."""
+
     def launch_merge_stats(self) -> None:
-        """Not: it is one more job, for statistics that nobody reads."""
+        """Do nothing."""
 
 
-class _Pieces:
-    """A step of datatrove's pipeline: its rank is a place in the list of pieces to make."""
+class _RunTasks:
+    """A step of datatrove's pipeline that runs one task: its rank is the place of the task in a list of numbers."""
 
     def __init__(self, folder: str, numbers: list[int]):
         self._folder, self._numbers = folder, numbers
 
     def __call__(self, data, rank: int, world_size: int):
-        run_piece(self._folder, self._numbers[rank])
+        run_task(self._folder, self._numbers[rank])
         return ()
 
 
-def _here() -> Path:
+def _root() -> Path:
+    """Return the folder from which `data_prep` is imported."""
     return Path(__file__).resolve().parents[1]
 
 
 def _default_partition() -> str:
-    """The cluster's own default, which datatrove wants by name."""
+    """Return the name of the default partition of the cluster, which datatrove needs.
+
+    Raises:
+        PrepError: the cluster has none.
+    """
     found = subprocess.run(["sinfo", "-h", "-o", "%P"], capture_output=True, text=True).stdout.split()
     for name in found:
         if name.endswith("*"):
@@ -147,10 +162,12 @@ def _default_partition() -> str:
 
 
 def _has_failed(logs: Path) -> bool:
+    """Return True if the logs of the jobs show an error."""
     return bool(_FAILED.search(_tail(logs)))
 
 
 def _tail(logs: Path) -> str:
+    """Return the ends of the first logs of the jobs."""
     texts = []
     for path in sorted((logs / "slurm").glob("*.out"))[:20]:
         with suppress(OSError):
@@ -159,5 +176,6 @@ def _tail(logs: Path) -> str:
 
 
 def _reason(logs: Path) -> str:
+    """Return the last error in the logs of the jobs, as part of a sentence."""
     found = _FAILED.findall(_tail(logs))
-    return f"{found[-1][:300]}." if found else "they left no reason."
+    return f"{found[-1][:300]}." if found else "their logs show no error."

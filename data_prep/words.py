@@ -1,13 +1,13 @@
-"""What datatrove is to take for a word: as everywhere here, what stands between white space."""
+"""The word tokenizer that datatrove uses here: words are separated by white space, as in the paper's counts."""
 
 from typing import Any
 
 
 def words_between_spaces() -> Any:
-    """A `WordTokenizer` for datatrove's filters and signatures, which take one in place of a language's name.
+    """Return a `WordTokenizer` that datatrove's filters and signatures accept in place of the name of a language.
 
-    Its own tokenizer for English counts punctuation as words, and takes a minute for every 25 MB. It has no sentences:
-    of the rules used here none asks for them.
+    datatrove's own tokenizer for English counts punctuation as words, and takes a minute for every 25 MB. This one
+    cannot find sentences: none of the rules used here needs them.
     """
     from datatrove.utils.word_tokenizers import WordTokenizer
 

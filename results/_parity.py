@@ -210,11 +210,13 @@ def our_errors(dataset: str, case: Case, seeds: range, data_root: str, out: Path
     from vision.run import run
     from vision.settings import VisionSettings
 
-    settings = VisionSettings(
-        out=str(out), dataset=dataset, data_root=data_root, learner=case.learner, width=case.width, wait=case.wait,
-        epochs=case.epochs, seed=seeds.start, seeds=len(seeds), arrivals=case.num_stages * case.wait,
-        preset="original_code", select_by="validation_accuracy", **more,
-    )  # fmt: skip
+    values = {
+        "out": str(out), "dataset": dataset, "data_root": data_root, "learner": case.learner, "width": case.width,
+        "wait": case.wait, "epochs": case.epochs, "seed": seeds.start, "seeds": len(seeds),
+        "arrivals": case.num_stages * case.wait, "preset": "original_code", "select_by": "validation_accuracy", **more,
+    }  # fmt: skip
+    # As if all came from a preset: values that belong to other learners are ignored.
+    settings = VisionSettings.from_mapping(values, given=())
     ledgers = run(settings)
     # A vision ledger has an error rate in every row.
     last_arrivals = [k * case.wait for k in range(1, case.num_stages + 1)]  # of the stages

@@ -1,15 +1,25 @@
-"""Anytime learning of images: MNIST, EMNIST and digits, on the protocol of fairseq_alma.core. Never imports fairseq.
+"""Anytime learning of images: digits, MNIST, EMNIST and CIFAR, on the protocol of fairseq_alma.core.
 
-run.py         alma-vision: from settings to ledger
-settings.py    every setting, checked when it is made
-datasets.py    where images come from
-stream.py      a dataset cut into mega-batches
-learners.py    SM, Ens, UMix, gEns, gMoE, and those of the paper's first version
-networks/      M networks computed together, their gradients written out
-batches.py     what a stage trains on
-training.py    one stage: epochs, batches, the best epoch kept
-optimizers.py  of one flat tensor
-voting.py      how members vote
-evaluator.py   the test set's side
-flops.py       what a network costs
+This package never imports fairseq.
+
+run.py          the command alma-vision, from settings to ledger
+settings.py     every setting, checked when it is made
+learners/       the learners: SM, Ens, UMix, gEns, gMoE, FF, and those of the paper's first version
+backbones.py    which networks the learners of a dataset are made of
+evaluator.py    scores a learner on the test set, which it alone holds
+datasets.py     reads datasets
+cifar.py        reads the files of CIFAR-10 and CIFAR-100
+stream.py       cuts a dataset into mega-batches
+inputs.py       turns images into network inputs
+batches.py      the data of a stage, and the batches drawn from it
+training.py     trains a stack of networks in one stage and keeps the best epoch
+optimizers.py   AdaDelta and SGD for one flat tensor
+voting.py       combines the outputs of ensemble members
+networks/       stacks of networks that are computed together, with hand-written gradients
+firefly/        growth of one network by gradient scores
+flops.py        counts the FLOPs of a network
+checkpoints.py  writes networks to files and reads them
+seeds.py        random generators by name
+process.py      threads, cuDNN and memory allocation of the process
+display.py      shows the progress of a run
 """

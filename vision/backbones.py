@@ -36,12 +36,12 @@ class Perceptron(Backbone):
         self.sizes = tuple(sizes)
 
     def network(self, generators: Sequence[torch.Generator], device: torch.device) -> MLPStack:
-        return MLPStack.drawn(self.sizes, generators, device)
+        return MLPStack.initialised(self.sizes, generators, device)
 
     def mixture(
         self, num_experts: int, hard: bool, generators: Sequence[torch.Generator], device: torch.device
     ) -> MixtureStack:
-        return MixtureStack.drawn(self.sizes, num_experts, hard, generators, device)
+        return MixtureStack.initialised(self.sizes, num_experts, hard, generators, device)
 
 
 class VGG(Backbone):
@@ -57,12 +57,12 @@ class VGG(Backbone):
         self.num_inputs, self.width, self.num_classes = num_inputs, width, num_classes
 
     def network(self, generators: Sequence[torch.Generator], device: torch.device) -> VGGStack:
-        return VGGStack.drawn(self.num_inputs, [self.width] * 16, self.num_classes, generators, device)
+        return VGGStack.initialised(self.num_inputs, [self.width] * 16, self.num_classes, generators, device)
 
     def mixture(
         self, num_experts: int, hard: bool, generators: Sequence[torch.Generator], device: torch.device
     ) -> VGGMixtureStack:
-        return VGGMixtureStack.drawn(
+        return VGGMixtureStack.initialised(
             self.num_inputs, self.width, self.num_classes, num_experts, hard, generators, device
         )
 

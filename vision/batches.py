@@ -1,7 +1,9 @@
-"""What a stage trains on, as tensors on the device, and the batches drawn from it.
+"""The data of a stage as tensors on the device, and the batches that are drawn from them.
 
-Shapes: S seeds, R orders (one a network, or one a seed where networks are trained as one), n examples, b of a batch,
-i inputs.
+An order is a sequence in which the examples of a seed are read: every network has its own, or every seed if its
+networks are trained as one.
+
+Shapes: S seeds, R orders, n examples, b examples of a batch, i inputs, C classes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,33 +19,34 @@ from vision.inputs import Inputs
 
 @dataclass(frozen=True)
 class Rows:
-    """Examples of S seeds in one table, seed after seed; between two seeds there may be rows without a meaning."""
+    """Examples of S seeds in one table, seed after seed. Rows at the end of each seed's part may be unused."""
 
     x: Tensor
-    """[rows, ...], as they are kept."""
+    """The examples as they are stored (see `Inputs.to_storage`), [rows, ...]."""
     y: Tensor
-    """[rows]."""
+    """The class of each row, [rows]."""
     one_hot: Tensor
-    """[rows, C] of float: y again."""
+    """The class of each row, one-hot, [rows, C] of float."""
     num_seeds: int
+    """S, the number of seeds."""
     num_examples: int
-    """n, of each seed."""
+    """n, the number of examples of each seed."""
     inputs: Inputs = field(default_factory=Inputs)
-    """What is to be made of what is kept."""
+    """How stored examples are turned into network inputs."""
 
     @property
-    def rows_apart(self) -> int:
-        """From an example to the same one of the next seed."""
+    def rows_per_seed(self) -> int:
+        """The number of rows of each seed, used and unused."""
         return len(self.y) // self.num_seeds
 
     @property
     def examples(self) -> Tensor:
-        """[S, n, ...] as networks read them, without the rows between."""
-        return self.inputs.read(self.x.view(self.num_seeds, -1, *self.x.shape[1:])[:, : self.num_examples])
+        """The examples as network inputs for evaluation, [S, n, ...]."""
+        return self.inputs.to_input(self.x.view(self.num_seeds, -1, *self.x.shape[1:])[:, : self.num_examples])
 
     @property
     def labels(self) -> Tensor:
-        """[S, n]."""
+        """The class of each example, [S, n]."""
         return self.y.view(self.num_seeds, -1)[:, : self.num_examples]
 
 
@@ -52,25 +55,26 @@ class StageData:
     """Training and validation data of one stage."""
 
     training: Rows
-    """The past first, if there is any, then what is new."""
+    """Training data: those of earlier mega-batches first, if the stage replays them, then the new ones."""
     num_past: int
-    """How many of them are of the past, to be drawn from by share; 0 where all are trained on alike."""
+    """Number of examples, per seed, from which replay by share draws; 0 if every example is read once per epoch."""
     validation: Rows
+    """Validation data."""
 
     @property
     def num_new(self) -> int:
-        """Examples in an epoch, of each seed."""
+        """The number of examples in an epoch, per seed."""
         return self.training.num_examples - self.num_past
 
 
 class Memory:
-    """Examples on the device, appended as they arrive: with replay a stage adds what is new and copies no past.
+    """The examples of a run on the device. With replay a stage appends the new examples and does not copy earlier ones.
 
     Args:
-        inputs: how an image becomes what networks read.
+        inputs: how images are stored and turned into network inputs.
         num_classes: C.
         num_seeds: S.
-        device: where they live.
+        device: where the examples are stored.
     """
 
     def __init__(self, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device):
@@ -79,13 +83,18 @@ class Memory:
         self._training, self._validation = _Table(num_classes), _Table(num_classes)
 
     def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
-        """What a stage on `new` after `past` trains and validates on, as `replay` says.
+        """Return the training and validation data of a stage on `new` that follows stages on `past`.
 
-        With replay validation data are joined as the training data are.
+        With replay the validation data of earlier mega-batches are included too.
+
+        Args:
+            new: the mega-batches gathered for this stage.
+            past: all earlier mega-batches.
+            replay: False, "all" or a share, see `StreamSettings.replay`.
         """
         wanted = [*past, *new] if replay else list(new)
         if self._times != [mega_batch.t for mega_batch in wanted[: len(self._times)]]:
-            self._forget()
+            self._clear()
         if arrived := wanted[len(self._times) :]:
             self._training.append(*self._tensors(arrived, "training"))
             self._validation.append(*self._tensors(arrived, "validation"))
@@ -95,24 +104,35 @@ class Memory:
             num_past = sum(len(mega_batch.data[0].training) for mega_batch in past)
         return StageData(self._training.rows(self._inputs), num_past, self._validation.rows(self._inputs))
 
-    def before(self, stage: Stage, length: int) -> StageData:
-        """What the stage before `stage`, of `length` mega-batches, was trained and validated on."""
-        return self.stage_data(stage.past[-length:], stage.past[:-length], stage.replay)
+    def previous_stage_data(self, stage: Stage, num_mega_batches: int) -> StageData:
+        """Return the data of the stage before `stage`.
 
-    def _forget(self) -> None:
+        Args:
+            stage: the coming stage.
+            num_mega_batches: how many mega-batches the stage before it gathered.
+        """
+        return self.stage_data(stage.past[-num_mega_batches:], stage.past[:-num_mega_batches], stage.replay)
+
+    def _clear(self) -> None:
         self._times = []
         self._training, self._validation = _Table(self._num_classes), _Table(self._num_classes)
 
     def _tensors(self, mega_batches: Sequence[MegaBatch], part: str) -> tuple[Tensor, Tensor]:
+        """Return the stored examples, [S, n, ...], and labels, [S, n], of one part of some mega-batches.
+
+        Args:
+            mega_batches: in order.
+            part: "training" or "validation".
+        """
         seeds = range(self._num_seeds)
-        parts = [[getattr(mega_batch.data[seed], part) for mega_batch in mega_batches] for seed in seeds]
-        images = torch.stack([torch.cat([examples.images for examples in one]) for one in parts])
-        labels = torch.stack([torch.cat([examples.labels for examples in one]) for one in parts])
-        return self._inputs.keep(images.to(self._device)), labels.to(self._device)
+        by_seed = [[getattr(mega_batch.data[seed], part) for mega_batch in mega_batches] for seed in seeds]
+        images = torch.stack([torch.cat([examples.images for examples in parts]) for parts in by_seed])
+        labels = torch.stack([torch.cat([examples.labels for examples in parts]) for parts in by_seed])
+        return self._inputs.to_storage(images.to(self._device)), labels.to(self._device)
 
 
 class _Table:
-    """Rows of S seeds that grow at their end, in place while there is room."""
+    """Rows of S seeds, to which rows are appended: in place, as long as there are unused rows."""
 
     def __init__(self, num_classes: int):
         self._num_examples, self._num_classes = 0, num_classes
@@ -121,8 +141,8 @@ class _Table:
     def append(self, x_Sni: Tensor, y_Sn: Tensor) -> None:
         start, end = self._num_examples, self._num_examples + y_Sn.shape[1]
         if end > self._y.shape[1]:
-            room = max(end, 2 * start)
-            x, y = x_Sni.new_empty(len(x_Sni), room, *x_Sni.shape[2:]), y_Sn.new_zeros(len(y_Sn), room)
+            num_rows = max(end, 2 * start)
+            x, y = x_Sni.new_empty(len(x_Sni), num_rows, *x_Sni.shape[2:]), y_Sn.new_zeros(len(y_Sn), num_rows)
             one_hot = torch.zeros(*y.shape, self._num_classes, device=y.device)
             for old, new in ((self._x, x), (self._y, y), (self._one_hot, one_hot)):
                 if start:
@@ -138,15 +158,16 @@ class _Table:
 
 
 class Batches:
-    """The batches of a stage, epoch after epoch, in a new order each time.
+    """The batches of a stage. Every epoch reads the examples in a new random order.
 
     Args:
-        data: of the stage.
-        generators: one an order, seed after seed.
-        batch_size: the last batch of an epoch may be smaller.
-        replay: as of the stage. By share: that part of the examples of an epoch comes from the past, drawn anew
-            with equal chances each time; as many new ones as that are left out, another lot in every epoch.
-        bagging: each order is over a bootstrap sample of its own (as many draws, with putting back), made once.
+        data: data of the stage.
+        generators: one per order, seed after seed.
+        batch_size: number of examples of a batch; the last batch of an epoch may be smaller.
+        replay: as in the stage. A share replaces that part of the examples of every epoch by examples of earlier
+            mega-batches, which are drawn uniformly with replacement. Which new examples are left out differs from
+            epoch to epoch.
+        bagging: if True, each order reads a bootstrap sample of its own (n draws with replacement), drawn once.
     """
 
     def __init__(
@@ -160,7 +181,7 @@ class Batches:
         self._data, self._generators, self._batch_size = data, list(generators), batch_size
         self._share = replay if data.num_past and replay != "all" else 0.0
         rows, num_orders = data.training, len(self._generators)
-        self._first_row_R1 = torch.arange(num_orders)[:, None] // (num_orders // rows.num_seeds) * rows.rows_apart
+        self._first_row_R1 = torch.arange(num_orders)[:, None] // (num_orders // rows.num_seeds) * rows.rows_per_seed
         self._sample_Rn = None
         if bagging:
             self._sample_Rn = torch.stack(
@@ -169,42 +190,44 @@ class Batches:
 
     @property
     def updates_per_epoch(self) -> int:
+        """The number of batches of an epoch."""
         return -(-self._data.num_new // self._batch_size)
 
-    def epoch(self, changed: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """x [R, b, ...] and one-hot y [R, b, C] of every batch of one epoch.
+    def epoch(self, augmented: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of one epoch: x [R, b, ...] and y, one-hot, [R, b, C].
 
         Args:
-            changed: whether images are cropped and flipped.
+            augmented: if True, images are cropped and flipped at random.
         """
         rows, num_orders = self._data.training, len(self._generators)
         indices_Rn = (self._indices() + self._first_row_R1).to(rows.y.device, non_blocking=True)
-        changes_Rn = self._changes(indices_Rn.shape[1]) if changed else None
+        augmentation_Rn = self._augmentation(indices_Rn.shape[1]) if augmented else None
         for start in range(0, indices_Rn.shape[1], self._batch_size):
             batch = slice(start, start + self._batch_size)
             index = indices_Rn[:, batch].reshape(-1)
             x, one_hot = rows.x.index_select(0, index), rows.one_hot.index_select(0, index)
-            x = rows.inputs.change(x, None if changes_Rn is None else changes_Rn[:, batch].flatten(0, 1))
+            x = rows.inputs.augment(x, None if augmentation_Rn is None else augmentation_Rn[:, batch].flatten(0, 1))
             yield x.view(num_orders, -1, *x.shape[1:]), one_hot.view(num_orders, -1, one_hot.shape[1])
 
-    def _changes(self, num_examples: int) -> Tensor | None:
-        """How each example of each order is to be changed in this epoch, [R, n, ...]; None where none is."""
-        drawn = [self._data.training.inputs.draw_changes(num_examples, generator) for generator in self._generators]
-        changes = [one for one in drawn if one is not None]
-        return torch.stack(changes).to(self._data.training.y.device, non_blocking=True) if changes else None
+    def _augmentation(self, num_examples: int) -> Tensor | None:
+        """Return the augmentation of each example of one epoch, [R, n, ...], or None if there is none."""
+        inputs = self._data.training.inputs
+        drawn = [inputs.draw_augmentation(num_examples, generator) for generator in self._generators]
+        augmentation = [values for values in drawn if values is not None]
+        return torch.stack(augmentation).to(self._data.training.y.device, non_blocking=True) if augmentation else None
 
     def _indices(self) -> Tensor:
-        """Places among a seed's examples, [R, n], in the order of the epoch."""
+        """Return the indices of examples among those of their seed, [R, n], in the order of one epoch."""
         num_past, num_new = self._data.num_past, self._data.num_new
         order_Rn = torch.stack([torch.randperm(num_new, generator=generator) for generator in self._generators])
         if self._sample_Rn is not None:
             order_Rn = self._sample_Rn.gather(1, order_Rn)
         order_Rn += num_past
         if self._share:
-            # Which places of the epoch are the past's: spread evenly, so that every batch has its share. The addend,
-            # because 0.29 x 100 is 28.999... to a computer.
-            due = (torch.arange(num_new + 1, dtype=torch.float64) * self._share + 1e-9).floor()
-            is_past_n = due.diff() > 0
+            # Replayed examples are spread evenly over the epoch, so that every batch has its share of them. 1e-9 is
+            # added because, for example, 0.29 x 100 is 28.999... in floating point.
+            num_due = (torch.arange(num_new + 1, dtype=torch.float64) * self._share + 1e-9).floor()
+            is_past_n = num_due.diff() > 0
             num_drawn = int(is_past_n.sum())
             order_Rn[:, is_past_n] = torch.stack(
                 [torch.randint(num_past, (num_drawn,), generator=generator) for generator in self._generators]

@@ -1,11 +1,11 @@
-"""Networks in a file: written whole or not at all, read without trusting it."""
+"""Networks in a file. A write is complete or leaves nothing, and a read executes no code from the file."""
 
-import os
 from pathlib import Path
 
 import torch
 
 from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.files import written_aside
 from vision.networks import MixtureStack, MLPStack, Stack, VGGMixtureStack, VGGStack
 
 KINDS: dict[str, type[Stack]] = {
@@ -14,29 +14,27 @@ KINDS: dict[str, type[Stack]] = {
     "vgg": VGGStack,
     "vgg_mixture": VGGMixtureStack,
 }
+"""The class of each kind of stack, by the name that its `state` records. A new kind of stack is registered here."""
 FORMAT_VERSION = 1
 
 
 def write_checkpoint(stack: Stack, path: Path) -> None:
-    """The networks of a stack, in `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # Given a path torch would write its name, and so our process number, into the file: equal networks are equal
-        # files, and have one digest.
-        with open(temporary, "wb") as file:
-            torch.save({"format_version": FORMAT_VERSION, **stack.state()}, file)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Write the networks of a stack to `path`. The parent folders are created."""
+    # Not durable: after a power cut a stage can be trained again. torch gets a file object and not a path, because it
+    # writes the name of a path, which contains our process id, into the file. Equal networks must have equal digests.
+    with written_aside(path, durable=False) as temporary, temporary.open("wb") as file:
+        torch.save({"format_version": FORMAT_VERSION, **stack.state()}, file)
 
 
 def read_checkpoint(path: Path, device: torch.device) -> Stack:
-    """The networks that `write_checkpoint` left.
+    """Return the networks that `write_checkpoint` wrote.
+
+    Args:
+        path: the file.
+        device: where the networks are stored.
 
     Raises:
-        StageError: the file is gone, damaged, or not of this release.
+        StageError: the file is missing, damaged, or of another format version.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -44,7 +42,7 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
             raise ValueError(f"format_version {state['format_version']}, this release reads {FORMAT_VERSION}")
         return KINDS[state["kind"]].from_state(state, device)
     except FileNotFoundError as error:
-        raise StageError(f"{path} is gone: restore it, or start anew in another out=") from error
+        raise StageError(f"{path} is missing: restore it, or start again in another out=") from error
     except Exception as error:
-        # A damaged file fails in many ways: as a zip, as a pickle, by a missing key.
-        raise StageError(f"{path} cannot be read ({error!r}): restore it, or start anew in another out=") from error
+        # A damaged file can raise many kinds of errors: as a zip archive, as a pickle, by a missing key.
+        raise StageError(f"{path} cannot be read ({error!r}): restore it, or start again in another out=") from error

@@ -1,6 +1,7 @@
-"""The files of CIFAR-10 and CIFAR-100: read without executing anything, and checked, so that damage never trains.
+"""Read the files of CIFAR-10 and CIFAR-100.
 
-They are pickles of Python 2: {b"data": uint8 [n, 3072], b"labels" or b"fine_labels": [n], ...}.
+A file is read without executing code from it, and checked, so that no network is trained on damaged data. The files are
+pickles of Python 2: {b"data": uint8 [n, 3072], b"labels" or b"fine_labels": [n], ...}.
 """
 
 import hashlib
@@ -15,31 +16,37 @@ import numpy as np
 from fairseq_alma.core.errors import SettingError
 
 NUM_BYTES = 3 * 32 * 32
-"""Of an image: channel after channel, row after row."""
+"""Bytes of an image: channel after channel, row after row."""
+DOWNLOAD_AGAIN = "remove it, and the next run with network access downloads it again"
+"""What every message about a damaged file ends with."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file as it was published."""
+    """A file of a published dataset."""
 
     name: str
     num_examples: int
     md5: str
+    """The MD5 sum of the published file, in hexadecimal."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a dataset's images and labels lie."""
+    """The files of a dataset, and how they name their labels."""
 
     folder: str
+    """Name of the folder that contains the files."""
     labels: bytes
-    """Their key."""
+    """Key of the labels in the pickled dictionary."""
     num_classes: int
     training: tuple[File, ...]
+    """Files of the training set, in order."""
     test: tuple[File, ...]
+    """Files of the test set, in order."""
 
 
-# The md5 sums are those that torchvision checks after a download.
+# torchvision checks the same MD5 sums after a download.
 CIFAR10 = Layout(
     "cifar-10-batches-py",
     b"labels",
@@ -63,12 +70,17 @@ CIFAR100 = Layout(
 
 
 def is_complete(data_root: Path, layout: Layout) -> bool:
-    """Whether all its files are there."""
+    """Return True if all files of the dataset exist."""
     return all((data_root / layout.folder / file.name).is_file() for file in layout.training + layout.test)
 
 
 def read_files(data_root: Path, layout: Layout, files: Sequence[File]) -> tuple[np.ndarray, np.ndarray]:
-    """Images, uint8 [n, NUM_BYTES], and labels, int64 [n], of the files one after the other.
+    """Return images, uint8 [n, NUM_BYTES], and labels, int64 [n], of some files, one after the other.
+
+    Args:
+        data_root: the data folder.
+        layout: the dataset.
+        files: which of its files are read.
 
     Raises:
         SettingError: a file is damaged.
@@ -78,38 +90,41 @@ def read_files(data_root: Path, layout: Layout, files: Sequence[File]) -> tuple[
 
 
 def _read(path: Path, file: File, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """Images (read-only, a view of what was read) and labels of a file."""
+    """Return the images (a read-only view of the bytes in memory) and labels of one file."""
     _check_md5(path, file)
     content = _unpickled(path)
     for key in (b"data", layout.labels):
         if not isinstance(content, dict) or key not in content:
-            _refuse(path, f"it does not hold {key.decode()!r}, as a file of {layout.folder} does")
+            _refuse(path, f"it does not contain {key.decode()!r}, as files of {layout.folder} do")
     images, labels = _images(path, content[b"data"]), content[layout.labels]
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         _refuse(path, f"its {layout.labels.decode()} are not a list of whole numbers")
     if len(labels) != len(images):
-        _refuse(path, f"it holds {len(images)} images, but {len(labels)} {layout.labels.decode()}")
+        _refuse(path, f"it contains {len(images)} images, but {len(labels)} {layout.labels.decode()}")
     if min(labels) < 0 or max(labels) >= layout.num_classes:
         found = f"{min(labels)}..{max(labels)}"
-        _refuse(path, f"its {layout.labels.decode()} {found} do not lie in 0..{layout.num_classes - 1}")
+        _refuse(path, f"its {layout.labels.decode()} {found} are not all in 0..{layout.num_classes - 1}")
     return images, np.array(labels, dtype=np.int64)
 
 
 def _check_md5(path: Path, file: File) -> None:
-    """A flipped byte of a pixel or a label can be told by nothing else.
+    """Raise SettingError if the MD5 sum of a file differs from that of the published file.
 
-    Smaller files cannot hold as many examples as the published one: they are somebody's own, with sums of their own.
+    Only the sum can show that a byte of a pixel or a label was changed. A file that is too small for the published
+    number of examples is not checked: it is a user's own file, with a sum of its own.
     """
     if path.stat().st_size < file.num_examples * NUM_BYTES:
         return
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != file.md5:
-        _refuse(path, f"its md5 is {found}, that of the published file of {file.num_examples} images {file.md5}")
+        _refuse(
+            path, f"its MD5 sum is {found}, but that of the published file of {file.num_examples} images is {file.md5}"
+        )
 
 
 class _Recorded:
-    """Stands in for whatever of numpy a file calls: keeps what it is given, does nothing."""
+    """Takes the place of numpy's functions and classes in a pickle: records its arguments and does nothing."""
 
     arguments: tuple = ()
     state: Any = None
@@ -122,7 +137,10 @@ class _Recorded:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Only what an array needs, and even that as _Recorded: no file can execute anything."""
+    """An unpickler that accepts only what an array needs, and replaces even that by `_Recorded`.
+
+    So no file can execute code.
+    """
 
     known = frozenset(
         {
@@ -135,33 +153,39 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type[_Recorded]:
         if (module, name) not in self.known:
-            raise pickle.UnpicklingError(f"it calls {module}.{name}, which no file of images needs")
+            raise pickle.UnpicklingError(f"it calls {module}.{name}, which a file of images does not need")
         return _Recorded
 
 
 def _unpickled(path: Path) -> Any:
+    """Return the content of a pickle, in which arrays and their types are `_Recorded` objects."""
     with path.open("rb") as stream:
         try:
-            # Of Python 2: its text are bytes, pixels among them.
+            # Python 2 stored pixels as text, which Python 3 must read as bytes.
             return _Unpickler(stream, encoding="bytes").load()
         except Exception as error:
-            # What is no pickle, or the half of one, ends in as many kinds of error as there are places to cut it.
+            # A file that is not a pickle, or that was cut off, can raise many kinds of errors.
             _refuse(path, f"it cannot be read as a pickle of images ({type(error).__name__}: {error})", error)
 
 
 def _images(path: Path, data: Any) -> np.ndarray:
-    """What numpy would make of the recorded array: uint8 [n, NUM_BYTES]."""
+    """Return the array that was recorded, uint8 [n, NUM_BYTES]."""
     try:
         _, shape, dtype, by_column, values = data.state
         (kind, *_), (num_images, num_bytes) = dtype.arguments, shape
         if kind in (b"u1", "u1") and num_images and num_bytes == NUM_BYTES:
             return np.ascontiguousarray(np.frombuffer(values, np.uint8).reshape(shape, order="F" if by_column else "C"))
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:  # no array, or not as long as it tells
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not an array, or of another length
         _refuse(path, f"its data are not an array of bytes [n, {NUM_BYTES}] ({error})", error)
     _refuse(path, f"its data are {kind!r} {list(shape)}, not 'u1' [n, {NUM_BYTES}] with at least one image")
 
 
 def _refuse(path: Path, found: str, cause: Exception | None = None) -> NoReturn:
-    raise SettingError(f"{path} is damaged: {found}; remove it, and it is fetched anew where there is a network") from (
-        cause
-    )
+    """Raise the error that reports a damaged file.
+
+    Args:
+        path: the file.
+        found: what is wrong with it.
+        cause: the error that showed the damage.
+    """
+    raise SettingError(f"{path} is damaged: {found}; {DOWNLOAD_AGAIN}") from cause

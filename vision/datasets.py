@@ -1,6 +1,6 @@
-"""Labelled images: where they come from, and how a pixel becomes a number.
+"""Labelled images: how datasets are read, and how a pixel becomes a number.
 
-digits comes with scikit-learn; what is missing of the others is fetched by torchvision, where there is a network.
+The digits dataset comes with scikit-learn. torchvision downloads missing files of the other datasets.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,17 @@ from torch import Tensor
 
 from fairseq_alma.core.errors import SettingError
 from vision import cifar
+from vision.cifar import DOWNLOAD_AGAIN
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Images and their classes."""
+    """Images and their classes. Indexing with a tensor of indices returns those examples."""
 
     images: Tensor
-    """[n, channels * height * width] of uint8."""
+    """Pixels, [n, channels * height * width] of uint8, channel after channel and row after row."""
     labels: Tensor
-    """[n] of int64."""
+    """Classes, [n] of int64."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -35,27 +36,32 @@ class Examples:
 
 @dataclass(frozen=True)
 class Pixels:
-    """How pixels become numbers: (pixel / largest - mean) / deviation.
+    """How a pixel becomes a number: (pixel / largest - mean) / deviation.
 
     Raises:
-        SettingError: not as many means as deviations.
+        SettingError: the numbers of means and of deviations differ.
     """
 
     largest: float
+    """The largest pixel value that the format allows."""
     mean: float | tuple[float, ...]
-    """Of all channels, or one a channel."""
+    """Mean of pixel / largest, one number for all channels or one per channel."""
     deviation: float | tuple[float, ...]
-    """As mean."""
+    """Standard deviation of pixel / largest, in the same form as `mean`."""
 
     def __post_init__(self):
         if len(_by_channel(self.mean)) != len(_by_channel(self.deviation)):
             raise SettingError(f"mean={self.mean} and deviation={self.deviation} must have the same number of channels")
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Float of the same shape, [..., channels * height * width]."""
+    def normalise(self, images: Tensor) -> Tensor:
+        """Return images as normalised floats of the same shape.
+
+        Args:
+            images: [..., channels * height * width] of uint8.
+        """
         x = images.float().div_(self.largest)
         means, deviations = _by_channel(self.mean), _by_channel(self.deviation)
-        # Channel by channel with plain numbers, in place: nothing of the images' size, nor on their device, is made.
+        # Channel by channel with Python numbers, in place: this makes no tensor of the size of the images.
         channels = x.unflatten(-1, (len(means), -1)).unbind(-2)
         for channel, mean, deviation in zip(channels, means, deviations, strict=True):
             channel.sub_(mean).div_(deviation)
@@ -68,27 +74,32 @@ def _by_channel(value: float | tuple[float, ...]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a test set."""
+    """A training set and a test set of labelled images."""
 
     name: str
+    """The name in `DATASETS`, as in dataset=."""
     image_shape: tuple[int, int, int]
     """(channels, height, width)."""
     num_classes: int
+    """C, the number of classes."""
     pixels: Pixels
+    """How a pixel becomes a number."""
     training: Examples
+    """The training set, from which the stream is made."""
     test: Examples
+    """The test set. Only the evaluator reads it."""
 
 
 def load_dataset(name: str, data_root: str | Path, split: str = "balanced") -> Dataset:
-    """The dataset of that name.
+    """Return the dataset of a name.
 
     Args:
-        name: one of DATASETS.
-        data_root: where its files lie, or are put.
-        split: of emnist.
+        name: one of `DATASETS`.
+        data_root: the folder of its files. Missing files are downloaded to it.
+        split: the split of emnist; other datasets ignore it.
 
     Raises:
-        SettingError: no such dataset; its files are missing and cannot be fetched, or are damaged.
+        SettingError: there is no such dataset; its files are missing and cannot be downloaded, or are damaged.
     """
     if name not in DATASETS:
         raise SettingError(f"dataset={name!r} is not one of {', '.join(DATASETS)}")
@@ -99,11 +110,11 @@ def _digits(data_root: Path, split: str) -> Dataset:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    # A fixed fifth is the test set. RandomState, because its numbers are promised never to change.
+    # A fixed fifth is the test set. numpy guarantees that the numbers of RandomState never change.
     order = np.random.RandomState(0).permutation(len(labels))
     examples = Examples(torch.from_numpy(images[order].astype(np.uint8)), torch.from_numpy(labels[order]).long())
     num_test = len(order) // 5
-    # Mean and deviation of the training part, as mnist's.
+    # Mean and deviation of the training part, as for mnist.
     pixels = Pixels(16.0, 0.3058, 0.3764)
     which = torch.arange(len(order))
     return Dataset("digits", (1, 8, 8), 10, pixels, examples[which[num_test:]], examples[which[:num_test]])
@@ -113,7 +124,7 @@ def _mnist(data_root: Path, split: str) -> Dataset:
     folder = data_root / "MNIST" / "raw"
     names = [[f"{part}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")] for part in ("train", "t10k")]
     if not all((folder / name).is_file() for pair in names for name in pair):
-        _fetch("mnist", "MNIST", data_root, "MNIST/raw", {})
+        _download("mnist", "MNIST", data_root, "MNIST/raw", {})
     parts = [_read_pair(folder / images, folder / labels, range(10)) for images, labels in names]
     return Dataset("mnist", (1, 28, 28), 10, Pixels(255.0, 0.1307, 0.3081), *parts)
 
@@ -128,8 +139,8 @@ def _emnist(data_root: Path, split: str) -> Dataset:
         for part in ("train", "test")
     ]
     if not all((folder / name).is_file() for pair in names for name in pair):
-        _fetch("emnist", "EMNIST", data_root, "EMNIST/raw", {"split": split})
-    first = 1 if split == "letters" else 0  # letters count from 1
+        _download("emnist", "EMNIST", data_root, "EMNIST/raw", {"split": split})
+    first = 1 if split == "letters" else 0  # the classes of letters are numbered from 1
     known = range(first, first + classes[split])
     parts = [_read_pair(folder / images, folder / labels, known) for images, labels in names]
     parts = [Examples(part.images, part.labels - first) for part in parts]
@@ -148,8 +159,8 @@ def _cifar100(data_root: Path, split: str) -> Dataset:
 
 def _cifar(name: str, kind: str, data_root: Path, layout: cifar.Layout, pixels: Pixels) -> Dataset:
     if not cifar.is_complete(data_root, layout):
-        # Both parts are fetched with either; the test images are the fewer that torchvision then reads.
-        _fetch(name, kind, data_root, layout.folder, {"train": False})
+        # torchvision downloads both parts and then reads one of them: the test set is the smaller one.
+        _download(name, kind, data_root, layout.folder, {"train": False})
     parts = [cifar.read_files(data_root, layout, files) for files in (layout.training, layout.test)]
     examples = [Examples(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in parts]
     return Dataset(name, (3, 32, 32), layout.num_classes, pixels, *examples)
@@ -162,50 +173,76 @@ DATASETS: dict[str, Callable[[Path, str], Dataset]] = {
     "cifar10": _cifar10,
     "cifar100": _cifar100,
 }
+"""The reader of each dataset, called with the data folder and the split. A new dataset is registered here."""
 
 
-def _fetch(name: str, kind: str, data_root: Path, folder: str, arguments: dict[str, Any]) -> None:
-    """Have torchvision fetch and unpack what is missing. Only then: importing it takes longer than training a stage."""
+def _download(name: str, kind: str, data_root: Path, folder: str, arguments: dict[str, Any]) -> None:
+    """Let torchvision download and unpack the files of a dataset.
+
+    Args:
+        name: the dataset's name here.
+        kind: the name of its class in torchvision.datasets.
+        data_root: the data folder.
+        folder: the dataset's folder in `data_root`, for messages.
+        arguments: further arguments of the class.
+
+    Raises:
+        SettingError: the download failed.
+    """
+    # Imported here, because the import takes longer than the training of a stage.
     import torchvision
 
     try:
         getattr(torchvision.datasets, kind)(data_root, download=True, **arguments)
     except Exception as error:
-        # torchvision tells a missing network, a damaged archive and a short file by as many kinds of error.
+        # torchvision raises a different kind of error for a missing network, a damaged archive and a short file.
         raise SettingError(
-            f"dataset={name}: its files are not in {data_root / folder} and could not be fetched "
-            f"({type(error).__name__}: {error}). Give data_root= the folder that holds {folder}/, or run once "
-            f"where there is a network"
+            f"dataset={name}: its files are not in {data_root / folder} and could not be downloaded "
+            f"({type(error).__name__}: {error}). Set data_root= to the folder that contains {folder}/, or run the "
+            f"command once on a machine with network access"
         ) from error
 
 
 def _read_pair(images: Path, labels: Path, known: range) -> Examples:
-    """Images and labels, of the classes that are known, in the format of MNIST.
+    """Return the images and labels in two files of the MNIST format.
+
+    Args:
+        images: the file of images.
+        labels: the file of labels.
+        known: the labels that may occur.
 
     Raises:
-        SettingError: a file is damaged, or the two do not belong together.
+        SettingError: a file is damaged, or the files differ in the number of examples.
     """
     pixels, classes = _read_idx(images, 3), _read_idx(labels, 1)
     if len(pixels) != len(classes):
         raise SettingError(
-            f"{images} holds {len(pixels)} images, {labels} {len(classes)} labels: remove both, they are fetched anew"
+            f"{images} holds {len(pixels)} images, {labels} {len(classes)} labels: remove both, and the next run "
+            f"with network access downloads them again"
         )
     if int(classes.min()) not in known or int(classes.max()) not in known:
         raise SettingError(
-            f"{labels} is damaged: its labels {classes.min()}..{classes.max()} do not lie in {known[0]}..{known[-1]}; "
-            f"remove it, and it is fetched anew where there is a network"
+            f"{labels} is damaged: its labels {classes.min()}..{classes.max()} are not all in {known[0]}..{known[-1]}; "
+            f"{DOWNLOAD_AGAIN}"
         )
     return Examples(torch.from_numpy(pixels).flatten(1), torch.from_numpy(classes).long())
 
 
 def _read_idx(path: Path, num_dimensions: int) -> np.ndarray:
-    """A file of bytes in the idx format: 0, 0, 8 (unsigned bytes), dimensions; each size in 4 bytes; the values."""
+    """Return the array in a file of the idx format.
+
+    The file contains the bytes 0, 0, 8 (for unsigned bytes) and the number of dimensions, then each size as a
+    big-endian integer of 4 bytes, then the values.
+
+    Raises:
+        SettingError: the file is damaged.
+    """
     content = path.read_bytes()
     start = 4 + 4 * num_dimensions
     shape = tuple(np.frombuffer(content[4:start], dtype=">i4").tolist()) if len(content) >= start else ()
     if content[:4] != bytes([0, 0, 8, num_dimensions]) or len(content) != start + prod(shape) or not prod(shape):
         raise SettingError(
             f"{path} is damaged: {len(content)} bytes are not the {num_dimensions}-dimensional idx file that its "
-            f"header tells; remove it, and it is fetched anew where there is a network"
+            f"header describes; {DOWNLOAD_AGAIN}"
         )
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()

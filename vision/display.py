@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: one live line on a terminal, a line now and then elsewhere."""
+"""The progress that a person sees while a run computes: a live line on a terminal, else a line every few seconds."""
 
 import sys
 import time
@@ -12,21 +12,26 @@ from fairseq_alma.app.scalars import RunScalars
 from vision.training import Watcher
 
 SECONDS_BETWEEN_LINES = 15.0
+"""Least time between two lines where the output is not a terminal."""
 SECONDS_BETWEEN_REFRESHES = 0.25
+"""Least time between two updates of the live line on a terminal."""
 SECONDS_BETWEEN_SCALARS = 2.0
+"""Least time between two validation errors that are written for TensorBoard."""
 
 
 class RunDisplay(Watcher):
-    """Mega-batch, stage, epoch, validation error, time left.
+    """Shows mega-batch, stage, epoch, validation error and the time left.
 
-    Told of every epoch, and shows few of them: an epoch may take less than a millisecond.
+    It is called after every epoch and shows few of them, because an epoch can take less than a millisecond. It is a
+    context manager: the live line exists while the block runs.
 
     Args:
-        title: of the run.
+        title: describes the run.
         num_mega_batches: B.
-        wait: w.
-        epochs: of a stage.
-        scalars: of each seed; they take the validation error now and then.
+        wait: w, in mega-batches.
+        epochs: number of epochs per stage.
+        console: where to print; by default standard error.
+        scalars: one writer per seed, each of which gets the validation error every few seconds.
     """
 
     def __init__(
@@ -59,22 +64,22 @@ class RunDisplay(Watcher):
         self._progress.start()
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
     def begin_stage(self, index: int) -> None:
-        """Stage `index` trains from now on."""
-        if not self._stage:  # what an earlier process has done took this one no time
+        if not self._stage:
+            # Epochs of an earlier process took this process no time, so they do not count for the time left.
             self._first_epoch = (index - 1) * self._epochs
         self._stage = index
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
         now = time.monotonic()
         if self._scalars and now >= self._next_scalars:
-            if self._next_scalars:  # not at once: most stages are over in less
-                of_seeds = error().view(len(self._scalars), -1).mean(dim=1).tolist()  # units lie seed after seed
-                for scalars, value in zip(self._scalars, of_seeds, strict=True):
-                    scalars.during_stage("validation_error_rate", value, self._stage, epoch / self._epochs)
+            if self._next_scalars:  # never after the first epoch, because most stages are shorter than the interval
+                error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()  # units are seed after seed
+                for scalars, error_rate in zip(self._scalars, error_rates, strict=True):
+                    scalars.during_stage("validation_error_rate", error_rate, self._stage, epoch / self._epochs)
             self._next_scalars = now + SECONDS_BETWEEN_SCALARS
         if now < self._next:
             return

@@ -12,7 +12,7 @@ from vision.datasets import Dataset
 from vision.inputs import Inputs
 from vision.learners import VisionLearner
 from vision.networks import GatedStack, Stack
-from vision.voting import Tally
+from vision.voting import MemberOutputs
 
 
 class ErrorRateEvaluator:
@@ -39,17 +39,17 @@ class ErrorRateEvaluator:
         routing_examples: int,
     ):
         self._images, self._image_shape = dataset.test.images, dataset.image_shape
-        self._x_1n = inputs.read(inputs.keep(dataset.test.images.to(device)))[None]
+        self._x_1n = inputs.to_input(inputs.to_storage(dataset.test.images.to(device)))[None]
         self._y_1n = dataset.test.labels.to(device)[None]
         self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
-        self._kept: tuple[list[str | None], Tally] = ([], Tally.nothing())
+        self._kept: tuple[list[str | None], MemberOutputs] = ([], MemberOutputs.empty())
         self._num_experts_written: int | None = None
 
     def __call__(self, learner: VisionLearner) -> list[Scores]:
         """Return the scores of the learner's predictor, for each seed."""
         members = learner.members
         num_seeds = len(learner.seeds)
-        total = self._tally(learner, members)
+        total = self._summed_outputs(learner, members)
         costs = [(len(stack) // num_seeds, stack.num_params, stack.flops.prediction) for _, stack in members]
         if isinstance(newest := members[-1][1], GatedStack):
             self._write_routing(newest, learner.stage_index, len(newest) // num_seeds)
@@ -70,21 +70,21 @@ class ErrorRateEvaluator:
             )
         return scores
 
-    def _tally(self, learner: VisionLearner, members: list[tuple[str | None, Stack]]) -> Tally:
+    def _summed_outputs(self, learner: VisionLearner, members: list[tuple[str | None, Stack]]) -> MemberOutputs:
         names, (known, total) = [name for name, _ in members], self._kept
         if names[: len(known)] != known:
-            known, total = [], Tally.nothing()
+            known, total = [], MemberOutputs.empty()
         for number in range(len(known), len(members)):
-            total = total + self._ask(learner, members[number][1])
+            total = total + self._outputs_of(learner, members[number][1])
             if None not in names[: number + 1]:
                 self._kept = (names[: number + 1], total)
         return total
 
-    def _ask(self, learner: VisionLearner, stack: Stack) -> Tally:
-        parts = [learner.tally(x, stack) for x in self._x_1n.split(stack.examples_at_once, dim=1)]
+    def _outputs_of(self, learner: VisionLearner, stack: Stack) -> MemberOutputs:
+        parts = [learner.member_outputs(x, stack) for x in self._x_1n.split(stack.examples_at_once, dim=1)]
         summed = torch.cat([part.summed_SbC for part in parts], dim=1)
         votes = [part.votes_SbC for part in parts if part.votes_SbC is not None]
-        return Tally(parts[0].combine, summed, torch.cat(votes, dim=1) if votes else None, parts[0].num_members)
+        return MemberOutputs(parts[0].combine, summed, torch.cat(votes, dim=1) if votes else None, parts[0].num_members)
 
     def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int) -> None:
         """Write stages/stage_k/routing.npz after a growth and at the end, for the first network of each seed.

@@ -1,10 +1,10 @@
-"""What a network costs: FLOPs by closed form, held to torch's own counter by tests, or by that counter itself.
+"""The FLOPs of a network: by a closed form that tests compare with torch's counter, or by that counter itself.
 
-A multiplication with its addition is two. What is not a matrix product is not counted, by torch's counter neither. The
-cost belongs to the model and not to how we compute it: every expert and gate once for each example.
+A multiplication and its addition are two FLOPs. Only matrix products and convolutions are counted, as torch's counter
+does. The count belongs to the model, however it is computed: every expert and every gate is counted once per example.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,41 +13,50 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one network and one example."""
+    """The FLOPs of one network for one example."""
 
     forward: int
+    """FLOPs of a forward pass."""
     training: int
-    """Forward and backward of one update."""
+    """FLOPs of an update: forward and backward."""
     prediction: int
-    """Forward, in testing: with hard gates one expert a layer is computed, with soft gates all of them."""
+    """FLOPs of a forward pass in evaluation mode: hard gates compute one expert per layer, soft gates all of them."""
 
 
 def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
-    """By torch's counter.
+    """Return the FLOPs of a network by torch's counter.
 
     Args:
-        network: a batch of examples to [b, C].
-        input_shape: of one example.
+        network: maps a batch of examples to logits [b, C]. It is left in evaluation mode.
+        input_shape: shape of one example.
     """
-    # Here, because it takes a second to import.
-    from torch.utils.flop_counter import FlopCounterMode
-
-    # Not training, because a batch of one has no statistics; what is counted is the same.
+    # In evaluation mode, because a batch of one example has no statistics. The count is the same.
     network.eval()
     example = torch.zeros(1, *input_shape)
-    with FlopCounterMode(display=False) as forward, torch.no_grad():
-        network(example)
-    with FlopCounterMode(display=False) as training:
-        network(example).sum().backward()
-    return Flops(forward.get_total_flops(), training.get_total_flops(), forward.get_total_flops())
+    with torch.no_grad():
+        forward = flops_of_call(lambda: network(example))
+    training = flops_of_call(lambda: network(example).sum().backward())
+    return Flops(forward, training, forward)
+
+
+def flops_of_call(call: Callable[[], object]) -> int:
+    """Return the FLOPs that torch counts while `call` runs."""
+    # Imported here, because the import takes a second.
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
 
 
 def linear_flops(layers: Sequence[tuple[int, int]], unused: int = 0) -> Flops:
-    """The closed form of linear layers, one after the other: 2 x inputs x outputs each forward, twice that backward,
-    but once for the first, whose input needs no gradient.
+    """Return the FLOPs of linear layers, one after the other, by the closed form.
+
+    A layer costs 2 x inputs x outputs FLOPs forward and twice that backward. The first layer costs only once that
+    backward, because its input needs no gradient.
 
     Args:
-        layers: (inputs, outputs) of each.
+        layers: (inputs, outputs) of each layer.
         unused: FLOPs of a forward pass that a prediction saves.
     """
     products = [2 * num_in * num_out for num_in, num_out in layers]

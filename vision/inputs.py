@@ -1,6 +1,6 @@
-"""How an image becomes what a network reads: what is kept of it on the device, and what a batch makes of that.
+"""How an image becomes a network input: the form in which it is stored on the device, and what a batch makes of it.
 
-Shapes: n images, s their side, i inputs of a perceptron.
+Shapes: n images, s side of an image, i inputs of a perceptron.
 """
 
 import torch
@@ -10,27 +10,36 @@ from vision.datasets import Pixels
 
 
 class Inputs:
-    """What is kept is what is read: as it stands for examples that are numbers already."""
+    """The base class, for examples that are numbers already: they are stored as floats and read unchanged."""
 
-    def keep(self, images: Tensor) -> Tensor:
-        """What a memory holds of images [..., channels * height * width] of uint8."""
+    def to_storage(self, images: Tensor) -> Tensor:
+        """Return images in the form in which they are stored, [..., any shape].
+
+        Args:
+            images: [..., channels * height * width] of uint8.
+        """
         return images.float()
 
-    def read(self, kept: Tensor) -> Tensor:
-        """What a network reads, to be tested on."""
-        return kept
+    def to_input(self, stored: Tensor) -> Tensor:
+        """Return network inputs for evaluation, without augmentation."""
+        return stored
 
-    def draw_changes(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
-        """How each example of an epoch is to be changed, [n, ...], on the CPU; None where none is."""
+    def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
+        """Return random augmentation parameters for the examples of one epoch, [n, ...] on the CPU, or None."""
         return None
 
-    def change(self, kept: Tensor, changes: Tensor | None) -> Tensor:
-        """What a network reads, to be trained on: `kept` changed as was drawn, [n, ...]."""
-        return self.read(kept)
+    def augment(self, stored: Tensor, augmentation: Tensor | None) -> Tensor:
+        """Return network inputs for training.
+
+        Args:
+            stored: [n, ...], examples as they are stored.
+            augmentation: [n, ...], drawn by `draw_augmentation`.
+        """
+        return self.to_input(stored)
 
 
 class Vectors(Inputs):
-    """For perceptrons: normalised once, when they arrive. [..., i] of float.
+    """The inputs of perceptrons, [..., i] of float: images are normalised once, before they are stored.
 
     Args:
         pixels: how a pixel becomes a number.
@@ -39,65 +48,65 @@ class Vectors(Inputs):
     def __init__(self, pixels: Pixels):
         self._pixels = pixels
 
-    def keep(self, images: Tensor) -> Tensor:
-        return self._pixels.normalised(images)
+    def to_storage(self, images: Tensor) -> Tensor:
+        return self._pixels.normalise(images)
 
 
 class Images(Inputs):
-    """For convolutions: kept as bytes, [..., s, s, channels], read as floats, channels last.
+    """The inputs of convolutions: stored as bytes, [..., s, s, channels], read as floats, channels last.
 
-    In training each image is cropped at random out of itself with a border of `padding` pixels, and flipped with
-    probability one half: drawn anew for each example of each epoch, done on the device.
+    In training, each image is cropped at random from itself with a border of `padding` pixels, and flipped with
+    probability 1/2. Crop and flip are drawn anew for each example of each epoch, and applied on the device.
 
     Args:
         pixels: how a pixel becomes a number.
-        num_channels: of a pixel.
+        num_channels: number of channels of an image.
         side: s.
-        padding: pixels of the border; 0 neither crops nor flips.
-        border: what the border holds, as a normalised number (the original code: -1.9); None is black, pixels of 0.
+        padding: width of the border in pixels; 0 turns off both crops and flips.
+        border: the normalised value of border pixels (the original code: -1.9). None means black, pixels of 0.
     """
 
     def __init__(self, pixels: Pixels, num_channels: int, side: int, padding: int = 4, border: float | None = None):
         self._num_channels, self._side, self._padding, self._border = num_channels, side, padding, border
-        # Normalisation is linear: what it makes of 0 and of 1, for each channel.
-        ends = pixels.normalised(torch.arange(2, dtype=torch.uint8)[:, None].expand(2, num_channels))
+        # Normalisation is linear, so its values for the pixels 0 and 1 of each channel describe it.
+        ends = pixels.normalise(torch.arange(2, dtype=torch.uint8)[:, None].expand(2, num_channels))
         self._shift, self._scale = ends[0], ends[1] - ends[0]
 
-    def keep(self, images: Tensor) -> Tensor:
+    def to_storage(self, images: Tensor) -> Tensor:
         image = images.unflatten(-1, (self._num_channels, self._side, self._side))
         return image.movedim(-3, -1).contiguous()
 
-    def read(self, kept: Tensor) -> Tensor:
-        # In long rows: a loop over three channels would be slow.
-        shift, scale = (value.to(kept.device).repeat(kept.shape[-2]) for value in (self._shift, self._scale))
-        return torch.addcmul(shift, kept.flatten(-2).float(), scale).view(kept.shape)
+    def to_input(self, stored: Tensor) -> Tensor:
+        # Computed on whole rows of pixels, because loops over only three channels would be slow.
+        shift, scale = (value.to(stored.device).repeat(stored.shape[-2]) for value in (self._shift, self._scale))
+        return torch.addcmul(shift, stored.flatten(-2).float(), scale).view(stored.shape)
 
-    def draw_changes(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
-        """[n, 3]: first row, first column, whether flipped."""
+    def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
+        """Return [n, 3]: the first row and column of the crop in the padded image, and 1 if the image is flipped."""
         if not self._padding:
             return None
-        places = torch.randint(2 * self._padding + 1, (num_examples, 2), generator=generator)
-        return torch.cat([places, torch.randint(2, (num_examples, 1), generator=generator)], dim=1)
+        corners = torch.randint(2 * self._padding + 1, (num_examples, 2), generator=generator)
+        return torch.cat([corners, torch.randint(2, (num_examples, 1), generator=generator)], dim=1)
 
-    def change(self, kept: Tensor, changes: Tensor | None) -> Tensor:
-        """[n, s, s, channels] of float.
+    def augment(self, stored: Tensor, augmentation: Tensor | None) -> Tensor:
+        """Return cropped and flipped images, [n, s, s, channels] of float.
 
         Args:
-            kept: [n, s, s, channels] of uint8.
-            changes: [n, 3].
+            stored: [n, s, s, channels] of uint8.
+            augmentation: [n, 3], drawn by `draw_augmentation`.
         """
-        if changes is None:
-            return self.read(kept)
+        if augmentation is None:
+            return self.to_input(stored)
         side, padding, channels = self._side, self._padding, self._num_channels
-        wide = side + 2 * padding
-        source = kept if self._border is None else self.read(kept)
+        padded_side = side + 2 * padding
+        source = stored if self._border is None else self.to_input(stored)
         padded = torch.nn.functional.pad(
             source, (0, 0, padding, padding, padding, padding), value=0 if self._border is None else self._border
         )
-        places = torch.arange(side, device=kept.device)
-        rows_ns = places + changes[:, :1]
-        columns_ns = torch.where(changes[:, 2:].bool(), side - 1 - places, places) + changes[:, 1:2]
-        first_n11 = torch.arange(len(kept), device=kept.device).mul_(wide * wide)[:, None, None]
-        index = first_n11 + rows_ns[:, :, None] * wide + columns_ns[:, None, :]
-        drawn = padded.view(-1, channels).index_select(0, index.view(-1)).view(kept.shape)
-        return self.read(drawn) if self._border is None else drawn
+        positions = torch.arange(side, device=stored.device)
+        rows_ns = positions + augmentation[:, :1]
+        columns_ns = torch.where(augmentation[:, 2:].bool(), side - 1 - positions, positions) + augmentation[:, 1:2]
+        first_n11 = torch.arange(len(stored), device=stored.device).mul_(padded_side * padded_side)[:, None, None]
+        index = first_n11 + rows_ns[:, :, None] * padded_side + columns_ns[:, None, :]
+        cropped = padded.view(-1, channels).index_select(0, index.view(-1)).view(stored.shape)
+        return self.to_input(cropped) if self._border is None else cropped

@@ -1,29 +1,33 @@
-"""Optimizers of one flat tensor: what torch.optim does tensor by tensor and network by network."""
+"""Optimizers that update one flat tensor, where those of torch.optim update tensor by tensor."""
 
 import torch
 from torch import Tensor
 
 
 class AdaDelta:
-    """Zeiler (2012), as torch.optim.Adadelta computes it.
+    """AdaDelta (Zeiler 2012, arXiv 1212.5701), as torch.optim.Adadelta computes it.
 
     Args:
-        parameters: flat, changed in place.
+        parameters: a flat tensor, changed in place.
         lr: factor of each step.
         rho: decay of the running means.
-        eps: added to both running means under their roots.
+        eps: added to both running means before their square roots are taken.
     """
 
     def __init__(self, parameters: Tensor, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6):
         self._parameters, self._lr, self._rho = parameters, lr, rho
-        # Both means are kept with eps added, which saves adding it at every step: m + eps follows the same rule as m
-        # with eps added to what is averaged.
+        # Both running means are stored with eps included, which saves an addition at every step: m + eps follows the
+        # same rule as m if eps is added to what is averaged.
         self._eps = torch.tensor(eps, device=parameters.device)
         self._square, self._change = torch.full_like(parameters, eps), torch.full_like(parameters, eps)
         self._step, self._new = torch.empty_like(parameters), torch.empty_like(parameters)
 
     def step(self, gradient: Tensor) -> None:
-        """One update."""
+        """Update the parameters once.
+
+        Args:
+            gradient: of the same shape as the parameters.
+        """
         step, new, share = self._step, self._new, 1 - self._rho
         torch.addcmul(self._eps, gradient, gradient, out=new)
         self._square.lerp_(new, share)
@@ -37,11 +41,11 @@ class SGD:
     """Stochastic gradient descent with momentum and weight decay, as torch.optim.SGD computes it.
 
     Args:
-        parameters: flat, changed in place.
+        parameters: a flat tensor, changed in place.
         lr: learning rate.
-        momentum: 0 has none.
-        weight_decay: added to the gradient, times the parameters.
-        nesterov: step by what the velocity will be with the same gradient again.
+        momentum: momentum factor; 0 turns momentum off.
+        weight_decay: this factor times the parameters is added to the gradient.
+        nesterov: if True, use Nesterov momentum.
     """
 
     def __init__(
@@ -57,7 +61,11 @@ class SGD:
         self._velocity: Tensor | None = None
 
     def step(self, gradient: Tensor) -> None:
-        """One update."""
+        """Update the parameters once.
+
+        Args:
+            gradient: of the same shape as the parameters.
+        """
         if self._weight_decay:
             gradient = gradient.add(self._parameters, alpha=self._weight_decay)
         if self._momentum:

@@ -37,7 +37,7 @@ from vision.datasets import Dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
 from vision.learners import LEARNERS
-from vision.process import keep_freed_memory
+from vision.process import keep_freed_memory, process_settings
 from vision.settings import CONVOLUTIONAL, VisionSettings
 from vision.stream import Arrival, partition, stacked_stream
 
@@ -67,10 +67,6 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
 
 def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device) -> list[list[LedgerRow]]:
     """Run seeds that are computed together. See `run`."""
-    # A repeated stage must give the same result, and float32 must not become TF32.
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
-    torch.set_num_threads(settings.threads)
-    keep_freed_memory()
     first_seed, num_seeds = settings.seeding.seed, settings.seeding.seeds
     out = Path(settings.out)
     folders = [out] if num_seeds == 1 else [out / f"seed_{first_seed + number}" for number in range(num_seeds)]
@@ -80,6 +76,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
     _warn_if_it_never_grows(settings, num_stages)
     scalars = [RunScalars(folder, settings.tensorboard, settings.cer_from) for folder in folders]
     with ExitStack() as stack:
+        stack.enter_context(process_settings(settings.threads))
         for writer in scalars:
             stack.enter_context(closing(writer))
         stack.enter_context(Lease(out))
@@ -108,7 +105,11 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
 
 
 def run_and_show(settings: VisionSettings) -> float:
-    """Run, print tables and write RUN/summary.json. Return the mean final validation error rate of the seeds."""
+    """Run, print tables and write RUN/summary.json. Return the mean final validation error rate of the seeds.
+
+    This is what the command does: it also changes how the process frees memory, see `keep_freed_memory`.
+    """
+    keep_freed_memory()
     console, out = wide_console(), Path(settings.out)
     ledgers = run(settings)
     title = f"{settings.out}: learner={settings.learner} wait={settings.wait}"

@@ -1,4 +1,4 @@
-"""Random numbers: a generator of its own for everything that has a name, so that nothing shifts anything else."""
+"""Random numbers: every purpose has a generator of its own, so that no draw shifts the numbers of another."""
 
 from hashlib import sha256
 
@@ -6,6 +6,12 @@ import torch
 
 
 def generator(*name: int | str) -> torch.Generator:
-    """On the CPU, wherever the networks are: (seed, "order", member, stage) draws the same on every machine."""
+    """Return a CPU generator that is seeded by a name, for example (seed, "order", member, stage).
+
+    The same name gives the same numbers on every machine, wherever the networks are computed.
+
+    Args:
+        name: what the numbers are for.
+    """
     digest = sha256("/".join(map(str, name)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,4 +1,4 @@
-"""A dataset cut into mega-batches: who gets which example, the same for every learner."""
+"""Cut a dataset into mega-batches. The partition depends on the data seed only, and is the same for every learner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,16 @@ from vision.datasets import Examples
 
 @dataclass(frozen=True)
 class Arrival:
-    """One mega-batch of one seed: examples to train on and to validate on, drawn apart once."""
+    """One mega-batch of one seed. Each of its examples is either for training or for validation, in every stage."""
 
     training: Examples
+    """The examples to train on."""
     validation: Examples
+    """The examples to validate on."""
 
     @property
     def digest(self) -> str:
-        """Names the content."""
+        """The SHA-256 digest of all images and labels, in hexadecimal."""
         digest = sha256()
         for part in (self.training, self.validation):
             digest.update(f"{len(part)}/".encode())
@@ -31,24 +33,25 @@ class Arrival:
 
 
 def partition(examples: Examples, num_mega_batches: int, validation_share: float, seed: int) -> list[Arrival]:
-    """The examples in random order, cut into B parts that differ by one example at most.
+    """Return the examples in random order, cut into B parts whose sizes differ by at most one example.
 
-    The order is numpy's RandomState(seed).permutation and the cut its array_split, as in the original code: its
-    numbers are promised never to change, and a mega-batch's last examples are those it is validated on.
+    As in the original code, the order is that of numpy's RandomState(seed).permutation, whose numbers numpy guarantees
+    never to change. The parts are those of numpy's array_split. The last examples of a part are its validation data.
 
     Args:
         examples: the training set.
         num_mega_batches: B.
-        validation_share: of each mega-batch, rounded down, but one example at least.
-        seed: of the order.
+        validation_share: the share of each mega-batch that is validation data, rounded down to whole examples, but at
+            least one example.
+        seed: seed of the order.
 
     Raises:
-        SettingError: some mega-batch would hold fewer than two examples.
+        SettingError: a mega-batch would contain fewer than two examples.
     """
     if len(examples) < 2 * num_mega_batches:
         raise SettingError(
             f"mega_batches={num_mega_batches} is too many for {len(examples)} training examples: each mega-batch "
-            f"needs two, one to train and one to validate on; give at most {len(examples) // 2}"
+            f"needs two, one for training and one for validation; give at most {len(examples) // 2}"
         )
     order = torch.from_numpy(np.random.RandomState(seed).permutation(len(examples)))
     ordered = examples[order]
@@ -56,7 +59,7 @@ def partition(examples: Examples, num_mega_batches: int, validation_share: float
     for part in np.array_split(order.numpy(), num_mega_batches):
         end = start + len(part)
         middle = end - max(1, int(len(part) * validation_share))
-        # Copies: nothing of one mega-batch can be reached through another.
+        # Copies, so that no tensor of one mega-batch gives access to another.
         arrivals.append(Arrival(*(Examples(ordered.images[a:b].clone(), ordered.labels[a:b].clone())
                                   for a, b in ((start, middle), (middle, end)))))  # fmt: skip
         start = end
@@ -64,7 +67,7 @@ def partition(examples: Examples, num_mega_batches: int, validation_share: float
 
 
 def stacked_stream(streams: Sequence[Sequence[Arrival]]) -> MegaBatchStream:
-    """One stream of what arrives for S seeds at a time: mega-batch t holds a list of S arrivals.
+    """Return one stream for S seeds: the data of mega-batch t is the list of the arrivals of all seeds.
 
     Args:
         streams: the partition of each seed.

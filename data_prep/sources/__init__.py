@@ -1,17 +1,17 @@
-"""Documents out of sources: which files a source has, and how each kind of file is read.
+"""Sources of text: list the files of a source, and read documents out of each kind of file.
 
-A new kind of source is one line in KINDS: how its files are listed, and how one file (or part of one)
-yields documents.
+A new kind of source is one line in KINDS: a function that lists its files, and one that reads the documents of a file
+or of a part of a file.
 """
 
 import glob
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import PrepError
-from data_prep.sources.base import Kind, Part, Skipped, SourceFile
+from data_prep.sources.base import Kind, Part, ReportProgress, Skipped, SourceFile, no_report
 from data_prep.sources.books import BOOKS
 from data_prep.sources.common_crawl import COMMON_CRAWL
 from data_prep.sources.python_docs import PYTHON_DOCS, stdlib_root
@@ -19,7 +19,7 @@ from data_prep.sources.text import TEXT
 from data_prep.sources.wikipedia import WIKIPEDIA
 
 __all__ = [
-    "KINDS", "Kind", "Part", "Skipped", "Source", "SourceFile",
+    "KINDS", "Files", "Kind", "Part", "Skipped", "Source", "SourceFile",
     "fingerprint", "list_files", "merge_skipped", "needed_libraries", "read_documents", "split_into_parts",
 ]  # fmt: skip
 
@@ -34,13 +34,13 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Source:
-    """One `--source KIND:PATH@SHARE`. Raises ValueError when the kind is unknown, a path or the share wrong."""
+    """A source of text, as `--source KIND:PATH@SHARE` gives it. Raises ValueError if one of the three is wrong."""
 
     kind: str
     path: str = ""
-    """A file, a folder, or a pattern such as /data/CC-MAIN-*/*.wet.gz."""
+    """A file, a folder, or a pattern such as /data/CC-MAIN-*/*.wet.gz; empty for a kind without a path."""
     share: float | None = None
-    """Of the words of the stream; None: what is there, in proportion."""
+    """Fraction of the words of the stream that the source provides; None: in proportion to its size."""
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -54,11 +54,11 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """`text:PATH`, `common-crawl:PATH@0.6` or `python-docs`, as written on the command line."""
+        """Return the source that the command line gives as `text:PATH`, `common-crawl:PATH@0.6` or `python-docs`."""
         kind, _, path = text.partition(":")
-        holder = path if path else kind
-        before, at, share = holder.rpartition("@")
-        if at and not Path(holder).exists():  # a folder may have an @ in its name
+        last = path if path else kind
+        before, at, share = last.rpartition("@")
+        if at and not Path(last).exists():  # a folder may have an @ in its name
             try:
                 number = float(share)
             except ValueError:
@@ -68,15 +68,23 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Without the share."""
+        """KIND:PATH, or KIND: the source without its share."""
         return f"{self.kind}:{self.path}" if self.path else self.kind
 
     def __str__(self):
         return self.name if self.share is None else f"{self.name}@{self.share!r}"
 
 
+Files = Mapping[Source, Sequence[SourceFile]]
+"""The files of each source."""
+
+
 def list_files(source: Source) -> list[SourceFile]:
-    """The files of a source, sorted by name. Raises PrepError if it is missing, unreadable or has none."""
+    """Return the files of a source, sorted by name.
+
+    Raises:
+        PrepError: the source does not exist or has no files of its kind.
+    """
     kind = KINDS[source.kind]
     root = Path(source.path) if kind.wants_path else stdlib_root()
     if not root.exists() and glob.has_magic(source.path):
@@ -88,14 +96,17 @@ def list_files(source: Source) -> list[SourceFile]:
     elif root.is_dir():
         paths = kind.list_paths(root)
     else:
-        raise PrepError(f"source {source}: {root} is not a folder, and {source.kind} wants one.")
+        raise PrepError(f"source {source}: {root} is not a folder, and {source.kind} needs one.")
     if not paths:
         raise PrepError(f"source {source}: {root} holds no {kind.files_are}. Check the kind and the path.")
     return _described(paths, root)
 
 
 def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
-    """The files that match, and those of the kind in folders that match. Named from the last folder without magic."""
+    """Return the files that match a pattern, and the files of the kind in folders that match it.
+
+    They are named relative to the last folder of the path without a wildcard.
+    """
     root = Path(source.path)
     while glob.has_magic(str(root)):
         root = root.parent
@@ -108,6 +119,7 @@ def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
 
 
 def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
+    """Return files with their names relative to `root`, sizes and times, sorted by name."""
     files = []
     for path in paths:
         status = path.stat()
@@ -116,7 +128,7 @@ def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
 
 
 def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
-    """What reading these files imports beyond the base installation."""
+    """Return the libraries outside the base installation that are needed to read these files."""
     needed = set(KINDS[source.kind].needs)
     for file in files:
         needed.update(_NEEDED_FOR.get(Path(file.name).suffix.lower(), ()))
@@ -127,9 +139,9 @@ _NEEDED_FOR = {".epub": ("ebooklib", "resiliparse"), ".parquet": ("pyarrow",), "
 
 
 def fingerprint(files: Sequence[SourceFile]) -> str:
-    """Digest of names, sizes and modification times: tells in a moment whether a source was touched.
+    """Return a digest of the names, sizes and modification times of files: it changes when a source is changed.
 
-    Content is not read: at hundreds of gigabytes that would make "nothing to do" an hour's answer.
+    The content is not read: with hundreds of gigabytes, finding out that there is nothing to do would take an hour.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -140,7 +152,14 @@ def fingerprint(files: Sequence[SourceFile]) -> str:
 def split_into_parts(
     source: Source, files: Sequence[SourceFile], part_bytes: int, options: dict[str, str] | None = None
 ) -> list[Part]:
-    """One part per file; files of a kind that can be split give one per `part_bytes` bytes."""
+    """Divide files into parts: one per file, or one per `part_bytes` bytes of a file that can be split.
+
+    Args:
+        source: the source of the files.
+        files: its files.
+        part_bytes: bytes per part.
+        options: options of the kind of source, such as the name of the text field.
+    """
     parts = []
     for file in files:
         step = part_bytes if KINDS[source.kind].splittable(file.name) else max(1, file.num_bytes)
@@ -151,9 +170,14 @@ def split_into_parts(
     return parts
 
 
-def read_documents(part: Part) -> Iterator[str | Skipped]:
-    """Yield the documents of one part, and for what is left out a Skipped that says why."""
-    for document in KINDS[part.kind].read(part):
+def read_documents(part: Part, report_progress: ReportProgress = no_report) -> Iterator[str | Skipped]:
+    """Yield the documents of one part, and a Skipped with the reason for everything that is left out.
+
+    Args:
+        part: the part to read.
+        report_progress: called while a long document is read.
+    """
+    for document in KINDS[part.kind].read(part, report_progress):
         if isinstance(document, str) and not document.isascii():
             try:
                 document.encode("utf-8")
@@ -163,7 +187,7 @@ def read_documents(part: Part) -> Iterator[str | Skipped]:
 
 
 def merge_skipped(skipped: Sequence[Skipped]) -> list[Skipped]:
-    """One entry per file and reason, sorted by name, however many parts the file was read in."""
+    """Merge the entries of the parts of each file: return one entry per file and reason, sorted by name."""
     found: dict[tuple[str, str], Skipped] = {}
     for entry in skipped:
         key = (entry.name, entry.why)

@@ -1,4 +1,4 @@
-"""Books: one document a file, from plain text, Markdown and EPUB, without Project Gutenberg's header and licence."""
+"""Books: one document per file of plain text, Markdown or EPUB, without Project Gutenberg's header and licence."""
 
 import re
 import warnings
@@ -6,12 +6,11 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.pieces import beat
-from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, Skipped
+from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, ReportProgress, Skipped
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
-# What comes before the first and after the last is Project Gutenberg's, not the author's. Old files say THIS and ETEXT.
+# The text before the first of these lines and after the last is by Project Gutenberg. Old files say THIS and ETEXT.
 _START = re.compile(
     r"^[ \t]*\*{3}[ \t]*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n*]*(?:\n[^\n*]+)?\*{3}[ \t\r]*$", re.I | re.M
 )
@@ -26,11 +25,11 @@ _PRODUCED = re.compile(
 
 
 def without_gutenberg(text: str) -> str:
-    """Without Project Gutenberg's header, producers' note and licence; any other text as it is."""
+    """Return a text without Project Gutenberg's header, note of the producers, and licence. Others are unchanged."""
     start = _START.search(text)
     if start is None:
         old = _OLD_START.search(text)
-        # Small print may stand at the end, too: the book is where there is more.
+        # Small print may be at the end, too: the longer side is the book.
         start = old if old and len(text) - old.end() > old.start() else None
     end = (_END if start else _LICENCE).search(text, start.end() if start else 0)
     if start is None and end is None:
@@ -41,9 +40,10 @@ def without_gutenberg(text: str) -> str:
     return f"{body}\n" if body else text
 
 
-def _read(part: Part) -> Iterator[str | Skipped]:
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
+    """Yield the book in a file."""
     try:
-        text = _epub(part.path) if part.name.lower().endswith(".epub") else _plain(part)
+        text = _epub(part.path, report_progress) if part.name.lower().endswith(".epub") else _plain(part)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
         return
@@ -54,6 +54,7 @@ def _read(part: Part) -> Iterator[str | Skipped]:
 
 
 def _plain(part: Part) -> str:
+    """Return the text of a plain file. Raise DamagedFile if it is too long or not UTF-8."""
     if part.end > MAX_DOCUMENT_BYTES:
         raise DamagedFile(TOO_LONG)
     try:
@@ -62,10 +63,10 @@ def _plain(part: Part) -> str:
         raise DamagedFile(f"not valid UTF-8 at byte {error.start}") from error
 
 
-def _epub(path: str) -> str:
-    """The chapters in the order of the spine. Raises DamagedFile.
+def _epub(path: str, report_progress: ReportProgress) -> str:
+    """Return the chapters of an EPUB in the order of its spine. Raise DamagedFile if it cannot be read.
 
-    An EPUB is a zip archive; it is read in memory, and nothing is ever unpacked to disk.
+    An EPUB is a zip archive. It is read in memory, and nothing is ever unpacked to disk.
     """
     from ebooklib import ITEM_DOCUMENT, epub
     from resiliparse.extract.html2text import extract_plain_text
@@ -80,7 +81,7 @@ def _epub(path: str) -> str:
             if unpacked > 64 * MAX_DOCUMENT_BYTES:
                 raise DamagedFile(f"too large: {unpacked:,} bytes would come out of it")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the library, about its own future
+            warnings.simplefilter("ignore")  # the library warns about its own future
             book = epub.read_epub(path, {"ignore_ncx": True})
             chapters, length, html_length = [], 0, 0
             for name, _ in book.spine:
@@ -94,10 +95,10 @@ def _epub(path: str) -> str:
                     length += len(chapters[-1])
                     if length > MAX_DOCUMENT_BYTES:
                         raise DamagedFile(TOO_LONG)
-                    beat()
+                    report_progress()
     except DamagedFile:
         raise
-    except Exception as error:  # zip, XML and the library's own, of any kind: an archive from outside may hold anything
+    except Exception as error:  # errors of zip, XML and the library: a file may hold anything
         raise DamagedFile(f"damaged: not readable as EPUB ({type(error).__name__}: {str(error)[:200]})") from error
     text = "\n\n".join(filter(None, chapters))
     if len(text) > MAX_DOCUMENT_BYTES:

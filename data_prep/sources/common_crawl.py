@@ -1,13 +1,13 @@
-"""Common Crawl and its like: WARC, WET and ARC archives. A page is a document; its text is what a reader would see."""
+"""Web archives such as Common Crawl: WARC, WET and ARC. A page is a document: the text that a reader would see."""
 
 import os
 import re
 from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, ReportProgress, Skipped, SkippedUnits, no_report
 from data_prep.sources.bounded import Bounded
 from data_prep.sources.compression import DamagedFile, Eager, open_plain
 from data_prep.sources.text import TOO_LONG
@@ -19,6 +19,7 @@ HTML = ("text/html", "application/xhtml+xml")
 
 
 def _list_paths(root: Path) -> list[Path]:
+    """Return all archives below a folder, without files of metadata."""
     return [
         Path(folder, name)
         for folder, _, names in os.walk(root)
@@ -27,8 +28,8 @@ def _list_paths(root: Path) -> list[Path]:
     ]
 
 
-def _read(part: Part) -> Iterator[str | Skipped]:
-    """The pages of one archive. What came before some damage is kept, and the damage told."""
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
+    """Yield the pages of one archive. Pages before damage are kept, and the damage is recorded."""
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
         return
@@ -37,46 +38,46 @@ def _read(part: Part) -> Iterator[str | Skipped]:
         with open_plain(part.path) as file:
             first_line = file.peek(1 << 12)[: 1 << 12].lstrip()
             read = _read_arc if first_line.startswith(b"filedesc:") else _read_warc
-            yield from read(file, bad)
+            yield from read(file, bad, report_progress)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
     yield from bad
 
 
-def _read_warc(file: BufferedReader, bad: SkippedUnits) -> Iterator[str]:
-    """Raises DamagedFile."""
+def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[str]:
+    """Yield the pages of a WARC or WET archive. Raise DamagedFile at damage."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     first_line = file.peek(64).lstrip().partition(b"\n")[0]
-    # Strict, so that a record that is cut short is told, but for archives that end lines as they please from the start.
+    # Strict parsing finds records that are cut short. Lenient parsing is for archives with other line ends.
     lenient = not first_line.endswith(b"\r") or first_line.startswith(b"WARC/0.")
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     if not first_line.startswith(b"WARC/"):
         raise DamagedFile("damaged: it begins with no WARC or ARC record")
     options = {"parse_http": False, "quirks_mode": lenient, "stream_detect": False}
     whole = Eager(file)
-    records = iter(_told(ArchiveIterator, whole, wanted, **options))
+    records = iter(_call_library(ArchiveIterator, whole, wanted, **options))
     while True:
-        record = _told(next, records, None)
+        record = _call_library(next, records, None)
         if record is None:
-            # Every record ends with two line ends. Of a header that is cut the library says nothing.
+            # Every record ends with two line ends. The library does not report a header that is cut short.
             if not lenient and not whole.tail.endswith(b"\n\r\n"):
                 raise DamagedFile("cut short: it ends within the header of a record")
             return
         position, length = record.stream_pos, record.content_length
         if length > MAX_DOCUMENT_BYTES:
-            _told(record.reader.consume)
+            _call_library(record.reader.consume)
             bad.add(TOO_LONG, position)
             continue
-        block = _told(record.reader.read)
+        block = _call_library(record.reader.read)
         if len(block) < length:
             raise DamagedFile(f"cut short: the record at byte {position:,} has {len(block):,} of its {length:,} bytes")
         try:
             is_text = str(record.record_type) == "conversion"
-            text = block.decode("utf-8") if is_text else _told(_page_of, record, block)
+            text = block.decode("utf-8") if is_text else _call_library(_page_of, record, block, report_progress)
         except UnicodeDecodeError:
             bad.add("not valid UTF-8", position)
-        except DamagedFile:  # two libraries on whatever the web sent
+        except DamagedFile:  # two libraries on arbitrary content of the web
             bad.add("not readable as a page", position)
         else:
             if len(text) > MAX_DOCUMENT_BYTES:
@@ -85,15 +86,15 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits) -> Iterator[str]:
                 yield text
 
 
-def _told(function: Callable, *arguments, **options):
-    """What the library returns. Raises DamagedFile for all that it raises, a panic of its compiled core among them."""
+def _call_library(function: Callable, *arguments, **options) -> Any:
+    """Call a library and return its result. Raise DamagedFile for any error, also for a panic of its compiled core."""
     try:
         return function(*arguments, **options)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
         cause: BaseException | None = error
-        while cause is not None:  # the file beneath may have said it already
+        while cause is not None:  # the file below may have raised DamagedFile already
             if isinstance(cause, DamagedFile):
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
@@ -102,23 +103,23 @@ def _told(function: Callable, *arguments, **options):
         ) from error
 
 
-def _page_of(record, block: bytes) -> str:
-    """The text of a response or resource; nothing if it is no page that was found."""
+def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
+    """Return the text of a response or resource; empty if it is not a page with status 200."""
     content_type, charset = record.headers.get("Content-Type", ""), None
     if record.is_http:
         try:
             response = _http(block, "all")
         except OSError:
-            response = _http(block, "none")  # unpacked by the crawler, whatever its header says
+            response = _http(block, "none")  # the crawler has decoded it already, against its header
         if response.http_headers.status_code != 200:
             return ""
         content_type, charset = response.http_content_type or "", response.http_charset
         block = response.reader.read(MAX_DOCUMENT_BYTES + 1)
-    return page_text(block, content_type, charset)
+    return page_text(block, content_type, charset, report_progress)
 
 
-def _http(block: bytes, decode: Literal["all", "none"]):
-    """A response with its header parsed: a record of its own, so that the archive's is left as it was."""
+def _http(block: bytes, decode: Literal["all", "none"]) -> Any:
+    """Return a new record with the header of a response parsed. The record of the archive stays unchanged."""
     from fastwarc.warc import WarcRecord
 
     response = WarcRecord()
@@ -128,8 +129,20 @@ def _http(block: bytes, decode: Literal["all", "none"]):
     return response
 
 
-def page_text(content: bytes, content_type: str, charset: str | None) -> str:
-    """What a reader would see of a page: the main content of HTML, plain text as it is, nothing of other types."""
+def page_text(
+    content: bytes, content_type: str, charset: str | None, report_progress: ReportProgress = no_report
+) -> str:
+    """Return the text that a reader of a page would see.
+
+    Args:
+        content: the bytes of the page.
+        content_type: the value of its Content-Type header.
+        charset: the character encoding, if known from elsewhere.
+        report_progress: called while a page with many tags is parsed.
+
+    Returns:
+        The main content of HTML, or plain text unchanged; empty for other types.
+    """
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
     content_type, _, more = content_type.partition(";")
@@ -138,47 +151,52 @@ def page_text(content: bytes, content_type: str, charset: str | None) -> str:
         charset = said[1]
     if content_type not in (*HTML, "text/plain") or len(content) > MAX_DOCUMENT_BYTES:
         return ""
-    # A label that browsers do not know is not believed.
+    # A label that browsers do not know is ignored.
     known = map_encoding_to_html5(charset, fallback_utf8=False) if charset else None
     text = bytes_to_str(content, known or detect_encoding(content) or "utf-8")
     if content_type == "text/plain":
         return text
-    return _main_text(text) if text.count("<") < _MANY_TAGS else _main_text_bounded(text)
+    if text.count("<") < _MANY_TAGS:
+        return _main_text(text)
+    return _main_text_bounded(text, report_progress=report_progress)
 
 
 def _main_text(html: str) -> str:
+    """Return the main content of an HTML page."""
     from resiliparse.extract.html2text import extract_plain_text
 
     return extract_plain_text(html, main_content=True, alt_texts=False, preserve_formatting=True).strip()
 
 
 _MANY_TAGS = 3000
-"""From so many on a page is parsed where it can be given up: elements in elements in elements take it minutes."""
+"""Pages with more tags are parsed with a limit of CPU time: deeply nested elements can take minutes."""
+# One child process per worker, for all its tasks: starting one for every page would take longer than parsing.
 _main_text_bounded = Bounded(f"{__name__}:{_main_text.__name__}")
 
 
-def _read_arc(file: BufferedReader, bad: SkippedUnits) -> Iterator[str]:
-    """The format before WARC, which only warcio reads. Raises DamagedFile."""
+def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[str]:
+    """Yield the pages of an ARC archive, the format before WARC. Raise DamagedFile at damage. Only warcio reads ARC."""
     from warcio.archiveiterator import ArchiveIterator
 
     records = iter(ArchiveIterator(file, arc2warc=False))
     number = 0
     while True:
         number += 1
-        record = _told(next, records, None)
+        record = _call_library(next, records, None)
         if record is None:
             return
         if record.rec_type != "response":
             continue
         length = record.rec_headers.get_header("length") or ""
-        content = _told(record.content_stream().read, MAX_DOCUMENT_BYTES + 1)
+        content = _call_library(record.content_stream().read, MAX_DOCUMENT_BYTES + 1)
         if not length.isdigit() or len(content) > MAX_DOCUMENT_BYTES:
             bad.add(TOO_LONG if length.isdigit() else "of no known length", number)
             continue
         if record.http_headers is None or record.http_headers.get_statuscode() != "200":
             continue
         try:
-            text = _told(page_text, content, record.http_headers.get_header("Content-Type") or "", None)
+            content_type = record.http_headers.get_header("Content-Type") or ""
+            text = _call_library(page_text, content, content_type, None, report_progress)
         except DamagedFile:
             bad.add("not readable as a page", number)
         else:

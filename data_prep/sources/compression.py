@@ -1,7 +1,7 @@
-"""Files that may be compressed, read as a plain stream of bytes: cut short, damaged or a bomb is told, not passed over.
+"""Read files that may be compressed as a plain stream of bytes. Truncated and damaged files and bombs raise an error.
 
-Archive readers differ in what they say of a truncated file (some say nothing), so that bytes are unpacked here and
-handed to them plain.
+Archive readers handle truncated files differently, and some do not notice them. Therefore the bytes are decompressed
+here, and archive readers get them plain.
 """
 
 import io
@@ -13,15 +13,18 @@ from typing import BinaryIO, Protocol
 CHUNK_BYTES = 1 << 18
 BOMB_RATIO = 250
 BOMB_FLOOR_BYTES = 64 << 20
-"""Bytes out may be so many times the bytes in, beyond a floor. Text packs about 5 to 1, a crawl seldom 20 to 1."""
+"""The decompressed size may be at most the floor plus BOMB_RATIO times the compressed size.
+
+Text compresses about 5 to 1, and a crawl seldom 20 to 1.
+"""
 
 
 class DamagedFile(Exception):  # noqa: N818, it is the file that is
-    """A file that cannot be read, or only up to here. The text says why."""
+    """An error of a file that cannot be read, or only up to this point. The text says why."""
 
 
 class _Decompressor(Protocol):
-    """What zlib, bz2 and zstandard agree on: one member (stream, frame) of a file."""
+    """The interface that zlib, bz2 and zstandard share: a decompressor of one member (stream, frame) of a file."""
 
     @property
     def eof(self) -> bool: ...
@@ -45,39 +48,41 @@ _ENDINGS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 
 
 BZIP2_STREAM = b"BZh91AY&SY"
-"""How a stream of a .bz2 file begins, at a whole byte."""
+"""The first bytes of a stream in a .bz2 file. Streams begin at whole bytes."""
 
 
 def bzip2_streams(path: str | Path, start: int, end: int) -> tuple[int, int]:
-    """The streams of a file of many, as Wikipedia's multistream dumps, that begin in bytes start..end: where the first
-    begins and where the one after the last does. Equal if none begins there.
+    """Find the streams that begin in bytes start..end of a file of many streams, such as a multistream dump.
+
+    Returns:
+        Where the first of them begins, and where the first one after them begins. Equal if no stream begins there.
     """
     return _next_stream(path, start), _next_stream(path, end)
 
 
 def _next_stream(path: str | Path, position: int) -> int:
-    """The first at `position` or after it; the end of the file if there is none."""
+    """Return where the first stream at `position` or after it begins; the end of the file if there is none."""
     with open(path, "rb") as file:
         file.seek(position)
         kept = b""
-        while piece := file.read(CHUNK_BYTES):
-            found = (kept + piece).find(BZIP2_STREAM)
+        while chunk := file.read(CHUNK_BYTES):
+            found = (kept + chunk).find(BZIP2_STREAM)
             if found >= 0:
                 return position - len(kept) + found
-            position += len(piece)
-            kept = piece[-len(BZIP2_STREAM) + 1 :]
+            position += len(chunk)
+            kept = chunk[-len(BZIP2_STREAM) + 1 :]
         return position
 
 
 def open_bzip2_streams(path: str | Path, first: int, last: int) -> io.BufferedReader:
-    """What lies unpacked between two places that `bzip2_streams` found."""
+    """Open the decompressed content between two places that `bzip2_streams` returned."""
     file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
     file.seek(first)
     return io.BufferedReader(_Unpacked(_Slice(file, last - first), "bzip2", BZ2Decompressor), CHUNK_BYTES)
 
 
 class _Slice(io.RawIOBase):
-    """The next so many bytes of a file."""
+    """The next `num_bytes` bytes of a file."""
 
     def __init__(self, file: BinaryIO, num_bytes: int):
         self._file, self._left = file, num_bytes
@@ -97,9 +102,12 @@ class _Slice(io.RawIOBase):
 
 
 def open_plain(path: str | Path) -> io.BufferedReader:
-    """The content of a file, unpacked if it is compressed (by its first bytes, not its name).
+    """Open a file and decompress it if it is compressed. The first bytes decide, not the name.
 
-    Reading raises DamagedFile where the content ends too early, fails a check, or swells like a bomb.
+    Reading raises DamagedFile where the content ends too early, fails a check, or is a decompression bomb.
+
+    Raises:
+        DamagedFile: the name has the ending of a compression, but the first bytes are others.
     """
     file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
     magic = file.read(4)
@@ -115,14 +123,15 @@ def open_plain(path: str | Path) -> io.BufferedReader:
 
 
 class Eager:
-    """Gives what is there rather than waiting for as much as is asked: what comes before some damage is not lost."""
+    """A reader that returns the bytes it has, rather than all that are asked for: bytes before damage are not lost."""
 
     def __init__(self, file: io.BufferedReader):
         self._file = file
         self.tail = b""
-        """The last bytes that were given."""
+        """The last four bytes that were read."""
 
     def read(self, size: int = -1) -> bytes:
+        """Return at most `size` bytes; empty at the end of the file."""
         content = self._file.read1(size) if size > 0 else self._file.read(size)
         self.tail = (self.tail + content[-4:])[-4:]
         return content
@@ -135,7 +144,7 @@ class Eager:
 
 
 class _Unpacked(io.RawIOBase):
-    """All members of a compressed file, one after another."""
+    """The decompressed content of all members of a compressed file, one after another."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase, name: str, make):
         self._file, self._name, self._make = file, name, make
@@ -148,7 +157,7 @@ class _Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def tell(self) -> int:  # archive readers ask where they begin
+    def tell(self) -> int:  # archive readers ask for the position at which they begin
         return self.bytes_out - len(self._ready)
 
     def close(self) -> None:
@@ -170,16 +179,19 @@ class _Unpacked(io.RawIOBase):
         return count
 
     def _unpack(self, data: bytes) -> None:
-        at = self.bytes_in
+        """Decompress the beginning of `data`, and keep the rest for later."""
+        position = self.bytes_in
         try:
-            # Pieces so small that even a bomb's output fits into memory before it is noticed.
-            piece, rest = data[: CHUNK_BYTES // 64], data[CHUNK_BYTES // 64 :]
-            out = self._member.decompress(piece)
-        except Exception as error:  # zlib.error, OSError, EOFError, zstandard.ZstdError: each library has its own
-            if not self._begun and at and not data.strip(b"\0"):
-                self.bytes_in += len(data)  # padding with zeros, as tapes and some tools leave it
+            # Chunks so small that even the output of a bomb fits into memory before it is noticed.
+            chunk, rest = data[: CHUNK_BYTES // 64], data[CHUNK_BYTES // 64 :]
+            out = self._member.decompress(chunk)
+        except (
+            Exception
+        ) as error:  # zlib.error, OSError, EOFError, zstandard.ZstdError: each library has errors of its own
+            if not self._begun and position and not data.strip(b"\0"):
+                self.bytes_in += len(data)  # padding with zeros, as tapes and some tools write it
                 return
-            raise DamagedFile(f"damaged: {self._name} data wrong near byte {at:,} ({error})") from error
+            raise DamagedFile(f"damaged: {self._name} data wrong near byte {position:,} ({error})") from error
         self._begun = True
         if self._member.eof:
             rest = self._member.unused_data + rest

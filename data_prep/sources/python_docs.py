@@ -1,4 +1,4 @@
-"""The embedded corpus: docstrings of the running Python's standard library. Real text, no download."""
+"""The embedded corpus: the docstrings of the standard library of the running Python. Real text, no download."""
 
 import ast
 import inspect
@@ -8,19 +8,19 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.sources.base import Kind, Part, Skipped
+from data_prep.sources.base import Kind, Part, ReportProgress, Skipped
 
-# Installed packages are not the standard library, and its tests hold odd files rather than documentation.
+# Installed packages are not part of the standard library. Its tests hold odd files, and little documentation.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 def stdlib_root() -> Path:
-    """The folder that holds the running Python's standard library."""
+    """Return the folder of the standard library of the running Python."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def module_files() -> list[Path]:
-    """The standard library's modules, sorted by path."""
+    """Return the files of the modules of the standard library, sorted by path."""
     found = []
     for folder, subfolders, names in os.walk(stdlib_root()):
         subfolders[:] = [name for name in subfolders if name not in LEFT_OUT]
@@ -29,18 +29,19 @@ def module_files() -> list[Path]:
 
 
 def docstrings(source: bytes) -> str:
-    """The docstrings of one module in the order in which they stand, cleaned, joined by blank lines.
+    """Return the docstrings of a module in their order in the file, without indentation, joined by blank lines.
 
-    Raises SyntaxError or ValueError if `source` is not Python of this version.
+    Raises:
+        SyntaxError, ValueError: `source` is not Python of this version.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old escapes in library code are not the user's business
+        warnings.simplefilter("ignore")  # about old escapes in library code, which the user cannot change
         tree = ast.parse(source)
     return "\n\n".join(inspect.cleandoc(text) for text in _in_order(tree) if text.strip())
 
 
-def _in_order(node: ast.AST):
-    """Yield the raw docstrings below `node`, depth first: as a reader of the file meets them."""
+def _in_order(node: ast.AST) -> Iterator[str]:
+    """Yield the raw docstrings below `node`, depth first: in their order in the file."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node, clean=False)
         if text is not None:
@@ -49,13 +50,13 @@ def _in_order(node: ast.AST):
         yield from _in_order(child)
 
 
-def _read(part: Part) -> Iterator[str | Skipped]:
-    """One document per module that has docstrings."""
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
+    """Yield the docstrings of one module as a document, if it has any."""
     try:
         text = docstrings(Path(part.path).read_bytes())
-        text.encode("utf-8")  # a docstring may hold a lone surrogate, which no file can
+        text.encode("utf-8")  # raises if a docstring holds a lone surrogate, which no UTF-8 file can hold
     except (SyntaxError, ValueError) as error:
-        # The standard library may hold files of other versions of Python (lib2to3's): no damage.
+        # The standard library may hold files of other versions of Python, as lib2to3 does: this is no damage.
         yield Skipped(part.name, f"not readable as Python: {type(error).__name__}", damaged=False)
         return
     if text:

@@ -1,11 +1,12 @@
-"""Text files: one document a line, as fairseq reads them; JSON lines and Parquet by a field of theirs."""
+"""Text files: one document per line, as fairseq reads text; one per object of JSON lines and per row of Parquet."""
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
+from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.compression import DamagedFile, open_plain
 
 TOO_LONG = f"longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
@@ -13,8 +14,8 @@ COMPRESSED = (".gz", ".bz2", ".zst")
 JSON_LINES = (".jsonl", ".ndjson")
 
 
-def paths_ending_in(*endings: str):
-    """A listing of all files below a folder whose names end so."""
+def paths_ending_in(*endings: str) -> Callable[[Path], list[Path]]:
+    """Return a function that lists all files below a folder whose names have one of these endings."""
 
     def list_paths(root: Path) -> list[Path]:
         return [
@@ -25,11 +26,12 @@ def paths_ending_in(*endings: str):
 
 
 def plain_name(name: str) -> str:
-    """Without the ending of a compression."""
+    """Return the name of a file without the ending of its compression, if any."""
     return next((name[: -len(ending)] for ending in COMPRESSED if name.lower().endswith(ending)), name)
 
 
-def _read(part: Part) -> Iterator[str | Skipped]:
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
+    """Yield the documents of one part."""
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
     elif part.name.lower().endswith(".parquet"):
@@ -39,19 +41,19 @@ def _read(part: Part) -> Iterator[str | Skipped]:
 
 
 def _read_lines(part: Part) -> Iterator[str | Skipped]:
-    """One document per line that is not blank, without its line end: fairseq's convention; or a JSON object's field.
+    """Yield one document per line that is not blank: the line without its line end, as in fairseq, or its JSON field.
 
-    A line belongs to the part in which its first byte lies. Of a compressed file there is one part.
+    A line belongs to the part that holds its first byte. A compressed file is a single part.
     """
     bad = SkippedUnits(part.name, "line")
     is_json = plain_name(part.name).lower().endswith(JSON_LINES)
     try:
-        # Only what is not compressed is split.
+        # Compressed files are not split: their part is the whole file.
         whole = part.name != plain_name(part.name)
         with open_plain(part.path) if whole else open(part.path, "rb") as file:
             position = 0 if whole else part.start
             if position > 0:
-                # From one byte earlier: if that is a line end, the line that starts here is ours.
+                # Start one byte earlier: if it is a line end, the line that starts here belongs to this part.
                 file.seek(position - 1)
                 position += _skip_line(file) - 1
             while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
@@ -80,18 +82,18 @@ def _read_lines(part: Part) -> Iterator[str | Skipped]:
     yield from bad
 
 
-def _skip_line(file) -> int:
-    """Read to the end of the line, holding little; how many bytes that were."""
+def _skip_line(file: BinaryIO) -> int:
+    """Read to the end of the line with little memory. Return the number of bytes."""
     count = 0
-    while piece := file.readline(1 << 20):
-        count += len(piece)
-        if piece.endswith(b"\n"):
+    while chunk := file.readline(1 << 20):
+        count += len(chunk)
+        if chunk.endswith(b"\n"):
             break
     return count
 
 
 def _field_of(row: object, name: str) -> str:
-    """Raises KeyError with what is wrong."""
+    """Return the text in a field of a JSON object. Raise KeyError with the reason if there is none."""
     if not isinstance(row, dict):
         raise KeyError("not a JSON object")
     if name not in row:
@@ -99,16 +101,16 @@ def _field_of(row: object, name: str) -> str:
     if not isinstance(row[name], str):
         raise KeyError(f"whose field '{name}' is not text")
     text = row[name]
-    # JSON can write half a surrogate pair, which no file can hold.
+    # JSON can express half of a surrogate pair, which no UTF-8 file can hold.
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
 
 
 _ROWS = 16
-"""Of Parquet read at a time: a few bytes of it may stand for as many documents of 16 MiB."""
+"""Rows of Parquet that are read at a time: few compressed bytes may hold as many documents of 16 MiB."""
 
 
 def _read_parquet(part: Part) -> Iterator[str | Skipped]:
-    """One document a row."""
+    """Yield one document per row."""
     import pyarrow
     import pyarrow.parquet
 

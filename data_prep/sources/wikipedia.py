@@ -1,6 +1,6 @@
-"""Wikipedia: page-article dumps. An article is a document: its title, then its text without markup, tables, references.
+"""Wikipedia: page-article dumps. An article is a document: its title, then its text without markup and tables.
 
-Redirects, and pages of other namespaces (talk, templates, categories, files), are no articles.
+References are removed, too. Redirects and pages of other namespaces (talk, templates, categories, files) are skipped.
 """
 
 import re
@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, Skipped, SkippedUnits
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import Bounded
 from data_prep.sources.compression import (
     CHUNK_BYTES,
@@ -22,7 +23,7 @@ from data_prep.sources.compression import (
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
 _ARTICLES = 0
-# What is written to the wiki software or stands beside the text; `math` and `code` are not sentences.
+# Content for the wiki software, or beside the text. `math` and `code` are no sentences.
 _DROPPED_TAGS = frozenset(
     [
         "ref",
@@ -47,21 +48,21 @@ _DROPPED_TAGS = frozenset(
         "maplink",
     ]
 )
-# Namespaces of links that show a picture or file a page, in every language: files and categories have no space before
-# the colon and a name that is not an interwiki text of a sentence; a first link with a prefix that is shown has a |.
+# Links that show a picture or put the page into a category, in every language: their prefix ends with a colon without a
+# space after it. A link with such a prefix that is shown as text has a |.
 _FILE_LINK = re.compile(r"^\s*(?:[^\W\d_][\w -]{1,20}):(?!\s)", re.UNICODE)
 _QUOTES = re.compile(r"'{5}|'{2,3}")
-"""Bold and italics."""
+"""The marks of bold and italic text."""
 _HEADING = "\x02"
-"""Marks a heading's line, with its level; XML has no such character, and entities are cleared of it."""
+"""Begins the line of a heading, before its level. XML cannot hold this character, and it is removed from entities."""
 _DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")
 _EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")
 _SPACES = re.compile(r"[ \t\xa0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
-# Nested deeper than any article: text made to hang a parser.
+# More openings than any article has: such text is made to hang a parser.
 _MAX_OPENINGS = 20_000
 _OPENING = re.compile(r"\{\{|\[\[|\{\||<[a-zA-Z]")
-# What is opened and never closed makes the parser go over the rest of the page once for each: seconds for so much.
+# For each opening that is never closed the parser reads the rest of the page again. This many characters take seconds.
 _MAX_UNCLOSED_CHARACTERS = 100_000_000
 _PAIRS = (("{{", "}}"), ("[[", "]]"), ("{|", "|}"))
 _TAG = re.compile(r"<(/?)([a-zA-Z]+)(?:[^<>]*?(/)\s*>)?", re.ASCII)
@@ -69,7 +70,7 @@ _NEVER_CLOSED = frozenset(("br", "wbr", "hr", "img", "meta", "link", "li", "dt",
 
 
 def article_text(markup: str) -> str:
-    """The running text of an article, with its headings. Raises ValueError on markup no article has."""
+    """Return the running text of an article, with its headings. Raise ValueError for markup that no article has."""
     import mwparserfromhell
 
     if len(_OPENING.findall(markup)) > _MAX_OPENINGS:
@@ -83,12 +84,20 @@ def article_text(markup: str) -> str:
 
 
 _LONG = 20_000
-"""Characters from which on an article is parsed where it can be given up."""
+"""Articles with more characters are parsed with a limit of CPU time."""
+# One child process per worker, for all its tasks: starting one for every article would take longer than parsing.
 _article_text_bounded = Bounded(f"{__name__}:{article_text.__name__}")
 
 
+def _bounded_text(markup: str, report_progress: ReportProgress) -> str:
+    """Return `article_text`, computed with a limit of CPU time if the article is long. TooSlow is a ValueError."""
+    if len(markup) < _LONG:
+        return article_text(markup)
+    return _article_text_bounded(markup, report_progress=report_progress)
+
+
 def _num_unclosed(markup: str) -> int:
-    """How many more templates, links, tables and tags of a name are opened than closed."""
+    """Return how many templates, links, tables and tags are opened but not closed."""
     unclosed = sum(max(0, markup.count(opening) - markup.count(closing)) for opening, closing in _PAIRS)
     tags: Counter[str] = Counter()
     for closes, name, itself in _TAG.findall(markup):
@@ -96,10 +105,10 @@ def _num_unclosed(markup: str) -> int:
     return unclosed + sum(max(0, count) for name, count in tags.items() if name not in _NEVER_CLOSED)
 
 
-def _shown(code) -> str:
-    """What a reader sees of parsed markup, but for tables, files, references; headings marked.
+def _shown(code: Any) -> str:
+    """Return what a reader sees of parsed markup, without tables, files and references. Headings are marked.
 
-    The library's own way, taking out nodes and then asking for the text, looks through the page anew for every node.
+    The library's own way is to remove nodes and then ask for the text: it searches the whole page for every node.
     """
     from mwparserfromhell import nodes
     from mwparserfromhell.definitions import is_visible
@@ -129,9 +138,9 @@ def _shown(code) -> str:
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
-    """Without the headings under which no text is left (references, links), and without the marks of the others."""
+    """Remove the headings under which no text is left (references, links), and the marks of the other headings."""
     kept: list[str] = []
-    deepest_with_text = 0  # from below: the level of section whose text has just been seen
+    deepest_with_text = 0  # level of the section, read from the end, whose text was seen last
     for line in reversed(lines):
         if not line.startswith(_HEADING):
             kept.append(line)
@@ -145,12 +154,12 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
 
 
 def _is_file(link: str) -> bool:
-    """Whether a link with several fields shows a picture: thumb, sizes, a file's ending."""
+    """Return True if a link with several fields shows a picture: it has the ending of a file before a |."""
     return bool(re.search(r"\.(?:jpe?g|png|gif|svg|tiff?|webp|ogg|ogv|oga|webm|pdf|djvu|mid)\s*\|", link, re.I))
 
 
-def _read(part: Part) -> Iterator[str | Skipped]:
-    """The articles of one dump. What came before some damage is kept, and the damage told."""
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
+    """Yield the articles of one dump. Articles before damage are kept, and the damage is recorded."""
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
         return
@@ -166,7 +175,7 @@ def _read(part: Part) -> Iterator[str | Skipped]:
                     bad.add(TOO_LONG, number)
                     continue
                 try:
-                    text = article_text(markup) if len(markup) < _LONG else _article_text_bounded(markup)
+                    text = _bounded_text(markup, report_progress)
                 except (ValueError, RecursionError) as error:
                     bad.add(f"not readable ({error})", number)
                     continue
@@ -178,13 +187,14 @@ def _read(part: Part) -> Iterator[str | Skipped]:
 
 
 def _open_part(part: Part) -> "Eager | _Streams":
+    """Open a part of a dump as a whole dump."""
     if part.start == 0 and part.end == Path(part.path).stat().st_size:
         return Eager(open_plain(part.path))
     return _Streams(part.path, *bzip2_streams(part.path, part.start, part.end))
 
 
 class _Streams:
-    """Some of the streams of a multistream dump as a dump of its own: its head before them, an end behind them."""
+    """Some streams of a multistream dump as a dump of their own: the head of the dump, the streams, and an end."""
 
     _END = b"</mediawiki>"
 
@@ -194,6 +204,7 @@ class _Streams:
         self._current, self._tail = 0, b""
 
     def read(self, size: int = -1) -> bytes:
+        """Return at most `size` bytes; empty at the end."""
         while self._current < len(self._files):
             data = self._files[self._current].read1(size if size > 0 else CHUNK_BYTES)
             if data:
@@ -206,12 +217,13 @@ class _Streams:
         return self._END
 
     def close(self) -> None:
+        """Close all files."""
         for file in self._files:
             file.close()
 
 
 def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
-    """(title, markup of the last revision, number of the page) of each article. Raises DamagedFile."""
+    """Yield (title, markup of the last revision, number of the page) of each article. Raise DamagedFile at damage."""
     import mwxml
 
     number = 0
@@ -228,7 +240,7 @@ def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
                 yield page.title or "", text.encode("utf-8", "replace").decode("utf-8"), number
     except DamagedFile:
         raise
-    except Exception as error:  # of XML, of mwxml, of the values it converts
+    except Exception as error:  # errors of XML, of mwxml, and of the values that it converts
         raise DamagedFile(f"damaged: not readable as a MediaWiki dump after page {number} ({error})") from error
 
 
@@ -236,6 +248,7 @@ _DUMP = re.compile(r"\.xml(?:\.|-|$)", re.IGNORECASE)
 
 
 def _list_paths(root: Path) -> list[Path]:
+    """Return all dumps below a folder."""
     return [path for path in paths_ending_in("")(root) if _DUMP.search(path.name)]
 
 

@@ -64,7 +64,7 @@ def generators_of(seeds: Sequence[int], purpose: str) -> list[torch.Generator]:
 def ours(data: StageData, x: Tensor, y: Tensor, seeds: Sequence[int], precision: torch.dtype) -> list[float]:
     """Train a stack of the seeds and return their test errors."""
     stack = VGG(3, WIDTH, 10).network(generators_of(seeds, "initialisation"), x.device)
-    stack.compute_in(precision)
+    stack.set_compute_dtype(precision)
     batches, optimizer = Batches(data, generators_of(seeds, "order"), BATCH), SGD(stack.parameters.flat, **RECIPE)
     train_stage(stack, batches, data.validation, OwnLoss(len(seeds), 1), optimizer, EPOCHS, "validation_loss")
     return (stack.logits_of_many(x[None]).argmax(-1) != y).double().mean(1).tolist()
@@ -72,7 +72,7 @@ def ours(data: StageData, x: Tensor, y: Tensor, seeds: Sequence[int], precision:
 
 def plain(data: StageData, x: Tensor, y: Tensor, seed: int) -> float:
     """Train one seed with torch's modules and torch.optim, and return its test error."""
-    model = VGG(3, WIDTH, 10).network(generators_of([seed], "initialisation"), x.device).plain(0)
+    model = VGG(3, WIDTH, 10).network(generators_of([seed], "initialisation"), x.device).to_module(0)
     optimizer, batches = (
         torch.optim.SGD(model.parameters(), **RECIPE),
         Batches(data, generators_of([seed], "order"), BATCH),
@@ -95,6 +95,31 @@ def plain(data: StageData, x: Tensor, y: Tensor, seed: int) -> float:
     return error
 
 
+def report(
+    arguments: argparse.Namespace, rows: list[list[str]], errors: dict[str, list[float]], load_at_start: float
+) -> str:
+    """Return the text of paths.md."""
+    return "\n".join(
+        [
+            "# Fast paths against the plain one: test error after a stage",
+            "",
+            f"Written by `paths.py --seeds {arguments.seeds} --half-seeds {arguments.half_seeds} --write` on "
+            f"{torch.device(arguments.device).type}.",
+            "SM of c = 4, the first 10 of 100 mega-batches of CIFAR-10, 10 epochs. Errors in %, mean and",
+            "standard error over seeds; the difference to plain with the combined standard error.",
+            "",
+            *table(["path", "seeds", "test error", "less plain's", "CPU seconds a seed"], rows),
+            "",
+            "Errors seed by seed:",
+            "",
+            *(f"- {name}: {' '.join(f'{error:.1f}' for error in of_name)}" for name, of_name in errors.items()),
+            "",
+            *provenance(load_at_start),
+            "",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", required=True, help="folder of the datasets")
@@ -115,7 +140,7 @@ def main() -> None:
     half = seeds[: arguments.half_seeds]
     dataset = load_dataset("cifar10", arguments.data_root)
     inputs = Images(dataset.pixels, 3, 32)
-    x, y = inputs.read(inputs.keep(dataset.test.images.to(device))), dataset.test.labels.to(device)
+    x, y = inputs.to_input(inputs.to_storage(dataset.test.images.to(device))), dataset.test.labels.to(device)
     alone = [data_of(dataset, [seed], device) for seed in seeds]
     ways = {
         "plain": lambda: [plain(alone[seed], x, y, seed) for seed in seeds],
@@ -126,10 +151,10 @@ def main() -> None:
     }
     if device.type != "cpu":
         del ways["narrow"]
-    default_narrow, rows = narrow.NARROW, []
+    usual_limit, rows = narrow.MAX_CHANNELS, []
     errors: dict[str, list[float]] = {}
     for name, train in ways.items():
-        narrow.NARROW = 0 if name == "torch" else default_narrow
+        narrow.MAX_CHANNELS = 0 if name == "torch" else usual_limit
         start = time.process_time()
         errors[name] = [100 * error for error in train()]
         count, plain_count = len(errors[name]), len(errors["plain"])
@@ -140,24 +165,7 @@ def main() -> None:
         seconds = f"{(time.process_time() - start) / count:.0f}"
         rows.append([name, str(count), f"{mean:.2f} +- {stderr:.2f}", against_plain, seconds])
         print(rows[-1], flush=True)
-    text = "\n".join(
-        [
-            "# Fast paths against the plain one: test error after a stage",
-            "",
-            f"Written by `paths.py --seeds {len(seeds)} --half-seeds {len(half)} --write` on {device.type}.",
-            "SM of c = 4, the first 10 of 100 mega-batches of CIFAR-10, 10 epochs. Errors in %, mean and",
-            "standard error over seeds; the difference to plain with the combined standard error.",
-            "",
-            *table(["path", "seeds", "test error", "less plain's", "CPU seconds a seed"], rows),
-            "",
-            "Errors seed by seed:",
-            "",
-            *(f"- {name}: {' '.join(f'{error:.1f}' for error in of_name)}" for name, of_name in errors.items()),
-            "",
-            *provenance(load_at_start),
-            "",
-        ]
-    )
+    text = report(arguments, rows, errors, load_at_start)
     print(text)
     if arguments.write:
         Path(__file__).with_name("paths.md").write_text(text)

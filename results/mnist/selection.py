@@ -58,7 +58,7 @@ def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Error
             self.errors = errors() if epoch == EPOCHS else []
 
     stack, last = (
-        MLPStack.drawn((784, WIDTH, WIDTH, 10), generators("initialisation"), torch.device("cpu")),
+        MLPStack.initialised((784, WIDTH, WIDTH, 10), generators("initialisation"), torch.device("cpu")),
         LastEpoch(),
     )
     batches, optimizer = Batches(data, generators("order"), 128), AdaDelta(stack.parameters.flat)
@@ -99,7 +99,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dataset = load_dataset("mnist", arguments.data_root)
-    data, x, y = data_of(dataset), dataset.pixels.normalised(dataset.test.images), dataset.test.labels
+    data, x, y = data_of(dataset), dataset.pixels.normalise(dataset.test.images), dataset.test.labels
     for first in (0, 1000, 2000, 3000):
         for name, train in (("ours", ours), ("plain", plain)):
             texts = [

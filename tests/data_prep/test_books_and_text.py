@@ -45,17 +45,17 @@ Section 1. General Terms
     ],
 )
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_what_project_gutenberg_added_is_taken_away(start, end, line_end):
+def test_text_added_by_project_gutenberg_is_removed(start, end, line_end):
     text = FRAME.format(start=start, end=end).replace("\n", line_end)
     assert without_gutenberg(text).replace("\r\n", "\n") == "MOBY DICK\n\nCall me Ishmael.\n"
 
 
-def test_other_books_stay_as_they_are():
+def test_other_books_are_unchanged():
     text = "  A book about Project Gutenberg.\r\nEnd of Project Gutenberg? *** Never ***\n"
     assert without_gutenberg(text) == text
 
 
-def test_small_print_at_the_end_does_not_take_the_book_away():
+def test_small_print_at_the_end_does_not_remove_the_book():
     book = "A line of the book.\n" * 50
     text = f"{book}\n*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\nlegal\n"
     assert book.strip() in without_gutenberg(text)
@@ -63,7 +63,7 @@ def test_small_print_at_the_end_does_not_take_the_book_away():
     assert without_gutenberg(book + licence) == book.strip() + "\n"
 
 
-def test_names_in_capitals_are_names(tmp_path):
+def test_endings_in_capitals_are_recognised(tmp_path):
     (tmp_path / "A.JSONL").write_text('{"text": "one"}\n')
     (tmp_path / "B.TXT").write_text("two\n")
     assert read_all(Source("text", str(tmp_path))) == (["one", "two"], [])
@@ -87,7 +87,7 @@ def test_an_epub_is_its_chapters_in_order(tmp_path):
     assert skipped == []
 
 
-def test_an_epub_that_is_none_writes_nothing_and_is_told(tmp_path):
+def test_a_file_that_is_no_epub_is_skipped_and_nothing_is_unpacked(tmp_path):
     pytest.importorskip("ebooklib", reason="needs the extra `corpora`")
     folder = tmp_path / "in" / "books"
     folder.mkdir(parents=True)
@@ -121,7 +121,7 @@ def test_json_lines_give_their_field(tmp_path):
         assert read_all(Source("text", str(tmp_path)), part_bytes)[0] == texts
 
 
-def test_a_row_of_parquet_that_is_no_text_is_set_aside_and_the_others_kept(tmp_path):
+def test_a_row_of_parquet_that_is_no_text_is_skipped_and_the_others_are_kept(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `corpora`")
     import pyarrow
 
@@ -137,7 +137,7 @@ def test_a_row_of_parquet_that_is_no_text_is_set_aside_and_the_others_kept(tmp_p
     assert [(one.name, one.num_units) for one in skipped] == [("a.parquet", 1), ("days.parquet", 2)]
 
 
-def test_an_epub_that_names_a_chapter_a_thousand_times_is_not_a_book(tmp_path):
+def test_an_epub_that_names_a_chapter_a_thousand_times_is_skipped(tmp_path):
     from ebooklib import epub
 
     book = epub.EpubBook()

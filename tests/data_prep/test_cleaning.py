@@ -53,7 +53,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("reason", PLANTED)
-def test_every_rule_of_gopher_finds_its_own(reason):
+def test_every_rule_of_gopher_removes_its_planted_document(reason):
     text = PLANTED[reason]
     cleaner = Cleaner(Cleaning(gopher=True))
     if "stop_words" in reason:
@@ -69,7 +69,7 @@ def test_prose_passes():
     assert cleaner.reason(ENGLISH.replace(". ", ".\n\n")) is None
 
 
-def test_stop_words_are_asked_of_english_alone():
+def test_stop_words_are_required_only_of_english():
     assert Cleaner(Cleaning("de", gopher=True)).reason(GERMAN + " " + GERMAN.swapcase()) is None
     assert {"en", "de", "bg"} <= known_languages()
 

@@ -45,7 +45,7 @@ def test_a_wet_file_is_its_text(tmp_path):
     assert [(one.unit, one.num_units, one.why) for one in skipped] == [("record", 1, "not valid UTF-8")]
 
 
-def test_what_is_no_page_that_was_found_is_passed_over(tmp_path):
+def test_records_that_are_no_page_with_status_200_are_skipped(tmp_path):
     write_warc(tmp_path / "a.warc", TEXTS[:1], status="404 Not Found")
     write_warc(tmp_path / "b.warc", TEXTS[:1], content_type="application/json")
     write_warc(tmp_path / "c.warc", ["a request"], kind="request")
@@ -64,7 +64,7 @@ def test_pages_in_old_encodings_come_out_as_text(tmp_path):
 
 
 @pytest.mark.parametrize("charset", ["utf8mb4", "none", "raw_unicode_escape", "ISO-8859-1,utf-8"])
-def test_a_charset_that_no_browser_knows_is_not_believed(tmp_path, charset):
+def test_a_charset_that_no_browser_knows_is_ignored(tmp_path, charset):
     text = "Die Größe der Wale läßt sich schätzen, übrigens auch bei Nacht \\ud800."
     write_warc(tmp_path / "a.warc", [text.encode()], content_type=f"text/plain; charset={charset}")
     [found], skipped = read_all(crawl(tmp_path))
@@ -99,7 +99,7 @@ def test_a_file_a_folder_and_a_pattern(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".warc", ".warc.gz"])
-def test_an_archive_cut_short_gives_what_came_before_and_says_so(tmp_path, ending):
+def test_the_pages_before_the_cut_of_a_truncated_archive_are_kept_and_the_cut_is_recorded(tmp_path, ending):
     path = write_warc(tmp_path / f"a{ending}", TEXTS)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 3 // 4])
@@ -110,7 +110,7 @@ def test_an_archive_cut_short_gives_what_came_before_and_says_so(tmp_path, endin
     assert (skipped.name, skipped.num_units, skipped.damaged) == (f"a{ending}", 0, True)
 
 
-def test_an_archive_cut_anywhere_in_the_second_record_says_so(tmp_path):
+def test_a_cut_anywhere_in_the_second_record_is_recorded(tmp_path):
     first, second = "A first page of some words.", "A second."
     one = len(write_warc(tmp_path / "one.wet", [first], kind="conversion").read_bytes())
     both = write_warc(tmp_path / "two.wet", [first, second], kind="conversion").read_bytes()
@@ -124,7 +124,7 @@ def test_an_archive_cut_anywhere_in_the_second_record_says_so(tmp_path):
     assert not read_all(Source("common-crawl", str(tmp_path / "cut")))[1]
 
 
-def test_damage_inside_a_compressed_archive_is_told(tmp_path):
+def test_damage_inside_a_compressed_archive_is_recorded(tmp_path):
     path = write_warc(tmp_path / "a.warc.gz", TEXTS)
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
@@ -136,7 +136,7 @@ def test_damage_inside_a_compressed_archive_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x1f\x8b", b"WARC/1.0\r\n", bytes(1000)])
-def test_what_is_no_archive(tmp_path, content):
+def test_a_file_that_is_no_archive_is_skipped(tmp_path, content):
     (tmp_path / "a.warc.gz").write_bytes(content)
     texts, [skipped] = read_all(crawl(tmp_path))
     assert texts == []
@@ -151,7 +151,7 @@ def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
     assert "decompression bomb" in skipped.why
 
 
-def test_a_page_that_is_too_long_is_set_aside_and_the_next_is_read(tmp_path, monkeypatch):
+def test_a_page_that_is_too_long_is_skipped_and_the_next_one_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("data_prep.sources.common_crawl.MAX_DOCUMENT_BYTES", 2000)
     write_warc(tmp_path / "a.warc", [TEXTS[0], "long " * 1000, TEXTS[1]])
     texts, [skipped] = read_all(crawl(tmp_path))

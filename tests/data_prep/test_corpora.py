@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.prepare import versions
+from data_prep.provenance import versions
 from data_prep.tokenization import load_tokenizer
 from fairseq_alma.core.stream_folder import StreamFolder, split_prefix
 from tests.data_prep.sources import write_dump, write_warc
@@ -104,7 +104,9 @@ def test_each_mega_batch_has_the_same_words_and_the_sources_in_proportion(three,
 
 
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0)])
-def test_the_order_of_sources_and_workers_does_not_show(tmp_path, three, corpora, alma_prep, folder_bytes, order):
+def test_the_bytes_do_not_depend_on_the_order_of_sources_and_workers(
+    tmp_path, three, corpora, alma_prep, folder_bytes, order
+):
     assert alma_prep(tmp_path / "out", *sources_of(corpora, order), num_mega_batches=4, workers=2) == 0
     assert folder_bytes(tmp_path / "out") == folder_bytes(three)
 
@@ -135,11 +137,11 @@ def test_a_source_with_a_share_of_which_nothing_is_left_is_named(tmp_path, corpo
     (tmp_path / "longer.txt").write_text("".join(f"{page} And more.\n" for page in pages))
     sources = [sources_of(corpora)[2], f"text:{tmp_path / 'longer.txt'}", f"text:{copies}@0.1"]
     assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2) == 2
-    assert f"text:{copies} is to be 0.1 of the words, and none of it is left" in capsys.readouterr().err
+    assert f"text:{copies} should provide 0.1 of the words, but nothing of it is left" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_too_little_of_the_kind_that_is_validated_on_is_told(tmp_path, corpora, alma_prep, capsys):
+def test_too_few_words_of_the_validation_source_are_an_error(tmp_path, corpora, alma_prep, capsys):
     crawl, wiki, _ = sources_of(corpora)
     more = ["--valid-source", "wikipedia", "--valid-words", "99999"]
     assert alma_prep(tmp_path / "out", crawl, wiki, num_mega_batches=2, more=more) == 2
@@ -157,11 +159,11 @@ def test_every_document_comes_back_exactly(tmp_path, alma_prep):
         (tmp_path / "in" / f"{number}.txt").write_bytes(text.encode())
         originals.append(text)
     assert alma_prep(tmp_path / "out", f"books:{tmp_path}/in", num_mega_batches=2, more=["--passage-words", "9"]) == 0
-    pieces = [text for split in load(tmp_path / "out")["splits"] for text in texts_of(tmp_path / "out", split)]
-    assert sum(map(len, pieces)) == sum(map(len, originals))
+    passages = [text for split in load(tmp_path / "out")["splits"] for text in texts_of(tmp_path / "out", split)]
+    assert sum(map(len, passages)) == sum(map(len, originals))
     left = list(originals)
-    for piece in pieces:
-        assert any(piece in text for text in left)
+    for passage in passages:
+        assert any(passage in text for text in left)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +205,7 @@ def test_a_third_is_a_share_that_its_own_command_gives_again(tmp_path, corpora, 
     assert "other settings" in capsys.readouterr().err
 
 
-def test_the_name_of_a_folder_does_not_show_where_shares_meet_copies(tmp_path, alma_prep, folder_bytes):
+def test_the_bytes_do_not_depend_on_the_name_of_a_folder_with_shares_and_copies(tmp_path, alma_prep, folder_bytes):
     lines = [f"{' '.join(prose(60, seed).split())}\n" for seed in range(600)]
     for first, second in (("a", "b"), ("z", "c")):
         for name, part in ((first, lines[:300]), (second, lines[280:])):
@@ -214,7 +216,7 @@ def test_the_name_of_a_folder_does_not_show_where_shares_meet_copies(tmp_path, a
     assert folder_bytes(tmp_path / "out_a") == folder_bytes(tmp_path / "out_z")
 
 
-def test_a_mega_batch_a_snapshot(tmp_path, snapshots, alma_prep, folder_bytes):
+def test_one_mega_batch_per_snapshot(tmp_path, snapshots, alma_prep, folder_bytes):
     for name, sources, partition in (
         ("by_date", [f"common-crawl:{snapshots}"], "by-date"),
         ("as_given", [f"common-crawl:{path}" for path in sorted(snapshots.iterdir())], "as-given"),
@@ -248,7 +250,7 @@ def extended(tmp_path, corpora, alma_prep, folder_bytes):
     return out, before, argv
 
 
-def test_an_extension_touches_nothing_and_lets_no_copy_in(extended, folder_bytes):
+def test_an_extension_changes_no_file_and_leaves_copies_out(extended, folder_bytes):
     out, before, _ = extended
     after = folder_bytes(out)
     assert {name: after[name] for name in before} == before
@@ -268,7 +270,9 @@ def test_an_extension_touches_nothing_and_lets_no_copy_in(extended, folder_bytes
     assert [row["documents"] for row in extension["cleaning"] if row["step"] == "near copy"] == [30]
 
 
-def test_extending_again(extended, folder_bytes, capsys, corpora, tmp_path):
+def test_extending_with_the_same_files_changes_nothing_and_with_others_adds_more(
+    extended, folder_bytes, capsys, corpora, tmp_path
+):
     from data_prep.cli import main
 
     out, _, argv = extended
@@ -367,9 +371,9 @@ def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_by
     first = {key: value for key, value in stream.items() if key != "extensions"} | {"num_mega_batches": 3}
     first["splits"] = {name: split for name, split in stream["splits"].items() if name != "mega_batch_4"}
     # Before stream.json was replaced, and before the manifest was.
-    told = json.loads(manifest)
-    untold = told | {"extensions": [], "outputs": {k: v for k, v in told["outputs"].items() if k in before}}
-    for known in (told, untold):
+    after_it = json.loads(manifest)
+    before_it = after_it | {"extensions": [], "outputs": {k: v for k, v in after_it["outputs"].items() if k in before}}
+    for known in (after_it, before_it):
         (out / "stream.json").write_text(json.dumps(first))
         (out / "manifest.json").write_text(json.dumps(known))
         (out / ".alma-prep").mkdir()
@@ -378,7 +382,7 @@ def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_by
         assert main(argv) == 0
         assert folder_bytes(out) == after
         assert load(out)["extensions"] == stream["extensions"]
-        assert json.loads((out / "manifest.json").read_text()) == told
+        assert json.loads((out / "manifest.json").read_text()) == after_it
     # Killed there, and the next run killed when it had deleted what the first had made: the old stream is whole.
     (out / "stream.json").write_text(json.dumps(first))
     for name in [*(set(after) - set(before)), "mega_batch_4"]:
@@ -391,7 +395,7 @@ def test_an_extension_killed_in_its_last_moments_is_finished(extended, folder_by
     assert folder_bytes(out) == after
 
 
-def test_what_cannot_extend(extended, capsys, corpora, tmp_path):
+def test_an_extension_that_cannot_work_is_refused(extended, capsys, corpora, tmp_path):
     from data_prep.cli import main
 
     out, _, _ = extended
@@ -411,7 +415,7 @@ def test_what_cannot_extend(extended, capsys, corpora, tmp_path):
     assert not (out / ".alma-prep").exists()
 
 
-def test_a_learner_goes_on_with_an_extended_stream(tmp_path, corpora, alma_prep):
+def test_a_learner_continues_with_an_extended_stream(tmp_path, corpora, alma_prep):
     out, run = tmp_path / "stream", tmp_path / "run"
     crawl, wiki, _ = sources_of(corpora)
     assert alma_prep(out, crawl, num_mega_batches=2) == 0
@@ -469,7 +473,7 @@ def test_given_tokenizers(tmp_path, corpora, three, alma_prep, capsys):
         assert (tmp_path / "sp2" / name).read_bytes() == (tmp_path / "sp" / name).read_bytes()
     capsys.readouterr()
     for given, message in (
-        ("bpe-dropout", "is unknown, and no such file is there"),
+        ("bpe-dropout", "is unknown, and there is no such file"),
         (str(tmp_path), "has no encoder.json and no vocab.bpe"),
         (str(three / "dict.txt"), "is neither a .json nor a .model"),
     ):
@@ -505,7 +509,7 @@ def test_an_altered_output_is_never_called_whole(tmp_path, three, corpora, alma_
     assert [len(found) for found in manifest["inputs"].values()] == [130, 2, 1]
 
 
-def test_too_many_damaged_files_fail_at_the_end_and_a_larger_allowance_goes_on(
+def test_too_many_damaged_files_fail_at_the_end_and_a_larger_max_bad_continues(
     tmp_path, corpora, alma_prep, capsys, folder_bytes
 ):
     import shutil

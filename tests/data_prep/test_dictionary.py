@@ -2,7 +2,7 @@ import io
 
 from fairseq.data import Dictionary
 
-from data_prep.dictionary import dictionary_size, dictionary_text, symbols
+from data_prep.dictionary import dictionary_names, dictionary_size, dictionary_text
 
 
 def load(text: str) -> Dictionary:
@@ -12,12 +12,12 @@ def load(text: str) -> Dictionary:
 
 
 def test_sizes_are_padded_to_a_multiple_of_eight():
-    # 4 special symbols + 4 pieces are 8; one more piece makes 16.
-    assert [dictionary_size(num_pieces) for num_pieces in (4, 5, 12, 13)] == [8, 16, 16, 24]
+    # 4 special symbols + 4 symbols are 8; one more symbol makes 16.
+    assert [dictionary_size(num_symbols) for num_symbols in (4, 5, 12, 13)] == [8, 16, 16, 24]
 
 
 def test_fairseq_reads_tokenizer_id_i_as_i_plus_four():
-    names = symbols(["a", "Ġb", "é"])
+    names = dictionary_names(["a", "Ġb", "é"])
     assert names == ["a", "Ġb", "é", "madeupword0000"]
     dictionary = load(dictionary_text(names, [3, 90, 0, 0]))
     assert [dictionary.index(name) for name in names] == [4, 5, 6, 7]
@@ -27,8 +27,8 @@ def test_fairseq_reads_tokenizer_id_i_as_i_plus_four():
 
 
 def test_names_hold_no_white_space_and_are_taken_once():
-    pieces = ["<unk>", "\n", "\u2581\t", "<U+000A>", "</s>", "\x1c", "madeupword0000", "#fairseq:overwrite"]
-    names = symbols(pieces)
+    symbols = ["<unk>", "\n", "\u2581\t", "<U+000A>", "</s>", "\x1c", "madeupword0000", "#fairseq:overwrite"]
+    names = dictionary_names(symbols)
     assert names[:8] == [
         "<unk>#0",
         "<U+000A>",

@@ -36,7 +36,7 @@ def signer():
     return Signer()
 
 
-def find(tmp_path, signer, texts, rank=None, old=0, shards=1):
+def find(tmp_path, signer, texts, rank=None, num_known=0, shards=1):
     keys = np.array([hashlib.sha256(text.encode()).digest()[:16] for text in texts], "V16")
     signatures = np.array([signer.signature(text) for text in texts], np.uint64).reshape(-1, NUM_BANDS)
     paths = []
@@ -44,7 +44,7 @@ def find(tmp_path, signer, texts, rank=None, old=0, shards=1):
         save_signatures(tmp_path / f"{number}.signatures", part)
         paths.append(tmp_path / f"{number}.signatures")
     words = np.array([len(text.split()) for text in texts], np.int32)
-    return find_duplicates(keys, np.array(rank or [0] * len(texts), np.int32), words, [paths], old)
+    return find_duplicates(keys, np.array(rank or [0] * len(texts), np.int32), words, [paths], num_known)
 
 
 def test_near_copies_are_found_and_others_are_not(tmp_path, signer):
@@ -65,7 +65,7 @@ def test_case_punctuation_and_spaces_do_not_hide_a_copy(tmp_path, signer):
     assert not found.exact.any()
 
 
-def test_of_a_group_the_longest_stays_and_of_equal_ones_the_first_key(tmp_path, signer):
+def test_the_longest_document_of_a_group_stays_and_among_equal_ones_the_first_key(tmp_path, signer):
     text = text_of(400, 2)
     longer = f"{text} and some more words at its end"
     found = find(tmp_path, signer, [text, longer, text])
@@ -74,13 +74,16 @@ def test_of_a_group_the_longest_stays_and_of_equal_ones_the_first_key(tmp_path, 
     assert not found.exact[1]
 
 
-def test_what_a_stream_holds_stays_and_what_came_first_wins(tmp_path, signer):
+def test_documents_of_the_stream_stay_and_then_those_of_the_first_snapshot(tmp_path, signer):
     text = text_of(400, 3)
     longer = f"{text} and some more words at its end"
-    assert find(tmp_path, signer, [text, longer], rank=[-1, 0], old=1).near.tolist() == [False, True]
+    assert find(tmp_path, signer, [text, longer], rank=[-1, 0], num_known=1).near.tolist() == [False, True]
     assert find(tmp_path, signer, [longer, text], rank=[1, 0]).near.tolist() == [True, False]
     # Two that are near to each other and were let in before both stay.
-    assert find(tmp_path, signer, [text, longer, text], rank=[-1, -1, 0], old=2).near.tolist()[:2] == [False, False]
+    assert find(tmp_path, signer, [text, longer, text], rank=[-1, -1, 0], num_known=2).near.tolist()[:2] == [
+        False,
+        False,
+    ]
 
 
 def test_a_chain_of_near_copies_is_one_group(tmp_path, signer):
@@ -110,10 +113,10 @@ def test_short_texts_have_no_near_copies(tmp_path, signer):
     assert not found.near.any()
 
 
-def test_a_signature_does_not_depend_on_how_a_long_text_is_gone_through(signer, monkeypatch):
+def test_a_signature_does_not_depend_on_the_number_of_n_grams_hashed_at_a_time(signer, monkeypatch):
     text = text_of(5000, 5)
     whole = signer.signature(text)
-    monkeypatch.setattr("data_prep.duplicates._CHUNK_WORDS", 37)
+    monkeypatch.setattr("data_prep.duplicates._CHUNK_NGRAMS", 37)
     assert np.array_equal(signer.signature(text), whole)
 
 

@@ -104,7 +104,7 @@ KINDS = pytest.mark.parametrize("kind", ["common-crawl", "wikipedia", "books", "
 
 
 @KINDS
-def test_mutated_files_are_read_or_set_aside(tmp_path, kind):
+def test_mutated_files_are_read_or_skipped(tmp_path, kind):
     assert fuzz(tmp_path, kind, random.Random(0), lambda count: count < 150) == 150
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from data_prep.errors import PrepError
-from data_prep.partition import (
+from data_prep.index import ENTRY
+from data_prep.layout import (
     by_key,
     cut_points,
     drifting_layout,
@@ -18,7 +19,6 @@ from data_prep.partition import (
 )
 from data_prep.snapshots import groups_of, snapshot_of
 from data_prep.sources import Source, SourceFile
-from data_prep.spool import ENTRY
 
 ONE_KIND = np.array([0])
 
@@ -32,7 +32,7 @@ def passages_of(words, sources, groups=None, seed=0):
     return entries
 
 
-def test_one_kind_lies_in_the_order_of_keys():
+def test_one_kind_is_in_the_order_of_keys():
     passages = passages_of([3, 1, 4, 1, 5, 9, 2, 6], [0] * 8)
     assert mixed(passages, ONE_KIND).tolist() == by_key(passages).tolist()
     # And two folders of one kind are one.
@@ -68,7 +68,7 @@ def test_shares_use_as_much_as_they_can():
         share_out({0: 1, 1: 1}, {0: 1.0, 1: None})
 
 
-def test_what_is_kept_of_a_source_is_the_first_by_key():
+def test_the_passages_kept_of_a_source_are_the_first_by_key():
     passages = passages_of([10] * 20, [0] * 10 + [1] * 10)
     kept = keep_words(passages, {0: 30, 1: 100})
     assert np.bincount(kept["source"]).tolist() == [3, 10]
@@ -95,7 +95,7 @@ def test_without_it_the_layout_is_that_of_the_cut_points():
     assert layout.cuts == cut_points(passages["num_words"][by_key(passages)], 70, 3)
 
 
-def test_a_drifting_stream_has_a_mega_batch_a_snapshot():
+def test_a_drifting_stream_has_one_mega_batch_per_snapshot():
     groups = np.repeat([0, 1, 2], [1000, 3000, 2000])
     passages = passages_of([10] * 6000, [0] * 6000, groups)
     layout = drifting_layout(passages, ONE_KIND, 600, 3, None)
@@ -105,7 +105,7 @@ def test_a_drifting_stream_has_a_mega_batch_a_snapshot():
     # Validation and test are of every snapshot, by its size.
     assert np.bincount(splits[0]).tolist() == [10, 30, 20]
     assert np.bincount(splits[4]).tolist() == [248, 743, 495]
-    with pytest.raises(PrepError, match=r"mega_batch_1 would have 30 words, and 1,000 are wanted"):
+    with pytest.raises(PrepError, match=r"mega_batch_1 would have 30 words, but needs at least 1,000"):
         drifting_layout(passages_of([10] * 2004, [0] * 2004, [0] * 4 + [1] * 2000), ONE_KIND, 20, 2, None)
 
 

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from data_prep.errors import PrepError
-from data_prep.partition import Plan, by_key, cut_document, cut_points, make_plan, order_key
-from data_prep.spool import ENTRY
+from data_prep.index import ENTRY
+from data_prep.layout import by_key, cut_points
+from data_prep.partition import Plan, cut_document, make_plan, order_key
 
 
 def test_defaults_are_one_percent_and_a_fifth_of_a_percent():
@@ -16,7 +17,7 @@ def test_defaults_are_capped_for_large_corpora():
     assert (plan.valid_words, plan.passage_words) == (500_000, 2000)
 
 
-def test_too_little_text_says_what_was_found_and_what_is_wanted():
+def test_the_error_of_too_little_text_says_what_was_found_and_what_is_needed():
     # Three shares of 1000 words and 30 words of validation.
     with pytest.raises(PrepError, match=r"found 3,029 words.*at least 3,030"):
         make_plan(3029, 2, 30, None)

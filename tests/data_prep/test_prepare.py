@@ -22,11 +22,11 @@ def load(out: Path) -> dict:
     return json.loads((out / "stream.json").read_text(encoding="utf-8"))
 
 
-def test_stream_json_tells_what_the_files_hold(stream_folder, read_passages):
+def test_stream_json_describes_the_files(stream_folder, read_passages):
     stream = load(stream_folder)
     assert stream["format_version"] == 1
     assert (stream["num_mega_batches"], stream["seed"], stream["vocab_size"]) == (3, 1, 341)
-    # 4 special symbols and 341 pieces are 345; the next multiple of 8 is 352.
+    # 4 special symbols and 341 symbols are 345; the next multiple of 8 is 352.
     assert (stream["dictionary_size"], stream["dtype"]) == (352, "uint16")
     assert len(Dictionary.load(str(stream_folder / "dict.txt"))) == 352
     assert list(stream["splits"]) == ["valid", "mega_batch_1", "mega_batch_2", "mega_batch_3", "test"]
@@ -131,7 +131,7 @@ def test_bytes_depend_neither_on_workers_nor_on_files_and_their_order(
     assert load(tmp_path / "one")["splits"] == load(tmp_path / "two")["splits"]
 
 
-def test_another_seed_is_another_partition(tmp_path, books, stream_folder, alma_prep, folder_bytes):
+def test_another_seed_gives_another_partition(tmp_path, books, stream_folder, alma_prep, folder_bytes):
     more = ["--seed", "2", "--tokenizer", load(stream_folder)["tokenizer"]["kind"]]
     assert alma_prep(tmp_path / "out", f"books:{books}", vocab_size=341, more=more) == 0
     assert folder_bytes(tmp_path / "out")["valid/valid.bin"] != folder_bytes(stream_folder)["valid/valid.bin"]
@@ -173,12 +173,12 @@ def test_a_passage_beyond_65535_tokens_is_several_sequences_with_one_eos(tmp_pat
     sizes = dataset.sizes.tolist()
     first = sizes.index(65_535)
     # 200 000 letters, a few of them joined in pairs: between two and four times 65 535 tokens.
-    pieces = [
+    sequences = [
         dataset[number].tolist()
         for number in range(first, first + splits[name]["sequences"] - splits[name]["passages"] + 1)
     ]
-    assert [len(piece) for piece in pieces[:-1]] == [65_535] * (len(pieces) - 1)
-    tokens = [token for piece in pieces for token in piece]
+    assert [len(sequence) for sequence in sequences[:-1]] == [65_535] * (len(sequences) - 1)
+    tokens = [token for sequence in sequences for token in sequence]
     assert tokens.index(2) == len(tokens) - 1
     tokenizer = TOKENIZERS["byte-bpe"](out / "tokenizer.json")
     assert tokenizer.decode([token - 4 for token in tokens[:-1]]) == long_word

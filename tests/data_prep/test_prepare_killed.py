@@ -1,10 +1,14 @@
 """Runs that end badly: nothing of them looks whole, and the same command finishes the work."""
 
 import contextlib
+import dataclasses
+import errno
 import json
 import os
 import random
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -12,7 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.pieces import Step, run_piece
+from data_prep.heartbeat import Heartbeat
+from data_prep.interrupts import interrupts_delayed
+from data_prep.provenance import versions
+from data_prep.settings import PrepSettings
+from data_prep.sources import Source
+from data_prep.tasks import Step, Task, run_task
 from data_prep.workers import Workers
 
 DEADLINE_SECONDS = 30
@@ -28,13 +37,13 @@ def command(out: Path, *sources: str, num_mega_batches: int = 3) -> list[str]:
 
 def children(pid: int) -> list[int]:
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            fields = path.read_text().rpartition(")")[2].split()
         except OSError:  # it ended meanwhile
             continue
         if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
+            found.append(int(path.parent.name))
     return found
 
 
@@ -100,11 +109,11 @@ def test_a_killed_run_is_finished_by_the_same_command(tmp_path, large_text, unin
     assert process.returncode == 0
     assert folder_bytes(out) == uninterrupted
     assert not work.exists()
-    # Pieces that were whole were not made again.
+    # Tasks that were done were not done again.
     assert kept == whole
 
 
-def test_a_piece_that_was_altered_or_lost_meanwhile_is_made_again(tmp_path, large_text, uninterrupted, folder_bytes):
+def test_a_task_whose_shards_were_altered_or_lost_is_done_again(tmp_path, large_text, uninterrupted, folder_bytes):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -137,7 +146,7 @@ def test_an_unfinished_stream_refuses_other_settings_by_name(tmp_path, large_tex
 
 def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, large_text, uninterrupted, folder_bytes):
     out = tmp_path / "out"
-    # Pieces beside the work folder, of a run with more mega-batches, and no stream.json yet.
+    # Shards beside the work folder, of a run with more mega-batches, and no stream.json yet.
     for folder in (".alma-prep/spool", ".alma-prep/stream/test", "mega_batch_1", "mega_batch_9"):
         (out / folder).mkdir(parents=True)
     for name in (
@@ -151,12 +160,12 @@ def test_a_run_killed_between_the_last_renames_is_finished(tmp_path, large_text,
     assert folder_bytes(out) == uninterrupted
 
 
-def test_a_run_killed_in_its_last_moment_is_whole_and_tidied_up(tmp_path, large_text, uninterrupted, folder_bytes):
+def test_the_work_folder_of_a_run_killed_at_its_very_end_is_removed(tmp_path, large_text, uninterrupted, folder_bytes):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")
     subprocess.run(argv, check=True, capture_output=True)
     (out / ".alma-prep" / "spool").mkdir(parents=True)
-    (out / ".alma-prep" / "lock").touch()
+    (out / ".alma-prep" / "lock").touch()  # of an earlier release, which locked this file
     assert "nothing to do" in subprocess.run(argv, check=True, capture_output=True, text=True).stderr
     assert folder_bytes(out) == uninterrupted
     assert not (out / ".alma-prep").exists()
@@ -171,29 +180,29 @@ def worker_of(process: subprocess.Popen) -> int:
 @pytest.mark.parametrize(
     ("sent", "message"), [(signal.SIGKILL, "a worker process died"), (signal.SIGSTOP, "a worker hung: process")]
 )
-def test_a_worker_that_dies_or_hangs_ends_the_run_and_the_rerun_goes_on(
+def test_a_worker_that_dies_or_hangs_ends_the_run_and_the_rerun_finishes(
     tmp_path, large_text, uninterrupted, folder_bytes, sent, message
 ):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")
     process = subprocess.Popen([*argv, "--stall-seconds", "3"], stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: any((out / ".alma-prep" / "spool").glob("*.alive")))
+    wait_until(lambda: any((out / ".alma-prep" / "spool").glob("[0-9]*.alive")))
     process.send_signal(signal.SIGSTOP)
-    [alive, *_] = sorted((out / ".alma-prep" / "spool").glob("*.alive"))
+    [alive, *_] = sorted((out / ".alma-prep" / "spool").glob("[0-9]*.alive"))
     os.kill(json.loads(alive.read_text())["pid"], sent)
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 2
     assert f"alma-prep: {message}" in errors
     if sent == signal.SIGSTOP:
-        assert "spool, piece 0000" in errors  # which work, and at which file
+        assert "spool, task 0000" in errors  # which work, and at which file
         assert "book_" in errors or "its start" in errors
     assert "Traceback" not in errors
     subprocess.run(argv, check=True, capture_output=True)
     assert folder_bytes(out) == uninterrupted
 
 
-def test_an_interrupted_run_goes_on(tmp_path, large_text, uninterrupted, folder_bytes):
+def test_an_interrupted_run_can_be_continued(tmp_path, large_text, uninterrupted, folder_bytes):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")
     process = subprocess.Popen(
@@ -208,7 +217,7 @@ def test_an_interrupted_run_goes_on(tmp_path, large_text, uninterrupted, folder_
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 130, errors
-    assert errors.splitlines()[-1] == "alma-prep: interrupted; the same command goes on where this one ended"
+    assert errors.splitlines()[-1] == "alma-prep: interrupted; run the same command again to continue"
     assert "Traceback" not in errors
     assert not (out / "stream.json").exists()
     subprocess.run(argv, check=True, capture_output=True)
@@ -229,17 +238,78 @@ def test_five_kills_at_random_moments_leave_the_same_bytes(tmp_path, large_text,
     assert folder_bytes(out) == uninterrupted
 
 
-def test_two_runs_at_once_do_not_meet(tmp_path, large_text):
+def test_a_second_run_is_refused_while_the_first_one_works_and_names_it(tmp_path, large_text):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stop_when(process, out / ".alma-prep" / "spool")
     second = subprocess.run(argv, capture_output=True, text=True)
     assert second.returncode == 2
-    assert "another alma-prep is at work" in second.stderr
+    assert f"another alma-prep is at work in {out}: process {process.pid} on {socket.gethostname()}." in second.stderr
     assert (out / ".alma-prep" / "spool").exists()  # the first one's work is untouched
     process.kill()
     process.wait()
+    # Nobody holds the folder now, although the lease is still there: the next run takes it over at once.
+    assert (out / ".alma-prep" / "lease.json").exists()
+    began = time.monotonic()
+    third = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: lease_of(out).get("pid") == third.pid)
+    assert time.monotonic() - began < DEADLINE_SECONDS / 2
+    third.kill()
+    third.wait()
+
+
+def lease_of(out: Path) -> dict:
+    try:
+        return json.loads((out / ".alma-prep" / "lease.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def test_a_run_on_another_machine_is_not_disturbed(tmp_path, books, alma_prep, capsys):
+    out = tmp_path / "out"
+    lease = {"host": "elsewhere", "pid": 7, "process_start": "1", "job_id": None, "job_restarts": "0"}
+    (out / ".alma-prep").mkdir(parents=True)
+    (out / ".alma-prep" / "lease.json").write_text(json.dumps(lease))
+    assert alma_prep(out, f"books:{books}") == 2
+    assert f"another alma-prep is at work in {out}: process 7 on elsewhere." in capsys.readouterr().err
+    # Its heartbeat stopped three minutes ago: that machine is gone.
+    past = time.time() - 180
+    os.utime(out / ".alma-prep" / "lease.json", (past, past))
+    assert alma_prep(out, f"books:{books}") == 0
+    assert not (out / ".alma-prep").exists()
+
+
+def test_a_work_folder_of_an_earlier_release_is_finished(tmp_path, books, alma_prep, folder_bytes):
+    assert alma_prep(tmp_path / "new", f"books:{books}") == 0
+    work = tmp_path / "out" / ".alma-prep"
+    (work / "spool").mkdir(parents=True)
+    settings = PrepSettings(
+        out=tmp_path / "out", sources=(Source("books", str(books)),), num_mega_batches=3, vocab_size=300, seed=1
+    )
+    (work / "settings.json").write_text(json.dumps(settings.identity() | {"versions": versions()}))
+    (work / "lock").touch()
+    # Done marks named a function and its arguments.
+    task = ["data_prep.spool:spool_parts", 0, 1, 0, [[["books", "a.txt", "a.txt", 0, 9, []], 0]], None, True, "0"]
+    (work / "spool" / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+    (work / "spool" / "000000.text").write_text("old")
+    (work / "spool" / "000000.done").write_text(json.dumps({"task": task, "files": {}, "result": {}}))
+    assert alma_prep(tmp_path / "out", f"books:{books}") == 0
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "new")
+    assert not work.exists()
+
+
+def test_a_file_system_that_cannot_sync_a_folder(tmp_path, books, alma_prep, monkeypatch, capsys):
+    fsync = os.fsync
+
+    def refuse_folders(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    assert alma_prep(tmp_path / "out", f"books:{books}") == 0, capsys.readouterr().err
+    assert (tmp_path / "out" / "stream.json").exists()
 
 
 @pytest.fixture
@@ -281,28 +351,61 @@ def test_workers_give_results_in_order_and_pass_errors_on():
             list(workers.run_in_order(divmod, [(1, 0)]))
 
 
-def test_the_sign_of_life_of_a_killed_run_is_not_taken_for_a_worker_that_hangs(tmp_path):
-    """Its pieces may wait long for their turn: the mark of the process that is gone must not be there."""
+def test_the_heartbeat_of_a_killed_run_is_not_taken_for_a_worker_that_hangs(tmp_path):
+    """Its task may wait long for its turn: the heartbeat of the process that is gone must be removed."""
 
     class Here:
-        """The first piece takes long; then the others."""
+        """An executor that runs tasks in this process."""
 
         def run(self, step, numbers, threads, on_done):
             assert step.stalled(0.0, 1.0) is None
             for number in numbers:
-                run_piece(str(step.folder), number)
+                run_task(str(step.folder), number)
                 on_done(number)
 
-    step = Step(tmp_path / "step", "tests.data_prep.test_prepare_killed:write_number", [(0,), (1,)])
+    step = Step(tmp_path / "step", [WriteNumber(0), WriteNumber(1)])
     step.folder.mkdir()
     stale = step.folder / "000001.alive"
     stale.write_text(json.dumps({"pid": 1, "host": "gone", "at": "its start"}))
     os.utime(stale, (1, 1))
     assert step.stalled(0.0, 1.0).startswith("a worker hung: process 1 on gone")
+    # A process that was killed while it wrote its heartbeat leaves a temporary file.
+    temporary = step.folder / ".000001.1.tmp.alive"
+    stale.rename(temporary)
+    assert step.stalled(0.0, 1.0) is None
+    temporary.rename(stale)
     assert step.run(Here()) == [{"number": 0}, {"number": 1}]
 
 
-def write_number(prefix, number):
-    """A piece."""
-    prefix.with_name(f"{prefix.name}.txt").write_text(str(number))
-    return {"number": number}
+@dataclasses.dataclass(frozen=True)
+class WriteNumber(Task):
+    number: int
+
+    def run(self, prefix, heartbeat):
+        prefix.with_name(f"{prefix.name}.txt").write_text(str(self.number))
+        return {"number": self.number}
+
+
+def test_a_heartbeat_is_written_while_there_is_progress(tmp_path):
+    path = tmp_path / "000000.alive"
+    with Heartbeat(path) as heartbeat:
+        assert json.loads(path.read_text())["at"] == "its start"
+        heartbeat.beat("book_7.txt")
+        assert json.loads(path.read_text()) == {"pid": os.getpid(), "host": socket.gethostname(), "at": "book_7.txt"}
+        written = path.stat().st_mtime_ns
+        heartbeat.beat()
+        wait_until(lambda: path.stat().st_mtime_ns > written)
+    assert not path.exists()
+
+
+def test_ctrl_c_is_delayed_until_the_block_ends():
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        reached_the_end = False
+        with pytest.raises(KeyboardInterrupt), interrupts_delayed():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            reached_the_end = True
+        assert reached_the_end
+    finally:
+        signal.signal(signal.SIGINT, handler)

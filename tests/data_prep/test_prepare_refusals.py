@@ -129,7 +129,7 @@ def test_a_damaged_stream(finished, stream_copy, refused, name, content, message
 def test_a_stream_of_another_format_version(finished, stream_copy, refused):
     stream = json.loads((stream_copy / "stream.json").read_text())
     (stream_copy / "stream.json").write_text(json.dumps(stream | {"format_version": 2}))
-    assert "format version 2, this release reads version 1" in refused(stream_copy, f"books:{finished}/books")
+    assert "has format version 2, but this version of ALMA reads 1" in refused(stream_copy, f"books:{finished}/books")
     (stream_copy / "stream.json").write_text('{"format')
     assert "cannot be read" in refused(stream_copy, f"books:{finished}/books")
 
@@ -137,7 +137,7 @@ def test_a_stream_of_another_format_version(finished, stream_copy, refused):
 def test_a_folder_with_files_that_are_not_ours(finished, tmp_path, refused):
     (tmp_path / "out" / "valid").mkdir(parents=True)
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    # A piece's name alone does not make it ours: no run of alma-prep was killed here.
+    # The name of a shard alone does not make it ours: no run of alma-prep was killed here.
     (tmp_path / "out" / "dict.txt").write_text("my own")
     assert "not of a stream by alma-prep: dict.txt, thesis.tex, valid." in refused(
         tmp_path / "out", f"books:{finished}/books"
@@ -148,10 +148,10 @@ def test_a_folder_with_files_that_are_not_ours(finished, tmp_path, refused):
 
 
 def test_a_stream_folder_inside_its_source(finished, refused):
-    assert "lies inside the source" in refused(finished / "books" / "out", f"books:{finished}/books")
+    assert "is inside the source" in refused(finished / "books" / "out", f"books:{finished}/books")
 
 
-def test_an_empty_folder_is_welcome_and_prepare_returns_stream_json(finished, tmp_path):
+def test_an_empty_folder_is_accepted_and_prepare_returns_stream_json(finished, tmp_path):
     (tmp_path / "out").mkdir()
     settings = PrepSettings(
         out=tmp_path / "out",

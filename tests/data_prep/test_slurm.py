@@ -1,4 +1,4 @@
-"""Pieces as jobs of a real Slurm. Skipped without one: `sinfo` has to answer."""
+"""Tasks as jobs of a real Slurm. Skipped without one: `sinfo` has to answer."""
 
 import json
 import os
@@ -29,7 +29,9 @@ def jobs():
     return subprocess.run(["squeue", "-h", "-o", "%j"], capture_output=True, text=True).stdout.split()
 
 
-def test_a_cluster_makes_the_bytes_of_one_machine_and_a_killed_command_goes_on(tmp_path, write_corpus, folder_bytes):
+def test_a_cluster_makes_the_bytes_of_one_machine_also_after_the_command_was_killed(
+    tmp_path, write_corpus, folder_bytes
+):
     books = write_corpus(tmp_path / "books", num_files=40)
     subprocess.run(command(tmp_path / "here", books), check=True, capture_output=True)
     there = command(tmp_path / "there", books, "--executor", "slurm")
@@ -58,13 +60,13 @@ def test_a_job_that_ends_without_its_work_ends_the_command_with_its_reason(tmp_p
     alive = []
     while not alive and process.poll() is None:
         assert time.monotonic() < deadline
-        alive = list((tmp_path / "out" / ".alma-prep").glob("*/*.alive"))
+        alive = list((tmp_path / "out" / ".alma-prep").glob("*/[0-9]*.alive"))
         time.sleep(0.02)
     os.kill(json.loads(alive[0].read_text())["pid"], 9)
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 2, errors
     assert "ended without their work" in errors
-    assert "The same command goes on" in errors
+    assert "Run the same command again to continue" in errors
     deadline = time.monotonic() + 20
     while any(name.startswith("alma-prep") for name in jobs()) and time.monotonic() < deadline:
         time.sleep(0.5)

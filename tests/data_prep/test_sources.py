@@ -80,7 +80,7 @@ def test_sources_are_read_from_the_command_line():
             Source.parse(text)
 
 
-def test_what_cannot_be_a_source_is_an_error(tmp_path):
+def test_an_impossible_source_is_an_error(tmp_path):
     with pytest.raises(PrepError, match="no such file or folder"):
         list_files(Source("text", str(tmp_path / "missing")))
     with pytest.raises(PrepError, match=r"holds no \*.txt, \*.jsonl or \*.parquet file"):

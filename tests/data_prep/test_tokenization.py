@@ -54,14 +54,14 @@ def test_byte_bpe_is_lossless_and_its_shortcut_gives_the_ids_of_the_library(byte
 
 def test_byte_bpe_knows_every_byte_and_learns_the_commonest_pair_first():
     # In "abab abab" ab stands four times, and after it is joined abab and " abab".
-    pieces = ByteBPE.train(iter(["abab abab"]), 258).decode()
-    assert '"merges":[["a","b"],["ab","ab"]]' in pieces
+    content = ByteBPE.train(iter(["abab abab"]), 258).decode()
+    assert '"merges":[["a","b"],["ab","ab"]]' in content
 
 
 def test_byte_bpe_of_little_text_has_fewer_symbols(tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(ByteBPE.train(iter(["ab ab"]), 5000))
     # 256 bytes, then ab and Ġab.
-    assert ByteBPE(tmp_path / "tokenizer.json").pieces()[256:] == ["ab", "Ġab"]
+    assert ByteBPE(tmp_path / "tokenizer.json").symbols()[256:] == ["ab", "Ġab"]
 
 
 def test_sentencepiece_keeps_white_space_and_unknown_letters(sentencepiece):
@@ -71,13 +71,13 @@ def test_sentencepiece_keeps_white_space_and_unknown_letters(sentencepiece):
 
 
 def test_no_sentencepiece_symbol_reaches_over_a_line_end(sentencepiece):
-    assert [piece for piece in sentencepiece.pieces() if "\n" in piece] == ["\n"]
+    assert [symbol for symbol in sentencepiece.symbols() if "\n" in symbol] == ["\n"]
 
 
 def test_sentencepiece_trains_on_lines_beyond_its_default_limit(tmp_path):
     # The default skips lines above 4192 bytes; here there is nothing else.
     (tmp_path / "sentencepiece.model").write_bytes(SentencePiece.train(iter(["zebra quagga " * 1000] * 2), 290))
-    assert "\u2581zebra" in SentencePiece(tmp_path / "sentencepiece.model").pieces()
+    assert "\u2581zebra" in SentencePiece(tmp_path / "sentencepiece.model").symbols()
 
 
 def test_sentencepiece_says_how_many_symbols_the_text_can_give():

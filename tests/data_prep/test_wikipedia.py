@@ -73,7 +73,7 @@ def test_a_multistream_dump_of_one_stream_is_read_once(tmp_path):
     assert len(read_all(Source("wikipedia", str(tmp_path)), 100)[0]) == 30
 
 
-def test_a_dump_cut_short_gives_what_came_before_and_says_so(tmp_path):
+def test_the_articles_before_the_cut_of_a_truncated_dump_are_kept_and_the_cut_is_recorded(tmp_path):
     pages = [(f"Page {number}", 0, None, f"Text of page {number}. " * 50) for number in range(20)]
     content = write_dump(tmp_path / "d.xml", pages).read_bytes()
     (tmp_path / "d.xml").write_bytes(content[: len(content) // 2])
@@ -104,7 +104,7 @@ def test_a_multistream_dump_is_read_in_parts_each_page_once(tmp_path, part_bytes
     "content",
     [b"<html></html>", b"<mediawiki><page>", DUMP_HEAD.encode() + b"<page><title>x</title></mediawiki>", b"\0" * 99],
 )
-def test_what_is_no_dump(tmp_path, content):
+def test_a_file_that_is_no_dump_is_skipped(tmp_path, content):
     (tmp_path / "d.xml").write_bytes(content)
     texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
     assert texts == []
@@ -123,7 +123,7 @@ def test_entities_that_multiply_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("bomb", ["{{" * 50_000, "<b>" * 15_000 + "x" * 200_000, "[[a|" * 9_000, "<ref>a" * 9_000])
-def test_markup_that_nests_without_end_is_set_aside_and_the_next_page_read(tmp_path, bomb):
+def test_markup_that_nests_without_end_is_skipped_and_the_next_page_is_read(tmp_path, bomb):
     write_dump(tmp_path / "d.xml", [("Bomb", 0, None, bomb), ("Whale", 0, None, "A whale.")])
     texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
     assert texts == ["Whale\n\nA whale."]

@@ -1,4 +1,4 @@
-"""Tiny data for stages: rows by hand, and mega-batches whose images say who they are."""
+"""Tiny data for tests of stages: tables of examples, and mega-batches whose pixels identify the example."""
 
 import torch
 from torch.nn import functional as F
@@ -9,18 +9,18 @@ from vision.datasets import Examples, Pixels
 from vision.inputs import Vectors
 from vision.stream import Arrival
 
-AS_THEY_ARE = Vectors(Pixels(1.0, 0.0, 1.0))
-"""A pixel of 7 becomes 7.0."""
+UNCHANGED = Vectors(Pixels(1.0, 0.0, 1.0))
+"""Pixels are converted to float and not scaled: 7 becomes 7.0."""
 
 
 def rows_of(x_Sni, y_Sn, num_classes):
-    """One table of S seeds."""
+    """Return the examples of S seeds as `Rows` without unused rows."""
     one_hot = F.one_hot(y_Sn, num_classes).float()
     return Rows(x_Sni.flatten(0, 1), y_Sn.flatten(), one_hot.flatten(0, 1), *y_Sn.shape)
 
 
 def numbered(num_seeds, num_examples, num_past=0):
-    """A stage whose example j of seed s has the one pixel 1000 s + j, and class j mod 3; validated on nothing."""
+    """Return the data of a stage. Example j of seed s has one pixel, 1000 s + j, and class j mod 3."""
     y = (torch.arange(num_examples) % 3).repeat(num_seeds, 1)
     x = torch.arange(num_examples) + 1000 * torch.arange(num_seeds)[:, None]
     rows = rows_of(x.float()[..., None], y, num_classes=3)
@@ -28,7 +28,7 @@ def numbered(num_seeds, num_examples, num_past=0):
 
 
 def numbered_mega_batch(t, num_seeds=1, num_training=3, num_validation=1):
-    """Images of the one pixel 50 s + 10 t + j, the last of them for validation; classes t mod 3."""
+    """Return mega-batch t. Example j of seed s has one pixel, 50 s + 10 t + j, and class t mod 3; the last validate."""
     data = []
     for seed in range(num_seeds):
         images = (50 * seed + 10 * t + torch.arange(num_training + num_validation)).to(torch.uint8)[:, None]

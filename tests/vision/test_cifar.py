@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: the real files, small ones that the tests write as Python 2 did, and damaged ones."""
+"""CIFAR-10 and CIFAR-100: the real files, small files that the tests write as Python 2 did, and damaged files."""
 
 import io
 import os
@@ -13,11 +13,11 @@ from fairseq_alma.core.errors import SettingError
 from vision.datasets import Pixels, load_dataset
 
 BATCHES = [f"data_batch_{number}" for number in (1, 2, 3, 4, 5)]
-FETCHED_ANEW = "remove it, and it is fetched anew where there is a network"
+DOWNLOADED_AGAIN = "remove it, and the next run with network access downloads it again"
 
 
 class Python2Pickler(pickle._Pickler):
-    """Text and bytes are one kind, as in Python 2."""
+    """A pickler that writes text and bytes in the same way, as Python 2 did."""
 
     dispatch = dict(pickle._Pickler.dispatch)  # noqa: RUF012
 
@@ -38,7 +38,7 @@ def write_pickle(path: Path, content: object, numpy_core: bytes = b"numpy.core")
 
 
 def images(num: int, first: int = 0) -> np.ndarray:
-    """[num, 3072], every pixel a number of its own."""
+    """Return images [num, 3072] whose neighbouring pixels differ."""
     return ((np.arange(num * 3072) + first) % 251).astype(np.uint8).reshape(num, 3072)
 
 
@@ -66,7 +66,7 @@ def write_cifar100(root: Path) -> Path:
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Whoever tries to fetch is refused at once."""
+    """Make every download fail at once."""
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("no_proxy", "NO_PROXY"):
@@ -75,7 +75,7 @@ def no_network(monkeypatch):
 
 @pytest.fixture(scope="module")
 def real(alma_data):
-    """The folder of the real CIFAR-10, where there is one."""
+    """Return the data folder, or skip the test if it does not contain CIFAR-10."""
     if not (alma_data / "cifar-10-batches-py").is_dir():
         pytest.skip("no cifar-10-batches-py in ALMA_DATA")
     return alma_data
@@ -92,7 +92,7 @@ def refusal(name: str, root: Path) -> str:
     return str(error.value)
 
 
-def test_the_real_cifar10_is_what_torchvision_reads(real, real_dataset):
+def test_the_real_cifar10_equals_what_torchvision_reads(real, real_dataset):
     torchvision = pytest.importorskip("torchvision")
     assert (real_dataset.name, real_dataset.image_shape, real_dataset.num_classes) == ("cifar10", (3, 32, 32), 10)
     for examples, train, num_examples in ((real_dataset.training, True, 50_000), (real_dataset.test, False, 10_000)):
@@ -101,19 +101,21 @@ def test_the_real_cifar10_is_what_torchvision_reads(real, real_dataset):
         assert (examples.images.dtype, examples.labels.dtype) == (torch.uint8, torch.int64)
         assert examples.labels.tolist() == theirs.targets
         sample = torch.arange(0, num_examples, 997)
-        expected = torch.from_numpy(theirs.data[sample]).permute(0, 3, 1, 2)  # theirs are row, column, channel
+        expected = torch.from_numpy(theirs.data[sample]).permute(
+            0, 3, 1, 2
+        )  # torchvision's order is row, column, channel
         assert torch.equal(examples.images[sample].view(-1, 3, 32, 32), expected)
 
 
 def test_each_channel_of_the_real_cifar10_has_mean_0_and_deviation_1(real_dataset):
-    x = real_dataset.pixels.normalised(real_dataset.training.images[::5])
+    x = real_dataset.pixels.normalise(real_dataset.training.images[::5])
     assert x.shape == (10_000, 3072)
     channels = x.view(-1, 3, 1024)
     assert channels.mean(dim=(0, 2)).tolist() == pytest.approx([0, 0, 0], abs=0.01)
     assert channels.std(dim=(0, 2)).tolist() == pytest.approx([1, 1, 1], abs=0.01)
 
 
-def test_one_flipped_byte_among_the_real_pixels_is_told(tmp_path, real):
+def test_one_flipped_bit_of_a_real_pixel_is_reported(tmp_path, real):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     for name in (*BATCHES, "test_batch"):
@@ -123,16 +125,16 @@ def test_one_flipped_byte_among_the_real_pixels_is_told(tmp_path, real):
     (folder / "data_batch_3").unlink()
     (folder / "data_batch_3").write_bytes(content)
     message = refusal("cifar10", tmp_path)
-    assert f"{folder / 'data_batch_3'} is damaged: its md5 is " in message
-    assert "that of the published file of 10000 images 54ebc095f3ab1f0389bbae665268c751" in message
-    assert message.endswith(FETCHED_ANEW)
+    assert f"{folder / 'data_batch_3'} is damaged: its MD5 sum is " in message
+    assert "that of the published file of 10000 images is 54ebc095f3ab1f0389bbae665268c751" in message
+    assert message.endswith(DOWNLOADED_AGAIN)
 
 
-def test_a_real_batch_in_another_ones_place_is_told(tmp_path, real):
+def test_a_real_file_under_the_name_of_another_is_reported(tmp_path, real):
     folder = write_cifar10(tmp_path)
     (folder / "test_batch").unlink()
     (folder / "test_batch").symlink_to(real / folder.name / "data_batch_1")
-    assert f"{folder / 'test_batch'} is damaged: its md5 is c99cafc152244af753f735de768cd75f" in refusal(
+    assert f"{folder / 'test_batch'} is damaged: its MD5 sum is c99cafc152244af753f735de768cd75f" in refusal(
         "cifar10", tmp_path
     )
 
@@ -174,23 +176,23 @@ def test_each_channel_has_a_mean_and_a_deviation_of_its_own():
     pixels = Pixels(largest=10, mean=(0.0, 0.5, 1.0), deviation=(1.0, 0.5, 0.25))
     images = torch.tensor([[0, 10, 0, 10, 0, 10], [5, 5, 5, 5, 5, 5]], dtype=torch.uint8)  # 3 channels of 1 x 2
     expected = [[0.0, 1.0, -1.0, 1.0, -4.0, 0.0], [0.5, 0.5, 0.0, 0.0, -2.0, -2.0]]
-    assert pixels.normalised(images).tolist() == expected
-    assert pixels.normalised(images[None]).tolist() == [expected]  # of any number of axes
-    assert images[0].tolist() == [0, 10, 0, 10, 0, 10]  # as they were
+    assert pixels.normalise(images).tolist() == expected
+    assert pixels.normalise(images[None]).tolist() == [expected]  # any number of axes before the pixels
+    assert images[0].tolist() == [0, 10, 0, 10, 0, 10]  # the images did not change
     with pytest.raises(SettingError, match="must have the same number of channels"):
         Pixels(largest=10, mean=(0.0, 0.5, 1.0), deviation=1.0)
 
 
 @pytest.mark.parametrize("length", [0, 1, 30, 500, -100, -1])
-def test_a_batch_that_was_cut_short_is_told(tmp_path, no_network, length):
+def test_a_file_that_was_cut_off_is_reported(tmp_path, no_network, length):
     path = write_cifar10(tmp_path) / "data_batch_2"
     path.write_bytes(path.read_bytes()[:length])
     message = refusal("cifar10", tmp_path)
     assert f"{path} is damaged: it cannot be read as a pickle of images (" in message
-    assert message.endswith(FETCHED_ANEW)
+    assert message.endswith(DOWNLOADED_AGAIN)
 
 
-def test_a_file_of_another_kind_is_told(tmp_path, no_network):
+def test_a_file_of_another_format_is_reported(tmp_path, no_network):
     path = write_cifar10(tmp_path) / "test_batch"
     for content in (b"<html>404: not found</html>", bytes(range(256)) * 50, b"\x1f\x8b\x08"):
         path.write_bytes(content)
@@ -198,7 +200,7 @@ def test_a_file_of_another_kind_is_told(tmp_path, no_network):
 
 
 class Executes:
-    """Pickled, a call of os.system."""
+    """An object whose pickle calls os.system when it is loaded."""
 
     def __init__(self, command: str):
         self.command = command
@@ -207,7 +209,7 @@ class Executes:
         return os.system, (self.command,)
 
 
-def test_a_file_that_would_execute_something_is_refused_unexecuted(tmp_path, no_network):
+def test_a_file_that_contains_code_is_refused_and_its_code_not_executed(tmp_path, no_network):
     folder, mark = write_cifar10(tmp_path), tmp_path / "executed"
     content = batch([1, 2])
     content[b"data"] = Executes(f"touch {mark}")
@@ -215,31 +217,31 @@ def test_a_file_that_would_execute_something_is_refused_unexecuted(tmp_path, no_
     message = refusal("cifar10", tmp_path)
     assert not mark.exists()
     assert f"{folder / 'data_batch_4'} is damaged: " in message
-    assert f"it calls {os.system.__module__}.system, which no file of images needs" in message
+    assert f"it calls {os.system.__module__}.system, which a file of images does not need" in message
     with (folder / "data_batch_4").open("rb") as stream:
         pickle.load(stream)
-    assert mark.exists()  # it would have
+    assert mark.exists()  # an ordinary unpickler executes the code
 
 
 @pytest.mark.parametrize(
     "function", ["builtins eval", "numpy load", "numpy.core.multiarray scalar", "numpy._core.multiarray fromfile"]
 )
-def test_nothing_but_arrays_may_be_called(tmp_path, no_network, function):
+def test_only_arrays_may_be_unpickled(tmp_path, no_network, function):
     path = write_cifar10(tmp_path) / "test_batch"
     path.write_bytes(f"c{function.replace(' ', chr(10))}\n(S'1'\ntR.".encode())
     assert f"{path} is damaged: " in (message := refusal("cifar10", tmp_path))
-    assert f"it calls {function.replace(' ', '.')}, which no file of images needs" in message
+    assert f"it calls {function.replace(' ', '.')}, which a file of images does not need" in message
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message_part"),
     [
-        ({b"data": None}, "it does not hold 'data', as a file of cifar-10-batches-py does"),
-        ({b"labels": None}, "it does not hold 'labels', as a file of cifar-10-batches-py does"),
-        ({b"labels": [1, 2, 3]}, "it holds 2 images, but 3 labels"),
-        ({b"labels": [1]}, "it holds 2 images, but 1 labels"),
-        ({b"labels": [3, 10]}, "its labels 3..10 do not lie in 0..9"),
-        ({b"labels": [-1, 3]}, "its labels -1..3 do not lie in 0..9"),
+        ({b"data": None}, "it does not contain 'data', as files of cifar-10-batches-py do"),
+        ({b"labels": None}, "it does not contain 'labels', as files of cifar-10-batches-py do"),
+        ({b"labels": [1, 2, 3]}, "it contains 2 images, but 3 labels"),
+        ({b"labels": [1]}, "it contains 2 images, but 1 labels"),
+        ({b"labels": [3, 10]}, "its labels 3..10 are not all in 0..9"),
+        ({b"labels": [-1, 3]}, "its labels -1..3 are not all in 0..9"),
         ({b"labels": [1.5, 2]}, "its labels are not a list of whole numbers"),
         ({b"labels": 7}, "its labels are not a list of whole numbers"),
         ({b"labels": [], b"data": images(0)}, "[0, 3072], not 'u1' [n, 3072] with at least one image"),
@@ -252,17 +254,17 @@ def test_nothing_but_arrays_may_be_called(tmp_path, no_network, function):
         ({b"data": np.array([[None] * 3072] * 2)}, "its data are b'O8' [2, 3072], not 'u1' [n, 3072]"),
     ],
 )
-def test_content_that_is_not_images_with_their_labels_is_told(tmp_path, no_network, change, told):
+def test_content_that_is_not_images_with_labels_is_reported(tmp_path, no_network, change, message_part):
     path = write_cifar10(tmp_path) / "data_batch_5"
     content = {key: value for key, value in {**batch([1, 2]), **change}.items() if value is not None}
     write_pickle(path, content)
     message = refusal("cifar10", tmp_path)
     assert f"{path} is damaged: " in message
-    assert told in message
-    assert message.endswith(FETCHED_ANEW)
+    assert message_part in message
+    assert message.endswith(DOWNLOADED_AGAIN)
 
 
-def test_an_array_shorter_than_it_tells_is_told(tmp_path, no_network):
+def test_an_array_with_a_wrong_shape_is_reported(tmp_path, no_network):
     path = write_cifar10(tmp_path) / "data_batch_5"
     content = path.read_bytes()
     shape = pickle.BININT1 + bytes([3]) + pickle.BININT2 + (3072).to_bytes(2, "little")
@@ -272,25 +274,30 @@ def test_an_array_shorter_than_it_tells_is_told(tmp_path, no_network):
         assert f"{path} is damaged: its data are not an array of bytes [n, 3072] (" in refusal("cifar10", tmp_path)
 
 
-def test_cifar100_without_fine_labels_is_told(tmp_path, no_network):
+def test_cifar100_without_fine_labels_is_reported(tmp_path, no_network):
     path = write_cifar100(tmp_path) / "test"
     write_pickle(path, {b"data": images(1), b"coarse_labels": [3]})
-    assert f"{path} is damaged: it does not hold 'fine_labels', as a file of cifar-100" in refusal("cifar100", tmp_path)
+    assert f"{path} is damaged: it does not contain 'fine_labels', as files of cifar-100" in refusal(
+        "cifar100", tmp_path
+    )
 
 
-def test_a_fine_label_that_is_no_class_is_told(tmp_path, no_network):
+def test_a_fine_label_out_of_range_is_reported(tmp_path, no_network):
     path = write_cifar100(tmp_path) / "train"
     write_pickle(path, {b"data": images(2), b"fine_labels": [100, 3], b"coarse_labels": [0, 0]})
-    assert f"{path} is damaged: its fine_labels 3..100 do not lie in 0..99" in refusal("cifar100", tmp_path)
+    assert f"{path} is damaged: its fine_labels 3..100 are not all in 0..99" in refusal("cifar100", tmp_path)
 
 
 @pytest.mark.parametrize(("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")])
-def test_files_that_are_missing_where_there_is_no_network_are_told(tmp_path, no_network, name, folder):
+def test_missing_files_are_reported_if_there_is_no_network(tmp_path, no_network, name, folder):
     message = refusal(name, tmp_path)
-    assert f"dataset={name}: its files are not in {tmp_path}/{folder} and could not be fetched" in message
-    assert f"Give data_root= the folder that holds {folder}/, or run once where there is a network" in message
+    assert f"dataset={name}: its files are not in {tmp_path}/{folder} and could not be downloaded" in message
+    assert (
+        f"Set data_root= to the folder that contains {folder}/, or run the command once on a machine with network"
+        in message
+    )
 
 
-def test_one_file_that_is_missing_is_fetched_too(tmp_path, no_network):
+def test_a_single_missing_file_is_downloaded_too(tmp_path, no_network):
     (write_cifar10(tmp_path) / "data_batch_3").unlink()
     assert f"its files are not in {tmp_path}/cifar-10-batches-py and could not be" in refusal("cifar10", tmp_path)

@@ -1,4 +1,4 @@
-"""Where images come from: digits within scikit-learn, MNIST and EMNIST as files that the tests write themselves."""
+"""Datasets: digits from scikit-learn, and small MNIST and EMNIST files that the tests write."""
 
 import struct
 from pathlib import Path
@@ -13,14 +13,14 @@ from vision.datasets import Pixels, load_dataset
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
-    """The format of MNIST's authors: two zeros, 8 for bytes, the number of dimensions, their sizes, the bytes."""
+    """Write a file in the MNIST format: two zeros, 8 for bytes, the number of dimensions, their sizes, the bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
     path.write_bytes(header + values.astype(np.uint8).tobytes())
 
 
 def write_part(raw: Path, images: str, labels: str, classes: list[int]) -> np.ndarray:
-    """Images 28 x 28 of so many classes, every pixel a number of its own. Returns them."""
+    """Write one image of 28 x 28 pixels for each class in the list, and the labels. Return the images."""
     pixels = (np.arange(len(classes) * 28 * 28).reshape(-1, 28, 28) + len(classes)) % 251
     write_idx(raw / images, pixels)
     write_idx(raw / labels, np.array(classes))
@@ -45,7 +45,7 @@ def write_emnist(root: Path, split: str, train, test) -> list[np.ndarray]:
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Whoever tries to fetch is refused at once."""
+    """Make every download fail at once."""
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("no_proxy", "NO_PROXY"):
@@ -61,12 +61,12 @@ def test_digits_has_a_fixed_fifth_of_its_1797_images_as_test_set(tmp_path):
     assert torch.equal(dataset.test.images, torch.from_numpy(images[order[:359]]).to(torch.uint8))
     assert dataset.test.labels.tolist() == labels[order[:359]].tolist()
     assert dataset.training.labels.tolist() == labels[order[359:]].tolist()
-    assert dataset.test.labels[:10].tolist() == [2, 8, 2, 6, 6, 7, 1, 9, 8, 5]  # on every machine
+    assert dataset.test.labels[:10].tolist() == [2, 8, 2, 6, 6, 7, 1, 9, 8, 5]  # the same on every machine
 
 
 def test_digits_pixels_have_mean_0_and_deviation_1_in_training():
     dataset = load_dataset("digits", ".")
-    x = dataset.pixels.normalised(dataset.training.images)
+    x = dataset.pixels.normalise(dataset.training.images)
     assert x.mean().item() == pytest.approx(0, abs=1e-3)
     assert x.std().item() == pytest.approx(1, abs=1e-3)
 
@@ -74,8 +74,8 @@ def test_digits_pixels_have_mean_0_and_deviation_1_in_training():
 def test_a_pixel_becomes_a_number():
     pixels = Pixels(largest=255, mean=0.5, deviation=0.25)
     images = torch.tensor([[0, 255, 51]], dtype=torch.uint8)
-    assert pixels.normalised(images).tolist() == [pytest.approx([-2.0, 2.0, -1.2])]
-    assert images.tolist() == [[0, 255, 51]]  # as they were
+    assert pixels.normalise(images).tolist() == [pytest.approx([-2.0, 2.0, -1.2])]
+    assert images.tolist() == [[0, 255, 51]]  # the images did not change
 
 
 def test_mnist_is_read_from_its_four_files(tmp_path, no_network):
@@ -89,7 +89,7 @@ def test_mnist_is_read_from_its_four_files(tmp_path, no_network):
     assert dataset.test.images.tolist() == test.reshape(3, -1).tolist()
 
 
-def test_emnist_letters_count_from_1_and_become_classes_from_0(tmp_path, no_network):
+def test_emnist_letters_are_numbered_from_1_and_become_classes_from_0(tmp_path, no_network):
     train, test = write_emnist(tmp_path, "letters", train=[1, 26, 2, 3], test=[3, 1])
     dataset = load_dataset("emnist", tmp_path, "letters")
     assert dataset.training.labels.tolist() == [0, 25, 1, 2]
@@ -99,7 +99,7 @@ def test_emnist_letters_count_from_1_and_become_classes_from_0(tmp_path, no_netw
     assert dataset.test.images.tolist() == test.reshape(2, -1).tolist()
 
 
-def test_other_splits_of_emnist_count_from_0(tmp_path, no_network):
+def test_other_splits_of_emnist_are_numbered_from_0(tmp_path, no_network):
     write_emnist(tmp_path, "balanced", train=[0, 46, 5], test=[7])
     write_emnist(tmp_path, "digits", train=[9, 0], test=[0])
     balanced, digits = (load_dataset("emnist", tmp_path, split) for split in ("balanced", "digits"))
@@ -107,7 +107,7 @@ def test_other_splits_of_emnist_count_from_0(tmp_path, no_network):
     assert (balanced.num_classes, digits.num_classes) == (47, 10)
 
 
-def test_an_unknown_dataset_or_split_is_told_with_those_that_there_are(tmp_path):
+def test_an_unknown_dataset_or_split_is_refused_with_a_list_of_the_known_ones(tmp_path):
     with pytest.raises(SettingError, match="dataset='svhn' is not one of digits, mnist, emnist, cifar10, cifar100"):
         load_dataset("svhn", tmp_path)
     with pytest.raises(SettingError, match="split='capitals' of emnist is not one of byclass, bymerge, balanced"):
@@ -115,30 +115,30 @@ def test_an_unknown_dataset_or_split_is_told_with_those_that_there_are(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("emnist", "EMNIST")])
-def test_files_that_are_missing_where_there_is_no_network_are_told(tmp_path, no_network, name, folder):
+def test_missing_files_are_reported_if_there_is_no_network(tmp_path, no_network, name, folder):
     with pytest.raises(SettingError) as error:
         load_dataset(name, tmp_path)
-    for part in (f"dataset={name}", f"not in {tmp_path}/{folder}/raw and could not be fetched", "Give data_root="):
+    for part in (f"dataset={name}", f"not in {tmp_path}/{folder}/raw and could not be downloaded", "Set data_root="):
         assert part in str(error.value)
 
 
 @pytest.mark.parametrize("length", [0, 3, 10, 16, 500, -1])
-def test_a_file_that_was_cut_short_is_told(tmp_path, no_network, length):
+def test_a_file_that_was_cut_off_is_reported(tmp_path, no_network, length):
     write_mnist(tmp_path)
     path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(SettingError, match=r"train-images-idx3-ubyte is damaged: .* remove it, and it is fetched anew"):
+    with pytest.raises(SettingError, match=r"train-images-idx3-ubyte is damaged: .* remove it, and the next run"):
         load_dataset("mnist", tmp_path)
 
 
-def test_images_without_their_labels_are_told(tmp_path, no_network):
+def test_images_without_labels_are_reported(tmp_path, no_network):
     write_mnist(tmp_path)
     write_idx(tmp_path / "MNIST/raw/train-labels-idx1-ubyte", np.array([3, 1, 4]))
     with pytest.raises(SettingError, match=r"holds 6 images, .*train-labels-idx1-ubyte 3 labels: remove both"):
         load_dataset("mnist", tmp_path)
 
 
-def test_a_file_of_another_kind_is_told(tmp_path, no_network):
+def test_a_file_of_another_format_is_reported(tmp_path, no_network):
     write_mnist(tmp_path)
     raw = tmp_path / "MNIST/raw"
     (raw / "t10k-images-idx3-ubyte").write_bytes((raw / "t10k-labels-idx1-ubyte").read_bytes())
@@ -146,12 +146,12 @@ def test_a_file_of_another_kind_is_told(tmp_path, no_network):
         load_dataset("mnist", tmp_path)
 
 
-def test_a_label_that_is_no_class_is_told(tmp_path, no_network):
+def test_a_label_out_of_range_is_reported(tmp_path, no_network):
     write_mnist(tmp_path, test=(2, 7, 77))
-    with pytest.raises(SettingError, match=r"t10k-labels-idx1-ubyte is damaged: its labels 2..77 do not lie in 0..9"):
+    with pytest.raises(SettingError, match=r"t10k-labels-idx1-ubyte is damaged: its labels 2..77 are not all in 0..9"):
         load_dataset("mnist", tmp_path)
     write_emnist(tmp_path, "letters", train=[1, 0], test=[3])
-    with pytest.raises(SettingError, match=r"labels 0..1 do not lie in 1..26"):
+    with pytest.raises(SettingError, match=r"labels 0..1 are not all in 1..26"):
         load_dataset("emnist", tmp_path, "letters")
 
 
@@ -161,5 +161,5 @@ def test_the_real_mnist(alma_data):
     dataset = load_dataset("mnist", alma_data)
     assert (len(dataset.training), len(dataset.test)) == (60_000, 10_000)
     assert dataset.test.labels[:5].tolist() == [7, 2, 1, 0, 4]
-    x = dataset.pixels.normalised(dataset.training.images)
+    x = dataset.pixels.normalise(dataset.training.images)
     assert (x.mean().item(), x.std().item()) == (pytest.approx(0, abs=1e-3), pytest.approx(1, abs=1e-3))

@@ -31,9 +31,9 @@ def met(monkeypatch):
                 self.passes = []
                 learners.append(self)
 
-            def tally(self, x, stack):
+            def member_outputs(self, x, stack):
                 self.passes.append(x.shape[1])
-                return super().tally(x, stack)
+                return super().member_outputs(x, stack)
 
         with monkeypatch.context() as patch:
             patch.setitem(LEARNERS, changes.get("learner", "sm"), Kept)
@@ -55,7 +55,7 @@ def storage(tensor: torch.Tensor) -> int:
 
 def secrets_of(learner, dataset: Dataset, evaluate: ErrorRateEvaluator | None = None) -> list[torch.Tensor]:
     """What can be reached from a learner that shares memory with the test set, or holds the same numbers."""
-    secret = [dataset.test.images, dataset.test.labels, dataset.pixels.normalised(dataset.test.images)]
+    secret = [dataset.test.images, dataset.test.labels, dataset.pixels.normalise(dataset.test.images)]
     secret += [] if evaluate is None else arrays_of(reachable_from(evaluate))
     places = {storage(tensor) for tensor in secret if tensor.numel()}
     found = []
@@ -81,7 +81,7 @@ def test_the_walk_would_find_a_learner_that_cheats(met, tmp_path):
     evaluate = ErrorRateEvaluator(dataset, Vectors(dataset.pixels), CPU, [tmp_path], 1, 0)
     for cheat in (
         dataset.test.images[3:4],  # a view
-        dataset.pixels.normalised(dataset.test.images),  # a copy
+        dataset.pixels.normalise(dataset.test.images),  # a copy
         {"deep": [dataset.test.labels.numpy()]},
         lambda: evaluate,
         gc,
@@ -95,7 +95,7 @@ def test_the_error_rate_is_that_of_a_plain_network(met, tmp_path):
     dataset = load_dataset("digits", ".")
     learner, (rows,) = met(tmp_path, dataset)
     x = (dataset.test.images.float() / 16 - 0.3058) / 0.3764
-    wrong = int((learner.stack.plain(0)(x).argmax(-1) != dataset.test.labels).sum())
+    wrong = int((learner.stack.to_module(0)(x).argmax(-1) != dataset.test.labels).sum())
     assert rows[-1].scores.error_rate == wrong / TESTED_ON
     assert learner.passes.count(TESTED_ON) == 1 + B  # untrained, and after every stage
 
@@ -127,7 +127,7 @@ def test_a_test_set_of_any_size_is_asked_in_parts(met, tmp_path):
     dataset = Dataset("digits", (1, 8, 8), 10, Pixels(16, 0, 1), digits.training, Examples(images, labels))
     learner, (rows,) = met(tmp_path, dataset, mega_batches=1, epochs=1)
     assert learner.passes == [2000, 2000, 1, 143, 2000, 2000, 1]
-    wrong = int((learner.stack.plain(0)(images.float() / 16).argmax(-1) != labels).sum())
+    wrong = int((learner.stack.to_module(0)(images.float() / 16).argmax(-1) != labels).sum())
     assert rows[-1].scores.error_rate == wrong / 4001
 
 
@@ -142,8 +142,8 @@ def test_routing_is_written_after_a_growth_and_at_the_end(met, tmp_path):
     assert np.array_equal(routing["images"], dataset.test.images[:20].view(20, 8, 8).numpy())
     assert routing["label"].tolist() == dataset.test.labels[:20].tolist()
     assert (routing["root"].item(), routing["splits"].tolist()) == (0, [0])  # the only expert was halved
-    plain = learner.stack.plain(0)
-    weights = plain.layers[0].weights(dataset.pixels.normalised(dataset.test.images[:20])).detach().numpy()
+    plain = learner.stack.to_module(0)
+    weights = plain.layers[0].weights(dataset.pixels.normalise(dataset.test.images[:20])).detach().numpy()
     assert np.allclose(routing["weights"], weights, atol=2e-3)  # it holds half precision
     assert routing["expert"].tolist() == weights.argmax(-1).tolist()
     assert all(np.isclose(sum(layer), 1, atol=1e-5) for layer in rows[-1].scores.expert_load)
@@ -166,8 +166,8 @@ def test_routing_of_an_ensemble_of_mixtures_is_the_newest_ones(met, tmp_path):
     written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.npz"))
     assert written == [f"stages/stage_{k:03d}/routing.npz" for k in (1, 4)]
     routing = np.load(tmp_path / "stages/stage_004/routing.npz")
-    x = dataset.pixels.normalised(dataset.test.images[:20])
-    newest = learner.stack.plain(0).layers[0].weights(x).detach().numpy()
+    x = dataset.pixels.normalise(dataset.test.images[:20])
+    newest = learner.stack.to_module(0).layers[0].weights(x).detach().numpy()
     assert np.allclose(routing["weights"], newest, atol=2e-3)
 
 

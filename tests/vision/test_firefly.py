@@ -1,4 +1,4 @@
-"""Firefly: what a growth keeps, what its scores are, and what is taken. In double precision."""
+"""Firefly: what a growth leaves unchanged, its scores, and which candidates are added. In double precision."""
 
 from dataclasses import replace
 from itertools import chain as concatenated
@@ -10,19 +10,19 @@ from torch.nn import functional as F
 
 from fairseq_alma.core.errors import SettingError
 from vision.firefly import (
-    CANDIDATES,
+    NUM_CANDIDATES,
     Chain,
     DepthCandidates,
     Layer,
     Norm,
     WidthCandidates,
-    chain_of,
-    enough_for_parameters,
+    chain_from_stack,
+    count_by_num_params,
+    count_by_width_ratio,
     grow_depth,
     grow_width,
     rank,
-    share_of_width,
-    stack_of,
+    stack_from_chain,
 )
 from vision.networks import MixtureStack, MLPStack, VGGStack
 from vision.seeds import generator
@@ -40,19 +40,19 @@ def double():
 
 
 def vgg():
-    """Small, and trained enough for norms that are not those of the beginning."""
-    stack = VGGStack.drawn(3, WIDTHS, 10, [generator(0)], CPU, (1, 2, 1, 1, 1))
-    drawn_by = generator("norms")
+    """Return a small VGG whose norms differ from those of an untrained network."""
+    stack = VGGStack.initialised(3, WIDTHS, 10, [generator(0)], CPU, (1, 2, 1, 1, 1))
+    noise = generator("norms")
     for name in stack.parameters.shapes:
         if name.startswith(("scale", "shift")):
-            stack.parameters[name].add_(0.3 * torch.randn(stack.parameters[name].shape, generator=drawn_by))
+            stack.parameters[name].add_(0.3 * torch.randn(stack.parameters[name].shape, generator=noise))
     for number in range(3):
         stack.logits(torch.randn(1, 20, 32, 32, 3, generator=generator(number)), training=True)
     return stack
 
 
 def perceptron():
-    return MLPStack.drawn((12, 6, 5, 10), [generator(0)], CPU)
+    return MLPStack.initialised((12, 6, 5, 10), [generator(0)], CPU)
 
 
 STACKS = {"vgg": vgg, "perceptron": perceptron}
@@ -60,12 +60,12 @@ KINDS = pytest.mark.parametrize("kind", STACKS)
 
 
 def batches_for(kind, count=3, size=8):
-    """The same in every epoch."""
+    """Return a batch source with the same batches in every epoch."""
     shape = (3, 32, 32) if kind == "vgg" else (12,)
-    drawn_by = generator("batches")
-    made = [(torch.randn(size, *shape, generator=drawn_by), torch.randint(10, (size,), generator=drawn_by))
-            for _ in range(count)]  # fmt: skip
-    return lambda: made
+    numbers = generator("batches")
+    batches = [(torch.randn(size, *shape, generator=numbers), torch.randint(10, (size,), generator=numbers))
+               for _ in range(count)]  # fmt: skip
+    return lambda: batches
 
 
 def candidates_of(chain):
@@ -89,12 +89,12 @@ def nothing(chain):
 
 
 @KINDS
-def test_a_chain_is_its_stack(kind):
+def test_a_chain_computes_what_its_stack_does(kind):
     stack = STACKS[kind]()
-    chain, (x, _) = chain_of(stack), batches_for(kind)()[0]
+    chain, (x, _) = chain_from_stack(stack), batches_for(kind)()[0]
     ours = x.movedim(1, -1) if kind == "vgg" else x
     torch.testing.assert_close(chain.logits(x), stack.logits(ours[None])[0])
-    again = stack_of(chain, stack)
+    again = stack_from_chain(chain, stack)
     assert type(again) is type(stack)
     assert again.state().keys() == stack.state().keys()
     assert torch.equal(again.logits(ours[None]), stack.logits(ours[None]))
@@ -103,50 +103,51 @@ def test_a_chain_is_its_stack(kind):
 
 def test_mixtures_do_not_grow_by_firefly():
     with pytest.raises(TypeError, match="MixtureStack does not grow by Firefly"):
-        chain_of(MixtureStack.drawn((4, 3, 3, 2), 2, False, [generator(0)], CPU))
+        chain_from_stack(MixtureStack.initialised((4, 3, 3, 2), 2, False, [generator(0)], CPU))
 
 
 @KINDS
-def test_a_split_before_noise_changes_nothing(kind):
-    chain = chain_of(STACKS[kind]())
+def test_a_split_without_noise_changes_nothing(kind):
+    chain = chain_from_stack(STACKS[kind]())
     candidates, (x, _) = candidates_of(chain), batches_for(kind)()[0]
     for tensor in concatenated(candidates.splits, candidates.new_units):
         tensor.data.zero_()
-    for tensor in (*candidates.of_new, candidates.head_of_new):
+    for tensor in (*candidates.weights_on_new, candidates.head_weight_on_new):
         if tensor is not None:
             tensor.data.zero_()
     with torch.no_grad():
         torch.testing.assert_close(candidates.logits(x), chain.logits(x), rtol=0, atol=1e-9)
         for splits, new in ((everything(chain)[0], nothing(chain)[1]), everything(chain)):
-            grown = candidates.take(splits, new)
+            grown = candidates.grown_chain(splits, new)
             torch.testing.assert_close(grown.logits(x), chain.logits(x), rtol=0, atol=1e-9)
     assert grown.widths == [2 * width + K for width in chain.widths]
 
 
 @KINDS
-def test_what_is_taken_is_what_was_ranked(kind):
-    """All candidates taken: the network that the passes looked at, noise and all.
-
-    But for pooling, which the passes do after the mean of twins and the network before it: images of one pixel here.
+def test_the_network_with_all_candidates_is_the_one_that_was_ranked(kind):
+    """Noise included. Pooling is turned off, because the passes pool the mean of two halves and the grown network pools
+    each half.
     """
-    chain = chain_of(STACKS[kind]())
+    chain = chain_from_stack(STACKS[kind]())
     chain = replace(chain, layers=[replace(layer, is_pooled=False) for layer in chain.layers])
     candidates, (x, _) = candidates_of(chain), batches_for(kind)()[0]
     x = x[:, :, :1, :1] if kind == "vgg" else x
     with torch.no_grad():
-        taken = candidates.take(*everything(chain))
-        torch.testing.assert_close(taken.logits(x), candidates.logits(x), atol=1e-9, rtol=0)
+        complete = candidates.grown_chain(*everything(chain))
+        torch.testing.assert_close(complete.logits(x), candidates.logits(x), atol=1e-9, rtol=0)
         assert (candidates.logits(x) - chain.logits(x)).abs().max() > 1e-3
-        torch.testing.assert_close(candidates.take(*nothing(chain)).logits(x), chain.logits(x), atol=1e-9, rtol=0)
+        torch.testing.assert_close(
+            candidates.grown_chain(*nothing(chain)).logits(x), chain.logits(x), atol=1e-9, rtol=0
+        )
 
 
 @KINDS
-def test_taking_a_unit_leaves_the_others_as_they_are(kind):
-    chain = chain_of(STACKS[kind]())
+def test_a_growth_leaves_the_other_units_unchanged(kind):
+    chain = chain_from_stack(STACKS[kind]())
     candidates = candidates_of(chain)
     splits, new = nothing(chain)
     splits[1], new[0] = torch.tensor([2]), torch.tensor([1, 3])
-    grown = candidates.take(splits, new)
+    grown = candidates.grown_chain(splits, new)
     first, second = grown.layers[0], grown.layers[1]
     assert grown.widths[:2] == [chain.widths[0] + 2, chain.widths[1] + 1]
     assert torch.equal(first.weight[:-2], chain.layers[0].weight)
@@ -157,8 +158,8 @@ def test_taking_a_unit_leaves_the_others_as_they_are(kind):
     torch.testing.assert_close(second.weight[2, :inputs] - second.weight[-1, :inputs], 2 * v[2])
     kept = [unit for unit in range(chain.widths[1]) if unit != 2]
     assert torch.equal(second.weight[kept, :inputs], old[kept])
-    assert torch.equal(second.weight[0, inputs:], candidates.of_new[1][0, [1, 3]])
-    # The next layer reads half of each twin.
+    assert torch.equal(second.weight[0, inputs:], candidates.weights_on_new[1][0, [1, 3]])
+    # The next layer reads both halves with half the weight.
     third = grown.layers[2].weight if len(grown.layers) > 2 else grown.head_weight
     before = chain.layers[2].weight if len(grown.layers) > 2 else chain.head_weight
     torch.testing.assert_close(third[:, 2], before[:, 2] / 2)
@@ -171,21 +172,21 @@ def test_taking_a_unit_leaves_the_others_as_they_are(kind):
 
 
 @KINDS
-def test_a_score_is_the_slope_of_the_loss_along_that_candidates_noise(kind):
-    """By finite differences, after the epoch in which noise is trained: every candidate of a layer in turn."""
-    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+def test_a_score_is_the_derivative_of_the_loss_along_the_noise_of_its_candidate(kind):
+    """By finite differences, after the epoch in which the noise is trained."""
+    chain, batches = chain_from_stack(STACKS[kind]()), batches_for(kind)
     candidates = candidates_of(chain)
-    before = [one.detach().clone() for one in candidates.variables]
+    before = [variable.detach().clone() for variable in candidates.variables]
     scores, flops, *_ = rank(candidates, batches)
     assert all(not torch.equal(a, b) for a, b in zip(before, candidates.variables, strict=True))
-    assert [len(one) for one in scores] == [width + K for width in chain.widths]
+    assert [len(layer_scores) for layer_scores in scores] == [width + K for width in chain.widths]
     assert flops > 0
 
     def loss(gates):
         with torch.no_grad():
             return sum(float(F.cross_entropy(candidates.logits(x, gates), y)) for x, y in batches()) / len(batches())
 
-    # What the noise is of: only the candidate's own variables are let through more, not what reads it.
+    # A gate scales the noise of its own candidate only, not the weights that read it.
     for layer, unit in ((0, 1), (1, 0), (1, chain.widths[1] + 2), (len(chain.widths) - 1, chain.widths[-1] + K - 1)):
         step, sides = 1e-6, []
         for sign in (1, -1):
@@ -196,19 +197,21 @@ def test_a_score_is_the_slope_of_the_loss_along_that_candidates_noise(kind):
 
 
 @KINDS
-def test_the_best_of_all_layers_together_are_taken(kind):
-    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+def test_the_best_candidates_of_all_layers_together_are_added(kind):
+    chain, batches = chain_from_stack(STACKS[kind]()), batches_for(kind)
     seen = []
 
-    def how_many(order):
+    def count_rule(order):
         seen.extend(order)
         return 5
 
-    grown = grow_width(chain, batches, how_many, generator("growth"), K)
+    grown = grow_width(chain, batches, count_rule, generator("growth"), K)
     again = WidthCandidates(chain, K, *_draws_of("growth"))
     scores, flops, *_ = rank(again, batches)
     ranked = sorted(
-        (float(score), layer, unit) for layer, of_layer in enumerate(scores) for unit, score in enumerate(of_layer)
+        (float(score), layer, unit)
+        for layer, layer_scores in enumerate(scores)
+        for unit, score in enumerate(layer_scores)
     )
     expected = list(chain.widths)
     for _, layer, _ in ranked[:5]:
@@ -223,73 +226,74 @@ def _draws_of(name):
     return lambda shape: torch.rand(shape, generator=noise), lambda shape: torch.randn(shape, generator=noise)
 
 
-def test_how_many_are_taken(caplog):
-    chain = chain_of(perceptron())  # 12-6-5-10
+def test_the_number_of_added_candidates(caplog):
+    chain = chain_from_stack(perceptron())  # 12-6-5-10
     order = [(0, False), (1, True), (1, False), (0, True)]
     now = 12 * 6 + 6 + 6 * 5 + 5 + 5 * 10 + 10
     assert chain.num_params() == now
-    one_more = now + 12 + 1 + 5  # a unit of the first layer
-    assert enough_for_parameters(chain, one_more)(order) == 1
-    assert enough_for_parameters(chain, one_more + 1)(order) == 2
+    one_more = now + 12 + 1 + 5  # with one more unit in the first layer
+    assert count_by_num_params(chain, one_more)(order) == 1
+    assert count_by_num_params(chain, one_more + 1)(order) == 2
     assert chain.num_params([7, 6]) == one_more + 7 + 1 + 10
-    assert enough_for_parameters(chain, 10**9)(order) == 4
-    assert enough_for_parameters(chain, now)(order) == 0
-    assert share_of_width(chain, 0.3)(order) == 3  # of 11 units, rounded down
-    assert share_of_width(chain, 0.05)(order) == 0
+    assert count_by_num_params(chain, 10**9)(order) == 4
+    assert count_by_num_params(chain, now)(order) == 0
+    assert count_by_width_ratio(chain, 0.3)(order) == 3  # 0.3 x 11 units, rounded down
+    assert count_by_width_ratio(chain, 0.05)(order) == 0
     caplog.clear()
-    assert share_of_width(chain, 0.5)(order) == 4
+    assert count_by_width_ratio(chain, 0.5)(order) == 4
     assert "4 candidates are too few for 5 units" in caplog.text
     with pytest.raises(SettingError, match="grow_depth=3 is more than one new layer after each of 2"):
         grow_depth(chain, batches_for("perceptron"), 3, generator(0))
 
 
-def test_its_passes_are_charged_by_hand():
-    """A perceptron 12-6-5-10 with K candidates, 24 examples: every product forward, and what gradients need of each."""
-    chain, batches = chain_of(perceptron()), batches_for("perceptron")
+def test_the_flops_of_both_passes_by_hand():
+    """A perceptron 12-6-5-10 with K candidates per layer, 24 examples."""
+    chain, batches = chain_from_stack(perceptron()), batches_for("perceptron")
     _, flops, *_ = rank(candidates_of(chain), batches)
-    reads = [(12, 6 + 6 + K), (6, 5 + 5 + K), (K, 5 + K), (5, 10), (K, 10)]  # inputs, outputs
-    forward = [2 * num_in * num_out for num_in, num_out in reads]
-    # The first pass: gradients of all weights but the head's, and of all inputs but the first layer's.
+    products = [(12, 6 + 6 + K), (6, 5 + 5 + K), (K, 5 + K), (5, 10), (K, 10)]  # inputs, outputs
+    forward = [2 * num_in * num_out for num_in, num_out in products]
+    # The first pass computes gradients of all weights except those of the head, and of all inputs except the first
+    # layer's.
     first = sum(forward) + (sum(forward) - forward[3]) + (sum(forward) - forward[0])
-    # The second: of inputs alone.
+    # The second pass computes gradients of inputs only.
     second = sum(forward) + sum(forward) - forward[0]
     assert flops == 24 * (first + second)
 
 
 @KINDS
-def test_candidates_begin_as_the_authors_draw_them(kind):
-    """Splits from U(-0.1, 0.1), new units from N(0, 0.1), what reads them from U(-0.01, 0.01); layers from the last."""
-    chain = chain_of(STACKS[kind]())
+def test_candidates_are_initialised_as_by_the_authors(kind):
+    """Splits from U(-0.1, 0.1), new units from N(0, 0.1), weights on new units and new layers from U(-0.01, 0.01)."""
+    chain = chain_from_stack(STACKS[kind]())
     noise = generator("many")
-    drawn = WidthCandidates(
+    candidates = WidthCandidates(
         chain, 200, lambda s: torch.rand(s, generator=noise), lambda s: torch.randn(s, generator=noise)
     )
 
     def check_uniform(tensors, bound):
-        values = torch.cat([one.detach().flatten() for one in tensors])
+        values = torch.cat([tensor.detach().flatten() for tensor in tensors])
         assert values.abs().max() <= bound
         assert values.min() < -0.8 * bound
         assert values.max() > 0.8 * bound
         torch.testing.assert_close(float(values.std()), bound / 3**0.5, rtol=0.2, atol=0)
 
-    check_uniform(drawn.splits, 0.1)
-    check_uniform([one for one in drawn.of_new if one is not None], 0.01)
-    check_uniform([drawn.head_of_new], 0.01)
+    check_uniform(candidates.splits, 0.1)
+    check_uniform([weight for weight in candidates.weights_on_new if weight is not None], 0.01)
+    check_uniform([candidates.head_weight_on_new], 0.01)
     check_uniform(DepthCandidates(chain, lambda s: torch.rand(s, generator=noise)).noise, 0.01)
-    new = torch.cat([one.detach().flatten() for one in drawn.new_units])
-    assert new.abs().max() > 0.25  # not uniform
+    new = torch.cat([weight.detach().flatten() for weight in candidates.new_units])
+    assert new.abs().max() > 0.25  # so the distribution is not uniform
     torch.testing.assert_close(float(new.std()), 0.1, rtol=0.05, atol=0)
-    assert CANDIDATES == 70
+    assert NUM_CANDIDATES == 70
 
 
 @KINDS
-def test_noise_is_trained_by_the_authors_recipe(kind, monkeypatch):
-    """RMSprop(lr 1e-3, momentum 0.1, alpha 0.9), one epoch of cross-entropy and 1e-2 (|v|^2 + 1e-2 |vno|^2)."""
-    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+def test_noise_is_trained_with_the_authors_settings(kind, monkeypatch):
+    """RMSprop(lr 1e-3, momentum 0.1, alpha 0.9), one epoch of cross-entropy plus 1e-2 (|v|^2 + 1e-2 |vno|^2)."""
+    chain, batches = chain_from_stack(STACKS[kind]()), batches_for(kind)
     ours, theirs = candidates_of(chain), candidates_of(chain)
     rank(ours, batches)
-    squares = [torch.zeros_like(one) for one in theirs.variables]
-    moving = [torch.zeros_like(one) for one in theirs.variables]
+    squares = [torch.zeros_like(variable) for variable in theirs.variables]
+    moving = [torch.zeros_like(variable) for variable in theirs.variables]
     for x, y in batches():
         loss = F.cross_entropy(theirs.logits(x), y)
         for v in theirs.splits:
@@ -306,62 +310,64 @@ def test_noise_is_trained_by_the_authors_recipe(kind, monkeypatch):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
-def test_layers_that_would_exceed_the_growth_are_left_out(caplog):
+def test_layers_that_would_exceed_max_params_are_not_added(caplog):
     chain, batches = four_layers(), batches_for("perceptron")
-    one = 6 * 6 + 6
-    assert len(grow_depth(chain, batches, 4, generator("g"), chain.num_params() + 2 * one).chain.layers) == 6
+    layer_params = 6 * 6 + 6
+    assert len(grow_depth(chain, batches, 4, generator("g"), chain.num_params() + 2 * layer_params).chain.layers) == 6
     assert "2 of 4 new layers fit" in caplog.text
     grown = grow_depth(chain, batches, 1, generator("g"), chain.num_params())
     assert len(grown.chain.layers) == 4
     assert torch.equal(grown.chain.layers[3].weight, chain.layers[3].weight)
 
 
-def test_statistics_of_new_norms_are_charged_one_pass(monkeypatch):
-    chain, batches = chain_of(vgg()), batches_for("vgg")
+def test_statistics_of_new_norms_cost_one_forward_pass(monkeypatch):
+    chain, batches = chain_from_stack(vgg()), batches_for("vgg")
     ranked = rank(depth_candidates_of(chain), batches)
     assert ranked.num_examples == 24
     assert ranked.example.untyped_storage().nbytes() == 8 * 3 * 32 * 32  # not a view of a batch
     grown = grow_depth(chain, batches, 1, generator("noise"))
-    forward = VGGStack.drawn(3, WIDTHS, 10, [generator(0)], CPU, (1, 2, 1, 1, 1)).flops.forward
+    forward = VGGStack.initialised(3, WIDTHS, 10, [generator(0)], CPU, (1, 2, 1, 1, 1)).flops.forward
     assert grown.flops == ranked.flops + 24 * forward
 
 
 @KINDS
-def test_new_layers_before_noise_change_nothing(kind):
-    chain, batches = chain_of(STACKS[kind]()), batches_for(kind)
+def test_new_layers_without_noise_change_nothing(kind):
+    chain, batches = chain_from_stack(STACKS[kind]()), batches_for(kind)
     candidates = depth_candidates_of(chain)
     x, _ = batches()[0]
     places = list(range(len(chain.layers)))
-    grown = candidates.take(places, batches, with_noise=False)
+    grown = candidates.grown_chain(places, batches, with_noise=False)
     assert len(grown.layers) == 2 * len(chain.layers)
     torch.testing.assert_close(grown.logits(x), chain.logits(x), rtol=0, atol=1e-5)
-    assert [layer.is_pooled for layer in grown.layers].count(True) == [one.is_pooled for one in chain.layers].count(
+    assert [layer.is_pooled for layer in grown.layers].count(True) == [layer.is_pooled for layer in chain.layers].count(
         True
     )
-    # With noise it is what was ranked.
+    # With noise, the grown network is the one that was ranked.
     with torch.no_grad():
-        torch.testing.assert_close(candidates.take(places, batches).logits(x), candidates.logits(x), rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            candidates.grown_chain(places, batches).logits(x), candidates.logits(x), rtol=0, atol=1e-9
+        )
     if kind == "vgg":
-        assert stack_of(grown, vgg()).blocks == [2, 4, 2, 2, 2]
+        assert stack_from_chain(grown, vgg()).blocks == [2, 4, 2, 2, 2]
 
 
 def four_layers():
-    """A perceptron of four hidden layers."""
-    drawn_by = generator("four layers")
+    """Return a perceptron with four hidden layers."""
+    numbers = generator("four layers")
     sizes = (12, 6, 6, 6, 6)
     layers = [
-        Layer(torch.randn(num_out, num_in, generator=drawn_by) * num_in**-0.5, torch.zeros(num_out) + 0.1, None)
+        Layer(torch.randn(num_out, num_in, generator=numbers) * num_in**-0.5, torch.zeros(num_out) + 0.1, None)
         for num_in, num_out in pairwise(sizes)
     ]
-    return Chain(layers, torch.randn(10, 6, generator=drawn_by), torch.zeros(10))
+    return Chain(layers, torch.randn(10, 6, generator=numbers), torch.zeros(10))
 
 
-def test_a_new_layer_comes_where_a_finite_difference_of_the_loss_says():
+def test_a_new_layer_is_added_where_the_loss_decreases_fastest():
     chain, batches = four_layers(), batches_for("perceptron")
     grown = grow_depth(chain, batches, 1, generator("growth"))
     assert len(grown.chain.layers) == 5
     candidates = DepthCandidates(chain, _draws_of("growth")[0])
-    rank(candidates, batches)  # trains the noise
+    rank(candidates, batches)  # trains the noise; the derivatives below are finite differences
     losses = []
     for place in range(4):
         sides = []
@@ -374,19 +380,19 @@ def test_a_new_layer_comes_where_a_finite_difference_of_the_loss_says():
     best = max(range(4), key=lambda place: -losses[place])
     assert len({round(loss, 9) for loss in losses}) == 4
     kept = [torch.equal(layer.weight, old.weight) for layer, old in zip(grown.chain.layers, chain.layers, strict=False)]
-    assert kept == [place <= best for place in range(4)]  # all up to the place, then the new one
+    assert kept == [place <= best for place in range(4)]  # layers up to the place are unchanged, then comes the new one
     new = grown.chain.layers[best + 1]
     torch.testing.assert_close(new.weight, torch.eye(6) + candidates.noise[best].detach())
 
 
-def test_norms_of_new_layers_take_the_statistics_of_what_they_see():
-    chain, batches = chain_of(vgg()), batches_for("vgg")
-    grown = depth_candidates_of(chain).take([1], batches)
+def test_norms_of_new_layers_have_the_statistics_of_their_inputs():
+    chain, batches = chain_from_stack(vgg()), batches_for("vgg")
+    grown = depth_candidates_of(chain).grown_chain([1], batches)
     x = torch.cat([x for x, _ in batches()])
     for layer in chain.layers[:1]:
-        x = layer.pool(layer.activate(layer.product(x, layer.weight), layer.norm))
-    seen = chain.layers[1].activate(chain.layers[1].product(x, chain.layers[1].weight), chain.layers[1].norm)
+        x = layer.pool(layer.output(x))
+    new_input = chain.layers[1].output(x)
     norm = grown.layers[2].norm
     assert isinstance(norm, Norm)
-    torch.testing.assert_close(norm.mean, seen.mean((0, 2, 3)))
-    torch.testing.assert_close(norm.variance, seen.var((0, 2, 3), correction=0))
+    torch.testing.assert_close(norm.mean, new_input.mean((0, 2, 3)))
+    torch.testing.assert_close(norm.variance, new_input.var((0, 2, 3), correction=0))

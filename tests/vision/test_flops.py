@@ -1,4 +1,4 @@
-"""What a network costs: the closed forms worked out by hand, torch's counter, and what stacks really do."""
+"""FLOPs of networks: closed forms worked out by hand, torch's counter, and the operations of stacks."""
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ CPU = torch.device("cpu")
 
 
 def mlp(sizes, num_networks=1):
-    return MLPStack.drawn(sizes, [generator(number) for number in range(num_networks)], CPU)
+    return MLPStack.initialised(sizes, [generator(number) for number in range(num_networks)], CPU)
 
 
 def mixture(num_experts=1, num_splits=0, num_flat_splits=0, hard=False, sizes=(5, 4, 3, 2)):
-    """Two networks, which split different experts."""
+    """Return a stack of two networks, which split different experts."""
     generators = [generator(number) for number in range(2)]
-    stack = MixtureStack.drawn(sizes, num_experts, hard, generators, CPU)
+    stack = MixtureStack.initialised(sizes, num_experts, hard, generators, CPU)
     for number in range(num_splits):
         stack = stack.split([[0, number], [number, 0]], generators)
     for _ in range(num_flat_splits):
@@ -27,7 +27,7 @@ def mixture(num_experts=1, num_splits=0, num_flat_splits=0, hard=False, sizes=(5
 
 
 def test_a_perceptron_by_hand():
-    # 2 x (4 x 3 + 3 x 3 + 3 x 2) = 54 forward. Backward 54 for the weights, and 2 x (3 x 3 + 3 x 2) = 30 for inputs.
+    # Forward 2 x (4 x 3 + 3 x 3 + 3 x 2) = 54. Backward 54 for the weights and 2 x (3 x 3 + 3 x 2) = 30 for inputs.
     assert mlp((4, 3, 3, 2)).flops == Flops(forward=54, training=54 + 54 + 30, prediction=54)
 
 
@@ -38,13 +38,13 @@ def test_the_perceptron_of_the_paper():
 
 
 @pytest.mark.parametrize("sizes", [(4, 2), (7, 5, 3), (64, 8, 8, 10), (784, 32, 32, 10), (9, 8, 7, 6, 5)])
-def test_the_closed_form_of_a_perceptron_is_what_torch_counts(sizes):
+def test_the_closed_form_of_a_perceptron_equals_torchs_count(sizes):
     stack = mlp(sizes)
-    assert stack.flops == count_flops(stack.plain(0), (sizes[0],))
+    assert stack.flops == count_flops(stack.to_module(0), (sizes[0],))
 
 
 @pytest.mark.parametrize(("num_networks", "groups"), [(1, 1), (3, 3), (4, 2), (3, 1)])
-def test_a_stack_of_perceptrons_does_no_more_than_it_is_charged(num_networks, groups):
+def test_a_stack_of_perceptrons_computes_the_flops_that_it_is_charged(num_networks, groups):
     stack, num_examples = mlp((16, 8, 8, 4), num_networks), 5
     with FlopCounterMode(display=False) as counted:
         logits = stack.logits(torch.zeros(groups, num_examples, 16), training=True)
@@ -56,42 +56,44 @@ def test_a_stack_of_perceptrons_does_no_more_than_it_is_charged(num_networks, gr
 
 
 def test_a_mixture_after_two_splits_by_hand():
-    # Of 5 inputs: 3 experts of width 4 and two gates of 2 branches, 16 rows. Of 4: 3 x 3 + 4 = 13 rows. The head.
+    # The first layer has 5 inputs, 3 experts of width 4 and two gates of 2 branches, 16 rows in all. The second has 4
+    # inputs and 3 x 3 + 4 = 13 rows.
     first, second, head = 2 * 5 * 16, 2 * 4 * 13, 2 * 3 * 2
     forward = first + second + head
     expected = Flops(forward, training=2 * first + 3 * second + 3 * head, prediction=forward)
     assert mixture(num_splits=2).flops == expected
 
 
-def test_hard_gates_predict_with_one_expert_a_layer_and_train_with_all():
-    # Two of three experts are not computed: 2 x 5 x 4 each in the first layer, 2 x 4 x 3 in the second. Gates all are.
+def test_hard_gates_predict_with_one_expert_per_layer_and_train_with_all():
+    # Two of three experts are not computed: 2 x 5 x 4 FLOPs each in the first layer, 2 x 4 x 3 in the second. All gates
+    # are computed.
     soft, hard = mixture(num_splits=2).flops, mixture(num_splits=2, hard=True).flops
     assert hard == Flops(soft.forward, soft.training, prediction=soft.forward - 2 * (40 + 24))
     assert hard.prediction == 2 * 5 * (4 + 4) + 2 * 4 * (3 + 4) + 2 * 3 * 2
 
 
-def test_a_flat_gate_has_one_branch_an_expert():
-    # 3 experts of width 4 and 3 branches, 15 rows; 3 x 3 + 3 = 12 rows.
+def test_a_flat_gate_has_one_branch_per_expert():
+    # The first layer has 3 experts of width 4 and 3 branches, 15 rows. The second has 3 x 3 + 3 = 12 rows.
     stack = mixture(num_flat_splits=2)
     assert stack.flops.forward == 2 * 5 * 15 + 2 * 4 * 12 + 2 * 3 * 2
     assert stack.flops == mixture(num_experts=3).flops
 
 
-def test_one_expert_costs_what_a_perceptron_does():
+def test_one_expert_costs_as_much_as_a_perceptron():
     assert mixture().flops == mixture(hard=True).flops == mlp((5, 4, 3, 2)).flops
 
 
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("grown", [{}, {"num_experts": 4}, {"num_splits": 3}, {"num_flat_splits": 2}])
-def test_the_closed_form_of_a_mixture_is_what_torch_counts(grown, hard):
+def test_the_closed_form_of_a_mixture_equals_torchs_count(grown, hard):
     stack = mixture(**grown, hard=hard, sizes=(20, 8, 6, 10))
-    for number in range(2):  # whichever experts it has split
-        counted = count_flops(stack.plain(number), (20,))
+    for number in range(2):  # the count does not depend on which experts were split
+        counted = count_flops(stack.to_module(number), (20,))
         assert (stack.flops.forward, stack.flops.training) == (counted.forward, counted.training)
 
 
-def test_structures_of_equally_many_rows_are_not_taken_for_each_other():
-    # Of width 4: 7 experts in a tree have 7 x 4 + 12 rows, 8 under one root 8 x 4 + 8, both 40.
+def test_structures_with_equally_many_rows_are_distinguished():
+    # With width 4, 7 experts in a tree have 7 x 4 + 12 = 40 rows, and 8 experts under one root 8 x 4 + 8 = 40 rows.
     tree, flat = (
         mixture(num_splits=6, hard=True, sizes=(5, 4, 4, 2)),
         mixture(num_experts=8, hard=True, sizes=(5, 4, 4, 2)),

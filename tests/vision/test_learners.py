@@ -46,7 +46,7 @@ def spent(rows, name):
 
 def test_data():
     dataset = load_dataset("digits", ".")
-    return dataset.pixels.normalised(dataset.test.images), dataset.test.labels
+    return dataset.pixels.normalise(dataset.test.images), dataset.test.labels
 
 
 test_data.__test__ = False
@@ -56,8 +56,8 @@ def mega_batch(t: int, seed: int = 0):
     return partition(load_dataset("digits", ".").training, B, 0.1, seed)[t - 1]
 
 
-def normalised(examples):
-    return load_dataset("digits", ".").pixels.normalised(examples.images)
+def normalise(examples):
+    return load_dataset("digits", ".").pixels.normalise(examples.images)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_stage_goes_on_from_the_last_unless_from_scratch(tmp_path):
     generators = LEARNERS["sm"](small_settings(tmp_path), Perceptron(SIZES), None, CPU).generators
 
     def drawn(stage):
-        return flat(MLPStack.drawn(SIZES, generators("initialisation", stage), CPU))
+        return flat(MLPStack.initialised(SIZES, generators("initialisation", stage), CPU))
 
     for name, scratch in (("on", False), ("anew", True)):
         small_run(tmp_path / name, **STAND_STILL, from_scratch=scratch, keep_stages=True)
@@ -198,9 +198,9 @@ def test_members_predict_together_as_combine_says(tmp_path, learner, combine):
     name = {"ens": "combine", "gens": "gens_combine"}[learner]
     (rows,) = small_run(tmp_path, **taken(learner, members=4), **{name: combine})
     if learner == "ens":
-        members = [networks(tmp_path, B).plain(number) for number in range(4)]
+        members = [networks(tmp_path, B).to_module(number) for number in range(4)]
     else:
-        members = [networks(tmp_path, stage).plain(0) for stage in range(1, B + 1)]
+        members = [networks(tmp_path, stage).to_module(0) for stage in range(1, B + 1)]
     x, y = test_data()
     logits = torch.stack([member(x) for member in members]).detach()
     probability = logits.softmax(-1)
@@ -216,12 +216,12 @@ def test_members_predict_together_as_combine_says(tmp_path, learner, combine):
 @pytest.mark.parametrize("how", ["mean", "sum"])
 def test_umix_is_one_predictor_of_its_members_logits(tmp_path, how):
     (rows,) = small_run(tmp_path, learner="umix", members=3, umix=how)
-    members = [networks(tmp_path, B).plain(number) for number in range(3)]
+    members = [networks(tmp_path, B).to_module(number) for number in range(3)]
     x, y = test_data()
     joint = sum(member(x) for member in members)
     assert rows[-1].scores.error_rate == int((joint.argmax(-1) != y).sum()) / len(y)
     valid = mega_batch(B).validation
-    logits = sum(member(normalised(valid)) for member in members)
+    logits = sum(member(normalise(valid)) for member in members)
     error = int((logits.argmax(-1) != valid.labels).sum()) / len(valid)
     assert rows[-1].scores.validation_error_rate == error
 
@@ -324,7 +324,7 @@ def test_two_new_members_of_a_stage_differ(tmp_path):
 def routed(p_a: float, p_b: float, hard: bool = False) -> MixtureStack:
     """Two experts a layer that pass on what comes: A = (1, 0) and B = (0, 1). The first layer's gate gives A's weight
     p_a and B's weight p_b to expert 0; the second layer's gives them to expert 1. The head says class 0 with 0.9."""
-    stack = MixtureStack.drawn((2, 2, 2, 2), 2, hard, [torch.Generator()], CPU)
+    stack = MixtureStack.initialised((2, 2, 2, 2), 2, hard, [torch.Generator()], CPU)
     gate = [[log(p_a), log(p_b)], [log(1 - p_a), log(1 - p_b)]]
     identity = [[1.0, 0.0], [0.0, 1.0]]
     for layer, rows in ((1, gate), (2, gate[::-1])):
@@ -383,7 +383,7 @@ def test_a_stage_begins_by_splitting_what_the_stage_before_lost_most_by(tmp_path
     splits = [[], []]
     for stage in range(2, B + 1):
         valid = mega_batch(stage - 1).validation
-        charged = charged_by_hand(networks(tmp_path, stage - 1).plain(0), normalised(valid), valid.labels)
+        charged = charged_by_hand(networks(tmp_path, stage - 1).to_module(0), normalise(valid), valid.labels)
         splits = [[*one, expert] for one, expert in zip(splits, charged, strict=True)]
         grown = networks(tmp_path, stage, "grow")
         assert [gates.splits[0] for gates in grown.gates] == splits
@@ -392,8 +392,8 @@ def test_a_stage_begins_by_splitting_what_the_stage_before_lost_most_by(tmp_path
 def test_with_replay_experts_are_charged_for_all_validation_data_of_the_past(tmp_path):
     small_run(tmp_path, learner="gmoe", experts=3, keep_stages=True, replay="all", arrivals=3)
     parts = [mega_batch(t).validation for t in (1, 2)]
-    x, y = torch.cat([normalised(part) for part in parts]), torch.cat([part.labels for part in parts])
-    charged = charged_by_hand(networks(tmp_path, 2).plain(0), x, y)
+    x, y = torch.cat([normalise(part) for part in parts]), torch.cat([part.labels for part in parts])
+    charged = charged_by_hand(networks(tmp_path, 2).to_module(0), x, y)
     assert [gates.splits[0][-1] for gates in networks(tmp_path, 3, "grow").gates] == charged
 
 
@@ -414,9 +414,9 @@ def test_growth_under_a_tree_leaves_what_the_mixture_computes(tmp_path):
     x, _ = test_data()
     for learner in ("gmoe", "gmoe_flat"):
         small_run(tmp_path / learner, learner=learner, experts=2, keep_stages=True, **STAND_STILL)
-    before, after = (networks(tmp_path / "gmoe", stage).plain(0)(x) for stage in (1, B))
+    before, after = (networks(tmp_path / "gmoe", stage).to_module(0)(x) for stage in (1, B))
     assert torch.allclose(before, after, atol=1e-5)
-    before, after = (networks(tmp_path / "gmoe_flat", stage).plain(0)(x) for stage in (1, B))
+    before, after = (networks(tmp_path / "gmoe_flat", stage).to_module(0)(x) for stage in (1, B))
     assert not torch.allclose(before, after, atol=1e-2)
 
 

@@ -215,7 +215,7 @@ def test_where_things_lie_and_where_it_runs_may_change(tmp_path, alma_vision):
     assert said.status == 0
 
 
-@pytest.mark.parametrize(("damage", "message"), [("gone", "is gone: restore it"), ("damaged", "cannot be read")])
+@pytest.mark.parametrize(("damage", "message"), [("gone", "is missing: restore it"), ("damaged", "cannot be read")])
 def test_networks_that_are_gone_or_damaged_are_told(tmp_path, alma_vision, damage, message):
     arguments = (*as_arguments(), f"out={tmp_path / 'run'}")
     assert alma_vision(*arguments, "arrivals=2").status == 0
@@ -297,7 +297,7 @@ def test_the_installed_command_refuses_what_is_no_setting(tmp_path):
 def test_a_dataset_that_is_not_there_is_told_where_there_is_no_network(tmp_path, alma_vision, no_network):  # noqa: F811
     said = alma_vision("dataset=mnist", f"data_root={tmp_path / 'empty'}", f"out={tmp_path / 'run'}", "device=cpu")
     assert said.status == 2
-    assert f"not in {tmp_path / 'empty/MNIST/raw'} and could not be fetched" in said.err
+    assert f"not in {tmp_path / 'empty/MNIST/raw'} and could not be downloaded" in said.err
     assert "Traceback" not in said.err
     assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir()) == []
 

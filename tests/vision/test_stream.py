@@ -1,4 +1,4 @@
-"""Who gets which example: one partition for every learner, drawn from the seed of data alone."""
+"""The partition of a dataset into mega-batches: the same for every learner, given by the data seed alone."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from vision.stream import partition, stacked_stream
 
 
 def numbered(count: int) -> Examples:
-    """Example i is an image of one pixel, i, and of class i % 3."""
+    """Return examples. Example i has one pixel, i, and class i mod 3."""
     numbers = torch.arange(count)
     return Examples(numbers[:, None].to(torch.uint8), numbers % 3)
 
@@ -24,16 +24,18 @@ def numbers(examples: Examples) -> list[int]:
 def test_ten_examples_in_three_mega_batches_are_numpys_permutation_cut_at_4_and_7():
     order = np.random.RandomState(7).permutation(10).tolist()
     arrivals = partition(numbered(10), 3, validation_share=0.34, seed=7)
-    # int(0.34 * 4) and int(0.34 * 3) are 1: the last of each is validated on.
+    # int(0.34 * 4) and int(0.34 * 3) are 1: the last example of each mega-batch is validation data.
     assert [numbers(arrival.training) for arrival in arrivals] == [order[:3], order[4:6], order[7:9]]
     assert [numbers(arrival.validation) for arrival in arrivals] == [order[3:4], order[6:7], order[9:]]
     assert all((arrival.training.labels == arrival.training.images[:, 0] % 3).all() for arrival in arrivals)
 
 
-@pytest.mark.parametrize(("share", "validated_on"), [(0.1, 2), (0.149, 2), (0.15, 3), (0.5, 10), (0.99, 19), (0.01, 1)])
-def test_the_share_of_20_is_rounded_down_and_one_at_least(share, validated_on):
+@pytest.mark.parametrize(
+    ("share", "num_validation"), [(0.1, 2), (0.149, 2), (0.15, 3), (0.5, 10), (0.99, 19), (0.01, 1)]
+)
+def test_the_validation_share_of_20_examples_is_rounded_down_to_at_least_one(share, num_validation):
     (arrival,) = partition(numbered(20), 1, share, seed=0)
-    assert (len(arrival.training), len(arrival.validation)) == (20 - validated_on, validated_on)
+    assert (len(arrival.training), len(arrival.validation)) == (20 - num_validation, num_validation)
 
 
 def test_every_example_arrives_once():
@@ -45,13 +47,13 @@ def test_every_example_arrives_once():
     assert {len(arrival.training) + len(arrival.validation) for arrival in arrivals} == {14, 15}
 
 
-def test_two_examples_a_mega_batch_are_enough_and_fewer_are_refused():
+def test_two_examples_per_mega_batch_are_enough_and_fewer_are_refused():
     assert all(len(a.training) == len(a.validation) == 1 for a in partition(numbered(10), 5, 0.1, seed=0))
     with pytest.raises(SettingError, match=r"mega_batches=6 is too many for 10 training examples.*give at most 5"):
         partition(numbered(10), 6, 0.1, seed=0)
 
 
-def test_a_digest_names_images_labels_and_where_training_ends():
+def test_a_digest_depends_on_images_labels_and_the_validation_share():
     examples = numbered(12)
     other_label = Examples(examples.images, examples.labels.clone())
     other_label.labels[0] = 2
@@ -62,10 +64,10 @@ def test_a_digest_names_images_labels_and_where_training_ends():
     assert digests() == digests()
     assert set(digests()).isdisjoint(digests(seed=1))
     assert set(digests()).isdisjoint(digests(share=0.5))
-    assert len(set(digests()) - set(digests(other_label))) == 1  # of the mega-batch with example 0
+    assert len(set(digests()) - set(digests(other_label))) == 1  # that of the mega-batch with example 0
 
 
-def test_a_stream_of_two_seeds_holds_both_arrivals_at_a_time():
+def test_a_stream_of_two_seeds_has_two_arrivals_in_each_mega_batch():
     streams = [partition(numbered(20), 4, 0.2, seed) for seed in (0, 1)]
     mega_batches = list(stacked_stream(streams))
     assert [mega_batch.t for mega_batch in mega_batches] == [1, 2, 3, 4]
@@ -86,7 +88,7 @@ def test_the_partition_is_the_same_for_every_learner(tmp_path):
     assert tuple(len(arrival.validation) for arrival in arrivals) == VALIDATED_ON
 
 
-def test_a_seed_of_data_alone_decides_the_partition(tmp_path):
+def test_only_the_data_seed_decides_the_partition(tmp_path):
     def digests(name, **seeds):
         small_run(tmp_path / name, epochs=1, mega_batches=2, **seeds)
         return (tmp_path / name / "arrivals.json").read_text()

@@ -1,4 +1,4 @@
-"""One stage: which epoch is kept, what it cost, and that a seed in a stack is the seed alone."""
+"""Training in one stage: the epoch that is kept, the counts, and that a seed trains the same in a stack and alone."""
 
 import copy
 from math import isnan
@@ -19,7 +19,7 @@ SIZES = (6, 5, 4, 3)
 
 
 class Recorder(Watcher):
-    """Remembers the stack as it was after each epoch, and what it was told."""
+    """A watcher that records the parameters and the validation errors after each epoch."""
 
     def __init__(self, stack):
         self.stack, self.parameters, self.errors = stack, [], []
@@ -30,25 +30,28 @@ class Recorder(Watcher):
         self.errors.append(error().tolist())
 
     def losses(self, rows, networks_per_seed, joint=False):
-        """The validation loss of each unit after each epoch, by plain networks: [epochs][U]."""
+        """Return the validation loss of each unit after each epoch, [epochs][U], computed by torch modules."""
         found, stack = [], copy.copy(self.stack)
         for parameters in self.parameters:
             stack.parameters = parameters
             logits = torch.stack(
                 [
-                    stack.plain(number)(rows.examples[number // networks_per_seed]).detach()
+                    stack.to_module(number)(rows.examples[number // networks_per_seed]).detach()
                     for number in range(len(stack))
                 ]
             )
             if joint:
                 logits = logits.unflatten(0, (-1, networks_per_seed)).mean(1)
             y = rows.labels if joint else rows.labels.repeat_interleave(networks_per_seed, 0)
-            found.append([float(F.cross_entropy(*one)) for one in zip(logits, y, strict=True)])
+            found.append([float(F.cross_entropy(*pair)) for pair in zip(logits, y, strict=True)])
         return found
 
 
 def stage_of(num_seeds, num_training=60, num_validation=40, first_seed=0, validated_against=()):
-    """A rule that can be learned, for each seed its own; some seeds are validated on labels that contradict it."""
+    """Return data with a rule that can be learned, another for each seed.
+
+    The validation labels of the seeds in `validated_against` contradict the rule.
+    """
     x, y = [], []
     for seed in range(first_seed, first_seed + num_seeds):
         g = generator(seed, "data")
@@ -77,46 +80,46 @@ def stage(
     kind=MLPStack,
     lr=1.0,
 ):
-    """Draw a stack and train it: (stack, what was recorded, Trained)."""
+    """Train a new stack. Return the stack, its recorder and the counts of the stage."""
     num_seeds = data.training.num_seeds
-    drawn_by = generators("initialisation", num_seeds, networks_per_seed, first_seed)
+    initialisers = generators("initialisation", num_seeds, networks_per_seed, first_seed)
     if kind is MLPStack:
-        stack = MLPStack.drawn(SIZES, drawn_by, CPU)
+        stack = MLPStack.initialised(SIZES, initialisers, CPU)
     else:
-        stack = MixtureStack.drawn(SIZES, 2, kind == "hard", drawn_by, CPU)
+        stack = MixtureStack.initialised(SIZES, 2, kind == "hard", initialisers, CPU)
         noise = generators("gates", num_seeds, networks_per_seed, first_seed)
-        stack.draw_from(lambda shape: torch.stack([torch.rand(shape, generator=g) for g in noise]))
+        stack.set_gate_noise(lambda shape: torch.stack([torch.rand(shape, generator=g) for g in noise]))
     loss = JointLoss(num_seeds, networks_per_seed, mean=True) if joint else OwnLoss(num_seeds, networks_per_seed)
     orders = generators("order", num_seeds, loss.num_orders // num_seeds, first_seed)
     batches, recorder = Batches(data, orders, batch_size=16), Recorder(stack)
     optimizer = AdaDelta(stack.parameters.flat, lr)
-    trained = train_stage(stack, batches, data.validation, loss, optimizer, epochs, select_by, recorder)
-    return stack, recorder, trained
+    counts = train_stage(stack, batches, data.validation, loss, optimizer, epochs, select_by, recorder)
+    return stack, recorder, counts
 
 
 def kept_epochs(stack, recorder):
-    """For each network the epochs, from 1, as which it was left; every tensor must agree."""
+    """Return for each network the epochs, from 1, after which all its tensors were as they are now."""
     kept = []
     for number in range(len(stack)):
         same = [
-            all(torch.equal(stack.parameters[name][number], one[name][number]) for name in stack.parameters.shapes)
-            for one in recorder.parameters
+            all(torch.equal(stack.parameters[name][number], then[name][number]) for name in stack.parameters.shapes)
+            for then in recorder.parameters
         ]
         kept.append([epoch for epoch, equal in enumerate(same, start=1) if equal])
     return kept
 
 
 def argmin(losses_by_epoch, unit):
-    """The first epoch with the least loss, from 1."""
-    of_unit = [losses[unit] for losses in losses_by_epoch]
-    return of_unit.index(min(of_unit)) + 1
+    """Return the first epoch with the smallest loss of a unit, from 1."""
+    unit_losses = [losses[unit] for losses in losses_by_epoch]
+    return unit_losses.index(min(unit_losses)) + 1
 
 
 # ---- The best epoch.
 
 
 def test_seeds_are_selected_on_their_own():
-    # Seed 0 gets better with every epoch, seed 1 worse: its validation labels contradict what it is taught.
+    # Seed 0 gets better with every epoch. Seed 1 gets worse, because its validation labels contradict its training.
     data = stage_of(num_seeds=2, validated_against=[1])
     stack, recorder, _ = stage(data, epochs=6, lr=2.0)
     losses = recorder.losses(data.validation, 1)
@@ -126,7 +129,7 @@ def test_seeds_are_selected_on_their_own():
 
 @pytest.mark.parametrize("kind", [MLPStack, "soft"])
 def test_each_network_of_a_seed_keeps_its_own_best_epoch(kind):
-    # Few examples and large steps: losses go up and down, in each network at other epochs.
+    # With few examples and large steps the losses go up and down, in each network at other epochs.
     data = stage_of(2, num_training=24, validated_against=[1])
     stack, recorder, _ = stage(data, networks_per_seed=3, epochs=20, lr=20.0, kind=kind)
     losses = recorder.losses(data.validation, 3)
@@ -145,7 +148,7 @@ def test_networks_trained_as_one_are_selected_as_one():
 
 
 def easy(num_seeds=1):
-    """Every label is 0, to train and to validate: after one epoch no error is left, while the loss goes on falling."""
+    """Return data whose labels are all 0: after one epoch the error rate is 0, while the loss still decreases."""
     data = stage_of(num_seeds)
     parts = [
         rows_of(rows.examples, torch.zeros_like(rows.labels), SIZES[-1]) for rows in (data.training, data.validation)
@@ -169,36 +172,36 @@ def test_by_accuracy_a_better_epoch_is_kept():
     stack, recorder, _ = stage(data, epochs=12, select_by="validation_accuracy", lr=5.0)
     kept = kept_epochs(stack, recorder)
     for unit in range(3):
-        errors = [of_epoch[unit] for of_epoch in recorder.errors]
+        errors = [epoch_errors[unit] for epoch_errors in recorder.errors]
         assert kept[unit] == [errors.index(min(errors)) + 1]
         assert min(errors) < errors[0]
 
 
-# ---- What is not a number.
+# ---- Losses that are NaN.
 
 
 def overflowing(head, label):
-    """A network 1-2-1-2 that learns nothing of its input, 0, and is validated on 2e38, with its weights halved at
-    each update: of the first layer they are 4 at first, then 2, 1. A float holds 3.4e38, so 2 x 2e38 is infinite and
-    1 x 2e38 is not: after the first epoch its loss is not a number, after the second it is.
+    """Return a stack, batches, validation data and an optimizer whose loss is NaN after the first epoch only.
 
-    Returns: (stack, batches, validation, optimizer), of one update an epoch.
+    The network 1-2-1-2 is trained on the input 0, from which it learns nothing, and validated on 2e38. Weight decay
+    halves its weights at each update, and an epoch is one update. The weights of the first layer are 4, then 2, then
+    1. The largest float is 3.4e38, so that 2 x 2e38 is infinite and 1 x 2e38 is not.
     """
-    stack = MLPStack.drawn((1, 2, 1, 2), [generator(0)], CPU)
+    stack = MLPStack.initialised((1, 2, 1, 2), [generator(0)], CPU)
     stack.parameters.flat.zero_()
     stack.parameters["weight_1"][0] = torch.tensor([[4.0], [4.0]])
     stack.parameters["weight_2"][0] = torch.tensor([[1.0, -1.0]])
     stack.parameters["weight_3"][0] = torch.tensor(head)[:, None]
-    one = torch.tensor([[label]])
-    training, validation = (rows_of(torch.tensor([[[x]]]), one, 2) for x in (0.0, 2e38))
+    y = torch.tensor([[label]])
+    training, validation = (rows_of(torch.tensor([[[x]]]), y, 2) for x in (0.0, 2e38))
     batches = Batches(StageData(training, 0, validation), [generator(1)], batch_size=1)
     return stack, batches, validation, SGD(stack.parameters.flat, lr=1.0, weight_decay=0.5)
 
 
 @pytest.mark.parametrize("select_by", ["validation_loss", "validation_accuracy"])
 @pytest.mark.parametrize("label", [0, 1])
-def test_an_epoch_whose_loss_is_not_a_number_is_never_the_best(select_by, label):
-    # Infinity minus infinity reaches the logits, and argmax takes class 0 of two that are not numbers.
+def test_an_epoch_whose_loss_is_nan_is_never_the_best(select_by, label):
+    # The logits are infinity minus infinity. argmax returns class 0 if both are NaN, which may be the right class.
     stack, batches, validation, optimizer = overflowing(head=[1.0, 1.0], label=label)
     recorder = Recorder(stack)
     train_stage(stack, batches, validation, OwnLoss(1, 1), optimizer, 2, select_by, recorder)
@@ -208,8 +211,8 @@ def test_an_epoch_whose_loss_is_not_a_number_is_never_the_best(select_by, label)
     assert kept_epochs(stack, recorder) == [[2]]
 
 
-def test_a_network_that_blows_up_is_left_as_it_was_before():
-    # The same network with its weights doubled at each update: of the first layer they are 1, then 2.
+def test_a_network_that_diverges_keeps_its_last_good_epoch():
+    # The same network with weights that double at each update: those of the first layer are 1, then 2.
     stack, batches, validation, _ = overflowing(head=[1.0, 1.0], label=1)
     stack.parameters["weight_1"].fill_(0.5)
     stack.parameters["weight_2"].mul_(0.25)
@@ -222,7 +225,7 @@ def test_a_network_that_blows_up_is_left_as_it_was_before():
     assert kept_epochs(stack, recorder) == [[1]]
 
 
-def test_a_network_that_is_lost_harms_no_other_of_its_stack():
+def test_a_network_that_diverges_does_not_change_the_others_of_its_stack():
     data = stage_of(2)
     expected, _, _ = stage(data, epochs=3)
     data.training.examples[0, 5] = torch.nan
@@ -232,7 +235,7 @@ def test_a_network_that_is_lost_harms_no_other_of_its_stack():
         assert torch.equal(stack.parameters[name][1], expected.parameters[name][1])
 
 
-def test_where_no_epoch_has_a_loss_that_is_a_number_all_is_as_before_the_stage():
+def test_if_every_loss_is_nan_the_parameters_are_those_before_the_stage():
     data = stage_of(1)
     untrained, _, _ = stage(data, epochs=0)
     data.validation.examples[0, 0] = torch.nan
@@ -241,14 +244,14 @@ def test_where_no_epoch_has_a_loss_that_is_a_number_all_is_as_before_the_stage()
         assert torch.equal(stack.parameters.flat, untrained.parameters.flat)
 
 
-# ---- Seeds in a stack, runs again, and what was spent.
+# ---- Seeds in a stack, repetition, and counts.
 
 
 @pytest.mark.parametrize(
     ("kind", "networks_per_seed", "joint"),
     [(MLPStack, 1, False), (MLPStack, 2, False), (MLPStack, 2, True), ("soft", 1, False), ("hard", 1, False)],
 )
-def test_a_seed_in_a_stack_is_the_seed_alone(kind, networks_per_seed, joint):
+def test_a_seed_trains_the_same_in_a_stack_and_alone(kind, networks_per_seed, joint):
     how = {"networks_per_seed": networks_per_seed, "joint": joint, "kind": kind, "epochs": 6}
     together, recorder, _ = stage(stage_of(3), **how)
     kept = kept_epochs(together, recorder)
@@ -257,41 +260,41 @@ def test_a_seed_in_a_stack_is_the_seed_alone(kind, networks_per_seed, joint):
         networks = slice(seed * networks_per_seed, (seed + 1) * networks_per_seed)
         assert kept_epochs(alone, alone_recorder) == kept[networks]
         for name in alone.parameters.shapes:
-            # A sum over a batch may be added in another order: some roundings, after 24 updates.
+            # Sums over a batch may be added in another order, which gives some rounding errors after 24 updates.
             torch.testing.assert_close(
                 alone.parameters[name], together.parameters[name][networks], rtol=1e-5, atol=1e-5
             )
 
 
 @pytest.mark.parametrize("kind", [MLPStack, "soft", "hard"])
-def test_the_same_stage_again_is_the_same_to_the_bit(kind):
+def test_a_repeated_stage_is_equal_bit_for_bit(kind):
     first, _, _ = stage(stage_of(2), networks_per_seed=2, kind=kind)
     second, _, _ = stage(stage_of(2), networks_per_seed=2, kind=kind)
     assert torch.equal(first.parameters.flat, second.parameters.flat)
 
 
 @pytest.mark.parametrize("joint", [False, True])
-def test_what_a_stage_came_to(joint):
-    # 60 examples in batches of 16: four updates an epoch, the last of 12.
-    _, _, trained = stage(stage_of(2), networks_per_seed=3, joint=joint, epochs=5)
-    assert (trained.num_updates, trained.num_examples, trained.num_validated) == (20, 300, 200)
+def test_the_counts_of_a_stage(joint):
+    # 60 examples in batches of 16 are four updates per epoch, the last with 12 examples.
+    _, _, counts = stage(stage_of(2), networks_per_seed=3, joint=joint, epochs=5)
+    assert (counts.num_updates, counts.num_examples, counts.num_validated) == (20, 300, 200)
 
 
-def test_a_watcher_is_told_the_error_of_each_unit():
+def test_a_watcher_receives_the_error_rate_of_each_unit():
     data = stage_of(2)
     stack, recorder, _ = stage(data, networks_per_seed=2, epochs=1)
     expected = []
     for number in range(4):
-        said = stack.plain(number)(data.validation.examples[number // 2]).argmax(-1)
-        expected.append(float((said != data.validation.labels[number // 2]).float().mean()))
+        predicted = stack.to_module(number)(data.validation.examples[number // 2]).argmax(-1)
+        expected.append(float((predicted != data.validation.labels[number // 2]).float().mean()))
     assert recorder.errors == [pytest.approx(expected)]
 
 
-# ---- Losses by hand.
+# ---- Losses worked out by hand.
 
 
 def test_the_gradient_of_an_own_loss_by_hand():
-    # Two networks, two examples, two classes. Of logits (0, ln 3) the softmax is (1/4, 3/4); divided by 2 examples.
+    # Two networks, two examples, two classes. The softmax of (0, ln 3) is (1/4, 3/4). It is divided by 2 examples.
     logits = torch.tensor([[[0.0, 3.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 3.0]]]).clamp_min(1).log()
     one_hot = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
     gradient = OwnLoss(1, 2).gradient(logits, one_hot)
@@ -299,12 +302,12 @@ def test_the_gradient_of_an_own_loss_by_hand():
     torch.testing.assert_close(gradient, torch.tensor(expected))
 
 
-@pytest.mark.parametrize(("mean", "combined", "factor"), [(True, [1.5, 0.5], 0.5), (False, [3.0, 1.0], 1.0)])
-def test_networks_trained_as_one_share_one_gradient(mean, combined, factor):
+@pytest.mark.parametrize(("mean", "unit_logits", "factor"), [(True, [1.5, 0.5], 0.5), (False, [3.0, 1.0], 1.0)])
+def test_networks_trained_as_one_get_the_same_gradient(mean, unit_logits, factor):
     loss = JointLoss(1, 2, mean)
     logits = torch.tensor([[[1.0, 2.0]], [[2.0, -1.0]]])
-    assert loss.combined(logits).tolist() == [[combined]]
-    p = torch.tensor(combined).softmax(-1)
+    assert loss.unit_logits(logits).tolist() == [[unit_logits]]
+    p = torch.tensor(unit_logits).softmax(-1)
     gradient = loss.gradient(logits, torch.tensor([[[0.0, 1.0]]]))
     expected = torch.tensor([float(p[0]), float(p[1]) - 1]) * factor
     torch.testing.assert_close(gradient, expected.expand(2, 1, 2))
@@ -314,7 +317,7 @@ def test_orders_units_and_networks():
     own, joint = OwnLoss(2, 3), JointLoss(2, 3, mean=True)
     assert (own.num_orders, joint.num_orders) == (6, 2)
     y = torch.tensor([[1, 2], [3, 4]])
-    assert own.of_units(y).tolist() == [[1, 2]] * 3 + [[3, 4]] * 3
-    assert joint.of_units(y).tolist() == [[1, 2], [3, 4]]
-    assert own.networks(torch.tensor([True, False] * 3)).tolist() == [True, False] * 3
-    assert joint.networks(torch.tensor([True, False])).tolist() == [True] * 3 + [False] * 3
+    assert own.unit_labels(y).tolist() == [[1, 2]] * 3 + [[3, 4]] * 3
+    assert joint.unit_labels(y).tolist() == [[1, 2], [3, 4]]
+    assert own.repeat_for_networks(torch.tensor([True, False] * 3)).tolist() == [True, False] * 3
+    assert joint.repeat_for_networks(torch.tensor([True, False])).tolist() == [True] * 3 + [False] * 3

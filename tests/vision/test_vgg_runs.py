@@ -134,7 +134,7 @@ def test_firefly_ranks_on_the_plain_images_of_the_coming_stage(tmp_path, growths
     small_run(tmp_path, "ff", seeds=1, candidates=3, validation_share=0.1)
     dataset = tiny_dataset()
     inputs = Images(dataset.pixels, 3, 32)
-    own = as_set(inputs.read(inputs.keep(dataset.training.images)).movedim(-1, 1))  # without flips and crops
+    own = as_set(inputs.to_input(inputs.to_storage(dataset.training.images)).movedim(-1, 1))  # without flips and crops
     first, second = growths
     assert len(as_set(first["images"])) == len(as_set(second["images"])) == 18  # of 20, two are to validate on
     assert as_set(first["images"]) | as_set(second["images"]) <= own
@@ -142,7 +142,9 @@ def test_firefly_ranks_on_the_plain_images_of_the_coming_stage(tmp_path, growths
     # Those of stages 2 and 3: what is left of the partition is stage 1's.
     parts = partition(dataset.training, B, 0.1, 0)
     for growth, part in ((first, parts[1]), (second, parts[2])):
-        assert as_set(growth["images"]) <= as_set(inputs.read(inputs.keep(part.training.images)).movedim(-1, 1))
+        assert as_set(growth["images"]) <= as_set(
+            inputs.to_input(inputs.to_storage(part.training.images)).movedim(-1, 1)
+        )
     assert first["noise"] != second["noise"]
     assert first["candidates"] == 3
 
@@ -167,7 +169,7 @@ def test_firefly_grows_by_the_number_of_growths_whatever_their_distance(tmp_path
     assert sizes[1] == sizes[2] == NUM_PARAMS
     assert target <= sizes[3] < target + 9 * (5 + 5) + 2
     # The stage that grows is charged for it, and for nothing twice.
-    trained = VGGStack.drawn(3, [C] * 16, 10, [generator(0)], torch.device("cpu")).flops.training
+    trained = VGGStack.initialised(3, [C] * 16, 10, [generator(0)], torch.device("cpu")).flops.training
     assert rows[2].spent.train_flops == trained * 18 * 2  # two epochs
     assert len(growths) == 1
     growths.clear()
@@ -278,7 +280,7 @@ def test_what_is_deployed_is_what_was_scored(tmp_path):
     (rows,) = small_run(tmp_path, "gmoe", seeds=1)
     predictor = read_json(tmp_path / "predictor.json")
     (checkpoint,) = predictor["checkpoints"]
-    network = read_checkpoint(tmp_path / checkpoint["path"], torch.device("cpu")).plain(0).eval()
+    network = read_checkpoint(tmp_path / checkpoint["path"], torch.device("cpu")).to_module(0).eval()
     test = tiny_dataset().test
     x = (test.images.view(-1, 3, 32, 32) / 255 - 0.5) / 0.25
     assert rows[-1].scores.error_rate == float((network(x).argmax(-1) != test.labels).double().mean())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_alma.core.catalogue import LearnerEntry, add_learner, learners
 from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.learner_settings import LearnerSettings
+from fairseq_alma.core.learner_settings import Combine, LearnerSettings
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.settings import describe
@@ -28,7 +28,7 @@ from vision.optimizers import SGD, AdaDelta
 from vision.seeds import generator
 from vision.settings import VisionSettings
 from vision.training import OwnLoss, Watcher, train_stage
-from vision.voting import Combine, Tally, tally
+from vision.voting import MemberOutputs, sum_members
 
 # S seeds, N networks per seed, M = S N networks, b examples, C classes.
 
@@ -152,13 +152,13 @@ class VisionLearner:
         recipe, began = self.settings.recipe, time.perf_counter()
         self.watcher.begin_stage(stage.index)
         if recipe.from_scratch and stage.index > 1:
-            self.stack.draw(self.generators("initialisation", stage.index))
+            self.stack.reset_parameters(self.generators("initialisation", stage.index))
         data = self.memory.stage_data(stage.new, stage.past, stage.replay)
         loss, stack = self.loss(), self.stack
         orders = self.generators("order", stage.index, loss.num_orders // len(self.seeds))
         batches = Batches(data, orders, recipe.batch_size, stage.replay, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
-            stack.draw_from(partial(_uniform, self.generators("gates", stage.index)))
+            stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
         self.stack = stack  # from here on it differs from its file
         trained = train_stage(
             stack, batches, data.validation, loss, self._optimizer(stack), recipe.epochs, recipe.select_by, self.watcher
@@ -179,14 +179,14 @@ class VisionLearner:
         """Whether each network trains on its own bootstrap sample."""
         return False
 
-    def tally(self, x: Tensor, stack: Stack) -> Tally:
+    def member_outputs(self, x: Tensor, stack: Stack) -> MemberOutputs:
         """Return the summed outputs of the networks of one stack, for each seed.
 
         Args:
             x: examples, [1, b, ...] (the same for all networks) or [S, b, ...].
             stack: one of `members`.
         """
-        return tally(self.loss().combined(stack.logits_of_many(x)), len(self.seeds), self.combine)
+        return sum_members(self.loss().unit_logits(stack.logits_of_many(x)), len(self.seeds), self.combine)
 
     @property
     def num_members(self) -> int | None:
@@ -229,7 +229,7 @@ class VisionLearner:
 
     def _prepared(self, stack: Stack) -> Stack:
         """Set the data type in which a stack computes; return the stack."""
-        stack.compute_in(torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32)
+        stack.set_compute_dtype(torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32)
         return stack
 
     def _optimizer(self, stack: Stack) -> AdaDelta | SGD:
@@ -241,7 +241,7 @@ class VisionLearner:
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         x_Sni, y_Sn = data.validation.examples, data.validation.labels
-        total = sum((self.tally(x_Sni, stack) for _, stack in self.members), Tally.nothing())
+        total = sum((self.member_outputs(x_Sni, stack) for _, stack in self.members), MemberOutputs.empty())
         return list(zip(total.loss(y_Sn), total.error_rate(y_Sn), strict=True))
 
 

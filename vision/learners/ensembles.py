@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.core.learner_settings import EnsembleSettings, GrowingEnsembleSettings, UnionMixSettings
+from fairseq_alma.core.learner_settings import Combine, EnsembleSettings, GrowingEnsembleSettings, UnionMixSettings
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from vision.checkpoints import read_checkpoint
 from vision.learners.base import VisionLearner, register_learner
 from vision.networks import Stack
 from vision.training import JointLoss, OwnLoss
-from vision.voting import Combine
 
 
 @register_learner("sm")

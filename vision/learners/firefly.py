@@ -12,13 +12,13 @@ from fairseq_alma.core.protocol import Stage
 from vision.batches import Batches
 from vision.firefly import (
     Chain,
-    HowMany,
-    chain_of,
-    enough_for_parameters,
+    CountRule,
+    chain_from_stack,
+    count_by_num_params,
+    count_by_width_ratio,
     grow_depth,
     grow_width,
-    share_of_width,
-    stack_of,
+    stack_from_chain,
 )
 from vision.learners.base import VisionLearner, register_learner
 
@@ -47,30 +47,30 @@ class Firefly(VisionLearner):
         order = self.generators("order of growth", stage.index)
         batches = partial(_chain_batches, Batches(data, order, self.settings.recipe.batch_size, stage.replay))
         (noise,) = self.generators("growth", stage.index)
-        chain, flops = chain_of(stack), 0
+        chain, flops = chain_from_stack(stack), 0
         if own.grow_depth:
             most = self._target_params(stage.index) if own.grow_by == "parameters" else None
             deeper = grow_depth(chain, batches, own.grow_depth, noise, most)
             chain, flops = deeper.chain, deeper.flops
-        wider = grow_width(chain, batches, self._how_many(chain, stage.index), noise, own.candidates)
-        self.stack = stack_of(wider.chain, stack)
+        wider = grow_width(chain, batches, self._count_rule(chain, stage.index), noise, own.candidates)
+        self.stack = stack_from_chain(wider.chain, stack)
         return [Spent(train_flops=flops + wider.flops, train_seconds=time.perf_counter() - began)]
 
-    def _how_many(self, chain: Chain, stage_index: int) -> HowMany:
+    def _count_rule(self, chain: Chain, stage_index: int) -> CountRule:
         """Return the rule that decides how many candidates are added."""
         if self.own.grow_by == "width":
             # The authors' code: the width is about c (1 + g t) at stage t + 1.
             t, g = stage_index - 1, self.own.grow_ratio
-            return share_of_width(chain, (g * t + 1) / (g * (t - 1) + 1) - 1)
-        return enough_for_parameters(chain, self._target_params(stage_index))
+            return count_by_width_ratio(chain, (g * t + 1) / (g * (t - 1) + 1) - 1)
+        return count_by_num_params(chain, self._target_params(stage_index))
 
     def _target_params(self, stage_index: int) -> int:
         """Return how many parameters the network should have after the growth before this stage."""
-        first = chain_of(self.new_stack(1)).num_params()
+        first = chain_from_stack(self.new_stack(1)).num_params()
         return first + round(self.own.grow_ratio * first) * ((stage_index - 1) // self.own.grow_every)
 
 
 def _chain_batches(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one epoch as chains read it: images [b, channels, height, width] without augmentation, and classes."""
-    for (x,), (one_hot,) in batches.epoch(changed=False):
+    for (x,), (one_hot,) in batches.epoch(augmented=False):
         yield x.movedim(-1, 1) if x.dim() == 4 else x, one_hot.argmax(-1)

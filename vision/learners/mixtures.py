@@ -65,7 +65,7 @@ class GrowingMixture(_MixtureLearner):
         """Split one expert per mixture, every `grow_every` stages. The validation data of the last stage rank them."""
         if (stage.index - 1) % self.own.grow_every:
             return super().grow(stage)
-        stack, data = self.stack, self.memory.before(stage, self.stage_length).validation
+        stack, data = self.stack, self.memory.previous_stage_data(stage, self.stage_length).validation
         worst = worst_experts(stack, data.examples, data.labels, self.own.split_by)
         split = stack.split_flat if self.flat else stack.split
         self.stack = split(worst, self.generators("growth", stage.index))

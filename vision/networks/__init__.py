@@ -1,18 +1,22 @@
-"""Stacks: M networks of one shape, computed together, with their gradients written out.
+"""Stacks: M networks of one shape that are computed together, with hand-written gradients.
 
-These networks are tiny: what they cost is overhead, not arithmetic. A stack does for M networks what a loop would do
-for one, in as many operations.
+The time of networks as small as the paper's goes to overhead, not to arithmetic. A stack computes M networks with as
+many torch operations as a loop would need for one.
 
-parameters.py  the parameters of M networks as one flat tensor
-linear.py      the products that all of them are made of
-mlp.py         the perceptron
-conv.py        a convolution with its norm and ReLU, and pooling
-vgg.py         the reduced VGG19
-gates.py       who weighs the experts: a tree of gates, or one flat softmax
-gated.py       what mixtures have in common
-mixture.py     the perceptron whose hidden layers are mixtures of experts, and its growth
-vgg_mixture.py the VGG whose blocks are mixtures, and its growth
-plain.py       one network of each kind as a plain torch.nn.Module: what stacks must follow, and what a run deploys
+stack.py        the interface of all stacks
+parameters.py   the parameters of M networks as one flat tensor
+linear.py       linear layers of M networks
+mlp.py          the perceptron
+conv.py         a convolution with its norm and ReLU, and pooling
+narrow.py       the same for few channels on a CPU, by the C code in narrow.c
+compiled.py     compiles C code for this machine and caches the library
+block.py        a block of the VGG: narrow.py where it is faster, else conv.py
+vgg.py          the reduced VGG19
+gates.py        the gates that weigh experts: a tree of gates, or one flat softmax
+gated.py        the interface of stacks with mixtures of experts
+mixture.py      the perceptron whose hidden layers are mixtures of experts, and its growth
+vgg_mixture.py  the VGG whose blocks are mixtures of experts, and its growth
+modules.py      one network with mixtures as a torch.nn.Module, for tests, FLOP counts and deployment
 """
 
 from vision.networks.gated import GatedStack

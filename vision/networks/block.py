@@ -1,4 +1,4 @@
-"""A block of the VGG: convolutions and max pooling, computed by narrow.c where that is the faster, else by torch."""
+"""A block of the VGG, convolutions and max pooling: computed by narrow.c where that is faster, else by torch."""
 
 from collections.abc import Sequence
 
@@ -10,27 +10,33 @@ from vision.networks.narrow import NarrowBlock
 
 
 class ConvBlock:
-    """Convolutions, one after the other, and max pooling: [b, s, s, C] to [b, s/2, s/2, D].
+    """Convolutions, one after the other, and max pooling, for one network: [b, s, s, C] to [b, s/2, s/2, D].
 
     Args:
-        layers: of one network.
+        layers: the convolutions.
     """
 
     def __init__(self, layers: Sequence[ConvLayer]):
         self._layers, self._pool, self._narrow = list(layers), MaxPool(), NarrowBlock(layers)
         self._was_narrow = False
-        """Whether the last pass in training was."""
+        """True if narrow.c computed the last pass in training."""
 
-    def compute_in(self, dtype: torch.dtype) -> None:
-        """What products are computed in."""
+    def set_compute_dtype(self, dtype: torch.dtype) -> None:
+        """Set the dtype in which convolutions are computed: float32 or bfloat16."""
         for layer in self._layers:
-            layer.compute_in = dtype
+            layer.compute_dtype = dtype
 
     def forward(self, x: Tensor, training: bool = False) -> Tensor:
-        is_narrow = self._layers[0].compute_in is torch.float32 and self._narrow.takes(x)
+        """Return the output of the block, [b, s/2, s/2, D].
+
+        Args:
+            x: [b, s, s, C].
+            training: if True, use the statistics of the batch, update the running ones, and save what `backward` needs.
+        """
+        is_narrow = self._layers[0].compute_dtype is torch.float32 and self._narrow.can_compute(x)
         if training:
             if is_narrow is not self._was_narrow:
-                self.forget()
+                self.free_activations()
             self._was_narrow = is_narrow
         if is_narrow:
             return self._narrow.forward(x, training)
@@ -38,15 +44,20 @@ class ConvBlock:
             x = layer.forward(x, training)
         return self._pool.forward(x, training)
 
-    def forget(self) -> None:
-        """Let go of what `backward` needed."""
-        self._narrow.forget()
-        self._pool.forget()
+    def free_activations(self) -> None:
+        """Free what was saved for `backward`."""
+        self._narrow.free_activations()
+        self._pool.free_activations()
         for layer in self._layers:
-            layer.forget()
+            layer.free_activations()
 
     def backward(self, dy: Tensor, wants_dx: bool = True) -> Tensor | None:
-        """Fill the gradients of all layers; give that of the input, where it is wanted."""
+        """Fill the gradients of all layers.
+
+        Args:
+            dy: the gradient of the output of the last pass in training, [b, s/2, s/2, D].
+            wants_dx: if True, return the gradient of the input, [b, s, s, C]; else return None.
+        """
         if self._was_narrow:
             return self._narrow.backward(dy, wants_dx)
         dx: Tensor | None = self._pool.backward(dy)

@@ -1,12 +1,13 @@
-"""Kernels of our own in C: compiled for this machine when they are first wanted, kept for the next process.
+"""Compile C code for this machine when it is first needed, and cache the library for other processes.
 
-    ALMA_COMPILE=0      without them (torch's own operations compute the same, slower)
-    CC=clang            another compiler than cc
-    XDG_CACHE_HOME      where they are kept: $XDG_CACHE_HOME/alma, else ~/.cache/alma
+    ALMA_COMPILE=0      do not compile; torch's operations compute the same results, more slowly
+    CC=clang            the compiler, by default cc
+    XDG_CACHE_HOME      the cache is $XDG_CACHE_HOME/alma, by default ~/.cache/alma
 
-A library that is kept has two digests in its name: of what it was made from (source, compiler, flags, processor), so
-that machines of different kinds may share a home, and of itself, so that a damaged one is made anew. One that others
-could have written is not loaded. Where nothing can be kept it is compiled for this process alone.
+The file name of a cached library contains two digests. The first is the digest of everything that the library depends
+on (source and headers, compiler, flags, processor), so that machines of different kinds can share a home folder. The
+second is the digest of the library itself, so that a damaged file is detected and compiled again. A file that another
+user could have written is not loaded. If nothing can be cached, the library is compiled for this process only.
 """
 
 import ctypes
@@ -25,60 +26,72 @@ logger = logging.getLogger(__name__)
 
 
 class CompileError(RuntimeError):
-    """There is no compiler, or it refuses."""
+    """Raised if there is no C compiler, or if it reports an error."""
 
 
 @lru_cache
-def kernels(source: Path, real: str) -> ctypes.CDLL | None:
-    """A source file as a library; None where it cannot be had, which is said once.
+def load_or_warn(source: Path, real: str) -> ctypes.CDLL | None:
+    """Return the library of a C file, or None if it is turned off or cannot be compiled.
+
+    A failure is logged once per process, as a warning.
 
     Args:
-        source: a file of C.
-        real: what the macro REAL is to be, float or double.
+        source: the C file.
+        real: the value of the macro REAL, "float" or "double".
     """
     if os.environ.get("ALMA_COMPILE", "1") == "0":
         return None
     try:
         return load(source, real)
     except (CompileError, OSError) as error:
-        logger.warning("%s is not used: %s. The same is computed by torch, slower.", source.name, error)
+        logger.warning("%s is not used: %s. torch computes the same results, more slowly.", source.name, error)
         return None
 
 
 def load(source: Path, real: str) -> ctypes.CDLL:
-    """The library of a source file, compiled if it is not kept.
+    """Return the library of a C file: from the cache, or else compiled.
+
+    Args:
+        source: the C file. It may include header files (.h) of its folder.
+        real: the value of the macro REAL, "float" or "double".
 
     Raises:
-        CompileError: with what the compiler said.
-        OSError: there is not even a temporary folder.
+        CompileError: the compiler failed; the message contains its output.
+        OSError: a temporary folder could not be created.
     """
     command = [*_compiler(), *_flags(), f"-DREAL={real}", "-shared", "-fPIC"]
     version = _run([command[0], "--version"])
-    about = [source.read_text(), version, *command, platform.machine(), _processor()]
+    sources = [source, *sorted(source.parent.glob("*.h"))]
+    about = [*(path.read_text() for path in sources), version, *command, platform.machine(), _processor()]
     name = f"{source.stem}-{real}-{_digest(chr(0).join(about).encode())}"
     try:
-        folder = _cache()
+        folder = _cache_folder()
         for path in sorted(folder.glob(f"{name}-*.so")):
-            if _is_ours(path) and path.name == f"{name}-{_digest(path.read_bytes())}.so":
+            if _is_private(path) and path.name == f"{name}-{_digest(path.read_bytes())}.so":
                 return ctypes.CDLL(str(path))
     except OSError as error:
-        logger.info("compiled kernels are not kept: %s", error)
+        logger.info("compiled libraries are not cached: %s", error)
         folder = None
     with tempfile.TemporaryDirectory(prefix="alma-") as work:
-        made = Path(work) / f"{name}.so"
-        _run([*command, "-o", str(made), str(source), "-lm"])
+        library = Path(work) / f"{name}.so"
+        _run([*command, "-o", str(library), str(source), "-lm"])
         if folder is not None:
             try:
-                return ctypes.CDLL(str(_kept(made, folder)))
+                return ctypes.CDLL(str(_add_to_cache(library, folder)))
             except OSError as error:
-                logger.info("compiled kernels are not kept: %s", error)
-        return ctypes.CDLL(str(made))  # stays with the process when the file has gone
+                logger.info("compiled libraries are not cached: %s", error)
+        # A loaded library can be used after its file is deleted.
+        return ctypes.CDLL(str(library))
 
 
-def _kept(made: Path, folder: Path) -> Path:
-    """Where it is for the next process. One that is there already stays, for other processes may be using it."""
-    content = made.read_bytes()
-    path = folder / f"{made.stem}-{_digest(content)}.so"
+def _add_to_cache(library: Path, folder: Path) -> Path:
+    """Copy a library to the cache folder and return its path there.
+
+    A whole file of this name is not replaced, because another process, perhaps on another machine, may have loaded
+    it. Hence a hard link, which fails if the name exists, in place of the rename in core/files.py.
+    """
+    content = library.read_bytes()
+    path = folder / f"{library.stem}-{_digest(content)}.so"
     descriptor, name = tempfile.mkstemp(dir=folder)
     try:
         with open(descriptor, "wb") as file:
@@ -95,11 +108,11 @@ def _kept(made: Path, folder: Path) -> Path:
     return path
 
 
-def _cache() -> Path:
-    """The folder where libraries are kept.
+def _cache_folder() -> Path:
+    """Return the folder of cached libraries. It is created if necessary.
 
     Raises:
-        OSError: it cannot be made, or others can write there.
+        OSError: the folder cannot be created, or other users can write to it.
     """
     root = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -107,27 +120,32 @@ def _cache() -> Path:
     except RuntimeError as error:
         raise FileNotFoundError(str(error)) from error
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not _is_ours(folder):
-        raise PermissionError(f"{folder} belongs to, or can be written by, others")
+    if not _is_private(folder):
+        raise PermissionError(f"{folder} belongs to another user, or other users can write to it")
     return folder
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether nobody else could have put something there."""
+def _is_private(path: Path) -> bool:
+    """Return True if this user owns a file or folder and nobody else can write to it."""
     status = path.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _compiler() -> list[str]:
-    told = os.environ.get("CC") or "cc"
+    """Return the compiler's command and its first arguments.
+
+    Raises:
+        CompileError: the variable CC is not a valid command.
+    """
+    command = os.environ.get("CC") or "cc"
     try:
-        return shlex.split(told)
+        return shlex.split(command)
     except ValueError as error:
-        raise CompileError(f"CC={told} is no command ({error})") from error
+        raise CompileError(f"CC={command} is not a valid command ({error})") from error
 
 
 def _flags() -> list[str]:
-    """Fast, for this very processor: compilers are told of it in different ways."""
+    """Return the flags for fast code for exactly this processor. Their names depend on the architecture."""
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         return ["-O3", "-march=native"]
@@ -135,12 +153,19 @@ def _flags() -> list[str]:
 
 
 def _run(command: list[str]) -> str:
+    """Run a command and return its standard output.
+
+    Raises:
+        CompileError: the command cannot be started, or failed.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
-        raise CompileError(f"{command[0]} does not run ({error}); a C compiler is wanted (CC names it)") from error
+        raise CompileError(
+            f"{command[0]} cannot be started ({error}); install a C compiler, or name one by the variable CC"
+        ) from error
     if done.returncode:
-        raise CompileError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise CompileError(f"{shlex.join(command)} failed with status {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout
 
 
@@ -149,7 +174,7 @@ def _digest(content: bytes) -> str:
 
 
 def _processor() -> str:
-    """What this processor can do, as far as the system says it."""
+    """Return the processor's name and features, as far as the system reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What mixtures have in common: experts under gates, which can be split."""
+"""The interface of stacks with mixtures of experts, whose experts can be split."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -12,76 +12,87 @@ from vision.networks.stack import Stack
 
 
 class GatedStack(Stack):
-    """M networks, some layers of which are mixtures of experts, all with as many.
+    """M networks, some layers of which are mixtures of experts. All mixtures have the same number of experts.
 
     Shapes: M networks, b examples, E experts.
     """
 
     gates: list[Gates]
-    """One for each mixture."""
+    """The gates of each mixture."""
     expert_weights: list[Tensor]
-    """Of each mixture, [M, b, E]: how the last pass weighed its experts."""
+    """Per mixture, [M, b, E]: the weights of the experts in the last pass."""
 
     @property
     def num_experts(self) -> int:
         return self.gates[0].num_experts
 
-    def draw_from(self, noise: Noise) -> None:
-        """What hard gates draw from in training."""
+    def set_gate_noise(self, noise: Noise) -> None:
+        """Set the random numbers with which hard gates draw branches in training."""
         for gates in self.gates:
             gates.noise = noise
 
-    def forget(self) -> None:
+    def free_activations(self) -> None:
         for gates in self.gates:
-            gates.forget()
+            gates.free_activations()
 
     def logits_of_many(self, x: Tensor) -> Tensor:
-        """As of every stack; `expert_weights` are those of all examples."""
+        """Return the logits of any number of examples, [M, n, C]; `expert_weights` are then those of all examples.
+
+        Args:
+            x: [M, n, ...] or [G, n, ...].
+        """
         if x.shape[1] <= self.examples_at_once:
             return self.logits(x)
         logits, weights = [], []
         for part in x.split(self.examples_at_once, dim=1):
             logits.append(self.logits(part))
             weights.append(self.expert_weights)
-        self.expert_weights = [torch.cat(of_mixture, dim=1) for of_mixture in zip(*weights, strict=True)]
+        self.expert_weights = [torch.cat(parts, dim=1) for parts in zip(*weights, strict=True)]
         return torch.cat(logits, dim=1)
 
     def split(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "GatedStack":
-        """A new stack in which one expert of each mixture has a twin; this one is not changed.
+        """Return a new stack in which one expert of each mixture has a twin. This stack does not change.
 
-        The twins are equal, and share what the one had by a new gate, drawn at random: every output stays as it
-        was, to rounding, with soft gates and with hard ones in testing.
+        The twins are equal and share the weight of the split expert by a new, random gate. So every output is equal up
+        to rounding, for soft gates always and for hard gates in evaluation.
 
         Args:
-            experts: which one, mixture by mixture and network by network.
-            generators: one a network, for its new gates.
+            experts: per mixture and network, the expert that is split.
+            generators: one per network, which draw the new gates.
         """
-        return self._grown(experts, generators, flat=False)
+        return self._with_twins(experts, generators, flat=False)
 
     def split_flat(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "GatedStack":
-        """As `split`, but the twin is a further entry of one flat softmax, its row of the gate drawn at random.
+        """Return a new stack as `split` does, but with the twin as a further entry of one flat softmax.
 
-        It takes weight from all experts and not from its twin alone: outputs jump. It is what the tree is for. (A
-        copied row would jump too, a weight p becoming 2p / (1 + p), and equal twins with equal rows never part.)
-
-        Raises:
-            ValueError: some expert has been split under a tree.
-        """
-        if any(gates.splits[0] for gates in self.gates):
-            raise ValueError("a tree of gates does not become flat: split_flat follows split_flat alone")
-        return self._grown(experts, generators, flat=True)
-
-    @abstractmethod
-    def _grown(
-        self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
-    ) -> "GatedStack":
-        """With a twin of one expert of each mixture."""
-
-    def routing(self, x: Tensor) -> list[dict[str, Any]]:
-        """How the first mixture of each network weighs its experts, and its tree: weights [b, E], root, splits.
+        The new row of the gate is random. The twin takes weight from all experts, so that outputs jump; the tree of
+        gates exists to avoid this. A copied row would not help: outputs would jump too, as a weight p would become
+        2p / (1 + p), and equal twins with equal rows would stay equal for ever.
 
         Args:
-            x: [1, b, ...].
+            experts: per mixture and network, the expert that is split.
+            generators: one per network, which draw the new rows.
+
+        Raises:
+            ValueError: an expert has been split under a tree before.
+        """
+        if any(gates.splits[0] for gates in self.gates):
+            raise ValueError("split_flat cannot follow split: a tree of gates cannot become flat")
+        return self._with_twins(experts, generators, flat=True)
+
+    @abstractmethod
+    def _with_twins(
+        self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
+    ) -> "GatedStack":
+        """Return a new stack in which one expert of each mixture has a twin, see `split` and `split_flat`."""
+
+    def routing(self, x: Tensor) -> list[dict[str, Any]]:
+        """Return for each network how the gates of its first mixture weigh the experts, and the tree of these gates.
+
+        Each dictionary contains "weights" [b, E], "root" and "splits" (see `gates.expert_paths`).
+
+        Args:
+            x: examples, [1, b, ...].
         """
         self.logits_of_many(x)
         gates = self.gates[0]

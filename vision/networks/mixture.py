@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,35 +10,36 @@ from torch import Tensor, nn
 from vision.flops import Flops, linear_flops
 from vision.networks.gated import GatedStack
 from vision.networks.gates import Gates
-from vision.networks.linear import layers_of, through_relu
+from vision.networks.linear import linear_layers, relu_backward
+from vision.networks.modules import MixtureLayerModule, MixtureModule, linear_module, set_nodes
 from vision.networks.parameters import Parameters, draw_layers, draw_linear
-from vision.networks.plain import PlainMixture, PlainMixtureLayer, linear_of, set_nodes
 
 
 class MixtureStack(GatedStack):
-    """M perceptrons with mixtures. An expert is a linear layer and ReLU; a layer gives its experts' weighted sum.
+    """M perceptrons with mixtures. An expert is a linear layer with ReLU; a mixture is the weighted sum of experts.
 
-    A layer's parameters are one matrix: the rows of its experts, h each, then those of its gates, one a branch.
+    The parameters of a mixture are one matrix: the rows of its experts, h rows each, then one row per branch of its
+    gates.
 
     Shapes: M networks, b examples, i inputs, h width, E experts, K branches of gates, C classes.
 
     Args:
-        sizes: inputs, hidden widths, classes.
-        gates: one for each hidden layer.
-        parameters: of all layers.
+        sizes: number of inputs, hidden widths, number of classes.
+        gates: one per hidden layer.
+        parameters: weight_1, bias_1, weight_2, bias_2, ... of all layers.
     """
 
     def __init__(self, sizes: Sequence[int], gates: Sequence[Gates], parameters: Parameters):
         self.sizes = tuple(sizes)
         self.gates = list(gates)
         self.parameters = parameters
-        self.gradient = parameters.empty_like()
+        self.gradient = parameters.zeros_like()
         self.expert_weights: list[Tensor] = []
-        self._layers = layers_of(parameters, self.gradient)
-        self._kept: list[tuple[Tensor, ...]] = []
+        self._layers = linear_layers(parameters, self.gradient)
+        self._saved: list[tuple[Tensor, ...]] = []
 
     @classmethod
-    def drawn(
+    def initialised(
         cls,
         sizes: Sequence[int],
         num_experts: int,
@@ -45,7 +47,15 @@ class MixtureStack(GatedStack):
         generators: Sequence[torch.Generator],
         device: torch.device,
     ) -> "MixtureStack":
-        """With `num_experts` in each hidden layer, under one root; experts and gates drawn as torch.nn.Linear is."""
+        """Return untrained networks. Experts and gates are initialised as by torch.nn.Linear.
+
+        Args:
+            sizes: number of inputs, hidden widths, number of classes.
+            num_experts: number of experts in each hidden layer, under one root.
+            hard: if True, the gates are hard, see `Gates`.
+            generators: one per network.
+            device: where the networks are stored.
+        """
         root = num_experts if num_experts > 1 else 0
         gates = [Gates(root, [[] for _ in generators], hard, device) for _ in sizes[1:-1]]
         shapes: dict[str, tuple[int, ...]] = {}
@@ -53,24 +63,24 @@ class MixtureStack(GatedStack):
             num_rows = num_experts * sizes[layer] + root if layer < len(sizes) - 1 else sizes[layer]
             shapes[f"weight_{layer}"], shapes[f"bias_{layer}"] = (num_rows, sizes[layer - 1]), (num_rows,)
         stack = cls(sizes, gates, Parameters(shapes, len(generators), device))
-        stack.draw(generators)
+        stack.reset_parameters(generators)
         return stack
 
-    def draw(self, generators: Sequence[torch.Generator]) -> None:
+    def reset_parameters(self, generators: Sequence[torch.Generator]) -> None:
         draw_layers(self.parameters, generators)
 
     @cached_property
     def flops(self) -> Flops:
-        widths = list(zip(self.gates, self.sizes, self.sizes[1:], strict=False))
-        layers = [(num_in, gates.num_experts * width + gates.num_branches) for gates, num_in, width in widths]
-        unused = sum(2 * num_in * (gates.num_experts - 1) * width for gates, num_in, width in widths if gates.hard)
+        mixtures = list(zip(self.gates, self.sizes, self.sizes[1:], strict=False))
+        layers = [(num_in, gates.num_experts * width + gates.num_branches) for gates, num_in, width in mixtures]
+        unused = sum(2 * num_in * (gates.num_experts - 1) * width for gates, num_in, width in mixtures if gates.hard)
         return linear_flops([*layers, (self.sizes[-2], self.sizes[-1])], unused)
 
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
-        kept, self.expert_weights = [], []
+        saved, self.expert_weights = [], []
         for gates, layer, width in zip(self.gates, self._layers, self.sizes[1:], strict=False):
             num_rows = gates.num_experts * width
-            y = self._of_all(layer.forward(self._of_one(x)))
+            y = self._add_axis(layer.forward(self._drop_axis(x)))
             out_MbEh = y[..., :num_rows].clamp_min(0).unflatten(-1, (gates.num_experts, width))
             if gates.num_branches:
                 weights_MbE = gates.weights(y[..., num_rows:], training)
@@ -78,41 +88,42 @@ class MixtureStack(GatedStack):
             else:
                 weights_MbE, x_next = y.new_ones(*y.shape[:2], 1), out_MbEh[:, :, 0]
             self.expert_weights.append(weights_MbE)
-            kept.append((x, weights_MbE, out_MbEh))
+            saved.append((x, weights_MbE, out_MbEh))
             x = x_next
         if training:
-            self._kept = [*kept, (x,)]
-        return self._of_all(self._layers[-1].forward(self._of_one(x)))
+            self._saved = [*saved, (x,)]
+        return self._add_axis(self._layers[-1].forward(self._drop_axis(x)))
 
-    def forget(self) -> None:
-        super().forget()
-        self._kept = []
+    def free_activations(self) -> None:
+        super().free_activations()
+        self._saved = []
 
     def backward(self, d_logits_MbC: Tensor) -> None:
-        head, (x,) = self._layers[-1], self._kept[-1]
-        head.backward(self._of_one(x), self._of_one(d_logits_MbC))
-        dx = self._of_all(head.input_gradient(self._of_one(d_logits_MbC)))
+        head, (x,) = self._layers[-1], self._saved[-1]
+        head.backward(self._drop_axis(x), self._drop_axis(d_logits_MbC))
+        dx = self._add_axis(head.input_gradient(self._drop_axis(d_logits_MbC)))
         for number in range(len(self.gates) - 1, -1, -1):
-            gates, layer, (x, weights_MbE, out_MbEh) = self.gates[number], self._layers[number], self._kept[number]
+            gates, layer, (x, weights_MbE, out_MbEh) = self.gates[number], self._layers[number], self._saved[number]
             d_out_MbEh = dx[:, :, None]
             if gates.num_branches:
                 d_out_MbEh = weights_MbE[..., None] * d_out_MbEh
-            dy = through_relu(d_out_MbEh.expand_as(out_MbEh), out_MbEh).flatten(-2)
+            dy = relu_backward(d_out_MbEh.expand_as(out_MbEh), out_MbEh).flatten(-2)
             if gates.num_branches:
                 d_weights_MbE = torch.einsum("mbh,mbeh->mbe", dx, out_MbEh)
                 dy = torch.cat([dy, gates.backward(d_weights_MbE)], dim=-1)
-            layer.backward(self._of_one(x), self._of_one(dy))
+            layer.backward(self._drop_axis(x), self._drop_axis(dy))
             if number:
-                dx = self._of_all(layer.input_gradient(self._of_one(dy)))
+                dx = self._add_axis(layer.input_gradient(self._drop_axis(dy)))
 
-    def _of_one(self, value: Tensor) -> Tensor:
-        """As layers want it: of a single network without its dimension."""
+    def _drop_axis(self, value: Tensor) -> Tensor:
+        """Return `value` without the axis of networks if there is a single network, as `LinearLayers` reads it."""
         return value[0] if len(self) == 1 else value
 
-    def _of_all(self, value: Tensor) -> Tensor:
+    def _add_axis(self, value: Tensor) -> Tensor:
+        """Return `value` with an axis of networks; the inverse of `_drop_axis`."""
         return value[None] if len(self) == 1 else value
 
-    def _grown(
+    def _with_twins(
         self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
     ) -> "MixtureStack":
         tensors, new_gates = dict(self.parameters.state()), []
@@ -133,32 +144,32 @@ class MixtureStack(GatedStack):
             new_gates.append(grown)
         return MixtureStack(self.sizes, new_gates, Parameters.from_state(tensors, self.parameters.device))
 
-    def state(self) -> dict:
-        gates = [{"root": one.root, "splits": one.splits} for one in self.gates]
+    def state(self) -> dict[str, Any]:
         return {
             "kind": "mixture",
             "sizes": list(self.sizes),
             "hard": self.gates[0].hard,
-            "gates": gates,
+            "gates": [{"root": gates.root, "splits": gates.splits} for gates in self.gates],
             "parameters": self.parameters.state(),
         }
 
     @classmethod
-    def from_state(cls, state: dict, device: torch.device) -> "MixtureStack":
-        gates = [Gates(one["root"], one["splits"], state["hard"], device) for one in state["gates"]]
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> "MixtureStack":
+        gates = [Gates(tree["root"], tree["splits"], state["hard"], device) for tree in state["gates"]]
         return cls(state["sizes"], gates, Parameters.from_state(state["parameters"], device))
 
-    def plain(self, network: int) -> nn.Module:
+    def to_module(self, network: int) -> nn.Module:
         layers: list[nn.Module] = []
         for number, gates in enumerate(self.gates, start=1):
             weight, bias = (self.parameters[f"{name}_{number}"][network] for name in ("weight", "bias"))
             width, num_rows = self.sizes[number], gates.num_experts * self.sizes[number]
             pairs = zip(weight[:num_rows].split(width), bias[:num_rows].split(width), strict=True)
-            experts, num_inputs = [linear_of(w, b) for w, b in pairs], weight.shape[1]
-            layer = PlainMixtureLayer(experts, nn.Identity(), num_inputs, gates.root, gates.splits[network], gates.hard)
+            experts, num_inputs = [linear_module(w, b) for w, b in pairs], weight.shape[1]
+            splits = gates.splits[network]
+            layer = MixtureLayerModule(experts, nn.Identity(), num_inputs, gates.root, splits, gates.hard)
             if gates.num_branches:
                 set_nodes(layer, weight[num_rows:], bias[num_rows:])
             layers.append(layer)
         last = len(self.sizes) - 1
-        head = linear_of(self.parameters[f"weight_{last}"][network], self.parameters[f"bias_{last}"][network])
-        return PlainMixture(layers, head)
+        head = linear_module(self.parameters[f"weight_{last}"][network], self.parameters[f"bias_{last}"][network])
+        return MixtureModule(layers, head)

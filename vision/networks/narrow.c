@@ -1,79 +1,23 @@
 /* 3 x 3 convolutions of few channels with batch normalisation, ReLU and 2 x 2 max pooling, forward and backward.
 
-   A vector holds one number of each of LANES examples, so that neither channels nor pixels need to fill it: images of
-   a batch lie in groups of LANES examples, [groups][side][side][channels] of vectors. Lanes of the last group that
-   have no example are kept out of every sum. A layer is kept as what its convolution gave, z; what its norm and ReLU
-   make of it is computed again where it is read, group by group, in a border of zeros and in the cache.
+   A vector contains one number of each of LANES examples, so that neither channels nor pixels need to fill it. The
+   images of a batch are stored in groups of LANES examples, as vectors [groups][side][side][channels]. The last group
+   may have fewer examples than lanes; every sum leaves the other lanes out. Of each layer only z, the output of its
+   convolution, is stored. Its norm and ReLU are computed again wherever they are read, one group at a time in a buffer
+   with a border of zeros, which fits into the cache.
 
-   Every sum has one order: one build gives one result, whatever the machine is doing besides. */
+   Every sum has a fixed order, so that one build always gives the same result.
 
-#include <stdlib.h>
-#include <string.h>
-#include <math.h>
+   Names: C input and D output channels; w weights [D][3][3][C]; norm is the table of a norm, see vectors.h. */
 
-#ifndef REAL
-#define REAL float
-#endif
-/* As wide as the machine's: compilers break up wider vectors through memory, and that is ten times as slow. */
-#ifdef __AVX__
-#define VECTOR_BYTES 32
-#else
-#define VECTOR_BYTES 16
-#endif
-#define LANES (VECTOR_BYTES / (int)sizeof(REAL))
-#define BLOCK 4 /* output channels that are computed together */
+#include "vectors.h"
 
-typedef REAL vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
-typedef __typeof__((vec){0} > (vec){0}) bits;
-#define INLINE static inline __attribute__((always_inline))
-
-/* Rows of the table that describes a norm. */
-enum { MEAN, FACTOR, SHIFT, INVERSE };
+#define BLOCK 4 /* number of output channels that are computed together */
 
 int alma_lanes(void) { return LANES; }
 
-static void *room(size_t vectors) {
-    size_t bytes = (vectors * sizeof(vec) + 63) / 64 * 64;
-    return aligned_alloc(64, bytes ? bytes : 64);
-}
-
-INLINE vec same(REAL value) {
-    vec result = {0};
-    return result + value;
-}
-
-/* What is not a number stays so here, as it does in torch: a network that has diverged must not look as if it had not. */
-
-INLINE vec where(bits mask, vec value) { return (vec)(mask & (bits)value); }
-
-/* 0 where `decides` is 0 or less, else value: what is not a number passes, as in torch, so that a network which has
-   diverged does not look as if it had not. */
-INLINE vec passed(vec value, vec decides) { return where(~(decides <= 0), value); }
-
-INLINE vec larger(vec a, vec b) {
-    bits first = (a > b) | (a != a);
-    return (vec)((first & (bits)a) | (~first & (bits)b));
-}
-
-INLINE double lanes_sum(vec value) {
-    double total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += value[lane];
-    return total;
-}
-
-/* The lanes that have an example. Others are cut off by it, not multiplied by 0, which infinity would survive. */
-INLINE bits lanes_mask(long examples) {
-    vec number = {0};
-    for (int lane = 0; lane < LANES; lane++) number[lane] = lane;
-    return number < (REAL)examples;
-}
-
-INLINE vec activated(vec z, const REAL *norm, long D, long d) {
-    vec y = (z - norm[MEAN * D + d]) * norm[FACTOR * D + d] + norm[SHIFT * D + d];
-    return passed(y, y);
-}
-
-/* Weights [D][3][3][C] for `convolve`, [D / BLOCK][3][3][C][BLOCK]; turned: those that take gradients back. */
+/* Write weights [D][3][3][C] in the order that `convolve` reads, [D / BLOCK][3][3][C][BLOCK]. If `turned`, write those
+   of the convolution that maps gradients of the output to gradients of the input. */
 static void pack_weights(const REAL *w, REAL *packed, long C, long D, int turned) {
     long out = turned ? C : D, in = turned ? D : C;
     for (long block = 0; block < (out + BLOCK - 1) / BLOCK; block++)
@@ -87,18 +31,18 @@ static void pack_weights(const REAL *w, REAL *packed, long C, long D, int turned
                 }
 }
 
-/* PIXELS neighbours of a row, BLOCK output channels. */
+/* Compute BLOCK output channels of PIXELS neighbouring pixels of a row. */
 #define TILE(PIXELS)                                                                                                   \
     INLINE void tile_##PIXELS(const vec *x, long row, long C, const REAL *w, vec *z, long D, long valid) {             \
         vec sums[PIXELS][BLOCK];                                                                                       \
         _Pragma("GCC unroll 8") for (int p = 0; p < PIXELS; p++)                                                       \
-            _Pragma("GCC unroll 8") for (int o = 0; o < BLOCK; o++) sums[p][o] = same(0);                              \
+            _Pragma("GCC unroll 8") for (int o = 0; o < BLOCK; o++) sums[p][o] = broadcast(0);                         \
         for (int ky = 0; ky < 3; ky++)                                                                                 \
             for (int kx = 0; kx < 3; kx++) {                                                                           \
                 const vec *from = x + ky * row + kx * C;                                                               \
                 for (long c = 0; c < C; c++, w += BLOCK) {                                                             \
                     _Pragma("GCC unroll 8") for (int o = 0; o < BLOCK; o++) {                                          \
-                        vec weight = same(w[o]);                                                                       \
+                        vec weight = broadcast(w[o]);                                                                  \
                         _Pragma("GCC unroll 8") for (int p = 0; p < PIXELS; p++)                                       \
                             sums[p][o] += from[p * C + c] * weight;                                                    \
                     }                                                                                                  \
@@ -111,7 +55,7 @@ TILE(1)
 TILE(2)
 TILE(3)
 
-/* x [side + 2][side + 2][C] with its border, z [side][side][D]. */
+/* Convolve one group: x [side + 2][side + 2][C], which includes a border of zeros, to z [side][side][D]. */
 static void convolve(const vec *x, const REAL *packed, vec *z, long side, long C, long D) {
     long row = (side + 2) * C;
     for (long y = 0; y < side; y++)
@@ -126,7 +70,8 @@ static void convolve(const vec *x, const REAL *packed, vec *z, long side, long C
         }
 }
 
-/* What a layer reads, inside its border: the images themselves (no norm), or what the layer below makes of its z. */
+/* Write the input of a layer inside the border of `padded`: relu(norm(z)) of the layer below, or z itself if `norm` is
+   NULL because the input is images. */
 static void read_input(const vec *z, const REAL *norm, vec *padded, long side, long C) {
     for (long y = 0; y < side; y++) {
         vec *to = padded + ((y + 1) * (side + 2) + 1) * C;
@@ -140,38 +85,38 @@ static void read_input(const vec *z, const REAL *norm, vec *padded, long side, l
     }
 }
 
-/* Sums of each channel over the pixels of a group: of z, or of its squared distance to `mean`. */
+/* Return z - centre in the lanes of the mask, or its square. */
+INLINE vec channel_term(vec z, vec centre, bits mask, int is_squared) {
+    vec value = masked(mask, z - centre);
+    if (is_squared) value *= value;
+    return value;
+}
+
+/* Sum each channel over the pixels and examples of a group: z, or its squared distance to `mean` if that is given. */
 static void channel_sums(const vec *z, long pixels, long D, const double *mean, bits mask, double *sums) {
     for (long d = 0; d < D; d += BLOCK) {
         long valid = D - d < BLOCK ? D - d : BLOCK;
         vec totals[BLOCK], centre[BLOCK];
         for (int o = 0; o < BLOCK; o++) {
-            totals[o] = same(0);
-            centre[o] = same(mean && o < valid ? (REAL)mean[d + o] : 0);
+            totals[o] = broadcast(0);
+            centre[o] = broadcast(mean && o < valid ? (REAL)mean[d + o] : 0);
         }
         const vec *from = z + d;
         for (long p = 0; p < pixels; p++, from += D)
             if (valid == BLOCK)
-                _Pragma("GCC unroll 8") for (int o = 0; o < BLOCK; o++) {
-                    vec value = where(mask, from[o] - centre[o]);
-                    if (mean) value *= value;
-                    totals[o] += value;
-                }
+                _Pragma("GCC unroll 8") for (int o = 0; o < BLOCK; o++)
+                    totals[o] += channel_term(from[o], centre[o], mask, mean != NULL);
             else
-                for (int o = 0; o < valid; o++) {
-                    vec value = where(mask, from[o] - centre[o]);
-                    if (mean) value *= value;
-                    totals[o] += value;
-                }
-        for (int o = 0; o < valid; o++) sums[d + o] = lanes_sum(totals[o]);
+                for (int o = 0; o < valid; o++) totals[o] += channel_term(from[o], centre[o], mask, mean != NULL);
+        for (int o = 0; o < valid; o++) sums[d + o] = sum_lanes(totals[o]);
     }
 }
 
-/* x [examples][pixels][C] to [groups][pixels][C] of vectors. */
+/* Copy x [examples][pixels][C] to vectors [groups][pixels][C]. */
 void alma_pack(const REAL *x, vec *packed, long examples, long pixels, long C) {
     long numbers = pixels * C;
-    for (long first = 0; first < examples; first += LANES, packed += numbers, x += LANES * numbers) {
-        long valid = examples - first < LANES ? examples - first : LANES;
+    for (long g = 0; g * LANES < examples; g++, packed += numbers, x += LANES * numbers) {
+        long valid = count_lanes(examples, g);
         if (valid < LANES) memset(packed, 0, numbers * sizeof(vec));
         for (long n = 0; n < numbers; n++)
             if (valid == LANES) {
@@ -183,29 +128,51 @@ void alma_pack(const REAL *x, vec *packed, long examples, long pixels, long C) {
     }
 }
 
-/* The other way. */
+/* Copy vectors [groups][pixels][C] to x [examples][pixels][C]. */
 void alma_unpack(const vec *packed, REAL *x, long examples, long pixels, long C) {
     long numbers = pixels * C;
-    for (long first = 0; first < examples; first += LANES, packed += numbers, x += LANES * numbers) {
-        long valid = examples - first < LANES ? examples - first : LANES;
+    for (long g = 0; g * LANES < examples; g++, packed += numbers, x += LANES * numbers) {
+        long valid = count_lanes(examples, g);
         for (long n = 0; n < numbers; n++)
             for (int lane = 0; lane < valid; lane++) x[lane * numbers + n] = packed[n][lane];
     }
 }
 
-/* z = conv(input), and the layer's norm: from the batch in training, which moves the running statistics by `momentum`,
-   else from them. below: the norm of the layer that gave the input, NULL where the input is images. 0, or 1: no memory. */
+/* Mean of each channel over `count` pixels, and the sum of squared distances to it. Each pointer is [D]. */
+typedef struct {
+    double *mean, *squares, count;
+} moments;
+
+/* Compute the mean and squares of a group while it is in the cache, and merge them with those of the groups before
+   (Chan, Golub and LeVeque 1979). sums and local are work buffers [D]. */
+static void add_group(moments *all, const vec *z, long pixels, long D, long valid, bits mask, double *sums,
+                      double *local) {
+    double more = (double)valid * pixels, total = all->count + more;
+    channel_sums(z, pixels, D, NULL, mask, sums);
+    for (long d = 0; d < D; d++) local[d] = (REAL)(sums[d] / more);
+    channel_sums(z, pixels, D, local, mask, sums);
+    for (long d = 0; d < D; d++) {
+        double apart = local[d] - all->mean[d];
+        all->squares[d] += sums[d] + apart * apart * all->count * more / total;
+        all->mean[d] += apart * more / total;
+    }
+    all->count = total;
+}
+
+/* Write z = conv(input) and the table of the layer's norm. In training the norm is that of the batch, which also
+   updates the running statistics with weight `momentum`; else it is that of the running statistics. `below` is the norm
+   of the layer whose z is the input, or NULL if the input is images. Return 1 if memory is full, else 0. */
 int alma_conv_forward(const vec *input, const REAL *below, const REAL *w, const REAL *scale, const REAL *shift,
                       REAL *running_mean, REAL *running_variance, vec *z, REAL *norm, long examples, long side, long C,
                       long D, int training, double momentum, double eps) {
     long groups = (examples + LANES - 1) / LANES, pixels = side * side, padded = (side + 2) * (side + 2) * C;
     long blocks = (D + BLOCK - 1) / BLOCK;
-    vec *x = room(padded);
-    REAL *packed = room(blocks * 9 * C * BLOCK / LANES + 1);
+    vec *x = allocate(padded);
+    REAL *packed = allocate(blocks * 9 * C * BLOCK / LANES + 1);
     double *table = malloc(4 * D * sizeof(double));
     int failed = !x || !packed || !table;
     if (!failed) {
-        double *mean = table, *squares = table + D, *sums = table + 2 * D, *local = table + 3 * D, count = 0;
+        moments batch = {table, table + D, 0};
         memset(x, 0, padded * sizeof(vec));
         memset(table, 0, 4 * D * sizeof(double));
         pack_weights(w, packed, C, D, 0);
@@ -213,29 +180,18 @@ int alma_conv_forward(const vec *input, const REAL *below, const REAL *w, const 
             vec *own = z + g * pixels * D;
             read_input(input + g * pixels * C, below, x, side, C);
             convolve(x, packed, own, side, C, D);
-            long valid = examples - g * LANES < LANES ? examples - g * LANES : LANES;
+            long valid = count_lanes(examples, g);
             bits mask = lanes_mask(valid);
             if (valid < LANES)
-                for (long n = 0; n < pixels * D; n++) own[n] = where(mask, own[n]);
-            if (!training) continue;
-            /* Mean and squares of the group while it is in the cache, then joined to those before (Chan et al.). */
-            double more = (double)valid * pixels, total = count + more;
-            channel_sums(own, pixels, D, NULL, mask, sums);
-            for (long d = 0; d < D; d++) local[d] = (REAL)(sums[d] / more);
-            channel_sums(own, pixels, D, local, mask, sums);
-            for (long d = 0; d < D; d++) {
-                double apart = local[d] - mean[d];
-                squares[d] += sums[d] + apart * apart * count * more / total;
-                mean[d] += apart * more / total;
-            }
-            count = total;
+                for (long n = 0; n < pixels * D; n++) own[n] = masked(mask, own[n]);
+            if (training) add_group(&batch, own, pixels, D, valid, mask, table + 2 * D, table + 3 * D);
         }
         for (long d = 0; d < D; d++) {
             double centre = running_mean[d], variance = running_variance[d];
             if (training) {
-                centre = mean[d];
-                variance = squares[d] / count;
-                double unbiased = squares[d] / (count > 1 ? count - 1 : 1);
+                centre = batch.mean[d];
+                variance = batch.squares[d] / batch.count;
+                double unbiased = batch.squares[d] / (batch.count > 1 ? batch.count - 1 : 1);
                 running_mean[d] += momentum * (centre - running_mean[d]);
                 running_variance[d] += momentum * (unbiased - running_variance[d]);
             }
@@ -250,35 +206,36 @@ int alma_conv_forward(const vec *input, const REAL *below, const REAL *w, const 
     return failed;
 }
 
-/* The largest of 2 x 2 pixels of relu(norm(z)): out [examples][side / 2][side / 2][D]. */
+/* Write the maximum over 2 x 2 pixels of relu(norm(z)) to out [examples][side / 2][side / 2][D]. */
 void alma_pool_forward(const vec *z, const REAL *norm, REAL *out, long examples, long side, long D) {
     long groups = (examples + LANES - 1) / LANES, half = side / 2;
     for (long g = 0; g < groups; g++) {
-        long valid = examples - g * LANES < LANES ? examples - g * LANES : LANES;
+        long valid = count_lanes(examples, g);
         for (long y = 0; y < half; y++)
             for (long x = 0; x < half; x++) {
-                const vec *from = z + ((g * side + 2 * y) * side + 2 * x) * D;
+                const vec *up = z + ((g * side + 2 * y) * side + 2 * x) * D, *low = up + side * D;
                 REAL *to = out + ((g * LANES * half + y) * half + x) * D;
                 for (long d = 0; d < D; d++) {
-                    vec left = larger(activated(from[d], norm, D, d), activated(from[side * D + d], norm, D, d));
-                    vec right = larger(activated(from[D + d], norm, D, d), activated(from[side * D + D + d], norm, D, d));
-                    vec largest = larger(left, right);
+                    vec left = maximum(activated(up[d], norm, D, d), activated(low[d], norm, D, d));
+                    vec right = maximum(activated(up[D + d], norm, D, d), activated(low[D + d], norm, D, d));
+                    vec largest = maximum(left, right);
                     for (int lane = 0; lane < valid; lane++) to[lane * half * half * D + d] = largest[lane];
                 }
             }
     }
 }
 
-/* The gradient before ReLU, d, from that of the pooled output, and for each channel the sums of d and of d (z - mean).
-   Of equals the upper one takes it, then the left one. */
+/* From the gradient of the pooled output, write d_z, the gradient of the output of the layer's norm, and for each
+   channel the sums of d_z and of d_z * (z - mean). Among equal pixels the upper one gets the gradient, then the left
+   one. */
 void alma_pool_backward(const REAL *d_out, const vec *z, const REAL *norm, vec *d_z, double *sums, long examples,
                         long side, long D) {
     long groups = (examples + LANES - 1) / LANES, half = side / 2;
     memset(sums, 0, 2 * D * sizeof(double));
     for (long g = 0; g < groups; g++) {
-        long valid = examples - g * LANES < LANES ? examples - g * LANES : LANES;
+        long valid = count_lanes(examples, g);
         for (long d = 0; d < D; d++) {
-            vec total = same(0), along = same(0), centre = same(norm[MEAN * D + d]);
+            vec total = broadcast(0), along = broadcast(0), centre = broadcast(norm[MEAN * D + d]);
             for (long y = 0; y < half; y++)
                 for (long x = 0; x < half; x++) {
                     long at = ((g * side + 2 * y) * side + 2 * x) * D + d;
@@ -291,24 +248,25 @@ void alma_pool_backward(const REAL *d_out, const vec *z, const REAL *norm, vec *
                     vec z_ul = z[at], z_ur = z[at + D], z_ll = z[at + side * D], z_lr = z[at + side * D + D];
                     vec ul = activated(z_ul, norm, D, d), ur = activated(z_ur, norm, D, d);
                     vec ll = activated(z_ll, norm, D, d), lr = activated(z_lr, norm, D, d);
-                    vec left = larger(ul, ll), right = larger(ur, lr);
+                    vec left = maximum(ul, ll), right = maximum(ur, lr);
                     bits of_left = left >= right, upper_left = ul >= ll, upper_right = ur >= lr;
-                    /* Where the largest is 0, ReLU lets nothing pass. */
-                    gradient = passed(gradient, larger(left, right));
-                    vec d_left = where(of_left, gradient), d_right = where(~of_left, gradient);
-                    vec d_ul = where(upper_left, d_left), d_ll = where(~upper_left, d_left);
-                    vec d_ur = where(upper_right, d_right), d_lr = where(~upper_right, d_right);
+                    /* Where the maximum is 0, the gradient of ReLU is 0. */
+                    gradient = relu_gate(gradient, maximum(left, right));
+                    vec d_left = masked(of_left, gradient), d_right = masked(~of_left, gradient);
+                    vec d_ul = masked(upper_left, d_left), d_ll = masked(~upper_left, d_left);
+                    vec d_ur = masked(upper_right, d_right), d_lr = masked(~upper_right, d_right);
                     d_z[at] = d_ul, d_z[at + D] = d_ur, d_z[at + side * D] = d_ll, d_z[at + side * D + D] = d_lr;
                     total += gradient;
-                    along += d_ul * (z_ul - centre) + d_ur * (z_ur - centre) + d_ll * (z_ll - centre) + d_lr * (z_lr - centre);
+                    along += d_ul * (z_ul - centre) + d_ur * (z_ur - centre) + d_ll * (z_ll - centre) +
+                             d_lr * (z_lr - centre);
                 }
-            sums[d] += lanes_sum(total);
-            sums[D + d] += lanes_sum(along);
+            sums[d] += sum_lanes(total);
+            sums[D + d] += sum_lanes(along);
         }
     }
 }
 
-/* Adds to totals [D / BLOCK][3][C][3][BLOCK], of vectors, what a group says of the weights. */
+/* Add a group's part of the weight gradient to totals, vectors [D / BLOCK][3][C][3][BLOCK]. */
 static void weight_gradient(const vec *x, const vec *d_z, vec *totals, long side, long C, long D) {
     long x_row = (side + 2) * C, d_row = (side + 2) * D;
     long rows = 8192 / (side * D * LANES * (long)sizeof(REAL));
@@ -335,15 +293,47 @@ static void weight_gradient(const vec *x, const vec *d_z, vec *totals, long side
     }
 }
 
-/* From d, the gradient after the layer's norm, and its sums: those of weights, scale and shift, and, where d_input is
-   not NULL, the gradient of the input; of an input that another layer gave, before its ReLU and with its sums. */
+/* Write d_z, the gradient of a group's z, inside its border, from d, the gradient of the output of the norm. factors is
+   a table [3][D]: d_z = d * factors[0] + factors[1] + (z - mean) * factors[2]. */
+static void norm_backward(const vec *d, const vec *z, const REAL *norm, const REAL *factors, bits mask, vec *d_z,
+                          long side, long D) {
+    for (long y = 0; y < side; y++)
+        for (long at = 0; at < side; at++) {
+            vec *to = d_z + ((y + 1) * (side + 2) + at + 1) * D;
+            for (long o = 0; o < D; o++, d++, z++)
+                to[o] = masked(mask, *d * factors[o] + factors[D + o] + (*z - norm[MEAN * D + o]) * factors[2 * D + o]);
+        }
+}
+
+/* Turn d, the gradient of a group's input, into that of the output of the norm below, by the gradient of ReLU. Add the
+   sums of d and of d * (z - mean) to sums [2][C]. x is the input inside its border, z that of the layer below. */
+static void input_relu_backward(vec *d, const vec *x, const vec *z, const REAL *below, double *sums, long side,
+                                long C) {
+    for (long c = 0; c < C; c++) {
+        vec total = broadcast(0), along = broadcast(0), centre = broadcast(below[MEAN * C + c]);
+        for (long y = 0; y < side; y++)
+            for (long at = 0; at < side; at++) {
+                long place = (y * side + at) * C + c;
+                vec gradient = relu_gate(d[place], x[((y + 1) * (side + 2) + at + 1) * C + c]);
+                d[place] = gradient;
+                total += gradient;
+                along += gradient * (z[place] - centre);
+            }
+        sums[c] += sum_lanes(total);
+        sums[C + c] += sum_lanes(along);
+    }
+}
+
+/* From d, the gradient of the output of the layer's norm, and its sums, write the gradients of weights, scale and
+   shift. If d_input is not NULL, write the gradient of the input too; if `below` is not NULL, it is that of the output
+   of the norm below, and its sums are written to sums_below. Return 1 if memory is full, else 0. */
 int alma_conv_backward(const vec *d, const double *sums, const vec *z, const REAL *norm, const vec *input,
                        const REAL *below, const REAL *w, REAL *d_w, REAL *d_scale, REAL *d_shift, vec *d_input,
                        double *sums_below, long examples, long side, long C, long D) {
     long groups = (examples + LANES - 1) / LANES, pixels = side * side, wide = side + 2;
     long blocks = (D + BLOCK - 1) / BLOCK, back = (C + BLOCK - 1) / BLOCK, num_totals = blocks * BLOCK * 9 * C;
-    vec *x = room(wide * wide * C), *d_z = room(wide * wide * D), *totals = room(num_totals);
-    REAL *packed = room(back * 9 * D * BLOCK / LANES + 1), *factors = malloc(3 * D * sizeof(REAL));
+    vec *x = allocate(wide * wide * C), *d_z = allocate(wide * wide * D), *totals = allocate(num_totals);
+    REAL *packed = allocate(back * 9 * D * BLOCK / LANES + 1), *factors = malloc(3 * D * sizeof(REAL));
     int failed = !x || !d_z || !totals || !packed || !factors;
     if (!failed) {
         double count = (double)examples * pixels;
@@ -361,42 +351,22 @@ int alma_conv_backward(const vec *d, const double *sums, const vec *z, const REA
             factors[2 * D + o] = -factor * inverse * inverse * sums[D + o] / count;
         }
         for (long g = 0; g < groups; g++) {
-            long valid = examples - g * LANES < LANES ? examples - g * LANES : LANES;
-            bits mask = lanes_mask(valid);
-            const vec *own_d = d + g * pixels * D, *own_z = z + g * pixels * D, *own_input = input + g * pixels * C;
-            for (long y = 0; y < side; y++)
-                for (long at = 0; at < side; at++) {
-                    vec *to = d_z + ((y + 1) * wide + at + 1) * D;
-                    for (long o = 0; o < D; o++, own_d++, own_z++)
-                        to[o] = where(mask, *own_d * factors[o] + factors[D + o] +
-                                              (*own_z - norm[MEAN * D + o]) * factors[2 * D + o]);
-                }
+            bits mask = lanes_mask(count_lanes(examples, g));
+            const vec *own_input = input + g * pixels * C;
+            norm_backward(d + g * pixels * D, z + g * pixels * D, norm, factors, mask, d_z, side, D);
             read_input(own_input, below, x, side, C);
             weight_gradient(x, d_z, totals, side, C, D);
             if (!d_input) continue;
             vec *own = d_input + g * pixels * C;
             convolve(d_z, packed, own, side, D, C);
-            if (!below) continue;
-            for (long c = 0; c < C; c++) {
-                vec total = same(0), along = same(0), centre = same(below[MEAN * C + c]);
-                for (long y = 0; y < side; y++)
-                    for (long at = 0; at < side; at++) {
-                        long place = (y * side + at) * C + c;
-                        vec gradient = passed(own[place], x[((y + 1) * wide + at + 1) * C + c]);
-                        own[place] = gradient;
-                        total += gradient;
-                        along += gradient * (own_input[place] - centre);
-                    }
-                sums_below[c] += lanes_sum(total);
-                sums_below[C + c] += lanes_sum(along);
-            }
+            if (below) input_relu_backward(own, x, own_input, below, sums_below, side, C);
         }
         for (long o = 0; o < D; o++)
             for (int ky = 0; ky < 3; ky++)
                 for (int kx = 0; kx < 3; kx++)
                     for (long c = 0; c < C; c++)
                         d_w[((o * 3 + ky) * 3 + kx) * C + c] =
-                            lanes_sum(totals[((((o / BLOCK) * 3 + ky) * C + c) * 3 + kx) * BLOCK + o % BLOCK]);
+                            sum_lanes(totals[((((o / BLOCK) * 3 + ky) * C + c) * 3 + kx) * BLOCK + o % BLOCK]);
     }
     free(x), free(d_z), free(totals), free(packed), free(factors);
     return failed;

@@ -1,7 +1,11 @@
-"""A block of few channels on a CPU: the kernels of narrow.c in place of torch's convolutions.
+"""A block of few channels on a CPU, computed by the C code in narrow.c in place of torch's convolutions.
 
-torch's convolutions on a CPU fill a vector with channels: with four of them half of it is empty, and what is between
-the convolutions, in passes over all the memory, costs as much again. narrow.c fills it with examples.
+torch's CPU convolutions fill a vector register with channels. With four channels half of the register is empty, and
+the operations between convolutions, which pass over all activations, take as much time again. narrow.c fills vector
+registers with examples.
+
+Shapes: g groups of l examples (as many as a vector register holds numbers), b examples, s side of an image, C input
+and D output channels.
 """
 
 from collections.abc import Sequence
@@ -12,33 +16,35 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vision.networks.compiled import kernels
+from vision.networks.compiled import load_or_warn
 from vision.networks.conv import EPS, MOMENTUM, ConvLayer
 
 SOURCE = Path(__file__).with_name("narrow.c")
-NARROW = 16
-"""Channels up to which narrow.c is the faster, on one thread: torch's convolutions can use more."""
-TYPES = {torch.float32: "float", torch.float64: "double"}
-
-# g groups of l examples (as many as a vector holds numbers), s side of an image, C input and D output channels.
+MAX_CHANNELS = 16
+"""Largest number of channels for which narrow.c is faster on one thread. More threads speed up only torch."""
+C_TYPES = {torch.float32: "float", torch.float64: "double"}
+"""The C type that narrow.c is compiled for, by the dtype of the parameters."""
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What the backward pass needs of a layer."""
+class SavedLayer:
+    """The tensors of a layer that the backward pass needs."""
 
     input_gssCl: Tensor
-    below_4C: Tensor | None
-    """The norm of the layer whose z the input is; None where the input is images."""
+    """The input of the layer, before `input_norm_4C` and ReLU are applied."""
+    input_norm_4C: Tensor | None
+    """The norm to apply to the input, which is the output of another convolution; None where the input is images."""
     z_gssDl: Tensor
+    """The output of the convolution."""
     norm_4D: Tensor
+    """Mean, factor, shift and inverse deviation of the layer's norm."""
 
 
 class NarrowBlock:
-    """Convolutions, one after the other, and max pooling: [b, s, s, C] to [b, s/2, s/2, D], as ConvBlock.
+    """Convolutions, one after the other, and max pooling, for one network: [b, s, s, C] to [b, s/2, s/2, D].
 
     Args:
-        layers: of one network.
+        layers: the convolutions.
     """
 
     def __init__(self, layers: Sequence[ConvLayer]):
@@ -47,111 +53,135 @@ class NarrowBlock:
         self._dtype, self._is_cpu = weight.dtype, weight.device.type == "cpu"
         self._widest = max(max(layer.parameters.weight_D33C.shape[::3]) for layer in layers)
         self._num_examples = 0
-        self._kept: list[Pass] = []
+        self._saved: list[SavedLayer] = []
 
-    def takes(self, x_bssC: Tensor) -> bool:
-        """Whether it computes these, and is the way to do so."""
+    def can_compute(self, x_bssC: Tensor) -> bool:
+        """Return True if narrow.c can compute the block for these images, and is faster than torch."""
         return (
             self._is_cpu
             and x_bssC.device.type == "cpu"
-            and self._widest * torch.get_num_threads() <= NARROW
+            and self._widest * torch.get_num_threads() <= MAX_CHANNELS
             and x_bssC.dtype is self._dtype
-            and self._dtype in TYPES
-            and kernels(SOURCE, TYPES[self._dtype]) is not None
+            and self._dtype in C_TYPES
+            and load_or_warn(SOURCE, C_TYPES[self._dtype]) is not None
         )
 
     def forward(self, x_bssC: Tensor, training: bool = False) -> Tensor:
-        """[b, s/2, s/2, D]. In training by the statistics of the batch, which the running ones follow."""
-        library, at, (num_examples, side, also_side, channels) = self._library(), self._at, x_bssC.shape
-        if side != also_side or side % 2 or channels != self._layers[0].parameters.weight_D33C.shape[3]:
-            raise ValueError(f"images of {list(x_bssC.shape[1:])} do not fit this block: sides are equal and even")
+        """Return the output of the block, [b, s/2, s/2, D].
+
+        Args:
+            x_bssC: images.
+            training: if True, use the statistics of the batch, update the running ones, and save what `backward` needs.
+
+        Raises:
+            ValueError: images are not square, have an odd side, or do not have C channels.
+            MemoryError: narrow.c could not allocate its work buffers.
+        """
+        library, pointer, (num_examples, side, width, channels) = self._library(), self._pointer, x_bssC.shape
+        if side != width or side % 2 or channels != self._layers[0].parameters.weight_D33C.shape[3]:
+            raise ValueError(f"images of {list(x_bssC.shape[1:])} do not fit this block: sides must be equal and even")
         lanes = library.alma_lanes()
         groups = -(-num_examples // lanes)
         b, s = c_long(num_examples), c_long(side)
         images = x_bssC.contiguous()
         z = images.new_empty(groups, side, side, channels, lanes)
-        library.alma_pack(at(images), at(z), b, c_long(side * side), c_long(channels))
+        library.alma_pack(pointer(images), pointer(z), b, c_long(side * side), c_long(channels))
         norm: Tensor | None = None
-        passes = []
+        saved = []
         for layer in self._layers:
-            parameters, of_input, below = layer.parameters, z, norm
-            width = len(parameters.scale_D)
-            z, norm = of_input.new_empty(groups, side, side, width, lanes), of_input.new_empty(4, width)
+            parameters, layer_input, input_norm = layer.parameters, z, norm
+            num_out = len(parameters.scale_D)
+            z, norm = layer_input.new_empty(groups, side, side, num_out, lanes), layer_input.new_empty(4, num_out)
             failed = library.alma_conv_forward(
-                at(of_input), at(below), at(parameters.weight_D33C), at(parameters.scale_D),
-                at(parameters.shift_D), at(layer.mean_D), at(layer.variance_D), at(z), at(norm), b, s,
-                c_long(of_input.shape[3]), c_long(width), c_int(training), c_double(MOMENTUM), c_double(EPS),
+                pointer(layer_input), pointer(input_norm), pointer(parameters.weight_D33C),
+                pointer(parameters.scale_D), pointer(parameters.shift_D), pointer(layer.mean_D),
+                pointer(layer.variance_D), pointer(z), pointer(norm), b, s, c_long(layer_input.shape[3]),
+                c_long(num_out), c_int(training), c_double(MOMENTUM), c_double(EPS),
             )  # fmt: skip
-            _check(failed)
+            _raise_if_failed(failed)
             if training:
-                passes.append(Pass(of_input, below, z, norm))
-        out = images.new_empty(num_examples, side // 2, side // 2, width)
-        library.alma_pool_forward(at(z), at(norm), at(out), b, s, c_long(width))
+                saved.append(SavedLayer(layer_input, input_norm, z, norm))
+        out = images.new_empty(num_examples, side // 2, side // 2, num_out)
+        library.alma_pool_forward(pointer(z), pointer(norm), pointer(out), b, s, c_long(num_out))
         if training:
-            self._num_examples, self._kept = num_examples, passes
+            self._num_examples, self._saved = num_examples, saved
         return out
 
-    def forget(self) -> None:
-        """Let go of what `backward` needed."""
-        self._kept = []
+    def free_activations(self) -> None:
+        """Free what was saved for `backward`."""
+        self._saved = []
 
     def backward(self, dy_bssD: Tensor, wants_dx: bool = True) -> Tensor | None:
-        """Fill the gradients of all layers; give that of the input, where it is wanted."""
-        assert self._kept, "there was no pass in training"
-        library, at, last = self._library(), self._at, self._kept[-1]
-        side, width = last.z_gssDl.shape[1], last.z_gssDl.shape[3]
-        if dy_bssD.shape != (self._num_examples, side // 2, side // 2, width):
-            raise ValueError(f"a gradient of {list(dy_bssD.shape)} is not of what this block gave")
+        """Fill the gradients of all layers.
+
+        Args:
+            dy_bssD: the gradient of the output of the last pass in training, [b, s/2, s/2, D].
+            wants_dx: if True, return the gradient of the input, [b, s, s, C]; else return None.
+
+        Raises:
+            ValueError: the gradient does not have the shape of the output.
+            MemoryError: narrow.c could not allocate its work buffers.
+        """
+        assert self._saved, "backward needs a forward pass with training=True before it"
+        library, pointer, last = self._library(), self._pointer, self._saved[-1]
+        side, num_out = last.z_gssDl.shape[1], last.z_gssDl.shape[3]
+        if dy_bssD.shape != (self._num_examples, side // 2, side // 2, num_out):
+            raise ValueError(f"a gradient of {list(dy_bssD.shape)} does not have the shape of this block's output")
         b, s = c_long(self._num_examples), c_long(side)
-        d, sums = torch.empty_like(last.z_gssDl), dy_bssD.new_empty(2 * width, dtype=torch.float64)
+        d, sums = torch.empty_like(last.z_gssDl), dy_bssD.new_empty(2 * num_out, dtype=torch.float64)
         dy_bssD = dy_bssD.contiguous()
         library.alma_pool_backward(
-            at(dy_bssD), at(last.z_gssDl), at(last.norm_4D), at(d), _sums_at(sums), b, s, c_long(width)
-        )
+            pointer(dy_bssD), pointer(last.z_gssDl), pointer(last.norm_4D), pointer(d), _sums_pointer(sums), b, s,
+            c_long(num_out),
+        )  # fmt: skip
         for number in range(len(self._layers) - 1, -1, -1):
-            layer, kept = self._layers[number], self._kept[number]
-            channels, width = kept.input_gssCl.shape[3], kept.z_gssDl.shape[3]
-            d_input = torch.empty_like(kept.input_gssCl) if number or wants_dx else None
-            sums_below = dy_bssD.new_empty(2 * channels, dtype=torch.float64) if number else None
+            layer, saved = self._layers[number], self._saved[number]
+            channels, num_out = saved.input_gssCl.shape[3], saved.z_gssDl.shape[3]
+            d_input = torch.empty_like(saved.input_gssCl) if number or wants_dx else None
+            input_sums = dy_bssD.new_empty(2 * channels, dtype=torch.float64) if number else None
             gradient = layer.gradient
             failed = library.alma_conv_backward(
-                at(d), _sums_at(sums), at(kept.z_gssDl), at(kept.norm_4D), at(kept.input_gssCl), at(kept.below_4C),
-                at(layer.parameters.weight_D33C), at(gradient.weight_D33C), at(gradient.scale_D),
-                at(gradient.shift_D), at(d_input), _sums_at(sums_below), b, s, c_long(channels), c_long(width),
+                pointer(d), _sums_pointer(sums), pointer(saved.z_gssDl), pointer(saved.norm_4D),
+                pointer(saved.input_gssCl), pointer(saved.input_norm_4C), pointer(layer.parameters.weight_D33C),
+                pointer(gradient.weight_D33C), pointer(gradient.scale_D), pointer(gradient.shift_D), pointer(d_input),
+                _sums_pointer(input_sums), b, s, c_long(channels), c_long(num_out),
             )  # fmt: skip
-            _check(failed)
+            _raise_if_failed(failed)
             if number:
-                assert d_input is not None and sums_below is not None
-                d, sums = d_input, sums_below
+                assert d_input is not None and input_sums is not None
+                d, sums = d_input, input_sums
         if not wants_dx:
             return None
         dx = dy_bssD.new_empty(self._num_examples, side, side, channels)
-        library.alma_unpack(at(d_input), at(dx), b, c_long(side * side), c_long(channels))
+        library.alma_unpack(pointer(d_input), pointer(dx), b, c_long(side * side), c_long(channels))
         return dx
 
     def _library(self) -> CDLL:
-        library = kernels(SOURCE, TYPES[self._dtype])
+        library = load_or_warn(SOURCE, C_TYPES[self._dtype])
         assert library is not None
         return library
 
-    def _at(self, tensor: Tensor | None) -> c_void_p:
-        """Where numbers lie, one after the other.
+    def _pointer(self, tensor: Tensor | None) -> c_void_p:
+        """Return the address of a tensor's numbers, or a null pointer for None.
 
         Raises:
-            TypeError: they are not what narrow.c would read.
+            TypeError: the tensor is not contiguous, not on the CPU, or of another dtype than the parameters.
         """
         if tensor is None:
             return c_void_p(0)
         if tensor.dtype is not self._dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
-            raise TypeError(f"narrow.c wants contiguous {self._dtype} on the CPU, not {tensor.dtype}, {tensor.device}")
+            raise TypeError(
+                f"narrow.c needs a contiguous {self._dtype} tensor on the CPU, not {tensor.dtype} on {tensor.device} "
+                f"with strides {tensor.stride()}"
+            )
         return c_void_p(tensor.data_ptr())
 
 
-def _sums_at(sums: Tensor | None) -> c_void_p:
-    """Sums of channels, in double precision whatever the block is computed in."""
+def _sums_pointer(sums: Tensor | None) -> c_void_p:
+    """Return the address of sums over channels, which are float64 for every dtype of the block."""
     return c_void_p(0 if sums is None else sums.data_ptr())
 
 
-def _check(failed: int) -> None:
+def _raise_if_failed(failed: int) -> None:
     if failed:
-        raise MemoryError("of the rooms in which narrow.c computes a group of images")
+        raise MemoryError("narrow.c could not allocate its work buffers")

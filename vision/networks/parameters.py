@@ -10,16 +10,17 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Parameters:
-    """Tensors by name, each [M, *shape], all views of one flat tensor.
+    """Tensors by name, each [M, *shape], which are views of one flat tensor.
 
-    Tensor after tensor, and within a tensor network after network: an optimizer touches all of them in a few
-    operations, and the first layers of networks that see the same examples are one matrix.
+    The flat tensor contains tensor after tensor, and within each tensor network after network. So an optimizer
+    updates all networks in a few operations, and the first layers of networks that read the same examples are one
+    matrix.
 
     Args:
-        shapes: of each tensor of one network.
+        shapes: shape of each tensor in one network, by name.
         num_networks: M.
-        device: where they live.
-        dtype: torch's default, if it is not given.
+        device: where the tensors are stored.
+        dtype: by default torch's default dtype.
     """
 
     def __init__(
@@ -36,32 +37,34 @@ class Parameters:
 
     @property
     def size(self) -> int:
-        """Parameters of one network."""
+        """The number of parameters of one network."""
         return sum(prod(shape) for shape in self.shapes.values())
 
     @property
     def device(self) -> torch.device:
+        """The device of all tensors."""
         return self.flat.device
 
     def __getitem__(self, name: str) -> Tensor:
-        """[M, *shape], a view."""
+        """Return a view of the tensor of this name, [M, *shape]."""
         return self._tensors[name]
 
-    def empty_like(self) -> "Parameters":
-        """Zeros of the same shapes: for gradients."""
+    def zeros_like(self) -> "Parameters":
+        """Return zeros of the same shapes."""
         return Parameters(self.shapes, self.num_networks, self.device, self.flat.dtype)
 
     def copy(self) -> "Parameters":
-        copy = self.empty_like()
+        """Return a copy that shares no memory with this object."""
+        copy = self.zeros_like()
         copy.flat.copy_(self.flat)
         return copy
 
-    def take(self, other: "Parameters", which_M: Tensor) -> None:
-        """Become `other` where `which_M` says so.
+    def copy_networks(self, other: "Parameters", which_M: Tensor) -> None:
+        """Copy the parameters of some networks from another object.
 
         Args:
-            other: of the same shapes.
-            which_M: [M] of bool.
+            other: has the same shapes.
+            which_M: [M] of bool, True for the networks that are copied.
         """
         if bool(which_M.all()):
             self.flat.copy_(other.flat)
@@ -70,12 +73,12 @@ class Parameters:
                 tensor[which_M] = other[name][which_M]
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all tensors on the CPU, for a file."""
+        """Return copies of all tensors on the CPU, by name."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self._tensors.items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], device: torch.device | str = "cpu") -> "Parameters":
-        """What `state` gave."""
+        """Return the parameters whose `state` this is, as copies."""
         num_networks = len(next(iter(state.values())))
         parameters = cls({name: tuple(tensor.shape[1:]) for name, tensor in state.items()}, num_networks, device)
         for name, tensor in state.items():
@@ -92,12 +95,14 @@ class Parameters:
 
 
 def draw_linear(num_out: int, num_in: int, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-    """Weights [M, out, in] and biases [M, out] as torch.nn.Linear draws them: uniform in +-1/sqrt(in).
+    """Return random weights [M, out, in] and biases [M, out], initialised as by torch.nn.Linear.
+
+    They are uniform between -1/sqrt(in) and 1/sqrt(in).
 
     Args:
-        num_out: outputs.
-        num_in: inputs.
-        generators: one a network, so that it draws the same alone and in a stack.
+        num_out: number of outputs.
+        num_in: number of inputs.
+        generators: one per network, so that a network draws the same numbers alone and in a stack.
     """
     bound = num_in**-0.5
     rows_Moi = torch.stack([torch.rand(num_out, num_in + 1, generator=generator) for generator in generators])
@@ -106,7 +111,7 @@ def draw_linear(num_out: int, num_in: int, generators: Sequence[torch.Generator]
 
 
 def draw_layers(parameters: Parameters, generators: Sequence[torch.Generator]) -> None:
-    """Fill weight_1, bias_1, weight_2, bias_2 ... as `draw_linear`."""
+    """Initialise the layers weight_1 and bias_1, weight_2 and bias_2, ... in place, each as by `draw_linear`."""
     for layer in range(1, len(parameters.shapes) // 2 + 1):
         num_out, num_in = parameters.shapes[f"weight_{layer}"]
         weight, bias = draw_linear(num_out, num_in, generators)

@@ -1,8 +1,9 @@
-"""What a stack of networks can do."""
+"""The interface of all stacks of networks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,54 +13,55 @@ from vision.networks.parameters import Parameters
 
 
 class Stack(ABC):
-    """M networks of one shape. Its subclasses write `logits` and `backward`.
+    """M networks of one shape. Subclasses implement `logits` and `backward`.
 
-    Shapes: M networks, G groups of M / G networks that see the same examples, b examples, C classes. An example is i
-    inputs, or an image of s x s pixels, channels last.
+    Shapes: M networks, G groups of M / G networks that read the same examples, b examples of a batch, n examples of
+    any number, C classes. An example is a vector of i inputs, or an image of s x s pixels, channels last.
     """
 
     parameters: Parameters
+    """The trained parameters."""
     gradient: Parameters
-    """Of the same shapes: what `backward` fills."""
+    """Gradients of the parameters, of the same shapes. `backward` fills them."""
     statistics: Parameters | None = None
-    """What training gathers besides: running means and variances of normalised networks."""
+    """Running means and variances of networks with batch normalisation, which training updates too."""
     examples_at_once: int = 2000
-    """In passes over data of any size: what bounds their memory."""
+    """The largest number of examples in one pass of `logits_of_many`. It bounds the memory of a pass."""
 
     def __len__(self) -> int:
-        """M."""
+        """Return M, the number of networks."""
         return self.parameters.num_networks
 
-    def compute_in(self, dtype: torch.dtype) -> None:  # noqa: B027 (most stacks have nothing to do)
-        """What costly products are computed in: float32, or bfloat16 where a stack knows how (those of the VGG)."""
+    def set_compute_dtype(self, dtype: torch.dtype) -> None:  # noqa: B027 (most stacks have nothing to set)
+        """Set the dtype in which convolutions are computed: float32 or bfloat16. Perceptrons ignore it."""
 
     @property
     def tensors(self) -> list[Parameters]:
-        """All that an epoch leaves behind."""
+        """Everything that training changes: the parameters and the statistics."""
         return [self.parameters] if self.statistics is None else [self.parameters, self.statistics]
 
     @property
     def num_params(self) -> int:
-        """Of one network."""
+        """The number of parameters of one network."""
         return self.parameters.size
 
     @property
     def num_experts(self) -> int | None:
-        """In each mixture of a network; None where there is none."""
+        """The number of experts in each mixture of a network, or None for networks without mixtures."""
         return None
 
     @cached_property
     def flops(self) -> Flops:
-        """Of one network: by torch's counter, unless a subclass knows the closed form."""
-        return count_flops(self.plain(0), self.plain_input_shape)
+        """FLOPs of one network, by torch's counter unless a subclass has a closed form."""
+        return count_flops(self.to_module(0), self.module_input_shape)
 
     @property
-    def plain_input_shape(self) -> tuple[int, ...]:
-        """Of one example, as `plain` reads it."""
+    def module_input_shape(self) -> tuple[int, ...]:
+        """The shape of one example as the modules of `to_module` read it."""
         return (self.parameters.shapes["weight_1"][1],)
 
     def logits_of_many(self, x: Tensor) -> Tensor:
-        """[M, n, C] of any number of examples, in parts.
+        """Return the logits of any number of examples, [M, n, C], computed in parts.
 
         Args:
             x: [M, n, ...] or [G, n, ...].
@@ -70,34 +72,48 @@ class Stack(ABC):
 
     @abstractmethod
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
-        """[M, b, C].
+        """Return the logits of a batch, [M, b, C].
 
         Args:
             x: examples, [M, b, ...] or [G, b, ...].
-            training: keep what `backward` needs.
+            training: if True, compute in training mode and save the activations that `backward` needs.
         """
 
     @abstractmethod
-    def forget(self) -> None:
-        """Let go of what `backward` needed: a stack may be kept for long."""
-
-    @abstractmethod
     def backward(self, d_logits_MbC: Tensor) -> None:
-        """Fill `gradient` from the gradient with respect to the last training logits."""
+        """Fill `gradient`.
+
+        Args:
+            d_logits_MbC: the gradient with respect to the logits of the last call with `training=True`.
+        """
 
     @abstractmethod
-    def state(self) -> dict:
-        """Plain values and tensors on the CPU, for a file."""
+    def free_activations(self) -> None:
+        """Free the activations saved for `backward`. Call it after training, because stacks are kept for long."""
 
     @abstractmethod
-    def draw(self, generators: Sequence[torch.Generator]) -> None:
-        """All parameters anew, one generator a network; the structure stays."""
+    def reset_parameters(self, generators: Sequence[torch.Generator]) -> None:
+        """Initialise all parameters again, in place.
+
+        Args:
+            generators: one per network.
+        """
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return everything that a file needs: Python values, and copies of all tensors on the CPU."""
 
     @classmethod
     @abstractmethod
-    def from_state(cls, state: dict, device: torch.device) -> "Stack":
-        """What `state` gave."""
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> "Stack":
+        """Return the stack whose `state` this is."""
 
     @abstractmethod
-    def plain(self, network: int) -> nn.Module:
-        """One network as a torch.nn.Module of its own: [b, i], or images [b, channels, s, s], to [b, C]."""
+    def to_module(self, network: int) -> nn.Module:
+        """Return one network as a torch.nn.Module with copies of its parameters.
+
+        The module maps [b, i], or images [b, channels, s, s], to logits [b, C].
+
+        Args:
+            network: its index in the stack.
+        """

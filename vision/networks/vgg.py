@@ -1,38 +1,44 @@
-"""The reduced VGG19: 16 convolutions of 3 x 3 of c channels each, batch normalised, and a linear head.
+"""The reduced VGG19: 16 convolutions of 3 x 3 with c channels each, batch normalised, and a linear head.
 
-Pooling follows convolutions 2, 4, 8, 12 and 16, so that an image of 32 x 32 ends as one pixel of c channels. It has
-27c + 135c^2 + 32c + 10c + 10 parameters: the network of the Firefly paper's authors, whose convolutions have no bias.
-The original ALMA code gives them one, which changes nothing that the network computes.
+Max pooling follows convolutions 2, 4, 8, 12 and 16, so that an image of 32 x 32 pixels ends as one pixel of c
+channels. The network has 27c + 135c^2 + 32c + 10c + 10 parameters. It is the network of the Firefly paper's authors,
+whose convolutions have no bias. The convolutions of the original ALMA code have one, which changes nothing that the
+network computes, because the batch normalisation subtracts it.
+
+Shapes: M networks in G groups of M / G that read the same examples, b examples, s side of an image, C input and D
+output channels of a convolution.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vision.networks.block import ConvBlock
 from vision.networks.conv import ConvLayer, ConvTensors, draw_conv
+from vision.networks.modules import linear_module
 from vision.networks.parameters import Parameters, draw_linear
-from vision.networks.plain import linear_of
 from vision.networks.stack import Stack
 
 BLOCKS = (2, 2, 4, 4, 4)
-"""Convolutions before each pooling."""
+"""Number of convolutions before each pooling."""
 SIDE = 32
-"""Of an image: five poolings make it one pixel."""
-
-# M networks, G groups of M / G that see the same examples, b examples, s side, C input and D output channels.
+"""Side of an image in pixels. Five poolings reduce it to one pixel."""
 
 
 class VGGStack(Stack):
-    """M networks of equal widths. Each is computed by itself: even of 4 channels a convolution is work, not overhead.
+    """M networks of equal widths, computed one after the other.
+
+    Unlike the layers of perceptrons, even convolutions of 4 channels have so much arithmetic that overhead does not
+    matter.
 
     Args:
-        num_inputs: channels of an image.
-        widths: of the convolutions, in order.
-        blocks: how many convolutions there are before each pooling.
-        parameters: conv_1 [M, D, 3, 3, C], scale_1 [M, D], shift_1 [M, D], ...; weight_head, bias_head.
+        num_inputs: number of channels of an image.
+        widths: number of output channels of each convolution.
+        blocks: number of convolutions before each pooling.
+        parameters: conv_1 [M, D, 3, 3, C], scale_1 [M, D], shift_1 [M, D], ..., weight_head, bias_head.
         statistics: mean_1 [M, D], variance_1 [M, D], ...
     """
 
@@ -48,17 +54,17 @@ class VGGStack(Stack):
     ):
         self.num_inputs, self.widths, self.blocks = num_inputs, list(widths), list(blocks)
         self.parameters, self.statistics = parameters, statistics
-        self.gradient = parameters.empty_like()
+        self.gradient = parameters.zeros_like()
         self.examples_at_once = max(50, min(2000, 40_000 // max(widths)))
         names = [str(layer) for layer in range(1, len(self.widths) + 1)]
         self._blocks = [
-            blocks_of(names, self.blocks, number, self.parameters, self.gradient, self.statistics)
-            for number in range(len(self))
+            make_blocks(names, self.blocks, network, self.parameters, self.gradient, self.statistics)
+            for network in range(len(self))
         ]
         self._head_inputs: list[Tensor] = []
 
     @classmethod
-    def drawn(
+    def initialised(
         cls,
         num_inputs: int,
         widths: Sequence[int],
@@ -67,7 +73,16 @@ class VGGStack(Stack):
         device: torch.device,
         blocks: Sequence[int] = BLOCKS,
     ) -> "VGGStack":
-        """Initialised as torch's modules are, one generator a network."""
+        """Return untrained networks, initialised as torch's modules are.
+
+        Args:
+            num_inputs: number of channels of an image.
+            widths: number of output channels of each convolution.
+            num_classes: number of classes.
+            generators: one per network.
+            device: where the networks are stored.
+            blocks: number of convolutions before each pooling.
+        """
         shapes: dict[str, tuple[int, ...]] = {}
         statistics: dict[str, tuple[int, ...]] = {}
         for layer, (num_in, num_out) in enumerate(pairwise([num_inputs, *widths]), start=1):
@@ -75,54 +90,54 @@ class VGGStack(Stack):
         shapes |= {"weight_head": (num_classes, widths[-1]), "bias_head": (num_classes,)}
         count = len(generators)
         stack = cls(num_inputs, widths, blocks, *(Parameters(s, count, device) for s in (shapes, statistics)))
-        stack.draw(generators)
+        stack.reset_parameters(generators)
         return stack
 
-    def draw(self, generators: Sequence[torch.Generator]) -> None:
+    def reset_parameters(self, generators: Sequence[torch.Generator]) -> None:
         for layer in range(1, len(self.widths) + 1):
-            draw_conv_layer(str(layer), self.parameters, self.statistics, generators)
-        draw_head(self.parameters, generators)
+            reset_conv_layer(str(layer), self.parameters, self.statistics, generators)
+        reset_head(self.parameters, generators)
 
-    def compute_in(self, dtype: torch.dtype) -> None:
+    def set_compute_dtype(self, dtype: torch.dtype) -> None:
         for blocks in self._blocks:
             for block in blocks:
-                block.compute_in(dtype)
+                block.set_compute_dtype(dtype)
 
     @property
-    def plain_input_shape(self) -> tuple[int, ...]:
+    def module_input_shape(self) -> tuple[int, ...]:
         return (self.num_inputs, SIDE, SIDE)
 
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
         networks_per_group, logits, inputs = len(self) // len(x), [], []
-        for number, blocks in enumerate(self._blocks):
-            y = x[number // networks_per_group]
+        for network, blocks in enumerate(self._blocks):
+            y = x[network // networks_per_group]
             for block in blocks:
                 y = block.forward(y, training)
             y = y.reshape(len(y), -1)
             inputs.append(y)
-            weight, bias = self.parameters["weight_head"][number], self.parameters["bias_head"][number]
+            weight, bias = self.parameters["weight_head"][network], self.parameters["bias_head"][network]
             logits.append(torch.addmm(bias, y, weight.t()))
         if training:
             self._head_inputs = inputs
         return torch.stack(logits)
 
-    def forget(self) -> None:
+    def free_activations(self) -> None:
         self._head_inputs = []
         for blocks in self._blocks:
             for block in blocks:
-                block.forget()
+                block.free_activations()
 
     def backward(self, d_logits_MbC: Tensor) -> None:
-        for number, (blocks, x) in enumerate(zip(self._blocks, self._head_inputs, strict=True)):
-            dy = d_logits_MbC[number]
-            torch.mm(dy.t(), x, out=self.gradient["weight_head"][number])
-            torch.sum(dy, 0, out=self.gradient["bias_head"][number])
-            dx: Tensor | None = torch.mm(dy, self.parameters["weight_head"][number]).view(len(x), 1, 1, -1)
-            for first in range(len(blocks) - 1, -1, -1):
+        for network, (blocks, x) in enumerate(zip(self._blocks, self._head_inputs, strict=True)):
+            dy = d_logits_MbC[network]
+            torch.mm(dy.t(), x, out=self.gradient["weight_head"][network])
+            torch.sum(dy, 0, out=self.gradient["bias_head"][network])
+            dx: Tensor | None = torch.mm(dy, self.parameters["weight_head"][network]).view(len(x), 1, 1, -1)
+            for number in range(len(blocks) - 1, -1, -1):
                 assert dx is not None
-                dx = blocks[first].backward(dx, wants_dx=first > 0)
+                dx = blocks[number].backward(dx, wants_dx=number > 0)
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         return {
             "kind": "vgg",
             "num_inputs": self.num_inputs,
@@ -133,36 +148,48 @@ class VGGStack(Stack):
         }
 
     @classmethod
-    def from_state(cls, state: dict, device: torch.device) -> "VGGStack":
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> "VGGStack":
         tensors = (Parameters.from_state(state[name], device) for name in ("parameters", "statistics"))
         return cls(state["num_inputs"], state["widths"], state["blocks"], *tensors)
 
-    def plain(self, network: int) -> nn.Module:
+    def to_module(self, network: int) -> nn.Module:
         modules: list[nn.Module] = []
-        ends = set(accumulate(self.blocks))
+        last_layers_of_blocks = set(accumulate(self.blocks))
         for layer in range(1, len(self.widths) + 1):
-            modules += plain_conv(str(layer), network, self.parameters, self.statistics)
-            if layer in ends:
+            modules += conv_modules(str(layer), network, self.parameters, self.statistics)
+            if layer in last_layers_of_blocks:
                 modules.append(nn.MaxPool2d(2))
-        return nn.Sequential(
-            *modules,
-            nn.Flatten(),
-            linear_of(self.parameters["weight_head"][network], self.parameters["bias_head"][network]),
-        )
+        weight, bias = (self.parameters[name][network] for name in ("weight_head", "bias_head"))
+        return nn.Sequential(*modules, nn.Flatten(), linear_module(weight, bias))
 
 
 def add_conv_shapes(
     name: str, num_in: int, num_out: int, shapes: dict[str, tuple[int, ...]], statistics: dict[str, tuple[int, ...]]
 ) -> None:
-    """What a layer of that name is made of."""
+    """Add the shapes of a convolutional layer and its norm.
+
+    Args:
+        name: what the names of the layer's tensors end with.
+        num_in: C.
+        num_out: D.
+        shapes: shapes of all parameters; changed in place.
+        statistics: shapes of all running statistics; changed in place.
+    """
     shapes |= {f"conv_{name}": (num_out, 3, 3, num_in), f"scale_{name}": (num_out,), f"shift_{name}": (num_out,)}
     statistics |= {f"mean_{name}": (num_out,), f"variance_{name}": (num_out,)}
 
 
-def draw_conv_layer(
+def reset_conv_layer(
     name: str, parameters: Parameters, statistics: Parameters, generators: Sequence[torch.Generator]
 ) -> None:
-    """A layer as torch initialises it: a random convolution, a norm that does nothing yet."""
+    """Initialise a layer as torch does: a random convolution, and a norm with scale 1, shift 0, mean 0, variance 1.
+
+    Args:
+        name: what the names of the layer's tensors end with.
+        parameters: changed in place.
+        statistics: changed in place.
+        generators: one per network.
+    """
     num_out, _, _, num_in = parameters.shapes[f"conv_{name}"]
     parameters[f"conv_{name}"].copy_(draw_conv(num_out, num_in, generators))
     for tensors, kind, value in ((parameters, "scale", 1), (parameters, "shift", 0), (statistics, "mean", 0),
@@ -170,15 +197,15 @@ def draw_conv_layer(
         tensors[f"{kind}_{name}"].fill_(value)
 
 
-def draw_head(parameters: Parameters, generators: Sequence[torch.Generator]) -> None:
-    """The linear head as torch initialises it."""
+def reset_head(parameters: Parameters, generators: Sequence[torch.Generator]) -> None:
+    """Initialise the linear head as torch.nn.Linear does."""
     num_classes, num_inputs = parameters.shapes["weight_head"]
     weight, bias = draw_linear(num_classes, num_inputs, generators)
     parameters["weight_head"].copy_(weight)
     parameters["bias_head"].copy_(bias)
 
 
-def blocks_of(
+def make_blocks(
     names: Sequence[str],
     blocks: Sequence[int],
     network: int,
@@ -186,7 +213,16 @@ def blocks_of(
     gradient: Parameters,
     statistics: Parameters,
 ) -> list[ConvBlock]:
-    """The layers of one network, in blocks."""
+    """Return the blocks of one network, as views of its tensors.
+
+    Args:
+        names: per layer, what the names of its tensors end with.
+        blocks: number of layers in each block.
+        network: its index.
+        parameters: parameters of all networks.
+        gradient: their gradients.
+        statistics: running statistics of all networks.
+    """
     layers = []
     for name in names:
         own, d_own = (
@@ -198,15 +234,15 @@ def blocks_of(
     return [ConvBlock(layers[start:end]) for start, end in pairwise(ends)]
 
 
-def plain_conv(name: str, network: int, parameters: Parameters, statistics: Parameters) -> list[nn.Module]:
-    """A layer as torch's own modules."""
+def conv_modules(name: str, network: int, parameters: Parameters, statistics: Parameters) -> list[nn.Module]:
+    """Return the convolution, the norm and the ReLU of one layer as torch's modules, with copies of its tensors."""
     weight = parameters[f"conv_{name}"][network].permute(0, 3, 1, 2)
     conv, norm = nn.Conv2d(weight.shape[1], weight.shape[0], 3, padding=1, bias=False), nn.BatchNorm2d(weight.shape[0])
     with torch.no_grad():
         conv.weight.copy_(weight)
         norm.weight.copy_(parameters[f"scale_{name}"][network])
         norm.bias.copy_(parameters[f"shift_{name}"][network])
-        for kind, into in (("mean", norm.running_mean), ("variance", norm.running_var)):
-            assert into is not None
-            into.copy_(statistics[f"{kind}_{name}"][network])
+        for kind, buffer in (("mean", norm.running_mean), ("variance", norm.running_var)):
+            assert buffer is not None
+            buffer.copy_(statistics[f"{kind}_{name}"][network])
     return [conv, norm, nn.ReLU()]

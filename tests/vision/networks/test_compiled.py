@@ -1,4 +1,4 @@
-"""Kernels in C: compiled once, kept, and done without where there is no compiler."""
+"""C code: compiled once, cached, and replaced by torch where there is no compiler."""
 
 import ctypes
 import logging
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vision.networks.compiled import CompileError, kernels, load
+from vision.networks.compiled import CompileError, load, load_or_warn
 
 SOURCE = """
 REAL twice(REAL x) { return 2 * x; }
@@ -26,8 +26,8 @@ def source(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def kept(source):
-    """What is kept of it, after a first process."""
+def cached(source):
+    """Return the path of the library in the cache, after a first process compiled it."""
     assert works(load(source, "float"))
     [path] = (source.parent / "cache" / "alma").iterdir()
     return path
@@ -40,7 +40,7 @@ def works(library, kind=ctypes.c_float):
 
 @pytest.fixture
 def no_compiler(monkeypatch):
-    """To be asked for when a library should be there already."""
+    """Return a function after whose call every compilation fails the test."""
 
     def refuse(command):
         if "--version" in command:
@@ -54,15 +54,15 @@ def no_compiler(monkeypatch):
 
 
 @pytest.mark.parametrize(("real", "kind"), [("float", ctypes.c_float), ("double", ctypes.c_double)])
-def test_it_computes(source, real, kind):
+def test_a_library_computes(source, real, kind):
     assert works(load(source, real), kind)
 
 
-def test_it_is_compiled_once_and_again_when_it_changes(source, kept, no_compiler):
+def test_a_source_is_compiled_once_and_again_when_it_changes(source, cached, no_compiler):
     load(source, "double")
     source.write_text(SOURCE.replace("2 *", "2.0f *"))
     load(source, "float")
-    assert [path.suffix for path in kept.parent.iterdir()] == [".so"] * 3  # and nothing else is left
+    assert [path.suffix for path in cached.parent.iterdir()] == [".so"] * 3  # and no temporary file
     no_compiler()
     assert works(load(source, "float"))
 
@@ -70,26 +70,26 @@ def test_it_is_compiled_once_and_again_when_it_changes(source, kept, no_compiler
 @pytest.mark.parametrize(
     "damage", [lambda content: b"", lambda content: content[:9000], lambda content: content + b"x"]
 )
-def test_a_damaged_one_is_made_anew(source, kept, damage, no_compiler):
-    content = kept.read_bytes()
-    kept.unlink()  # a new file: the old one is in use
-    kept.write_bytes(damage(content))
-    kept.chmod(0o700)
+def test_a_damaged_library_is_compiled_again(source, cached, damage, no_compiler):
+    content = cached.read_bytes()
+    cached.unlink()  # write a new file, because the old one is loaded
+    cached.write_bytes(damage(content))
+    cached.chmod(0o700)
     assert works(load(source, "float"))
-    assert kept.read_bytes() == content
+    assert cached.read_bytes() == content
     no_compiler()
     assert works(load(source, "float"))
 
 
-def test_only_its_owner_can_write_what_is_loaded(source, kept):
-    assert [path.stat().st_mode & 0o777 for path in (kept, kept.parent)] == [0o700, 0o700]
-    kept.parent.chmod(0o777)
-    kept.unlink()
-    kept.touch()
-    assert works(load(source, "float"))  # for this process alone
-    assert kept.read_bytes() == b""
-    kept.parent.chmod(0o700)
-    kept.chmod(0o666)
+def test_a_library_that_others_can_write_is_not_loaded(source, cached):
+    assert [path.stat().st_mode & 0o777 for path in (cached, cached.parent)] == [0o700, 0o700]
+    cached.parent.chmod(0o777)
+    cached.unlink()
+    cached.touch()
+    assert works(load(source, "float"))  # compiled for this process only
+    assert cached.read_bytes() == b""
+    cached.parent.chmod(0o700)
+    cached.chmod(0o666)
     assert works(load(source, "float"))
 
 
@@ -102,37 +102,37 @@ def test_processes_that_start_together(source):
 
 
 @pytest.mark.parametrize(
-    ("compiler", "says"),
+    ("compiler", "message_part"),
     [
-        ("there-is-no-such-compiler", "a C compiler is wanted"),
-        ("false", "ended with 1"),
-        ("gcc '", "is no command"),
+        ("there-is-no-such-compiler", "install a C compiler"),
+        ("false", "failed with status 1"),
+        ("gcc '", "is not a valid command"),
     ],
 )
-def test_without_a_compiler_it_is_said_once_and_done_without(source, monkeypatch, caplog, compiler, says):
+def test_a_missing_compiler_gives_one_warning_and_no_library(source, monkeypatch, caplog, compiler, message_part):
     monkeypatch.setenv("CC", compiler)
     with caplog.at_level(logging.WARNING):
-        assert kernels(source, "float") is None
-        assert kernels(source, "float") is None
+        assert load_or_warn(source, "float") is None
+        assert load_or_warn(source, "float") is None
     assert len(caplog.records) == 1
-    assert says in caplog.text and "twice.c is not used" in caplog.text
+    assert message_part in caplog.text and "twice.c is not used" in caplog.text
 
 
-def test_what_the_compiler_says_is_passed_on(source):
+def test_the_error_contains_the_output_of_the_compiler(source):
     source.write_text("REAL twice(REAL x) { return nonsense; }")
     with pytest.raises(CompileError, match="nonsense"):
         load(source, "float")
-    assert kernels(source, "float") is None
+    assert load_or_warn(source, "float") is None
 
 
-def test_it_can_be_turned_off(source, monkeypatch):
+def test_compilation_can_be_turned_off(source, monkeypatch):
     monkeypatch.setenv("ALMA_COMPILE", "0")
-    assert kernels(source, "float") is None
+    assert load_or_warn(source, "float") is None
     assert not (source.parent / "cache").exists()
 
 
 @pytest.mark.parametrize("home", ["a file", "nowhere"])
-def test_where_nothing_can_be_kept_it_is_compiled_for_the_process(source, monkeypatch, home):
+def test_without_a_cache_folder_the_library_is_compiled_for_the_process(source, monkeypatch, home):
     if home == "a file":
         (source.parent / "a file").touch()
         monkeypatch.setenv("XDG_CACHE_HOME", str(source.parent / "a file"))

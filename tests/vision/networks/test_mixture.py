@@ -1,4 +1,4 @@
-"""Stacks of mixtures follow plain ones, update by update, and grow without forgetting."""
+"""Stacks of mixtures compared with torch modules after every update, and splits that keep the outputs."""
 
 from functools import partial
 from itertools import accumulate
@@ -17,7 +17,7 @@ SIZES = (6, 5, 4, 3)
 CPU = torch.device("cpu")
 
 SPLITS = ([[0] * 4] * 2, [[0, 1, 0, 1], [1, 0, 1, 0]], [[2, 0, 1, 0], [0, 2, 2, 1]])
-"""Growth after growth, layer after layer: which expert of each of 4 networks. No two of them grow the same trees."""
+"""Per growth and layer, the split expert of each of 4 networks. All networks grow different trees."""
 
 adadelta_of_torch = partial(torch.optim.Adadelta, lr=1.0)
 
@@ -26,22 +26,24 @@ def generators(num_networks, purpose="test"):
     return [generator(number, purpose) for number in range(num_networks)]
 
 
-def drawn(num_networks, num_experts=1, hard=False):
-    return MixtureStack.drawn(SIZES, num_experts, hard, generators(num_networks), CPU)
+def untrained(num_networks, num_experts=1, hard=False):
+    return MixtureStack.initialised(SIZES, num_experts, hard, generators(num_networks), CPU)
 
 
 def grown(num_networks, hard=False, num_experts=1, splits=SPLITS):
-    """After three growths, in each network along its own tree."""
-    stack = drawn(num_networks, num_experts, hard)
+    """Return a stack after three growths. Each network has its own tree."""
+    stack = untrained(num_networks, num_experts, hard)
     for number, experts in enumerate(splits):
-        stack = stack.split([of_layer[:num_networks] for of_layer in experts], generators(num_networks, f"g{number}"))
+        stack = stack.split(
+            [layer_experts[:num_networks] for layer_experts in experts], generators(num_networks, f"g{number}")
+        )
     return stack
 
 
 def trained(stack, num_updates=20):
-    """Somewhere else than where it began: no two experts equal."""
+    """Train a stack for some updates and return it. No two of its experts are equal then."""
     loss, optimizer = OwnLoss(len(stack), 1), SGD(stack.parameters.flat, lr=0.3, momentum=0.9)
-    stack.draw_from(Noise(len(stack)))
+    stack.set_gate_noise(Noise(len(stack)))
     for x, y in some_batches(num_updates, len(stack), 8, SIZES, seed=1):
         stack.backward(loss.gradient(stack.logits(x, training=True), F.one_hot(y, SIZES[-1]).float()))
         optimizer.step(stack.gradient.flat)
@@ -53,34 +55,34 @@ def some_x(num_examples=200):
 
 
 def losses(stack):
-    """Of each network, on examples that it was not trained on."""
+    """Return the loss of each network on examples that it was not trained on."""
     ((x, y),) = some_batches(1, 1, 203, SIZES, seed=2)
     return torch.stack([F.cross_entropy(logits, y[0]) for logits in stack.logits(x)])
 
 
-def test_no_two_networks_of_these_tests_grow_the_same_trees():
+def test_all_networks_of_these_tests_grow_different_trees():
     trees = list(zip(*(gates.splits for gates in grown(4).gates), strict=True))
     assert trees[0] == ([0, 0, 2], [0, 1, 0])
     assert all(trees.count(tree) == 1 for tree in trees)
 
 
-# ---- As the plain path.
+# ---- Compared with torch modules.
 
 
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize(("num_networks", "groups"), [(1, 1), (3, 3), (3, 1), (4, 2)])
-def test_gradients_are_those_of_autograd(num_networks, groups, hard):
+def test_gradients_equal_those_of_autograd(num_networks, groups, hard):
     compare_gradients(trained(grown(num_networks, hard)), groups, draws=hard)
 
 
 @pytest.mark.parametrize("num_networks", [1, 3])
 @pytest.mark.parametrize("num_experts", [1, 4])
-def test_gradients_of_ungrown_mixtures_are_those_of_autograd(num_networks, num_experts):
-    compare_gradients(drawn(num_networks, num_experts), groups=1)
+def test_gradients_of_ungrown_mixtures_equal_those_of_autograd(num_networks, num_experts):
+    compare_gradients(untrained(num_networks, num_experts), groups=1)
 
 
 @pytest.mark.parametrize("num_networks", [1, 3])
-def test_gradients_are_those_of_autograd_under_a_root_and_splits(num_networks):
+def test_gradients_equal_those_of_autograd_under_a_root_and_splits(num_networks):
     compare_gradients(grown(num_networks, num_experts=3, splits=SPLITS[:2]), groups=1)
 
 
@@ -94,7 +96,7 @@ def test_50_updates_of_trees(num_networks, hard):
 
 @pytest.mark.parametrize(("num_networks", "hard"), [(1, True), (3, False)])
 def test_50_updates_under_a_flat_root(num_networks, hard):
-    stack = drawn(num_networks, 3, hard).split_flat([[0] * num_networks] * 2, generators(num_networks, "flat"))
+    stack = untrained(num_networks, 3, hard).split_flat([[0] * num_networks] * 2, generators(num_networks, "flat"))
     noise = Noise(num_networks) if hard else None
     follow(stack, OwnLoss(num_networks, 1), AdaDelta(stack.parameters.flat), adadelta_of_torch, noise=noise)
 
@@ -117,14 +119,14 @@ def test_50_updates_of_2_mixtures_trained_as_one():
 
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("num_networks", [1, 3])
-def test_predicting_between_the_two_passes_changes_nothing(num_networks, hard):
+def test_a_prediction_between_forward_and_backward_changes_nothing(num_networks, hard):
     stack = trained(grown(num_networks, hard))
     x, d_logits = torch.randn(num_networks, 4, 6), torch.randn(num_networks, 4, 3)
-    stack.draw_from(Noise(num_networks))
+    stack.set_gate_noise(Noise(num_networks))
     stack.logits(x, training=True)
     stack.backward(d_logits)
     expected = stack.gradient.flat.clone()
-    stack.draw_from(Noise(num_networks))
+    stack.set_gate_noise(Noise(num_networks))
     stack.logits(x, training=True)
     stack.logits(torch.randn(num_networks, 9, 6))
     stack.backward(d_logits)
@@ -132,13 +134,13 @@ def test_predicting_between_the_two_passes_changes_nothing(num_networks, hard):
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_plain_network_predicts_and_weighs_as_its_stack(hard):
+def test_a_module_has_the_logits_and_expert_weights_of_its_stack(hard):
     stack, x = trained(grown(3, hard)), some_x()
     logits = stack.logits(x)
     for number in range(3):
-        plain = stack.plain(number).eval()
-        torch.testing.assert_close(plain(x[0]).detach(), logits[number], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(plain.layers[0].weights(x[0]).detach(), stack.expert_weights[0][number])
+        module = stack.to_module(number).eval()
+        torch.testing.assert_close(module(x[0]).detach(), logits[number], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(module.layers[0].weights(x[0]).detach(), stack.expert_weights[0][number])
 
 
 # ---- Splitting an expert.
@@ -147,18 +149,18 @@ def test_a_plain_network_predicts_and_weighs_as_its_stack(hard):
 @pytest.mark.parametrize("num_networks", [1, 3])
 @pytest.mark.parametrize("hard", [False, True])
 def test_splitting_keeps_the_loss_of_trained_networks_growth_after_growth(num_networks, hard):
-    stack = trained(drawn(num_networks, hard=hard))
+    stack = trained(untrained(num_networks, hard=hard))
     for number, experts in enumerate(SPLITS):
         before = losses(stack)
-        here = [of_layer[:num_networks] for of_layer in experts]
+        here = [layer_experts[:num_networks] for layer_experts in experts]
         stack = stack.split(here, generators(num_networks, f"g{number}"))
         torch.testing.assert_close(losses(stack), before, rtol=0, atol=1e-6)
         stack = trained(stack)
-        assert (losses(stack) - before).abs().min() > 1e-3  # the next split is of another function
+        assert (losses(stack) - before).abs().min() > 1e-3  # training changed the network before the next split
 
 
 def test_splitting_many_times_in_a_row_keeps_the_loss():
-    stack = trained(drawn(3, num_experts=2))
+    stack = trained(untrained(3, num_experts=2))
     before = losses(stack)
     for number in range(8):
         stack = stack.split([[number % 3] * 3, [0, number, 1]], generators(3, f"g{number}"))
@@ -168,29 +170,29 @@ def test_splitting_many_times_in_a_row_keeps_the_loss():
 
 @pytest.mark.parametrize("num_experts", [1, 3])
 def test_splitting_under_hard_gates_keeps_every_output(num_experts):
-    stack = trained(drawn(3, num_experts, hard=True))
+    stack = trained(untrained(3, num_experts, hard=True))
     for number, experts in enumerate(SPLITS):
         before = stack.logits(some_x())
-        stack = stack.split([of_layer[:3] for of_layer in experts], generators(3, f"g{number}"))
-        # One expert is computed as it was; only the order in which a larger product adds may differ.
+        stack = stack.split([layer_experts[:3] for layer_experts in experts], generators(3, f"g{number}"))
+        # The chosen expert is unchanged; only the order of additions in a larger product may differ.
         torch.testing.assert_close(stack.logits(some_x()), before, rtol=1e-6, atol=1e-6)
         stack = trained(stack)
 
 
-def test_an_argmax_over_leaves_would_not_keep_them():
-    stack = trained(drawn(3, 3, hard=True)).split([[0, 1, 2], [2, 1, 0]], generators(3, "g"))
+def test_an_argmax_over_all_experts_would_change_outputs():
+    stack = trained(untrained(3, 3, hard=True)).split([[0, 1, 2], [2, 1, 0]], generators(3, "g"))
     stack.logits(some_x())
     hard_weights = stack.expert_weights[0]
     state = stack.state()
     state["hard"] = False
     soft = MixtureStack.from_state(state, CPU)
     soft.logits(some_x())
-    chosen, over_leaves = hard_weights.argmax(-1), soft.expert_weights[0].argmax(-1)
-    assert (chosen != over_leaves).any()
+    chosen, over_all = hard_weights.argmax(-1), soft.expert_weights[0].argmax(-1)
+    assert (chosen != over_all).any()
 
 
-def test_splitting_leaves_the_old_stack_as_it_was():
-    stack = trained(drawn(3, 2))
+def test_a_split_does_not_change_the_old_stack():
+    stack = trained(untrained(3, 2))
     parameters, splits, logits = stack.parameters.flat.clone(), [g.splits for g in stack.gates], stack.logits(some_x())
     new = stack.split([[0, 1, 0], [1, 1, 0]], generators(3, "g"))
     trained(new)
@@ -200,11 +202,11 @@ def test_splitting_leaves_the_old_stack_as_it_was():
     assert (stack.num_experts, new.num_experts) == (2, 3)
 
 
-def test_a_twin_is_numbered_last_and_equal_and_the_new_gate_is_drawn():
-    stack = trained(drawn(2, 2))
+def test_a_twin_is_an_equal_last_expert_under_a_random_gate():
+    stack = trained(untrained(2, 2))
     new = stack.split([[0, 1], [1, 1]], generators(2, "g"))
     for number, (expert, splits) in enumerate([(0, [0]), (1, [1])]):
-        old_layer, layer = stack.plain(number).layers[0], new.plain(number).layers[0]
+        old_layer, layer = stack.to_module(number).layers[0], new.to_module(number).layers[0]
         assert new.gates[0].splits[number] == splits
         for kept in range(2):
             assert torch.equal(layer.experts[kept].weight, old_layer.experts[kept].weight)
@@ -214,38 +216,40 @@ def test_a_twin_is_numbered_last_and_equal_and_the_new_gate_is_drawn():
         assert len(layer.nodes[1].weight) == 2
         assert not torch.equal(layer.nodes[1].weight[0], layer.nodes[1].weight[1])
         assert layer.nodes[1].weight.abs().max() <= SIZES[0] ** -0.5
-    assert torch.equal(new.plain(0).head.weight, stack.plain(0).head.weight)
+    assert torch.equal(new.to_module(0).head.weight, stack.to_module(0).head.weight)
 
 
-def test_twins_part_when_they_are_trained():
-    stack = trained(drawn(1)).split([[0], [0]], generators(1, "g"))
-    first, twin = stack.plain(0).layers[0].experts
+def test_twins_become_different_in_training():
+    stack = trained(untrained(1)).split([[0], [0]], generators(1, "g"))
+    first, twin = stack.to_module(0).layers[0].experts
     assert torch.equal(first.weight, twin.weight)
-    first, twin = trained(stack).plain(0).layers[0].experts
+    first, twin = trained(stack).to_module(0).layers[0].experts
     assert (first.weight - twin.weight).abs().max() > 1e-3
 
 
 def test_the_same_split_of_a_network_alone_and_in_a_stack():
-    together = drawn(3).split([[0] * 3] * 2, generators(3, "g"))
-    alone = MixtureStack.drawn(SIZES, 1, False, [generator(2, "test")], CPU).split([[0]] * 2, [generator(2, "g")])
+    together = untrained(3).split([[0] * 3] * 2, generators(3, "g"))
+    alone = MixtureStack.initialised(SIZES, 1, False, [generator(2, "test")], CPU).split([[0]] * 2, [generator(2, "g")])
     for name in alone.parameters.shapes:
         assert torch.equal(together.parameters[name][2], alone.parameters[name][0])
 
 
 def test_parameters_after_each_growth():
-    # A layer of i inputs and width h begins with h (i + 1). A growth adds an expert, h (i + 1) more, and a gate of
-    # two branches, 2 (i + 1). So (i + 1) (h + k (h + 2)) after k growths, and the head as it was.
+    # A layer with i inputs and width h begins with h (i + 1) parameters. A growth adds an expert, h (i + 1) parameters,
+    # and a gate of two branches, 2 (i + 1). After k growths there are (i + 1) (h + k (h + 2)), and those of the head.
     counts = [7 * (5 + k * (5 + 2)) + 6 * (4 + k * (4 + 2)) + 5 * 3 for k in range(4)]
     assert counts == [74, 159, 244, 329]
-    stacks = list(accumulate(SPLITS, lambda stack, experts: stack.split(experts, generators(4, "g")), initial=drawn(4)))
+    stacks = list(
+        accumulate(SPLITS, lambda stack, experts: stack.split(experts, generators(4, "g")), initial=untrained(4))
+    )
     assert [stack.num_params for stack in stacks] == counts
-    assert [sum(p.numel() for p in stack.plain(3).parameters()) for stack in stacks] == counts
+    assert [sum(p.numel() for p in stack.to_module(3).parameters()) for stack in stacks] == counts
     assert [stack.num_experts for stack in stacks] == [1, 2, 3, 4]
 
 
 def test_parameters_under_a_flat_root_after_each_growth():
-    # A flat gate has one branch an expert, none while there is one expert: (i + 1) (E h + E) for E > 1.
-    stack, counts = drawn(2), []
+    # A flat gate has one branch per expert, and none for a single expert: (i + 1) (E h + E) parameters for E > 1.
+    stack, counts = untrained(2), []
     for number in range(3):
         counts.append(stack.num_params)
         stack = stack.split_flat([[0, 0], [number, 0]], generators(2, "g"))
@@ -253,31 +257,33 @@ def test_parameters_under_a_flat_root_after_each_growth():
     assert (stack.gates[0].root, stack.gates[0].splits) == (4, [[], []])
 
 
-def test_a_flat_split_jumps_where_a_split_of_a_tree_does_not():
-    stack = trained(drawn(3, 3))
+def test_a_flat_split_changes_outputs_and_a_tree_split_does_not():
+    stack = trained(untrained(3, 3))
     before, experts = stack.logits(some_x()), [[0, 1, 2], [2, 1, 0]]
     tree, flat = stack.split(experts, generators(3, "g")), stack.split_flat(experts, generators(3, "g"))
     torch.testing.assert_close(tree.logits(some_x()), before, rtol=1e-5, atol=1e-5)
     assert (flat.logits(some_x()) - before).abs().amax((1, 2)).min() > 0.1  # in each of the networks
-    assert (flat.expert_weights[0][0, :, 1] < stack.expert_weights[0][0, :, 1]).all()  # not split, yet it weighs less
+    assert (
+        flat.expert_weights[0][0, :, 1] < stack.expert_weights[0][0, :, 1]
+    ).all()  # this expert was not split, but has less weight
 
 
-def test_the_first_flat_split_is_of_one_expert_and_cannot_jump():
-    stack = trained(drawn(2))
+def test_the_first_flat_split_of_a_single_expert_keeps_outputs():
+    stack = trained(untrained(2))
     new = stack.split_flat([[0, 0], [0, 0]], generators(2, "g"))
     torch.testing.assert_close(new.logits(some_x()), stack.logits(some_x()), rtol=1e-5, atol=1e-5)
 
 
-def test_a_tree_does_not_become_flat():
+def test_a_flat_split_cannot_follow_a_tree_split():
     with pytest.raises(ValueError, match="flat"):
         grown(1).split_flat([[0], [0]], generators(1, "g"))
 
 
-# ---- Kept and drawn.
+# ---- State and initialisation.
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_state_comes_back_as_it_was(hard):
+def test_a_state_restores_the_stack(hard):
     stack = trained(grown(3, hard))
     expected, state = stack.logits(some_x()), stack.state()
     back = MixtureStack.from_state(state, CPU)
@@ -286,18 +292,18 @@ def test_a_state_comes_back_as_it_was(hard):
     assert back.gates[0].hard == hard
 
 
-def test_drawing_anew_keeps_the_trees():
+def test_reset_parameters_keeps_the_trees():
     stack = grown(2)
     splits, before = [gates.splits for gates in stack.gates], stack.parameters.flat.clone()
-    stack.draw(generators(2, "anew"))
+    stack.reset_parameters(generators(2, "anew"))
     assert [gates.splits for gates in stack.gates] == splits
     assert not torch.isclose(stack.parameters.flat, before).any()
 
 
 def test_one_expert_is_a_perceptron():
-    stack = drawn(1)
-    plain, x = stack.plain(0), some_x()
-    first, second = (layer.experts[0] for layer in plain.layers)
-    expected = plain.head(second(first(x[0]).relu()).relu())
+    stack = untrained(1)
+    module, x = stack.to_module(0), some_x()
+    first, second = (layer.experts[0] for layer in module.layers)
+    expected = module.head(second(first(x[0]).relu()).relu())
     torch.testing.assert_close(stack.logits(x)[0], expected.detach(), rtol=1e-5, atol=1e-5)
     assert stack.expert_weights[0].tolist() == [[[1]] * 200]

@@ -9,13 +9,13 @@ SHAPES = {"weight_1": (2, 3), "bias_1": (2,)}
 
 
 def counted(num_networks=2):
-    """0, 1, 2 ... from the first number of the flat tensor on."""
+    """Return parameters whose flat tensor is 0, 1, 2, ..."""
     parameters = Parameters(SHAPES, num_networks)
     parameters.flat.copy_(torch.arange(len(parameters.flat)))
     return parameters
 
 
-def test_a_flat_tensor_holds_tensor_after_tensor_and_in_each_network_after_network():
+def test_the_flat_tensor_contains_tensor_after_tensor_and_network_after_network():
     parameters = counted()
     assert parameters.size == 8  # 2 x 3 weights and 2 biases of one network
     assert parameters.num_networks == 2
@@ -23,7 +23,7 @@ def test_a_flat_tensor_holds_tensor_after_tensor_and_in_each_network_after_netwo
     assert parameters["bias_1"].tolist() == [[12, 13], [14, 15]]
 
 
-def test_tensors_are_views_so_an_optimizer_of_the_flat_one_moves_all():
+def test_tensors_are_views_of_the_flat_tensor():
     parameters = counted()
     parameters.flat += 100
     assert parameters["bias_1"].tolist() == [[112, 113], [114, 115]]
@@ -31,7 +31,7 @@ def test_tensors_are_views_so_an_optimizer_of_the_flat_one_moves_all():
     assert parameters.flat[15] == -1
 
 
-def test_a_copy_is_a_copy():
+def test_a_copy_shares_no_memory():
     parameters = counted()
     copy = parameters.copy()
     parameters.flat.zero_()
@@ -39,25 +39,25 @@ def test_a_copy_is_a_copy():
     assert copy["bias_1"].tolist() == [[12, 13], [14, 15]]
 
 
-def test_empty_like_has_the_shapes_and_no_numbers():
-    empty = counted().empty_like()
-    assert empty.shapes == SHAPES
-    assert empty.flat.tolist() == [0] * 16
+def test_zeros_like_has_the_same_shapes():
+    zeros = counted().zeros_like()
+    assert zeros.shapes == SHAPES
+    assert zeros.flat.tolist() == [0] * 16
 
 
-def test_some_networks_take_what_another_has():
+def test_some_networks_are_copied():
     parameters = counted()
-    other = parameters.empty_like()
-    parameters.take(other, torch.tensor([False, True]))
+    other = parameters.zeros_like()
+    parameters.copy_networks(other, torch.tensor([False, True]))
     assert parameters["weight_1"].tolist() == [[[0, 1, 2], [3, 4, 5]], [[0, 0, 0], [0, 0, 0]]]
     assert parameters["bias_1"].tolist() == [[12, 13], [0, 0]]
-    parameters.take(other, torch.tensor([False, False]))
+    parameters.copy_networks(other, torch.tensor([False, False]))
     assert parameters["bias_1"].tolist() == [[12, 13], [0, 0]]
-    parameters.take(other, torch.tensor([True, True]))
+    parameters.copy_networks(other, torch.tensor([True, True]))
     assert parameters.flat.tolist() == [0] * 16
 
 
-def test_a_state_is_a_copy_and_comes_back_as_it_was():
+def test_a_state_is_a_copy_and_restores_the_parameters():
     parameters = counted()
     state = parameters.state()
     parameters.flat.zero_()
@@ -68,7 +68,7 @@ def test_a_state_is_a_copy_and_comes_back_as_it_was():
     assert state["bias_1"].tolist() == [[12, 13], [14, 15]]
 
 
-def test_networks_draw_the_same_alone_and_in_a_stack():
+def test_a_network_draws_the_same_numbers_in_a_stack_and_alone():
     together = Parameters(SHAPES, 3)
     draw_layers(together, [generator(seed) for seed in (4, 5, 6)])
     alone = Parameters(SHAPES, 1)
@@ -78,15 +78,15 @@ def test_networks_draw_the_same_alone_and_in_a_stack():
     assert not torch.equal(together["weight_1"][0], together["weight_1"][1])
 
 
-def test_weights_and_biases_are_drawn_as_torch_draws_them():
+def test_weights_and_biases_have_the_distribution_of_torch():
     weight, bias = draw_linear(1000, 16, [generator(0)])
     torch.manual_seed(0)
     of_torch = torch.nn.Linear(16, 1000)
     for ours, theirs in ((weight[0], of_torch.weight), (bias[0], of_torch.bias)):
         assert ours.shape == theirs.shape
-        # Uniform in +-1/sqrt(16): the deviation is 0.25 / sqrt(3) = 0.1443.
-        for drawn in (ours, theirs.detach()):
-            assert -0.25 <= drawn.min() < -0.245
-            assert 0.245 < drawn.max() <= 0.25
-            assert abs(drawn.mean()) < 0.02
-            assert abs(drawn.std() - 0.1443) < 0.01
+        # Uniform between -1/sqrt(16) and 1/sqrt(16): the standard deviation is 0.25 / sqrt(3) = 0.1443.
+        for values in (ours, theirs.detach()):
+            assert -0.25 <= values.min() < -0.245
+            assert 0.245 < values.max() <= 0.25
+            assert abs(values.mean()) < 0.02
+            assert abs(values.std() - 0.1443) < 0.01

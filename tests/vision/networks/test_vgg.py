@@ -1,4 +1,4 @@
-"""The VGG and its mixtures follow torch's own modules: in double precision, so that only a mistake differs."""
+"""The VGG and its mixtures compared with torch's modules, mostly in double precision, so that errors stand out."""
 
 import pytest
 import torch
@@ -10,15 +10,15 @@ from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.flops import count_flops
 from vision.networks import VGGMixtureStack, VGGStack, narrow
 from vision.networks.conv import MaxPool
-from vision.networks.plain import PlainMixtureLayer
-from vision.networks.vgg_mixture import pooled, pooled_backward
+from vision.networks.modules import MixtureLayerModule
+from vision.networks.vgg_mixture import pooled_features, pooled_features_backward
 from vision.optimizers import SGD
 from vision.seeds import generator
 from vision.training import OwnLoss
 
 CPU = torch.device("cpu")
 SMALL = (1, 2, 1, 1, 1)
-"""Convolutions before each pooling."""
+"""Number of convolutions before each pooling."""
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def double():
 
 
 @pytest.fixture(params=["narrow", "torch"], autouse=True)
-def way(request, monkeypatch):
-    """Both ways in which blocks are computed."""
-    if request.param == "narrow" and narrow.kernels(narrow.SOURCE, "float") is None:
+def backend(request, monkeypatch):
+    """Run each test with blocks computed by narrow.c, and by torch."""
+    if request.param == "narrow" and narrow.load_or_warn(narrow.SOURCE, "float") is None:
         pytest.skip("narrow.c is not compiled here")
-    torch.set_num_threads(1)  # with more, fewer channels are narrow
-    monkeypatch.setattr("vision.networks.narrow.NARROW", 16 if request.param == "narrow" else 0)
+    torch.set_num_threads(1)  # with more threads, narrow.c computes fewer channels
+    monkeypatch.setattr("vision.networks.narrow.MAX_CHANNELS", 16 if request.param == "narrow" else 0)
     return request.param
 
 
@@ -43,15 +43,15 @@ def generators(count, purpose="initialisation"):
 
 
 def vgg(num_networks=2, widths=(3, 5, 4, 6, 3, 4), blocks=SMALL):
-    return VGGStack.drawn(3, widths, 10, generators(num_networks), CPU, blocks)
+    return VGGStack.initialised(3, widths, 10, generators(num_networks), CPU, blocks)
 
 
 def mixture(num_networks=2, num_experts=1, hard=False, width=4):
-    return VGGMixtureStack.drawn(3, width, 10, num_experts, hard, generators(num_networks), CPU, SMALL)
+    return VGGMixtureStack.initialised(3, width, 10, num_experts, hard, generators(num_networks), CPU, SMALL)
 
 
 def grown(hard=False, flat=False):
-    """Split twice, each network its own experts."""
+    """Return mixtures that were split twice. Each network split other experts."""
     stack = mixture(num_experts=1, hard=hard)
     split = VGGMixtureStack.split_flat if flat else VGGMixtureStack.split
     stack = split(stack, [[0, 0]] * 4, generators(2, "first"))
@@ -59,17 +59,20 @@ def grown(hard=False, flat=False):
 
 
 def images(num_groups, num_examples, seed=0):
-    """Ours [G, b, 32, 32, 3] and, of each group, torch's [b, 3, 32, 32]."""
+    """Return random images for stacks, [G, b, 32, 32, 3], and the same images for modules, [G, b, 3, 32, 32]."""
     x = torch.randn(num_groups, num_examples, 32, 32, 3, generator=torch.Generator().manual_seed(seed))
     return x, x.movedim(-1, 2)
 
 
 def gradients(stack, number):
-    """Of one network, in the order of its plain module: a stack whose parameters are its gradient says them."""
-    kept = stack.parameters.flat.clone()
+    """Return the gradients of one network, in the order of its module's parameters.
+
+    The gradients take the place of the parameters while the stack makes the module.
+    """
+    original = stack.parameters.flat.clone()
     stack.parameters.flat.copy_(stack.gradient.flat)
-    found = [p.detach() for p in stack.plain(number).parameters()]
-    stack.parameters.flat.copy_(kept)
+    found = [p.detach() for p in stack.to_module(number).parameters()]
+    stack.parameters.flat.copy_(original)
     return found
 
 
@@ -85,19 +88,19 @@ KINDS = {
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_is_autograds(kind, groups, double):
+def test_gradients_equal_those_of_autograd(kind, groups, double):
     stack = KINDS[kind]()
-    x, of_torch = images(groups, num_examples=6)
+    x, torch_x = images(groups, num_examples=6)
     d_logits = torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(1))
     noise = Noise(2)
     if "hard" in kind:
-        stack.draw_from(noise)
-    plain = [stack.plain(number).train() for number in range(2)]
+        stack.set_gate_noise(noise)
+    modules = [stack.to_module(number).train() for number in range(2)]
     logits = stack.logits(x, training=True)
     stack.backward(d_logits)
-    for number, network in enumerate(plain):
-        more = {"uniforms": [one[number] for one in noise.given]} if "hard" in kind else {}
-        expected = network(of_torch[number % groups], **more)
+    for number, network in enumerate(modules):
+        more = {"uniforms": [uniform[number] for uniform in noise.given]} if "hard" in kind else {}
+        expected = network(torch_x[number % groups], **more)
         torch.testing.assert_close(logits[number], expected.detach(), rtol=1e-9, atol=1e-9)
         expected.backward(d_logits[number])
         for ours, p in zip(gradients(stack, number), network.parameters(), strict=True):
@@ -105,42 +108,42 @@ def test_the_gradient_is_autograds(kind, groups, double):
 
 
 @pytest.mark.parametrize(
-    ("way", "kind", "nesterov"),
+    ("backend", "kind", "nesterov"),
     [("torch", "vgg", True), ("torch", "grown", False), ("narrow", "vgg", False), ("narrow", "grown", True)],
-    indirect=["way"],
+    indirect=["backend"],
 )
-def test_50_updates_are_those_of_torch(way, kind, nesterov, double):
-    """Parameters and running statistics to 1e-9 after every update, and what they predict at the end."""
+def test_50_updates_equal_those_torch_x(backend, kind, nesterov, double):
+    """Parameters and running statistics agree to 1e-9 after every update, and so do predictions at the end."""
     stack = KINDS[kind]()
     recipe = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": nesterov}
-    plain = [stack.plain(number).train() for number in range(2)]
-    optimizers = [torch.optim.SGD(network.parameters(), **recipe) for network in plain]
+    modules = [stack.to_module(number).train() for number in range(2)]
+    optimizers = [torch.optim.SGD(network.parameters(), **recipe) for network in modules]
     began, loss, optimizer = stack.parameters.flat.clone(), OwnLoss(2, 1), SGD(stack.parameters.flat, **recipe)
     for update in range(50):
-        x, of_torch = images(2, num_examples=5 if update == 49 else 8, seed=update)
+        x, torch_x = images(2, num_examples=5 if update == 49 else 8, seed=update)
         y = (x.mean((2, 3, 4)) * 1000).long() % 10
         stack.backward(loss.gradient(stack.logits(x, training=True), F.one_hot(y, 10).double()))
         optimizer.step(stack.gradient.flat)
-        for number, network in enumerate(plain):
+        for number, network in enumerate(modules):
             optimizers[number].zero_grad()
-            F.cross_entropy(network(of_torch[number]), y[number]).backward()
+            F.cross_entropy(network(torch_x[number]), y[number]).backward()
             optimizers[number].step()
-        for number, network in enumerate(plain):
-            ours = stack.plain(number).state_dict()
+        for number, network in enumerate(modules):
+            ours = stack.to_module(number).state_dict()
             for name, theirs in network.state_dict().items():
                 if not name.endswith("num_batches_tracked"):
                     torch.testing.assert_close(ours[name], theirs, rtol=0, atol=1e-9, msg=f"{name}, update {update}")
     assert (stack.parameters.flat - began).abs().max() > 0.01
-    x, of_torch = images(1, 7, seed=99)
+    x, torch_x = images(1, 7, seed=99)
     predicted = stack.logits(x)
-    for number, network in enumerate(plain):
-        torch.testing.assert_close(predicted[number], network.eval()(of_torch[0]).detach(), rtol=1e-8, atol=1e-8)
+    for number, network in enumerate(modules):
+        torch.testing.assert_close(predicted[number], network.eval()(torch_x[0]).detach(), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_split_changes_nothing_that_a_trained_network_says(hard):
+def test_a_split_does_not_change_the_logits_of_a_trained_network(hard):
     stack = grown(hard)
-    stack.draw_from(Noise(2))
+    stack.set_gate_noise(Noise(2))
     optimizer = SGD(stack.parameters.flat, 0.05, 0.9)
     for update in range(10):
         x, _ = images(2, 16, seed=update)
@@ -156,9 +159,9 @@ def test_a_split_changes_nothing_that_a_trained_network_says(hard):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["torch"], indirect=True)
-def test_twins_part_as_they_are_trained(way):
-    """Of a split both get the same weights; their gates, drawn at random, are what makes them differ."""
+@pytest.mark.parametrize("backend", ["torch"], indirect=True)
+def test_twins_become_different_in_training(backend):
+    """A split gives both twins the same weights. Their gates are random, and so their gradients differ."""
     stack = mixture(num_experts=1).split([[0, 0]] * 4, generators(2, "first"))
     optimizer = SGD(stack.parameters.flat, 0.05, 0.9)
     for update in range(3):
@@ -167,17 +170,20 @@ def test_twins_part_as_they_are_trained(way):
         stack.backward(OwnLoss(2, 1).gradient(stack.logits(x, training=True), one_hot))
         optimizer.step(stack.gradient.flat)
     for network in range(2):
-        plain = stack.plain(network)
+        module = stack.to_module(network)
         apart = [
-            max(float((a - b).abs().max()) for a, b in zip(*(one.parameters() for one in module.experts), strict=True))
-            for module in plain.modules()
-            if isinstance(module, PlainMixtureLayer)
+            max(
+                float((a - b).abs().max())
+                for a, b in zip(*(expert.parameters() for expert in layer.experts), strict=True)
+            )
+            for layer in module.modules()
+            if isinstance(layer, MixtureLayerModule)
         ]
         assert len(apart) == 4
         assert min(apart) > 1e-6, apart
 
 
-def test_a_flat_gate_jumps():
+def test_a_flat_split_changes_the_logits():
     stack = mixture(num_experts=2)
     x, _ = images(1, 50)
     jump = (stack.split_flat([[0, 0]] * 4, generators(2, "third")).logits(x) - stack.logits(x)).abs().max()
@@ -186,39 +192,39 @@ def test_a_flat_gate_jumps():
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])
-def test_its_parameters_are_those_of_the_paper(width):
-    stack = VGGStack.drawn(3, [width] * 16, 10, generators(1), CPU)
+def test_the_number_of_parameters_is_that_of_the_paper(width):
+    stack = VGGStack.initialised(3, [width] * 16, 10, generators(1), CPU)
     assert stack.num_params == 27 * width + 135 * width**2 + 32 * width + 10 * width + 10
-    assert stack.num_params == sum(p.numel() for p in stack.plain(0).parameters())
+    assert stack.num_params == sum(p.numel() for p in stack.to_module(0).parameters())
     if width == 16:
         assert stack.num_params == 35_674
 
 
-def test_flops_are_torchs_and_by_hand():
-    stack = VGGStack.drawn(3, [4] * 16, 10, generators(1), CPU)
+def test_flops_by_hand():
+    stack = VGGStack.initialised(3, [4] * 16, 10, generators(1), CPU)
     sides = [32] * 2 + [16] * 2 + [8] * 4 + [4] * 4 + [2] * 4
     convs = [2 * 9 * num_in * 4 * side**2 for num_in, side in zip([3] + [4] * 15, sides, strict=True)]
     head = 2 * 4 * 10
     assert stack.flops.forward == sum(convs) + head
-    # Backward twice as much, but the first convolution's input needs no gradient.
+    # The backward pass costs twice as much, except that the first convolution's input needs no gradient.
     assert stack.flops.training == 3 * (sum(convs) + head) - convs[0]
 
 
-def test_a_prediction_of_hard_gates_computes_one_expert_a_mixture():
+def test_a_prediction_with_hard_gates_computes_one_expert_per_mixture():
     soft, hard = grown(), grown(hard=True)
     one_expert = mixture(num_experts=1)
-    of_gates = sum(2 * 16 * 4 * gates.num_branches for gates in hard.gates)
-    assert hard.flops.prediction == one_expert.flops.forward + of_gates
+    gate_flops = sum(2 * 16 * 4 * gates.num_branches for gates in hard.gates)
+    assert hard.flops.prediction == one_expert.flops.forward + gate_flops
     assert soft.flops.prediction == soft.flops.forward == hard.flops.forward
-    assert soft.flops == count_flops(soft.plain(0), (3, 32, 32))
+    assert soft.flops == count_flops(soft.to_module(0), (3, 32, 32))
 
 
 @pytest.mark.parametrize("kind", ["vgg", "grown", "grown hard"])
-def test_a_file_gives_back_what_was_written(kind, tmp_path):
+def test_a_checkpoint_restores_the_stack(kind, tmp_path):
     stack = KINDS[kind]()
     x, _ = images(1, 4)
     if "hard" not in kind:
-        stack.logits(x, training=True)  # so that statistics are not those of the beginning
+        stack.logits(x, training=True)  # changes the running statistics
     write_checkpoint(stack, tmp_path / "networks.pt")
     again = read_checkpoint(tmp_path / "networks.pt", CPU)
     assert type(again) is type(stack)
@@ -226,16 +232,19 @@ def test_a_file_gives_back_what_was_written(kind, tmp_path):
     assert again.state().keys() == stack.state().keys()
 
 
-def test_networks_of_a_stack_are_what_they_would_be_alone():
-    together, alone = vgg(2), VGGStack.drawn(3, (3, 5, 4, 6, 3, 4), 10, [generator(1, "initialisation")], CPU, SMALL)
+def test_a_network_computes_the_same_in_a_stack_and_alone():
+    together, alone = (
+        vgg(2),
+        VGGStack.initialised(3, (3, 5, 4, 6, 3, 4), 10, [generator(1, "initialisation")], CPU, SMALL),
+    )
     x, _ = images(2, 8)
     both, one = together.logits(x, training=True), alone.logits(x[1:], training=True)
     assert torch.equal(both[1], one[0])
-    together.draw(generators(2))
-    assert torch.equal(together.logits(x), vgg(2).logits(x))  # parameters and statistics as at the beginning
+    together.reset_parameters(generators(2))
+    assert torch.equal(together.logits(x), vgg(2).logits(x))  # parameters and statistics are the initial ones
 
 
-def test_max_pooling_is_torchs_where_pixels_differ_and_a_subgradient_where_not():
+def test_max_pooling_equals_that_torch_x_unless_pixels_are_equal():
     x = torch.randn(3, 8, 8, 5).requires_grad_()
     pool, dy = MaxPool(), torch.randn(3, 4, 4, 5)
     y = pool.forward(x.detach(), training=True)
@@ -248,18 +257,18 @@ def test_max_pooling_is_torchs_where_pixels_differ_and_a_subgradient_where_not()
 
 
 @pytest.mark.parametrize("side", [16, 8, 4, 2, 1])
-def test_what_gates_read_is_adaptive_pooling(side):
+def test_features_of_gates_equal_adaptive_pooling(side):
     x = torch.randn(3, side, side, 5).requires_grad_()
     expected = nn.AdaptiveAvgPool2d(4)(x.movedim(-1, 1)).movedim(1, -1).flatten(1)
-    torch.testing.assert_close(pooled(x.detach()), expected.detach())
+    torch.testing.assert_close(pooled_features(x.detach()), expected.detach())
     d = torch.randn(3, 80)
     expected.backward(d)
-    torch.testing.assert_close(pooled_backward(d, side), x.grad)
+    torch.testing.assert_close(pooled_features_backward(d, side), x.grad)
 
 
 @pytest.mark.parametrize("kind", ["vgg", "grown"])
-def test_what_is_not_a_number_stays_so(kind):
-    """A network that has diverged must not go on with zeros in their place."""
+def test_nan_stays_nan(kind):
+    """A network that diverged must show it: NaN must not become 0 anywhere."""
     stack = KINDS[kind]()
     x, _ = images(1, 9)
     for name in stack.parameters.shapes:
@@ -273,37 +282,37 @@ def test_what_is_not_a_number_stays_so(kind):
     assert stack.gradient.flat.isnan().any()
 
 
-def test_the_way_is_the_one_that_is_wanted(way):
+def test_the_backend_is_the_selected_one(backend):
     stack, (x, _) = vgg(), images(1, 4)
     stack.logits(x, training=True)
-    assert {block._was_narrow for blocks in stack._blocks for block in blocks} == {way == "narrow"}
+    assert {block._was_narrow for blocks in stack._blocks for block in blocks} == {backend == "narrow"}
 
 
-@pytest.mark.parametrize("way", ["narrow"], indirect=True)
-def test_what_does_not_fit_is_refused(way):
-    """Before anything is read or written: C would not notice."""
+@pytest.mark.parametrize("backend", ["narrow"], indirect=True)
+def test_wrong_shapes_are_refused(backend):
+    """Before C code reads or writes memory, because it checks nothing."""
     [first, *_] = vgg(1)._blocks[0]
     for wrong in (torch.zeros(4, 32, 32, 2), torch.zeros(4, 7, 7, 3), torch.zeros(4, 8, 6, 3)):
         with pytest.raises(ValueError, match="do not fit"):
             first.forward(wrong, training=True)
     first.forward(torch.zeros(4, 32, 32, 3), training=True)
     for wrong in (torch.zeros(5, 16, 16, 3), torch.zeros(4, 16, 16, 3).double()):
-        with pytest.raises((ValueError, TypeError), match=r"gave|wants"):
+        with pytest.raises((ValueError, TypeError), match=r"shape of this block's output|needs a contiguous"):
             first.backward(wrong)
 
 
-def test_both_ways_agree():
-    """In single precision: of uneven widths, of batches that do not fill the last vector, in training and testing."""
+def test_both_backends_agree():
+    """In single precision, with unequal widths and batches that do not fill the last vector."""
     for num_examples, widths in ((1, (1, 2, 3, 4, 5, 6)), (19, (5, 9, 16, 7, 4, 8)), (128, (4,) * 6)):
         stacks = [vgg(1, widths) for _ in range(2)]
         x, _ = images(1, num_examples)
-        d_logits, said = torch.randn(1, num_examples, 10, generator=torch.Generator().manual_seed(1)), []
+        d_logits, results = torch.randn(1, num_examples, 10, generator=torch.Generator().manual_seed(1)), []
         for stack, limit in zip(stacks, (16, 0), strict=True):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("vision.networks.narrow.NARROW", limit)
-                said.append((stack.logits(x, training=True), stack.logits(x)))
+                patch.setattr("vision.networks.narrow.MAX_CHANNELS", limit)
+                results.append((stack.logits(x, training=True), stack.logits(x)))
                 stack.backward(d_logits)
-        for ours, theirs in zip(*said, strict=True):
+        for ours, theirs in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(stacks[0].statistics.flat, stacks[1].statistics.flat, rtol=1e-5, atol=1e-5)
         apart = (stacks[0].gradient.flat - stacks[1].gradient.flat).norm()
@@ -312,10 +321,10 @@ def test_both_ways_agree():
 
 @pytest.mark.parametrize("kind", ["vgg", "grown"])
 def test_bfloat16_follows_float32_as_well_as_autocast_does(kind):
-    """Of so small a network one gradient is off by a fifth of its length: no more than torch's own autocast's."""
+    """The gradient of so small a network has an error of a fifth of its norm, as with torch's own autocast."""
     single, half = KINDS[kind](), KINDS[kind]()
-    half.compute_in(torch.bfloat16)
-    x, of_torch = images(2, 16)
+    half.set_compute_dtype(torch.bfloat16)
+    x, torch_x = images(2, 16)
     y = torch.arange(32).view(2, 16) % 10
     logits = []
     for stack in (single, half):
@@ -327,12 +336,12 @@ def test_bfloat16_follows_float32_as_well_as_autocast_does(kind):
     torch.testing.assert_close(half.statistics.flat, single.statistics.flat, rtol=0.02, atol=0.01)
     ours = theirs = 0.0
     for number in range(2):
-        plain = KINDS[kind]().plain(number).train()
+        module = KINDS[kind]().to_module(number).train()
         with torch.autocast("cpu", torch.bfloat16):
-            out = plain(of_torch[number])
+            out = module(torch_x[number])
         F.cross_entropy(out.float(), y[number]).backward()
         for exact, rounded, p in zip(
-            gradients(single, number), gradients(half, number), plain.parameters(), strict=True
+            gradients(single, number), gradients(half, number), module.parameters(), strict=True
         ):
             ours += float((rounded - exact).square().sum())
             theirs += float((p.grad - exact).square().sum())

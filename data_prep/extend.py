@@ -1,0 +1,105 @@
+"""Extend a finished stream: add mega-batches that use its tokenizer, and leave out copies of its documents."""
+
+import json
+from collections.abc import Mapping
+
+from data_prep.deduplication import load_keys
+from data_prep.errors import PrepError
+from data_prep.executors import open_executor
+from data_prep.pipeline import BaseStream, build_stream
+from data_prep.progress import note
+from data_prep.provenance import inputs, versions
+from data_prep.settings import PrepSettings
+from data_prep.sources import Files, fingerprint
+from data_prep.stream_folder import MANIFEST, belongs_to_stream, check_bytes
+from data_prep.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
+from fairseq_alma.core.files import read_json
+from fairseq_alma.core.stream_folder import StreamFolder
+
+
+def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) -> dict:
+    """Add mega-batches to a stream, unless the same files were added before. Files of existing splits do not change.
+
+    Args:
+        settings: the settings, with `extend`.
+        files: the files of each source.
+        finished: the stream in `settings.out`, or None if there is none.
+
+    Returns:
+        The content of stream.json.
+
+    Raises:
+        PrepError: there is no stream that can be extended, or the files were added before with other settings.
+    """
+    out = settings.out
+    if finished is None:
+        raise PrepError(f"no stream at {out}, so nothing to extend: leave --extend out to make one.")
+    stream = dict(finished.description)
+    if not (out / MANIFEST).is_file():
+        raise PrepError(f"{out} was made by a release that kept no manifest: make it again to extend it.")
+    fingerprints = {source.name: fingerprint(found) for source, found in files.items()}
+    for extension in stream.get("extensions", []):
+        if extension["fingerprints"] == fingerprints:
+            _check_finished_extension(settings, stream, extension)
+            return stream
+    check_bytes(out, f"Restore it, or remove {out} and make it again.")
+    keys, signatures = load_keys(out / "dedup", len(stream.get("extensions", [])) + 1, settings.duplicates)
+    base = BaseStream(out, stream, keys, signatures)
+    identity = settings.identity()
+    number = len(stream.get("extensions", [])) + 1
+    recorded = identity | {"versions": versions(), "extension": number}
+    with full_disk_reported(out), work_folder(out, recorded, extend=True) as work:
+        with open_executor(settings) as executor:
+            added = build_stream(settings, files, work, executor, base)
+        manifest = _extended_manifest(read_json(out / MANIFEST), stream["num_mega_batches"], number)
+        manifest["extensions"].append(inputs(settings, files))
+        first = stream["num_mega_batches"] + 1
+        last = stream["num_mega_batches"] + added["num_mega_batches"]
+        extension = {
+            "mega_batches": [first, last],
+            "fingerprints": fingerprints,
+            "settings": identity | {"passage_words": added["passage_words"]},
+            "given": identity,
+            "command": settings.command(),
+            "sources": added["sources"],
+            "cleaning": added["cleaning"],
+        }
+        splits = {name: split for name, split in stream["splits"].items() if name != "test"}
+        stream |= {
+            "num_mega_batches": last,
+            "splits": splits | added["splits"] | {"test": stream["splits"]["test"]},
+            "extensions": [*stream.get("extensions", []), extension],
+        }
+        publish(out, work, stream, manifest)
+    return stream
+
+
+def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension: Mapping) -> None:
+    """Raise PrepError unless the files were added with these settings and the stream is whole."""
+    out = settings.out
+    identity = json.loads(json.dumps(settings.identity()))
+    changed = [
+        f"{name} was {value} and is now {identity[name]}"
+        for name, value in extension["given"].items()
+        if value != identity[name]
+    ]
+    if changed:
+        raise PrepError(f"{out} was extended by these files with other settings: {'; '.join(changed)}.")
+    check_bytes(out, f"Restore it, or remove {out} and make it again.")
+    remove_finished_work(out, len(stream["extensions"]))
+    first, last = extension["mega_batches"]
+    note(f"{out} has these files as mega-batch {first}" + (f" to {last}" * (last > first)) + ": nothing to do")
+
+
+def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> dict:
+    """Return the manifest of the stream before extension `number`.
+
+    An earlier run of this extension may have written its shards and its inputs into the manifest before it was killed:
+    they are left out.
+    """
+    outputs = {
+        name: output
+        for name, output in manifest["outputs"].items()
+        if belongs_to_stream(name, num_mega_batches, number - 1)
+    }
+    return manifest | {"outputs": outputs, "extensions": manifest["extensions"][: number - 1]}

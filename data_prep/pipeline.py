@@ -1,0 +1,246 @@
+"""The steps from sources to encoded splits: read, remove copies, plan, cut, order, train the tokenizer, encode."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from data_prep import layout, partition
+from data_prep.deduplication import remove_copies, save_keys
+from data_prep.dictionary import dictionary_size
+from data_prep.encoding import TASK_BYTES, encode
+from data_prep.errors import PrepError, Unworkable
+from data_prep.index import ENTRY, INDEX, Index, byte_ranges
+from data_prep.mmap_writer import best_dtype
+from data_prep.progress import Bar
+from data_prep.reading import Spooled, read_sources, source_name
+from data_prep.settings import PrepSettings
+from data_prep.sources import Files
+from data_prep.spool import CutTask
+from data_prep.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
+from data_prep.tasks import Executor, Step
+from data_prep.tokenization import TOKENIZERS
+from data_prep.work_folder import WorkFolder
+from fairseq_alma.core.files import sha256_of
+from fairseq_alma.core.stream_folder import FORMAT_VERSION
+
+Result = TypeVar("Result")
+_WRITTEN_PASSAGES = 1 << 20
+"""Entries of the index that are written at a time: a copy of all of them would double what is in memory."""
+
+
+class BaseStream(NamedTuple):
+    """The stream that is extended."""
+
+    folder: Path
+    description: Mapping
+    """The content of its stream.json."""
+    keys: np.ndarray
+    """V16 per document that was offered to it and was no exact copy: the key of its text."""
+    signatures: list[list[Path]]
+    """The files with the signatures of the same documents: a list for the stream and for each extension."""
+
+    @property
+    def num_extensions(self) -> int:
+        """Number of extensions that the stream has already."""
+        return len(self.description.get("extensions", []))
+
+
+def build_stream(
+    settings: PrepSettings, files: Files, work: WorkFolder, executor: Executor, base: BaseStream | None = None
+) -> dict:
+    """Write all shards of a stream, or of an extension, into the work folder.
+
+    Args:
+        settings: the settings.
+        files: the files of each source.
+        work: where shards are written.
+        executor: where tasks run.
+        base: the stream to extend; None: make a new one.
+
+    Returns:
+        The content of stream.json, or the part of it that describes the extension.
+
+    Raises:
+        PrepError: too many files are damaged, or a worker died or hung.
+        Unworkable: the settings cannot work on this text.
+    """
+    seed = base.description["seed"] if base else settings.seed
+    spooled = read_sources(settings, seed, files, work.spool, executor)
+    documents, table = _without_copies(settings, spooled, work, base)
+    spooled = spooled._replace(documents=np.empty(0, ENTRY))  # frees one gigabyte per 19 million documents
+    num_mega_batches = _num_mega_batches(settings, spooled)
+    words = _words_by_source(documents, len(files))
+    wanted_words = _wanted_words(files, words)
+    plan = _plan(settings, sum(wanted_words.values()), num_mega_batches, base)
+    passages = _cut(seed, plan, documents, work, executor)
+    del documents
+    if wanted_words != words:
+        passages = layout.keep_words(passages, wanted_words)
+        table += _share_rows(spooled, words, _words_by_source(passages, len(files)))
+    index = _write_index(settings, plan, passages, num_mega_batches, spooled, work, base)
+    del passages
+    if base is not None:
+        return _encode_extension(index, base, spooled, table, work, executor) | {"passage_words": plan.passage_words}
+    tokenizer_file = make_tokenizer(settings, index, work, executor)
+    symbols = check_vocabulary(settings, tokenizer_file)
+    num_symbols = dictionary_size(len(symbols))
+    encoded = encode(index, tokenizer_file, num_symbols, work, executor)
+    dict_file = write_dictionary(symbols, encoded.counts, work)
+    return {
+        "format_version": FORMAT_VERSION,
+        "num_mega_batches": num_mega_batches,
+        "seed": settings.seed,
+        "vocab_size": len(symbols),
+        "dictionary_size": num_symbols,
+        "dtype": best_dtype(num_symbols),
+        "tokenizer": {
+            "kind": settings.tokenizer if settings.tokenizer in TOKENIZERS else "given",
+            "file": tokenizer_file.name,
+            "sha256": sha256_of(tokenizer_file),
+            "dict_sha256": sha256_of(dict_file),
+        },
+        "settings": settings.recorded(num_mega_batches, plan.valid_words, plan.passage_words),
+        "command": settings.command(),
+        **_described(spooled, table, encoded.splits),
+    }
+
+
+def _encode_extension(
+    index: Index, base: BaseStream, spooled: Spooled, table: list[dict], work: WorkFolder, executor: Executor
+) -> dict:
+    """Encode the passages with the tokenizer of the stream. Return what stream.json says of the extension."""
+    tokenizer_file = base.folder / base.description["tokenizer"]["file"]
+    encoded = encode(index, tokenizer_file, base.description["dictionary_size"], work, executor)
+    return _described(spooled, table, encoded.splits) | {"num_mega_batches": len(index.splits)}
+
+
+def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> dict:
+    """Return the keys that stream.json has for a new stream and for an extension alike."""
+    described = {"sources": spooled.records, "cleaning": table, "splits": splits}
+    return described if spooled.snapshots is None else described | {"snapshots": spooled.snapshots}
+
+
+def _workable(compute: Callable[[], Result]) -> Result:
+    """Return what `compute` returns. Its PrepError becomes Unworkable: the settings do not fit this text."""
+    try:
+        return compute()
+    except Unworkable:
+        raise
+    except PrepError as error:
+        raise Unworkable(str(error)) from error
+
+
+def _words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
+    """Return the number of words of each source."""
+    # As floats words are exact up to 2^53.
+    counts = np.bincount(entries["source"], entries["num_words"].astype(np.float64), num_sources)
+    return dict(enumerate(counts.astype(np.int64).tolist()))
+
+
+def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
+    """Return how many words of each source are used, so that the shares are as the sources ask."""
+    shares = {number: source.share for number, source in enumerate(files)}
+    for number, source in enumerate(files):
+        if source.share is not None and not words[number]:
+            raise Unworkable(
+                f"{source.name} should provide {source.share:g} of the words, but nothing of it is left: cleaning "
+                "removed all its documents, or they are copies of others. Leave the source out, or change --language, "
+                "--gopher or --duplicates."
+            )
+    return _workable(lambda: layout.share_out(words, shares))
+
+
+def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
+    """Return the number of mega-batches to write. Raise Unworkable if it is not the number of snapshots."""
+    if spooled.snapshots is None:
+        return settings.num_mega_batches or 1
+    num_snapshots = len(spooled.snapshots)
+    if settings.num_mega_batches not in (None, num_snapshots):
+        raise Unworkable(
+            f"--mega-batches {settings.num_mega_batches}, but --partition {settings.partition} finds {num_snapshots} "
+            f"snapshots: {', '.join(spooled.snapshots[:10])}. Leave --mega-batches out, or join or split snapshots."
+        )
+    return num_snapshots
+
+
+def _without_copies(
+    settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
+) -> tuple[np.ndarray, list[dict]]:
+    """Return the documents that stay, and the table of what each step removed. Write what later extensions need."""
+    table = [
+        {"step": reason, "source": source, "documents": removed[0], "words": removed[1]}
+        for reason, by_source in sorted(spooled.removed.items())
+        for source, removed in sorted(by_source.items())
+    ]
+    if settings.duplicates == "keep":
+        return spooled.documents, table
+    known_keys = base.keys if base else np.empty(0, "V16")
+    kept, exact, rows = remove_copies(spooled, known_keys, base.signatures if base else [])
+    number = base.num_extensions + 1 if base else 0
+    save_keys(work.stream / "dedup", number, spooled.documents["document"], exact, spooled.signatures)
+    return kept, table + rows
+
+
+def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
+    """Return the sizes of splits and passages."""
+    if base is not None:
+        return _workable(lambda: partition.extension_plan(total_words, num_mega_batches, settings.passage_words))
+    return _workable(
+        lambda: partition.make_plan(total_words, num_mega_batches, settings.valid_words, settings.passage_words)
+    )
+
+
+def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolder, executor: Executor) -> np.ndarray:
+    """Cut long documents into passages. Return the ENTRY of every passage, in any order."""
+    is_long = documents["num_words"] > plan.limit_words
+    long_documents = documents[is_long]
+    long_documents = long_documents[layout.by_key(long_documents)]
+    path = work.folder / "long_documents.npy"
+    np.save(path, long_documents)
+    sha256 = sha256_of(path)
+    ranges = list(byte_ranges(long_documents["num_bytes"], 0, len(long_documents), TASK_BYTES))
+    tasks = [CutTask(str(work.spool), seed, plan, str(path), sha256, start, end) for start, end in ranges]
+    step = Step(work.folder / "cut", tasks)
+    with Bar("cut long documents", len(long_documents), "documents") as bar:
+        step.run(executor, lambda number: bar.advance(ranges[number][1] - ranges[number][0]))
+    cut = [np.load(f"{step.prefix(number)}.passages.npy") for number in range(len(tasks))]
+    return np.concatenate([documents[~is_long], *cut]) if cut else documents[~is_long]
+
+
+def _write_index(
+    settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
+    work: WorkFolder, base: BaseStream | None,
+) -> Index:  # fmt: skip
+    """Write the index of all passages in their order. What follows depends only on content and seed."""
+    names = layout.split_order(num_mega_batches)
+    kind_names = [record["kind"] for record in spooled.records]
+    known = sorted(set(kind_names))
+    kinds = np.array([known.index(name) for name in kind_names])
+    valid_kind = known.index(settings.valid_source) if settings.valid_source is not None else None
+    if base is not None:
+        first = base.description["num_mega_batches"] + 1
+        names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
+        order, cuts = layout.extension_layout(passages, kinds, num_mega_batches)
+    else:
+        lay_out = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
+        order, cuts = _workable(lambda: lay_out(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
+    path = work.folder / INDEX
+    with open(path, "wb") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(ENTRY), "fortran_order": False, "shape": (len(order),)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, len(order), _WRITTEN_PASSAGES):
+            part = passages[order[start : start + _WRITTEN_PASSAGES]]
+            part["source"] = part["group"] = 0  # used for the mixture only, which is fixed now
+            file.write(part.data)
+    return Index(path, sha256_of(path), work.spool, cuts, names)
+
+
+def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
+    """Return the rows of the table that say how many words of each source were left out because of the shares."""
+    return [
+        {"step": "share", "source": source_name(spooled.records[number]), "words": before[number] - after[number]}
+        for number in before
+        if before[number] > after[number]
+    ]

@@ -1,0 +1,96 @@
+"""The tokenizer of a stream: the file that was given, or one trained on the mega-batches; and dict.txt."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.dictionary import NUM_SPECIAL, dictionary_names, dictionary_size, dictionary_text
+from data_prep.heartbeat import Heartbeat
+from data_prep.index import Index, read_index
+from data_prep.progress import Bar, note
+from data_prep.settings import PrepSettings
+from data_prep.spool import read_text
+from data_prep.tasks import Executor, Step, Task
+from data_prep.tokenization import TOKENIZERS, given_tokenizer, load_tokenizer
+from data_prep.work_folder import WorkFolder
+
+
+def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, executor: Executor) -> Path:
+    """Write the file of the tokenizer: the one that was given, or one trained on mega-batches 1..B.
+
+    Returns:
+        The path of the file in the work folder.
+    """
+    if settings.tokenizer not in TOKENIZERS:
+        name, content = given_tokenizer(settings.tokenizer)
+        return _write(work.stream / name, content)
+    tokenizer = TOKENIZERS[settings.tokenizer]
+    start, end = index.training()  # neither the validation set nor the test set
+    num_words = int(index.passages["num_words"][start:end].sum(dtype=np.int64))
+    most = min(settings.tokenizer_words, tokenizer.max_training_words or settings.tokenizer_words)
+    stride = max(1, math.ceil(num_words / most))
+    task = TrainTokenizerTask(
+        settings.tokenizer, settings.vocab_size, str(index.spool), str(index.path), index.sha256, start, end, stride
+    )
+    step = Step(work.folder / "tokenizer", [task])
+    with Bar(f"train {settings.tokenizer}", num_words // stride, "words") as bar:
+        step.run(executor, lambda number: bar.advance(num_words // stride), threads=settings.workers)
+    return _write(work.stream / tokenizer.file_name, Path(f"{step.prefix(0)}.tokenizer").read_bytes())
+
+
+@dataclass(frozen=True)
+class TrainTokenizerTask(Task):
+    """Train a tokenizer on every `stride`-th passage of start..end. Writes PREFIX.tokenizer."""
+
+    kind: str
+    vocab_size: int
+    spool: str
+    index: str
+    index_sha256: str
+    start: int
+    end: int
+    stride: int
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        with heartbeat.computing():
+            content = TOKENIZERS[self.kind].train(self._texts(heartbeat), self.vocab_size)
+        Path(f"{prefix}.tokenizer").write_bytes(content)
+        return {}
+
+    def _texts(self, heartbeat: Heartbeat) -> Iterator[str]:
+        passages = read_index(Path(self.index))
+        for number in range(self.start, self.end, self.stride):
+            heartbeat.beat("the text for the tokenizer")
+            yield read_text(Path(self.spool), passages[number])
+
+
+def check_vocabulary(settings: PrepSettings, tokenizer_file: Path) -> list[str]:
+    """Return the symbols of the tokenizer. Print a warning if they are fewer than the settings ask for."""
+    symbols = load_tokenizer(tokenizer_file).symbols()
+    if settings.tokenizer in TOKENIZERS and len(symbols) < settings.vocab_size:
+        note(
+            f"warning: the training text gives {len(symbols)} symbols, not {settings.vocab_size}: "
+            f"stream.json records vocab_size {len(symbols)}"
+        )
+    return symbols
+
+
+def write_dictionary(symbols: list[str], counts: np.ndarray, work: WorkFolder) -> Path:
+    """Write dict.txt and return its path.
+
+    Args:
+        symbols: the symbols of the tokenizer.
+        counts: int [dictionary size], how often the training text has each fairseq id.
+        work: where to write it.
+    """
+    assert len(counts) == dictionary_size(len(symbols))
+    content = dictionary_text(dictionary_names(symbols), counts[NUM_SPECIAL:].tolist())
+    return _write(work.stream / "dict.txt", content.encode("utf-8"))
+
+
+def _write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path

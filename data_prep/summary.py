@@ -1,0 +1,33 @@
+"""The tables that alma-prep prints at the end."""
+
+SKIPPED_SHOWN = 10
+
+
+def summary(stream: dict) -> str:
+    """Return the text printed for a finished stream: its splits, what cleaning removed, and which files were skipped.
+
+    Args:
+        stream: the content of stream.json. What was removed and skipped is shown for the last extension, if any.
+    """
+    lines = [f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}"]
+    for name, split in stream["splits"].items():
+        counts = f"{split['documents']:>12,}{split['passages']:>12,}{split['words']:>16,}{split['tokens']:>16,}"
+        lines.append(f"{name:<16}{counts}")
+    extensions = stream.get("extensions", [])
+    last = extensions[-1] if extensions else stream
+    if last.get("cleaning"):
+        lines += ["", f"{'removed as':<36}{'documents':>12}{'words':>16}  source"]
+        for row in last["cleaning"]:
+            documents = f"{row['documents']:,}" if "documents" in row else ""
+            lines.append(f"{row['step']:<36}{documents:>12}{row['words']:>16,}  {row['source']}")
+        lines.append("")
+    for source in last["sources"]:
+        name = ":".join(filter(None, (source["kind"], source["path"])))
+        lines.append(
+            f"{name}: {source['documents']:,} documents, {source['words']:,} words in {source['files']:,} files, "
+            f"{len({entry['name'] for entry in source['skipped']}):,} files skipped or skipped in part"
+        )
+        lines += [f"  skipped {entry['name']}: {entry['reason']}" for entry in source["skipped"][:SKIPPED_SHOWN]]
+        if len(source["skipped"]) > SKIPPED_SHOWN:
+            lines.append(f"  and {len(source['skipped']) - SKIPPED_SHOWN:,} more: stream.json lists all of them")
+    return "\n".join(lines)

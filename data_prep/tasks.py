@@ -1,0 +1,195 @@
+"""Steps of tasks that survive a kill at any moment.
+
+A step is a folder and a list of tasks. A worker does a task alone: it writes the task's shards into a temporary folder,
+renames them into the step's folder, and then writes the done mark: the task, its result, and the size and SHA-256 of
+every shard. The next run skips a task only if its done mark describes the same task and the shards match the mark. It
+does all other tasks again. The output does not depend on which process did a task or how often it was started.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Protocol, Self
+
+from data_prep.errors import PrepError
+from data_prep.heartbeat import Heartbeat
+from fairseq_alma.core.files import sha256_of, write_whole
+
+_TASKS = "tasks.jsonl"
+
+
+class Task(ABC):
+    """One unit of work that a worker does alone. Subclasses are frozen dataclasses whose fields are JSON values.
+
+    Two tasks with equal fields must write equal shards: the fields decide whether a done mark still holds.
+    """
+
+    @abstractmethod
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        """Do the work in a worker process.
+
+        Args:
+            prefix: what the paths of all shards of the task begin with.
+            heartbeat: call its `beat` at least once per document.
+
+        Returns:
+            The result, a JSON object that the done mark keeps.
+        """
+
+    @classmethod
+    def from_fields(cls, values: dict) -> Self:
+        """Return the task with these fields, as read from JSON. Override it if a field needs a conversion."""
+        return cls(**values)
+
+    def description(self) -> str:
+        """Return the task as one line of JSON: its class and its fields."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return json.dumps({"class": f"{type(self).__module__}:{type(self).__qualname__}", **values})
+
+
+def _task_from(description: dict) -> Task:
+    """Return the task of a parsed `Task.description`. Its class is imported, so that any machine can do the task."""
+    module, _, name = description["class"].partition(":")
+    task_class = getattr(importlib.import_module(module), name)
+    return task_class.from_fields({key: value for key, value in description.items() if key != "class"})
+
+
+class Executor(Protocol):
+    """Where tasks run: on this machine (`workers.Local`) or on a cluster (`slurm.Slurm`)."""
+
+    def run(self, step: "Step", numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
+        """Run some tasks of a step.
+
+        Args:
+            step: the step.
+            numbers: the numbers of the tasks to run.
+            threads: threads that each task may use.
+            on_done: called with the number of each task when the task is done.
+
+        Raises:
+            PrepError: a task failed, or its worker died or hung.
+        """
+
+
+@dataclass(frozen=True)
+class Step:
+    """The tasks of one step of the work, and the folder that holds their shards and done marks."""
+
+    folder: Path
+    tasks: Sequence[Task]
+
+    def run(
+        self, executor: Executor, on_done: Callable[[int], None] = lambda number: None, threads: int = 1
+    ) -> list[dict]:
+        """Do the tasks that are not done yet.
+
+        Args:
+            executor: where the tasks run.
+            on_done: called once with the number of each task, also of tasks that were done before.
+            threads: threads that each task may use.
+
+        Returns:
+            The results of all tasks, in the order of the tasks.
+
+        Raises:
+            PrepError: a worker died, hung or failed.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        descriptions = "".join(f"{task.description()}\n" for task in self.tasks)
+        if not (self.folder / _TASKS).is_file() or (self.folder / _TASKS).read_text() != descriptions:
+            write_whole(self.folder / _TASKS, descriptions, durable=False)
+        results: dict[int, dict] = {}
+        for number in range(len(self.tasks)):
+            mark = self._checked_mark(number)
+            if mark is not None:
+                results[number] = mark["result"]
+                on_done(number)
+        missing = [number for number in range(len(self.tasks)) if number not in results]
+        for number in missing:
+            # The heartbeat of a killed run would look like the one of a worker that hangs.
+            for ending in ("done", "alive"):
+                self._path(number, ending).unlink(missing_ok=True)
+        if missing:
+            executor.run(self, missing, threads, on_done)
+        for number in missing:
+            mark = self.mark(number)
+            if mark is None:
+                raise PrepError(f"task {number} of {self.folder.name} left no done mark: run the same command again.")
+            results[number] = mark["result"]
+        return [results[number] for number in range(len(self.tasks))]
+
+    def prefix(self, number: int) -> Path:
+        """Return what the paths of a task's shards begin with."""
+        return self.folder / f"{number:06d}"
+
+    def mark(self, number: int) -> dict | None:
+        """Return the done mark of a task, or None if there is none of this very task. Shards are not checked."""
+        try:
+            mark = json.loads(self._path(number, "done").read_text())
+        except (OSError, ValueError):
+            return None
+        return mark if mark.get("task") == json.loads(self.tasks[number].description()) else None
+
+    def stalled(self, since: float, stall_seconds: float) -> str | None:
+        """Return a sentence about a worker whose heartbeat stopped, or None if all workers make progress.
+
+        Args:
+            since: when the run began, in seconds since the epoch. Older heartbeats count from then on.
+            stall_seconds: seconds without progress after which a worker counts as hung.
+        """
+        for path in self.folder.glob("[0-9]*.alive"):  # not the temporary files that become heartbeats
+            with suppress(OSError, ValueError):
+                idle_seconds = time.time() - max(path.stat().st_mtime, since)
+                if idle_seconds > stall_seconds and not path.with_suffix(".done").exists():
+                    content = json.loads(path.read_text())
+                    return (
+                        f"a worker hung: process {content['pid']} on {content['host']} has made no progress for "
+                        f"{idle_seconds:.0f} s in {self.folder.name}, task {path.stem}, at {content['at']}"
+                    )
+        return None
+
+    def _checked_mark(self, number: int) -> dict | None:
+        """Return the done mark of a task if all its shards match the mark, else None."""
+        mark = self.mark(number)
+        if mark is None:
+            return None
+        for name, expected in mark["files"].items():
+            path = self.folder / name
+            if not path.is_file() or path.stat().st_size != expected["bytes"] or sha256_of(path) != expected["sha256"]:
+                return None
+        return mark
+
+    def _path(self, number: int, ending: str) -> Path:
+        return self.folder / f"{number:06d}.{ending}"
+
+
+def run_task(folder: str, number: int) -> int:
+    """Do one task of the step in `folder`. Runs in a worker process. Returns the number of the task."""
+    with open(Path(folder) / _TASKS) as file:
+        description = json.loads(next(line for index, line in enumerate(file) if index == number))
+    stem = f"{number:06d}"
+    # Not `written_aside`: one task has several shards, which are renamed into a folder that exists.
+    temporary = Path(folder) / f"{stem}.{socket.gethostname()}.{os.getpid()}.part"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        with Heartbeat(Path(folder) / f"{stem}.alive") as heartbeat:
+            result = _task_from(description).run(temporary / stem, heartbeat)
+            files = {}
+            for path in sorted(temporary.iterdir()):
+                heartbeat.beat()
+                files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+                os.replace(path, Path(folder) / path.name)
+        mark = {"task": description, "files": files, "result": result}
+        write_whole(Path(folder) / f"{stem}.done", json.dumps(mark), durable=False)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return number

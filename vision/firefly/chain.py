@@ -1,0 +1,143 @@
+"""The network that growth works on: a chain of layers with ReLU, and a linear head.
+
+A unit is a channel of a convolution, or a hidden unit of a perceptron. All passes are in evaluation mode: the
+statistics of the norms do not change.
+
+Shapes: b examples, C inputs and D outputs of a layer, k the 3 x 3 kernel of a convolution (nothing for a linear
+layer).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vision.networks.conv import EPS
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Batch normalisation in evaluation mode. Every tensor is [D]."""
+
+    scale: Tensor
+    shift: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the normalised `x`, of the same shape."""
+        return F.batch_norm(x, self.mean, self.variance, self.scale, self.shift, training=False, eps=EPS)
+
+    def select(self, units: Tensor) -> "Norm":
+        """Return the norm of the units with these indices."""
+        return Norm(self.scale[units], self.shift[units], self.mean[units], self.variance[units])
+
+    def join(self, other: "Norm") -> "Norm":
+        """Return the norm of the units of both, those of `other` last."""
+        return Norm(
+            torch.cat([self.scale, other.scale]),
+            torch.cat([self.shift, other.shift]),
+            torch.cat([self.mean, other.mean]),
+            torch.cat([self.variance, other.variance]),
+        )
+
+    @staticmethod
+    def identity(like: Tensor, num_units: int) -> "Norm":
+        """Return a norm of `num_units` units with mean 0, variance 1, scale 1 and shift 0.
+
+        Args:
+            like: gives the device and the dtype.
+            num_units: D.
+        """
+        zeros, ones = like.new_zeros(num_units), like.new_ones(num_units)
+        return Norm(ones, zeros, zeros, ones)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Units with ReLU: relu(norm(W x)) for a convolution, relu(W x + bias) for a linear layer."""
+
+    weight: Tensor
+    """Weights, [D, C, *k]."""
+    bias: Tensor | None
+    """Biases, [D], or None if the layer has a norm."""
+    norm: Norm | None
+    """Batch normalisation between the product and ReLU, or None."""
+    is_pooled: bool = False
+    """True if 2 x 2 max pooling follows the layer."""
+
+    @property
+    def width(self) -> int:
+        """D, the number of units."""
+        return len(self.weight)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return W x for any weights of this layer's kind.
+
+        Args:
+            x: [b, C] or [b, C, s, s].
+            weight: [any number of outputs, C, *k].
+        """
+        return F.conv2d(x, weight, padding=1) if weight.dim() == 4 else F.linear(x, weight)
+
+    def activate(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """Return relu(norm(x)), or relu(x) if `norm` is None."""
+        return (x if norm is None else norm(x)).relu()
+
+    def add_bias(self, x: Tensor) -> Tensor:
+        """Return x + bias, or `x` if the layer has no bias."""
+        return x if self.bias is None else x + self.bias
+
+    def output(self, x: Tensor) -> Tensor:
+        """Return what the layer computes from `x`, before pooling: [b, D] or [b, D, s, s]."""
+        return self.activate(self.add_bias(self.product(x, self.weight)), self.norm)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Return `x` after 2 x 2 max pooling, or `x` itself if no pooling follows this layer."""
+        return F.max_pool2d(x, 2) if self.is_pooled else x
+
+    def num_params_of_added_layer(self) -> int:
+        """Return the number of parameters of a new layer after this one, with as many outputs as inputs."""
+        return self.width**2 * self.weight[0, 0].numel() + (self.width if self.norm is None else 2 * self.width)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One network: layers, one after the other, and a linear head."""
+
+    layers: list[Layer]
+    """All layers but the head, in order."""
+    head_weight: Tensor
+    """Weights of the head, [classes, D of the last layer]."""
+    head_bias: Tensor
+    """Biases of the head, [classes]."""
+
+    @property
+    def widths(self) -> list[int]:
+        """The number of units of each layer."""
+        return [layer.width for layer in self.layers]
+
+    def num_params(self, widths: Sequence[int] | None = None) -> int:
+        """Return the number of parameters, of this network or of one with other widths.
+
+        Args:
+            widths: one per layer; by default this network's own.
+        """
+        first = self.layers[0].weight
+        num_in, kernel_size, total = first.shape[1], first[0, 0].numel(), 0
+        for layer, width in zip(self.layers, widths or self.widths, strict=True):
+            total += num_in * width * kernel_size + (width if layer.norm is None else 2 * width)
+            num_in = width
+        return total + (num_in + 1) * len(self.head_bias)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits in evaluation mode, [b, classes].
+
+        Args:
+            x: examples, [b, inputs] or [b, channels, s, s].
+        """
+        for layer in self.layers:
+            x = layer.pool(layer.output(x))
+        return F.linear(x.flatten(1), self.head_weight, self.head_bias)

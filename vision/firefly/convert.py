@@ -1,0 +1,92 @@
+"""Convert a stack of one network to the chain that growth works on, and back."""
+
+from itertools import accumulate
+
+from torch import Tensor
+
+from vision.firefly.chain import Chain, Layer, Norm
+from vision.networks import MLPStack, Stack, VGGStack
+from vision.networks.parameters import Parameters
+
+
+def chain_from_stack(stack: Stack) -> Chain:
+    """Return the one network of a stack as a chain. Its tensors are views of the stack's.
+
+    Args:
+        stack: M = 1 network.
+
+    Raises:
+        TypeError: Firefly cannot grow networks of this kind.
+    """
+    parameters = stack.parameters
+    if isinstance(stack, MLPStack):
+        count = len(stack.sizes) - 1
+        layers = [
+            Layer(parameters[f"weight_{number}"][0], parameters[f"bias_{number}"][0], None)
+            for number in range(1, count)
+        ]
+        return Chain(layers, parameters[f"weight_{count}"][0], parameters[f"bias_{count}"][0])
+    if isinstance(stack, VGGStack):
+        last_layers_of_blocks = set(accumulate(stack.blocks))
+        layers = []
+        for number in range(1, len(stack.widths) + 1):
+            norm = Norm(
+                parameters[f"scale_{number}"][0],
+                parameters[f"shift_{number}"][0],
+                stack.statistics[f"mean_{number}"][0],
+                stack.statistics[f"variance_{number}"][0],
+            )
+            weight = parameters[f"conv_{number}"][0].permute(0, 3, 1, 2)
+            layers.append(Layer(weight, None, norm, number in last_layers_of_blocks))
+        return Chain(layers, parameters["weight_head"][0], parameters["bias_head"][0])
+    raise TypeError(f"{type(stack).__name__} does not grow by Firefly")
+
+
+def stack_from_chain(chain: Chain, like: Stack) -> Stack:
+    """Return a stack of one network with copies of the chain's tensors.
+
+    Args:
+        chain: the network.
+        like: a stack that gives the kind of the new one, its inputs and its device.
+    """
+    if isinstance(like, MLPStack):
+        return _perceptron(chain, like)
+    assert isinstance(like, VGGStack)
+    return _vgg(chain, like)
+
+
+def _perceptron(chain: Chain, like: MLPStack) -> MLPStack:
+    tensors: dict[str, Tensor] = {}
+    pairs = [*((layer.weight, layer.bias) for layer in chain.layers), (chain.head_weight, chain.head_bias)]
+    for number, (weight, bias) in enumerate(pairs, start=1):
+        assert bias is not None
+        tensors |= {f"weight_{number}": weight[None], f"bias_{number}": bias[None]}
+    sizes = [like.sizes[0], *chain.widths, len(chain.head_bias)]
+    return MLPStack(sizes, Parameters.from_state(tensors, like.parameters.device))
+
+
+def _vgg(chain: Chain, like: VGGStack) -> VGGStack:
+    tensors: dict[str, Tensor] = {}
+    statistics: dict[str, Tensor] = {}
+    blocks = [0]
+    for number, layer in enumerate(chain.layers, start=1):
+        norm = layer.norm
+        assert norm is not None
+        tensors |= {
+            f"conv_{number}": layer.weight.permute(0, 2, 3, 1)[None],
+            f"scale_{number}": norm.scale[None],
+            f"shift_{number}": norm.shift[None],
+        }
+        statistics |= {f"mean_{number}": norm.mean[None], f"variance_{number}": norm.variance[None]}
+        blocks[-1] += 1
+        if layer.is_pooled:
+            blocks.append(0)
+    tensors |= {"weight_head": chain.head_weight[None], "bias_head": chain.head_bias[None]}
+    device = like.parameters.device
+    return VGGStack(
+        like.num_inputs,
+        chain.widths,
+        blocks[:-1],
+        Parameters.from_state(tensors, device),
+        Parameters.from_state(statistics, device),
+    )

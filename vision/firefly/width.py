@@ -1,0 +1,228 @@
+"""Growth in width: units are split in two, and layers get new units.
+
+Shapes: b examples, C inputs and D outputs of a layer, k the 3 x 3 kernel of a convolution (nothing for a linear
+layer), K new units that each layer is offered.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vision.firefly.chain import Chain, Norm
+from vision.firefly.ranking import (
+    NEW_UNIT_PENALTY,
+    SPLIT_PENALTY,
+    BatchSource,
+    Draw,
+    Growth,
+    best_first,
+    draws,
+    rank,
+    sum_of_squares,
+    trainable,
+)
+
+logger = logging.getLogger(__name__)
+NUM_CANDIDATES = 70
+"""K by default: the number of new units that each layer is offered."""
+
+CountRule = Callable[[list[tuple[int, bool]]], int]
+"""A function that returns how many of the best candidates are added. It gets, from the best to the worst, the layer of
+each candidate, and True for a new unit or False for a split."""
+
+
+class WidthCandidates:
+    """A chain with a split of every unit, and with K new units in every layer.
+
+    Args:
+        chain: the network.
+        num_candidates: K.
+        draw_uniform: returns uniform numbers in [0, 1).
+        draw_normal: returns standard normal numbers.
+    """
+
+    def __init__(self, chain: Chain, num_candidates: int, draw_uniform: Draw, draw_normal: Draw):
+        self.chain, self.num_candidates = chain, num_candidates
+        self.splits: list[Tensor] = []
+        """Per layer, v [D, C, *k]: the two halves of a split unit have the weights W + v and W - v."""
+        self.new_units: list[Tensor] = []
+        """Per layer, [K, C, *k]: the weights with which new units read the old units of the layer before."""
+        self.weights_on_new: list[Tensor | None] = []
+        """Per layer, [D + K, K, *k]: the weights with which units, old ones first, read the new units of the layer
+        before. None for the first layer, which has no layer before."""
+        for number, layer in enumerate(chain.layers):
+            num_in, *kernel = layer.weight.shape[1:]
+            self.splits.append(trainable((draw_uniform((layer.width, num_in, *kernel)) * 2 - 1) * 0.1))
+            self.new_units.append(trainable(draw_normal((num_candidates, num_in, *kernel)) * 0.1))
+            shape = (layer.width + num_candidates, num_candidates, *kernel)
+            self.weights_on_new.append(trainable((draw_uniform(shape) * 2 - 1) * 0.01) if number else None)
+        shape = (len(chain.head_bias), num_candidates)
+        self.head_weight_on_new = trainable((draw_uniform(shape) * 2 - 1) * 0.01)
+        """[classes, K]: the weights with which the head reads the new units of the last layer."""
+
+    @property
+    def variables(self) -> list[Tensor]:
+        """The noise that the first pass of a ranking trains."""
+        weights_on_new = [weight for weight in self.weights_on_new if weight is not None]
+        return [*self.splits, *self.new_units, *weights_on_new, self.head_weight_on_new]
+
+    def penalty(self) -> Tensor:
+        """Return what is added to the loss to keep the noise small, a scalar."""
+        return SPLIT_PENALTY * sum_of_squares(self.splits) + NEW_UNIT_PENALTY * sum_of_squares(self.new_units)
+
+    def gates(self) -> list[Tensor]:
+        """Return zeros that require gradients, [D + K] per layer: one per split, then one per new unit."""
+        return [
+            torch.zeros(layer.width + self.num_candidates, device=layer.weight.device, requires_grad=True)
+            for layer in self.chain.layers
+        ]
+
+    def logits(self, x: Tensor, gates: Sequence[Tensor] | None = None) -> Tensor:
+        """Return the logits of the network with all candidates, [b, classes].
+
+        Args:
+            x: examples, [b, inputs] or [b, channels, s, s].
+            gates: as `gates` returns them. Only the second pass of a ranking gives them.
+        """
+        x_new: Tensor | None = None
+        for number, layer in enumerate(self.chain.layers):
+            width = layer.width
+            # One product computes everything that reads x: the units, the noise of their splits, the new units.
+            weights = torch.cat([layer.weight, self.splits[number], self.new_units[number]])
+            z, noise, z_new = layer.product(x, weights).split([width, width, self.num_candidates], dim=1)
+            if gates is not None:
+                gate = gates[number].view(1, -1, *[1] * (x.dim() - 2))
+                noise = noise + noise.detach() * gate[:, :width]
+                z_new = z_new + z_new.detach() * gate[:, width:]
+            z, weight_on_new = layer.add_bias(z), self.weights_on_new[number]
+            if x_new is not None and weight_on_new is not None:
+                more, more_new = layer.product(x_new, weight_on_new).split([width, self.num_candidates], dim=1)
+                z, z_new = z + more, z_new + more_new
+            halves = layer.activate(z + noise, layer.norm) + layer.activate(z - noise, layer.norm)
+            new_norm = None if layer.norm is None else Norm.identity(layer.weight, self.num_candidates)
+            # As in the authors' code, pooling follows the mean of the two halves. The grown network pools each half.
+            x, x_new = layer.pool(halves / 2), layer.pool(layer.activate(z_new, new_norm))
+        assert x_new is not None
+        head = self.chain
+        old = F.linear(x.flatten(1), head.head_weight, head.head_bias)
+        return old + F.linear(x_new.flatten(1), self.head_weight_on_new)
+
+    def grown_chain(self, splits: Sequence[Tensor], new_units: Sequence[Tensor]) -> Chain:
+        """Return the network with some of the candidates.
+
+        The units of a grown layer are the old ones (the first halves of those that are split), the second halves,
+        and the new units.
+
+        Args:
+            splits: per layer, the indices of the units that are split.
+            new_units: per layer, the indices of the new units that are added.
+        """
+        layers = []
+        split_inputs = new_inputs = None
+        for number, layer in enumerate(self.chain.layers):
+            split, added = splits[number], new_units[number]
+            first_halves = layer.weight.clone()
+            second_halves = layer.weight[split] - self.splits[number][split]
+            first_halves[split] += self.splits[number][split]
+            weight = torch.cat([first_halves, second_halves, self.new_units[number][added]])
+            on_new = self.weights_on_new[number]
+            if split_inputs is not None and new_inputs is not None and on_new is not None:
+                rows = torch.cat([on_new[: layer.width], on_new[split], on_new[layer.width + added]])
+                weight = torch.cat([_with_split_inputs(weight, split_inputs), rows[:, new_inputs]], dim=1)
+            norm, bias = layer.norm, layer.bias
+            if norm is not None:
+                norm = norm.join(norm.select(split)).join(Norm.identity(layer.weight, len(added)))
+            if bias is not None:
+                bias = torch.cat([bias, bias[split], bias.new_zeros(len(added))])
+            layers.append(replace(layer, weight=weight.detach(), bias=bias, norm=norm))
+            split_inputs, new_inputs = split, added
+        assert split_inputs is not None and new_inputs is not None
+        old_columns = _with_split_inputs(self.chain.head_weight, split_inputs)
+        head = torch.cat([old_columns, self.head_weight_on_new[:, new_inputs]], dim=1)
+        return Chain(layers, head.detach(), self.chain.head_bias)
+
+
+def grow_width(
+    chain: Chain,
+    batches: BatchSource,
+    count_rule: CountRule,
+    generator: torch.Generator,
+    num_candidates: int = NUM_CANDIDATES,
+) -> Growth:
+    """Split units and add new ones: those that lower the loss fastest.
+
+    Args:
+        chain: the network. It does not change.
+        batches: the data that the next stage trains on.
+        count_rule: decides how many candidates are added.
+        generator: draws the noise.
+        num_candidates: K.
+    """
+    candidates = WidthCandidates(chain, num_candidates, *draws(chain, generator))
+    scores, flops, *_ = rank(candidates, batches)
+    places = [(layer, unit) for layer, layer_scores in enumerate(scores) for unit in range(len(layer_scores))]
+    order = [places[number] for number in best_first(scores)]
+    widths = chain.widths
+    count = count_rule([(layer, unit >= widths[layer]) for layer, unit in order])
+    splits: list[list[int]] = [[] for _ in widths]
+    new_units: list[list[int]] = [[] for _ in widths]
+    for layer, unit in order[:count]:
+        (new_units[layer].append(unit - widths[layer]) if unit >= widths[layer] else splits[layer].append(unit))
+    device = chain.head_weight.device
+    split_indices, new_indices = (
+        [torch.tensor(sorted(units), dtype=torch.long, device=device) for units in kind] for kind in (splits, new_units)
+    )
+    return Growth(candidates.grown_chain(split_indices, new_indices), flops)
+
+
+def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
+    """Return the rule that adds the fewest candidates with which the network has `num_params` parameters or more.
+
+    The rule logs a warning if all candidates together are too few.
+    """
+
+    def count_rule(order: list[tuple[int, bool]]) -> int:
+        widths = chain.widths
+        for count, (layer, _) in enumerate(order):
+            if chain.num_params(widths) >= num_params:
+                return count
+            widths[layer] += 1
+        if chain.num_params(widths) < num_params:
+            logger.warning(
+                "%d candidates are too few to reach %d parameters: raise candidates=", len(order), num_params
+            )
+        return len(order)
+
+    return count_rule
+
+
+def count_by_width_ratio(chain: Chain, ratio: float) -> CountRule:
+    """Return the rule that adds `ratio` times the present number of units, rounded down (the Firefly authors' rule).
+
+    The rule logs a warning if there are fewer candidates than that.
+    """
+
+    def count_rule(order: list[tuple[int, bool]]) -> int:
+        # 1e-9 is added because a product that is a whole number can come out slightly smaller in floating point.
+        wanted = int(ratio * sum(chain.widths) + 1e-9)
+        if wanted > len(order):
+            logger.warning("%d candidates are too few for %d units: raise candidates=", len(order), wanted)
+        return min(len(order), wanted)
+
+    return count_rule
+
+
+def _with_split_inputs(weight: Tensor, split: Tensor) -> Tensor:
+    """Return weights that read both halves of split inputs, each half with half the weight.
+
+    Args:
+        weight: [D, C, *k].
+        split: indices of the inputs that are split. Their second halves are the last columns of the result.
+    """
+    weight = weight.clone()
+    weight[:, split] /= 2
+    return torch.cat([weight, weight[:, split]], dim=1)
