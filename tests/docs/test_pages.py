@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.commands import ROOT
 from tests.docs.blocks import ACTIONS, PAGES, blocks_of, name_of
 from tests.docs.running import TEXT_PAGES, run_blocks
 
@@ -28,3 +29,16 @@ def test_links_to_files_of_the_repository_lead_somewhere(page):
     for path in re.findall(r"\]\(((?!https?:)[^)#\s]+)[^)]*\)", text):
         if not path.startswith("api/") and "/api/" not in path and path not in ("contributing.md", "changelog.md"):
             assert (page.parent / path).exists(), f"{name_of(page)} links to {path}"
+
+
+def test_the_glossary_explains_every_word_of_the_vocabulary_and_every_metric():
+    design = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    table = design[design.index("## Vocabulary") : design.index("## Layout")]
+    words = [word for row in re.findall(r"^\| ([^|:]+) \|", table, re.MULTILINE) for word in row.split(", ")]
+    assert len(words) >= 16
+    glossary = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    terms = {
+        term.lower() for line in re.findall(r"^(\S[^\n]*)\n:   ", glossary, re.MULTILINE) for term in line.split(", ")
+    }
+    metrics = ["CER", "Mem", "Comp", "SM", "Ens", "UMix", "gEns", "gMoE", "FF"]
+    assert {word.lower() for word in [*words, *metrics]} - {"word"} <= terms

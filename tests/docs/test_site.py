@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
+from fairseq_alma.app.command import all_keys
+from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import ROOT
+from vision.settings import VisionSettings
 
 pytest.importorskip("material", reason="needs the extra `docs`")
 
@@ -37,3 +40,9 @@ def test_the_search_finds_a_term_of_the_glossary_and_a_class(site):
     index = (site / "search/search_index.json").read_text(encoding="utf-8")
     assert "mega-batch" in index
     assert "StreamSettings" in index
+
+
+def test_the_settings_reference_has_every_key_of_both_commands(site):
+    page = (site / "settings.html").read_text(encoding="utf-8")
+    for key in {*all_keys(LanguageModelSettings), *all_keys(VisionSettings)}:
+        assert f"<code>{key}=</code>" in page, key
