@@ -1,7 +1,13 @@
 """Anytime learning at macroscale, as a fairseq extension.
 
-`fairseq-train --user-dir fairseq_alma` finds the task, the models and the criterion that this
-package registers. `fairseq_alma.core` is the protocol and needs neither torch nor fairseq.
+`fairseq-train --user-dir fairseq_alma` finds the task, the models and the criterion that this package registers.
+What each part needs:
+
+core                            the standard library only: the protocol, run folders, the catalogue of learners
+app, report                     what the commands share; alma-report
+modules, growth, checkpoints    torch
+data, models, tasks, criteria   torch and fairseq
+evaluation, lm                  alma-eval and alma-lm; one file of each imports fairseq
 """
 
 import importlib
@@ -15,12 +21,12 @@ REGISTERED = (
 
 
 def register() -> None:
-    """Register all of the above with fairseq. Calling it again does nothing."""
+    """Import the modules of REGISTERED, which register themselves with fairseq. A second call does nothing."""
     for module in REGISTERED:
         importlib.import_module(module)
 
 
-# fairseq imports a --user-dir to register what is in it. Whoever imports the core alone has not
-# imported fairseq, and is not made to; our own commands call register() themselves.
+# fairseq imports the package given as --user-dir and expects that this registers its parts. If fairseq is not imported,
+# for example because only the core is used, this import must stay cheap. Our own commands call register() themselves.
 if "fairseq" in sys.modules:
     register()

@@ -1,4 +1,4 @@
-"""make demo: the main job on the embedded corpus, from raw text to a report, by the commands a user would type."""
+"""make demo: the main experiment on a corpus that needs no download, from raw text to a report, by our own commands."""
 
 import argparse
 import os
@@ -21,8 +21,11 @@ class Part:
     """One learner of the demo."""
 
     label: str
+    """Title of its ledger table."""
     folder: str
+    """Its run folder, relative to the folder of the demo."""
     settings: tuple[str, ...]
+    """Settings of alma-lm, as on its command line."""
 
 
 PARTS = (
@@ -34,18 +37,23 @@ PARTS = (
 
 
 def main() -> int:
-    """Stream, learners, ledger tables, a report. A second call finds its work done."""
+    """Prepare the stream, train the learners, write the report, print the ledgers. A second call skips what is done."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--updates-per-mega-batch", type=int, default=UPDATES_PER_MEGA_BATCH)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of the demo (default: runs/demo)")
+    parser.add_argument(
+        "--updates-per-mega-batch",
+        type=int,
+        default=UPDATES_PER_MEGA_BATCH,
+        help=f"number of updates for each mega-batch of a stage (default: {UPDATES_PER_MEGA_BATCH})",
+    )
     arguments = parser.parse_args()
     out = arguments.out
     stream = out / "stream"
-    say = wide_console().print
-    say(
+    show = wide_console().print
+    show(
         f"Real text, no download: the docstrings of Python's standard library arrive in {MEGA_BATCHES} mega-batches.\n"
         "One model (SM) is trained on each as it comes, or waits for all of them; a mixture (gMoE) gets more experts\n"
-        "before each stage; two models (Ens) are trained side by side and vote. Each model sees as many updates."
+        "before each stage; the probabilities of two models (Ens) are averaged. Each model gets as many updates."
     )
     _command("alma-prep", str(stream), "--source", "python-docs", "--mega-batches", str(MEGA_BATCHES),
              "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0", "--duplicates", "keep")  # fmt: skip
@@ -55,23 +63,23 @@ def main() -> int:
     runs = {part.label: out / part.folder for part in PARTS}
     _command("alma-report", *map(str, runs.values()), "--out", str(out / "report"))
     for label, run in runs.items():
-        say(ledger_table(Ledger(run / "ledger.jsonl").rows(), title=label))
+        show(ledger_table(Ledger(run / "ledger.jsonl").rows(), title=label))
     first = next(iter(runs.values()))
-    say(
+    show(
         f"* untrained.\n"
         f"report          {out}/report/index.html: open it in a browser\n"
         f"figures         {out}/report/figures/\n"
         f"ledgers         {out}/.../ledger.jsonl\n"
         f"logs            {first}/stages/stage_001/member_1/log.txt ...\n"
-        f"stream          {stream} (stream.json says what is in it)\n"
+        f"stream          {stream} (stream.json lists its contents)\n"
         f"score a model   .venv/bin/alma-eval {first}\n"
-        f"the paper's own settings: README.md"
+        f"settings of the paper: README.md"
     )
     return 0
 
 
 def _command(name: str, *arguments: str) -> None:
-    """Print and run one of our commands. What it cannot do ends the demo with its own message."""
+    """Print and run one of our commands. If it fails, the demo ends with the exit status of the command."""
     print(f"\n$ {name} {shlex.join(arguments)}", flush=True)
     program = Path(sysconfig.get_path("scripts")) / name
     status = subprocess.run([str(program), *arguments], env={**os.environ, "COLUMNS": "120"}).returncode

@@ -1,1 +1,1 @@
-"""Where processes run: here (local.py). Knows nothing of what they compute."""
+"""Processes on this machine (local.py), Slurm jobs (row.sbatch) and the set-up of .venv (setup.sh)."""

@@ -1,4 +1,4 @@
-"""Run processes on this machine, line by line, and never outlive or be outlived by them."""
+"""Run processes on this machine, read their output line by line, and end them whenever this process ends."""
 
 import codecs
 import ctypes
@@ -17,10 +17,10 @@ from typing import BinaryIO
 PR_SET_PDEATHSIG = 1
 
 GRACE_SECONDS = 10.0
-"""Between asking processes to end and killing them."""
+"""Time between the request to end (SIGTERM) and the kill (SIGKILL)."""
 
-# OpenMP threads that spin while they wait take the processor from whoever has work: with one busy neighbour
-# on two cores a stage ran at a tenth of its speed. Short spins cost a free machine little.
+# OpenMP threads that spin while they wait take processor time from threads that have work: with one other busy process
+# on two cores, a stage ran at a tenth of its speed. Short spins cost little on a free machine.
 SPIN = {"GOMP_SPINCOUNT": "10000"}
 
 
@@ -29,12 +29,13 @@ class Job:
     """A process to run."""
 
     command: Sequence[str]
+    """Program and arguments."""
     log: Path
-    """All it prints, stdout and stderr, is appended here as it comes."""
+    """File to which its stdout and stderr are appended while it runs. Its folder is created if it is missing."""
     on_line: Callable[[str], None] = lambda line: None
-    """Is handed each line of it."""
+    """Called with each line of its output, after the line has been written to the log."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Beside that of this process; None takes a variable away."""
+    """Environment variables in addition to those of this process; None removes a variable."""
 
 
 def run_process(
@@ -43,25 +44,32 @@ def run_process(
     on_line: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str | None] | None = None,
 ) -> int:
-    """Run one process to its end; return its exit status (negative: the signal that ended it). See run_processes."""
+    """Run one process to its end; return its exit status, negative for a signal. See run_processes."""
     (status,) = run_processes([Job(command, log, on_line, environment or {})])
     assert status is not None
     return status
 
 
 def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},)) -> list[int | None]:
-    """Run jobs to their end, as many side by side as there are slots; return their exit statuses.
+    """Run jobs to their end, as many at the same time as there are slots, and return their exit statuses.
 
-    An exception here (Ctrl-C among them) ends all processes before it goes on. When a job fails those that run
-    are left to their end, for their work is worth keeping; those that wait are not started and have status None.
-    On Linux a process is killed with its parent, so that a killed run leaves nobody writing into its folder.
+    If an exception is raised here, Ctrl-C included, all processes are ended before it propagates. If a job fails, the
+    jobs that run continue to their end, because their results are worth keeping; the jobs that wait are not started.
+    On Linux, a process is killed together with its parent, so that no process writes into the folder of a killed run.
 
     Args:
-        jobs: in the order in which they start.
-        slots: the environment of each place, such as the GPUs that belong to it.
+        jobs: the jobs, in the order in which they start.
+        slots: environment variables of each slot, for example the GPUs that belong to it.
+
+    Returns:
+        The exit status of each job, negative for a signal; None for a job that was not started.
+
+    Raises:
+        ValueError: there is no slot.
+        OSError: a program cannot be started.
     """
     if not slots:
-        raise ValueError("no slot to run a job in")
+        raise ValueError("there is no slot to run a job in")
     statuses: list[int | None] = [None] * len(jobs)
     waiting, free = list(range(len(jobs))), list(slots)
     running: dict[int, _Running] = {}
@@ -91,12 +99,16 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
 def share_of_machine(
     num_jobs: int, num_gpus: int, at_once: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> list[dict[str, str]]:
-    """Slots for `num_jobs` equal jobs: GPUs shared out evenly, or processor cores where there is no GPU.
+    """Return slots for equal jobs, among which the GPUs are divided evenly, or the cores if there is no GPU.
 
     Args:
-        num_gpus: that this process sees.
-        at_once: how many run side by side; by default as many as there are GPUs, or cores.
-        environment: of this process: a CUDA_VISIBLE_DEVICES or OMP_NUM_THREADS in it is kept to.
+        num_jobs: number of jobs.
+        num_gpus: number of GPUs that this process sees.
+        at_once: number of jobs that run at the same time; by default the number of GPUs, or of cores without a GPU.
+        environment: environment of this process. Its CUDA_VISIBLE_DEVICES and OMP_NUM_THREADS are respected.
+
+    Returns:
+        The environment variables of each slot, at most one slot for each job.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     at_once = max(1, min(num_jobs, at_once or num_gpus or cores))
@@ -114,7 +126,7 @@ def share_of_machine(
 
 
 class _Running:
-    """A process that runs, and what it has printed so far."""
+    """A running process, its log, and the unfinished last line of its output."""
 
     def __init__(self, job: Job, slot: Mapping[str, str]):
         self.slot = slot
@@ -130,7 +142,7 @@ class _Running:
                 stderr=subprocess.STDOUT,
                 bufsize=0,
                 env={name: value for name, value in environment.items() if value is not None},
-                preexec_fn=_dying_with(os.getpid()) if sys.platform == "linux" else None,
+                preexec_fn=_killed_with(os.getpid()) if sys.platform == "linux" else None,
             )
         except BaseException:
             self._log.close()
@@ -139,52 +151,57 @@ class _Running:
         self.output = self.process.stdout
 
     def read(self) -> bool:
-        """Pass on what has been printed. False at the end of all output."""
-        piece = os.read(self.output.fileno(), 1 << 16)
-        self._log.write(piece)
+        """Write new output to the log and call `on_line` for each line. Return False at the end of the output."""
+        chunk = os.read(self.output.fileno(), 1 << 16)
+        self._log.write(chunk)
         self._log.flush()
-        *lines, self._line = (self._line + piece).split(b"\n")
-        if not piece and self._line:
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        if not chunk and self._line:
             lines, self._line = [self._line], b""
         for line in lines:
             self._on_line(codecs.decode(line, "utf-8", errors="replace"))
-        return bool(piece)
+        return bool(chunk)
 
     def end(self) -> int:
+        """Wait until the process has ended, close its files and return its exit status."""
         status = self.process.wait()
         self.close()
         return status
 
     def close(self) -> None:
+        """Close the log and the pipe."""
         self.output.close()
         self._log.close()
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    for one in running:
-        one.process.terminate()
+    """End processes: ask them to end, wait up to GRACE_SECONDS, then kill them."""
+    for job in running:
+        job.process.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
     try:
-        for one in running:
+        for job in running:
             with suppress(subprocess.TimeoutExpired):
-                one.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    finally:  # a second Ctrl-C does not leave them behind either
-        for one in running:
-            one.process.kill()
-            one.process.wait()
-            one.close()
+                job.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+    finally:  # also after a second Ctrl-C
+        for job in running:
+            job.process.kill()
+            job.process.wait()
+            job.close()
 
 
-def _dying_with(parent: int) -> Callable[[], None]:
-    """What a child of process `parent` does first: ask to be killed when that ends."""
-    libc = ctypes.CDLL(None)  # before the fork: after it, with other threads about, loading might wait for ever
+def _killed_with(parent: int) -> Callable[[], None]:
+    """Return a function for a new child of process `parent`: it lets the kernel kill the child when the parent ends."""
+    libc = ctypes.CDLL(None)  # before the fork: after it, loading could wait forever for a lock of another thread
 
-    def ask() -> None:
+    def request_kill() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The background of a shell script ignores SIGINT, and hands that on; but it is what torch has the ranks of a
-        # process on several GPUs end by when that process is gone.
+        # In the background of a shell script, SIGINT is ignored, and child processes inherit that. But torch ends the
+        # ranks of a process on several GPUs by SIGINT when that process is gone.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if os.getppid() != parent:  # it died between fork and prctl. (1 is no sign: in a container we may be 1.)
+        if (
+            os.getppid() != parent
+        ):  # the parent died between fork and prctl. (A parent id of 1 proves nothing: in a container we may be 1.)
             os._exit(1)
 
-    return ask
+    return request_kill

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes .venv, with everything that `make demo` and `make test` need, or says in one line why it cannot.
-# Called by the Makefile from the top of the repository. PYTHON=python3.12 chooses the interpreter.
+# Makes .venv with everything that `make demo` and `make test` need, or prints one line that says why it cannot.
+# The Makefile calls it from the top of the repository. PYTHON=python3.12 chooses the interpreter.
 set -u
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -27,7 +27,7 @@ command -v "${CXX:-c++}" >/dev/null 2>&1 || fail "no C++ compiler: fairseq's ext
 include=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
 [ -f "$include/Python.h" ] || fail "no Python headers ($include/Python.h): fairseq's extensions need them (Debian: apt-get install python3-dev)"
 
-# A .venv is kept if it is whole, and of the interpreter that was asked for.
+# A .venv is kept if it works and has the requested version of Python.
 wanted=$("$python" -c 'import sys; print(*sys.version_info[:2])')
 found=$(.venv/bin/python -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null)
 if { [ -n "${PYTHON:-}" ] && [ "$found" != "$wanted" ]; } || ! suits .venv/bin/python ||
@@ -38,11 +38,11 @@ if { [ -n "${PYTHON:-}" ] && [ "$found" != "$wanted" ]; } || ! suits .venv/bin/p
     "$python" -m venv .venv >/dev/null 2>&1 || fail "$python -m venv .venv failed: run it by hand to see why"
 fi
 
-# Says in one line what went wrong, from what pip left in the log.
+# Installs packages. If pip fails, prints one line with the cause that the log of pip shows.
 install() {
     .venv/bin/python -m pip install --no-input --disable-pip-version-check -c constraints.txt "$@" >>"$log" 2>&1 && return
     if grep -q 'No space left' "$log"; then
-        fail "the disk is full: make room (about $minimum_disk_gb GB) and call make again; details in $log"
+        fail "the disk is full: free some space (about $minimum_disk_gb GB) and call make again; details in $log"
     elif grep -qiE 'temporary failure in name resolution|connection (refused|reset|error|broken)|network is unreachable|failed to establish|timed out|no route to host|name or service not known' "$log"; then
         fail "no connection to a package index: check the network (or pip's index settings) and call make again; details in $log"
     else
@@ -54,11 +54,11 @@ install() {
 say "1/3 torch ($($python --version), into .venv; several GB, once)"
 install --upgrade pip setuptools wheel
 install torch torchvision numpy cython ninja
-# Without build isolation fairseq is compiled against the torch above; with it pip would fetch a second one.
+# Without build isolation, fairseq is compiled against the torch above; otherwise pip would download a second torch.
 say "2/3 fairseq and the rest (compiles for some minutes, once)"
 install --no-build-isolation -e '.[test,corpora,docs]'
 say "3/3 checking"
 .venv/bin/python -c 'import torch, torchvision, fairseq, fairseq_alma.core, data_prep' >>"$log" 2>&1 ||
-    fail "what was installed does not import: see the end of $log"
+    fail "the installed packages cannot be imported: see the end of $log"
 touch .venv/installed
 say "ready"

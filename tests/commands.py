@@ -1,4 +1,4 @@
-"""The commands of this environment, as a user types them."""
+"""Commands for tests: run them, and settings for small stages and runs."""
 
 import subprocess
 import sys
@@ -19,9 +19,9 @@ STAGE = (
     "--lr", 0.005, "--dropout", 0.0, "--best-checkpoint-metric", "ppl", "--no-epoch-checkpoints",
     "--log-format", "json", "--log-interval", 5, "--num-workers", 0,
 )  # fmt: skip
-"""A stage by hand, small enough for a test."""
+"""Options of fairseq-train for a stage that is small enough for a test."""
 
 RUN = (
     "preset=quickstart", "tokens_per_sample=32", "sequences_per_update=8", "batch_size=8", "lr=0.005",
 )  # fmt: skip
-"""Settings of alma-lm that make a stage of the test stream take a second."""
+"""Settings of alma-lm with which a stage of the test stream takes a second."""

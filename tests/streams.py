@@ -1,4 +1,4 @@
-"""Small streams for tests, written with fairseq's own builder: no tokenizer, no data_prep."""
+"""Small streams for tests, written by fairseq's own builder, without a tokenizer and without data_prep."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ NUM_SPECIALS = 4
 def make_stream(
     folder: Path, num_mega_batches: int = 3, num_words: int = 20, tokens: int = 3000, seed: int = 0
 ) -> Path:
-    """A stream of documents from a seeded Markov chain over `num_words` words: there is something to learn."""
+    """Write a stream of documents from a seeded Markov chain over `num_words` words, so that a model can learn."""
     random = np.random.default_rng(seed)
     transition = random.dirichlet(np.full(num_words, 0.15), size=num_words)
     folder.mkdir(parents=True)
@@ -23,12 +23,12 @@ def make_stream(
     splits = {f"mega_batch_{t}": tokens for t in range(1, num_mega_batches + 1)}
     splits |= {"valid": tokens // 4, "test": tokens // 3}
     description = {}
-    for split, wanted in splits.items():
+    for split, num_tokens in splits.items():
         prefix = folder / split / ("train" if split.startswith("mega") else split)
         prefix.parent.mkdir()
         builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
         total = documents = 0
-        while total < wanted:
+        while total < num_tokens:
             document = _document(random, transition, length=int(random.integers(20, 60)))
             builder.add_item(torch.tensor([*document, 2]))  # 2: end of document
             total += len(document) + 1

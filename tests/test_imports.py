@@ -1,8 +1,9 @@
-"""Imports point one way, importing does nothing that was not asked for, and both orders register everything."""
+"""Imports point one way, without cycles. Importing does nothing unasked, and registers everything in either order."""
 
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,35 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("fairseq_alma", "vision", "data_prep", "launch")
 
+ORDER = (
+    ("fairseq_alma.core", "launch"),  # the standard library only
+    (
+        "fairseq_alma.app",
+        "fairseq_alma.report",
+        "fairseq_alma.modules",
+        "fairseq_alma.checkpoints",
+        "fairseq_alma.data",
+    ),
+    ("fairseq_alma.models", "fairseq_alma.tasks"),
+    ("fairseq_alma.criteria", "fairseq_alma.growth"),
+    ("fairseq_alma",),  # the package itself, whose register() imports models, tasks and criteria by name
+    ("fairseq_alma.evaluation",),
+    ("fairseq_alma.lm", "vision", "data_prep"),
+    ("fairseq_alma.demo",),
+)
+"""Our packages from the lowest to the highest. A module may import from its own package and from lower lines only."""
+
+FAIRSEQ = ("fairseq_alma.models", "fairseq_alma.tasks", "fairseq_alma.criteria", "fairseq_alma.data",
+           "fairseq_alma.evaluation.perplexity", "fairseq_alma.lm.fairseq_train")  # fmt: skip
+"""Packages and modules that may import fairseq."""
+
+TORCH = (*FAIRSEQ, "fairseq_alma.modules", "fairseq_alma.growth", "fairseq_alma.checkpoints", "fairseq_alma.evaluation",
+         "fairseq_alma.lm", "vision")  # fmt: skip
+"""Packages and modules that may import torch."""
+
 
 def run_fresh(code):
-    """Run `code` in a fresh process; what it printed."""
+    """Run `code` in a fresh process and return the words that it printed."""
     command = [sys.executable, "-W", "ignore", "-c", code]
     process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert process.returncode == 0, process.stderr
@@ -39,6 +66,16 @@ def test_the_core_and_the_launcher_need_neither_torch_nor_fairseq(name):
     assert run_fresh(f"import sys, {name}; print(len({heavy} & sys.modules.keys()))") == ["0"]
 
 
+def test_alma_lm_checks_its_settings_before_it_imports_torch_or_fairseq():
+    heavy = "{'torch', 'fairseq'}"
+    assert run_fresh(f"import sys, fairseq_alma.lm.run; print(len({heavy} & sys.modules.keys()))") == ["0"]
+
+
+def test_alma_grow_and_alma_eval_start_without_fairseq():
+    commands = "fairseq_alma.growth.checkpoint, fairseq_alma.evaluation.perplexity"
+    assert run_fresh(f"import sys, {commands}; print('fairseq' in sys.modules)") == ["False"]
+
+
 def test_core_first_and_fairseq_later_still_registers_everything_and_twice_is_harmless():
     code = """
 import fairseq_alma.core, fairseq, fairseq_alma
@@ -55,15 +92,22 @@ def test_fairseq_first_registers_everything_on_import():
     assert run_fresh("import fairseq, fairseq_alma\n" + REGISTERED) == EVERYTHING
 
 
-def modules_of(package):
-    """Dotted name and path of every module of a package of ours."""
-    for path in sorted((ROOT / package.replace(".", "/")).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+@cache
+def our_modules() -> dict[str, Path]:
+    """Return the path of each of our modules, by its dotted name."""
+    found = {}
+    for package in OURS:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
 
 
-def imports_of(name, source, is_package=False):
-    """Dotted names of all modules that the source of module `name` imports, inside functions too."""
+def imports_in(source: str, name: str, is_package: bool, modules) -> set[str]:
+    """Return the dotted names of all modules that the source of module `name` imports, inside functions too.
+
+    `from package import name` counts as an import of package.name if that is one of `modules`, otherwise of package.
+    """
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -71,9 +115,16 @@ def imports_of(name, source, is_package=False):
         elif isinstance(node, ast.ImportFrom):
             base = name.split(".")[: len(name.split(".")) - node.level + is_package] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            # `from fairseq_alma import core`: the names may be modules.
-            found |= {f"{module}.{alias.name}" for alias in node.names} if module in OURS else {module}
+            names = {f"{module}.{alias.name}" for alias in node.names}
+            found |= {imported if imported in modules else module for imported in names}
     return found
+
+
+@cache
+def imports_of(name: str) -> set[str]:
+    """Return the dotted names of all modules that one of our modules imports."""
+    path = our_modules()[name]
+    return imports_in(path.read_text(encoding="utf-8"), name, path.name == "__init__.py", our_modules()) - {name}
 
 
 def is_inside(module, *packages):
@@ -84,65 +135,115 @@ def is_standard(module):
     return module.split(".")[0] in sys.stdlib_module_names
 
 
-def test_this_file_sees_every_kind_of_import():
+def importers(*packages):
+    """Return our modules that import from one of these packages."""
+    return {name for name in our_modules() if any(is_inside(imported, *packages) for imported in imports_of(name))}
+
+
+def package_of(module):
+    """Return the entry of ORDER to which one of our modules belongs, and its line."""
+    entries = [(entry, line) for line, packages in enumerate(ORDER) for entry in packages]
+    found = [(entry, line) for entry, line in entries if module == entry]
+    found = found or [(e, line) for e, line in entries if is_inside(module, e) and e != "fairseq_alma"]
+    assert len(found) == 1, f"{module} belongs to {len(found)} entries of ORDER"
+    return found[0]
+
+
+def test_the_reader_of_imports_sees_every_kind():
     source = (
-        "import os.path\nfrom fairseq_alma import core\ndef f():\n    from ..launch import local\n    from . import x"
+        "import os.path\nfrom fairseq_alma import core, register\n"
+        "def f():\n    from ..launch import local\n    from . import x"
     )
-    assert imports_of("vision.data.sets", source) == {"os.path", "fairseq_alma.core", "vision.launch", "vision.data"}
-    assert imports_of("vision.data", "from .sets import A", is_package=True) == {"vision.data.sets"}
+    found = imports_in(source, "vision.data.sets", False, {"fairseq_alma.core"})
+    assert found == {"os.path", "fairseq_alma.core", "fairseq_alma", "vision.launch", "vision.data"}
+    assert imports_in("from .sets import A", "vision.data", True, {}) == {"vision.data.sets"}
 
 
-def strangers(package, allowed):
-    """(module, what it imports) for every import that is not allowed."""
-    modules = list(modules_of(package))
-    assert modules, f"no {package}"
-    return {
-        (name, imported)
-        for name, path in modules
-        for imported in imports_of(name, path.read_text(encoding="utf-8"), path.name == "__init__.py")
-        if not allowed(imported)
+def test_every_import_points_to_the_same_package_or_to_a_lower_one():
+    upward = set()
+    for name in our_modules():
+        package, line = package_of(name)
+        for imported in imports_of(name) & our_modules().keys():
+            other, other_line = package_of(imported)
+            if other != package and other_line >= line:
+                upward.add((name, imported))
+    assert upward == set()
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of nodes that reach each other; an empty list if the graph has no cycle."""
+
+    def reachable_from(node):
+        seen, queue = set(), list(graph[node])
+        while queue:
+            if (other := queue.pop()) not in seen:
+                seen.add(other)
+                queue += graph[other]
+        return seen
+
+    reach = {node: reachable_from(node) for node in graph}
+    groups = {
+        frozenset(other for other in reach[node] if node in reach[other]) for node in graph if node in reach[node]
     }
+    return [sorted(group) for group in groups]
 
 
-def test_core_imports_the_standard_library_and_itself():
-    assert strangers("fairseq_alma.core", lambda m: is_standard(m) or is_inside(m, "fairseq_alma.core")) == set()
+def test_cycles_are_found_by_hand():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+def test_no_import_cycle():
+    """Imports inside functions count: a cycle that is hidden in a function is a cycle."""
+    assert cycles({name: imports_of(name) & our_modules().keys() for name in our_modules()}) == []
+
+
+def test_the_core_and_the_launcher_import_the_standard_library_and_core_only():
+    for name in our_modules():
+        if is_inside(name, "fairseq_alma.core", "launch"):
+            own = package_of(name)[0]
+            assert {
+                module for module in imports_of(name) if not is_standard(module) and not is_inside(module, own)
+            } == set()
+
+
+def test_only_these_modules_import_fairseq():
+    assert {name for name in importers("fairseq", "fairseq_cli") if not is_inside(name, *FAIRSEQ)} == set()
+    for package in ("fairseq_alma.evaluation", "fairseq_alma.lm"):
+        assert len([name for name in importers("fairseq") if is_inside(name, package)]) == 1
+
+
+def test_only_these_modules_import_torch():
+    assert {name for name in importers("torch") if not is_inside(name, *TORCH)} == set()
+
+
+def test_the_mixture_modules_import_torch_and_themselves():
+    for name in our_modules():
+        if is_inside(name, "fairseq_alma.modules"):
+            others = {m for m in imports_of(name) if not is_standard(m)}
+            assert {m for m in others if not is_inside(m, "torch", "fairseq_alma.modules")} == set()
+
+
+def test_only_alma_lm_uses_the_launcher():
+    assert {name for name in importers("launch") if not is_inside(name, "launch")} == {
+        "fairseq_alma.lm.stage_processes"
+    }
 
 
 @pytest.mark.parametrize(
     ("package", "others"),
     [
-        ("vision", ("fairseq_alma.app", "fairseq_alma.report")),
-        ("data_prep", ()),
-        ("launch", ()),
-        ("fairseq_alma.app", ()),
-        ("fairseq_alma.report", ()),
+        ("vision", ("fairseq_alma.core", "fairseq_alma.app", "fairseq_alma.report")),
+        ("data_prep", ("fairseq_alma.core",)),
+        ("fairseq_alma.app", ("fairseq_alma.core",)),
+        ("fairseq_alma.report", ("fairseq_alma.core",)),
     ],
 )
-def test_the_other_rooms_import_core_and_themselves_of_ours(package, others):
-    allowed = ("fairseq_alma.core", package, *others)
-    assert strangers(package, lambda m: not is_inside(m, *OURS) or is_inside(m, *allowed)) == set()
+def test_these_packages_import_no_others_of_ours(package, others):
+    for name in our_modules():
+        if is_inside(name, package):
+            assert {m for m in imports_of(name) if is_inside(m, *OURS) and not is_inside(m, package, *others)} == set()
 
 
-def test_the_launcher_needs_the_standard_library_only():
-    assert strangers("launch", lambda m: is_standard(m) or is_inside(m, *OURS)) == set()
-
-
-@pytest.mark.parametrize("package", ["vision", "data_prep", "fairseq_alma.app", "fairseq_alma.report"])
-def test_vision_and_data_prep_never_import_fairseq(package):
-    assert strangers(package, lambda m: not is_inside(m, "fairseq", "fairseq_cli")) == set()
-
-
-def test_the_mixture_modules_import_torch_and_themselves():
-    found = strangers("fairseq_alma.modules", lambda m: is_standard(m) or is_inside(m, "torch", "fairseq_alma.modules"))
-    assert found == set()
-
-
-def test_of_the_fairseq_parts_only_the_driver_imports_another_room():
-    # run.py hands the launcher to the learner: the one place where the two meet.
-    found = strangers("fairseq_alma", lambda m: not is_inside(m, "vision", "data_prep", "launch"))
-    assert found == {("fairseq_alma.lm.stage_processes", "launch.local")}
-
-
-@pytest.mark.parametrize("package", OURS)
-def test_nothing_of_ours_imports_tests_or_benchmarks(package):
-    assert strangers(package, lambda m: not is_inside(m, "tests", "benchmarks")) == set()
+def test_nothing_of_ours_imports_tests_or_benchmarks():
+    assert importers("tests", "benchmarks") == set()

@@ -47,6 +47,16 @@ def written_aside(path: str | Path, durable: bool = True) -> Iterator[Path]:
         sync_folder(path.parent)
 
 
+def unfinished_files(folder: str | Path, name: str = "*") -> list[Path]:
+    """Return the temporary files and folders that processes killed inside `written_aside` left in a folder.
+
+    Args:
+        folder: where to look.
+        name: the final name of a file or folder; by default every name.
+    """
+    return list(Path(folder).glob(f".{Path(name).stem}.*.tmp*"))
+
+
 def write_whole(path: str | Path, text: str, durable: bool = True) -> None:
     """Replace the content of `path` by `text` in one step. See `written_aside` for `durable` and errors."""
     with written_aside(path, durable) as temporary:

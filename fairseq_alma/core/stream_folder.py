@@ -44,6 +44,28 @@ def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
+class TrainingView:
+    """The part of a stream folder that a learner sees: training and validation data, without the test set."""
+
+    path: Path
+    """The stream folder. fairseq reads it by `--task alma_lm`, which refuses to train or validate on the test set."""
+    dictionary_digest: str
+    """SHA-256 of dict.txt."""
+    digests: Mapping[str, str]
+    """SHA-256 of the tokens of each mega-batch and of the validation set, by the name of the split."""
+
+    def digest(self, split: str) -> str:
+        """Return the SHA-256 digest of the tokens of a split.
+
+        Raises:
+            StreamError: the view has no such split; it never has the test set.
+        """
+        if split not in self.digests:
+            raise StreamError(f"a learner has no access to split {split!r}: it sees {', '.join(self.digests)}")
+        return self.digests[split]
+
+
+@dataclass(frozen=True)
 class StreamFolder:
     """A stream folder whose files are complete. Create it with `StreamFolder.open`."""
 
@@ -90,6 +112,11 @@ class StreamFolder:
     def prefix(self, split: str) -> Path:
         """Return the path of a split as fairseq expects it: without .bin and .idx."""
         return split_prefix(self.path, split)
+
+    def without_test(self) -> TrainingView:
+        """Return the view of this folder that a learner gets: everything but the test set."""
+        digests = {split: self.digest(split) for split in self.splits if split != "test"}
+        return TrainingView(self.path, self.dictionary_digest, digests)
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
         """Return the mega-batches in order, or only the first `num_mega_batches` of them.

@@ -1,1 +1,1 @@
-"""Criteria registered with fairseq. Imports fairseq."""
+"""Criteria registered with fairseq. Needs fairseq."""

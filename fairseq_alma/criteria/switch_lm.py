@@ -1,46 +1,70 @@
-"""Cross entropy of the next token plus the losses that keep the experts busy."""
+"""The fairseq criterion switch_lm: cross entropy of the next token plus the losses that balance the experts."""
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
+from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.modules.switch_feed_forward import MixtureOutput
 
 
 @dataclass
 class SwitchLanguageModelCriterionConfig(FairseqDataclass):
+    """Options of the criterion."""
+
     balance_loss_weight: float = field(
         default=0.01,
-        metadata={"help": "alpha of the Switch paper's balance loss, added for each mixture layer"},
+        metadata={"help": "alpha, the weight of the Switch paper's balance loss of each mixture"},
     )
-    router_z_loss_weight: float = field(default=0.0, metadata={"help": "weight of the router z-loss (ST-MoE)"})
+    router_z_loss_weight: float = field(
+        default=0.0, metadata={"help": "weight of the router z-loss (ST-MoE, equation 5) of each mixture"}
+    )
 
 
 @register_criterion("switch_lm", dataclass=SwitchLanguageModelCriterionConfig)
 class SwitchLanguageModelCriterion(FairseqCriterion):
-    """Logs `nll_loss` (base 2, as fairseq does), `ppl` of it alone, balance loss (mean over
-    layers, 1 when even), overflow % and load entropy.
+    """Cross entropy plus weighted balance and z-losses of all mixtures.
 
-    Select checkpoints by `ppl`: fairseq's default, `loss`, holds the balance loss too. On validation
-    each token's loss is charged to the expert it used (SwitchFeedForward.charge_validation_loss).
+    It logs `nll_loss` (cross entropy in bits per token, as fairseq does), `ppl` (perplexity, of the cross entropy
+    only), the balance loss (mean over mixtures, 1 if the load is even), overflow in percent, and the entropy of the
+    load in bits.
+
+    Select checkpoints by `ppl`: fairseq's default, `loss`, includes the balance loss. In validation, the loss of each
+    token is charged to the expert it used (SwitchFeedForward.charge_validation_loss).
+
+    Args:
+        task: fairseq's task; it has the dictionary.
+        balance_loss_weight: alpha of the Switch paper.
+        router_z_loss_weight: weight of the z-loss.
+
+    Raises:
+        SettingError: a weight is negative.
     """
 
-    def __init__(self, task, balance_loss_weight: float, router_z_loss_weight: float):
+    def __init__(self, task: Any, balance_loss_weight: float, router_z_loss_weight: float):
         super().__init__(task)
         if balance_loss_weight < 0 or router_z_loss_weight < 0:
             raise SettingError("--balance-loss-weight and --router-z-loss-weight must not be negative")
         self.charge_experts = True
-        """Whether validation losses are charged: the task switches it off for a batch that only fills a rank."""
+        """Whether validation losses are charged to experts. The task turns it off for a batch that is scored twice."""
         self.balance_loss_weight = balance_loss_weight
         self.router_z_loss_weight = router_z_loss_weight
 
-    def forward(self, model, sample, reduce=True):
-        """Returns (loss summed over tokens, number of tokens, logging output)."""
+    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """Return the loss (in nats, summed over tokens), the number of tokens, and the logging output.
+
+        Args:
+            model: a SwitchLanguageModel, or fairseq's wrapper of it.
+            sample: a batch; its target is int64 [B, L].
+            reduce: part of fairseq's interface; ignored.
+        """
         target, num_tokens = sample["target"], sample["ntokens"]
         loss_T = None
         if self.training:
@@ -56,7 +80,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
             "ntokens": num_tokens,
             "nsentences": target.size(0),
             "sample_size": num_tokens,
-            # FLOPs of a row of L tokens are a L + b L^2: these two sums give those of any set of batches.
+            # The FLOPs of a row of L tokens are a L + b L^2, so these two sums give the FLOPs of any set of batches.
             "processed_tokens": target.numel(),
             "processed_token_pairs": target.numel() * target.size(1),
         }
@@ -79,7 +103,8 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
         return loss, num_tokens, logging_output
 
     @staticmethod
-    def _charge_experts(model, mixtures, loss_T, token_mask) -> None:
+    def _charge_experts(model: Any, mixtures: list[MixtureOutput], loss_T: Tensor, token_mask: Tensor | None) -> None:
+        """Charge the loss of each token to the expert that it used, in every mixture."""
         if token_mask is not None:
             loss_T = loss_T[token_mask.flatten()]
         while hasattr(model, "module"):  # fairseq wraps a distributed model twice
@@ -88,10 +113,10 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
             module.charge_validation_loss(output, loss_T)
 
     @staticmethod
-    def reduce_metrics(logging_outputs) -> None:
-        """Aggregate over micro-batches and ranks. Nothing is rounded here: checkpoints are chosen by these."""
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the metrics, summed over forward passes and ranks. `ppl` is not rounded: it chooses checkpoints."""
 
-        def total(key):
+        def total(key: str) -> Any:
             return sum(log.get(key, 0) for log in logging_outputs)
 
         num_tokens = total("ntokens")
@@ -107,15 +132,17 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
+        """Return True: fairseq may sum logging outputs over ranks."""
         return True
 
 
-def _perplexity(bits) -> float:
-    bits = float(bits)
+def _perplexity(bits_per_token: Any) -> float:
+    """Return the perplexity of a cross entropy in bits; infinity where it would overflow."""
+    bits = float(bits_per_token)
     return 2.0**bits if bits < 1000 else math.inf
 
 
-def _entropy_bits(load_E: torch.Tensor) -> torch.Tensor:
-    """Entropy of the share of tokens each expert was asked to take: log2(E) when even, 0 when one takes all."""
+def _entropy_bits(load_E: Tensor) -> Tensor:
+    """Return the entropy of the load in bits: log2(E) if it is even, 0 if one expert gets all tokens."""
     share_E = load_E.float() / load_E.sum().clamp(min=1)
     return -torch.xlogy(share_E, share_E).sum() / math.log(2)

@@ -1,1 +1,1 @@
-"""What a stage trains on, as fairseq datasets. Imports fairseq's data classes and `fairseq_alma.core`."""
+"""The training data of a stage as fairseq datasets: blocks of tokens, replay, names of mega-batches. Needs fairseq."""

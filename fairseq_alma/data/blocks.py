@@ -1,19 +1,27 @@
-"""Blocks of tokens in batches that every rank gets as many of."""
+"""Blocks of tokens, in batches that divide evenly among ranks."""
+
+from typing import Any
 
 from fairseq.data import MonolingualDataset
 
 
 def fill_shards(batches: list, num_shards: int) -> list:
-    """Repeat the first batches until there is one for each of `num_shards` ranks in every step."""
+    """Return the batches, the first ones repeated at the end so that their number is a multiple of `num_shards`.
+
+    Args:
+        batches: indices of the blocks of each batch.
+        num_shards: number of ranks that share the batches.
+    """
     missing = -len(batches) % num_shards
     return [*batches, *(batches[i % len(batches)] for i in range(missing))]
 
 
 class Blocks(MonolingualDataset):
-    """Non-overlapping blocks of a stage's token stream."""
+    """A dataset of non-overlapping blocks of tokens."""
 
     num_shards = 1
-    """Ranks that share the batches; set by the task for training data."""
+    """Number of ranks that share the batches. The task sets it for training data."""
 
-    def batch_by_size(self, indices, **kwargs) -> list:
+    def batch_by_size(self, indices: Any, **kwargs: Any) -> list:
+        """Return fairseq's batches, filled up so that every rank gets the same number."""
         return fill_shards(super().batch_by_size(indices, **kwargs), self.num_shards)

@@ -1,19 +1,23 @@
-"""The words a stage's data are named by: `1`, `2-4`, `1,3-5`."""
+"""Sets of mega-batches as text: `1`, `2-4`, `1,3-5`."""
 
 from fairseq_alma.core.errors import SettingError
 
 
 def parse_mega_batches(text: str, num_mega_batches: int) -> list[int]:
-    """`"1,3-5"` to [1, 3, 4, 5], sorted.
+    """Return the mega-batches that a text names, in order: [1, 3, 4, 5] for "1,3-5".
+
+    Args:
+        text: numbers and ranges, separated by commas.
+        num_mega_batches: B of the stream.
 
     Raises:
-        SettingError: not such a set, or a number outside 1..num_mega_batches.
+        SettingError: the text has another form, or names a number outside 1..B.
     """
     chosen: set[int] = set()
-    for piece in text.replace(" ", "").split(","):
-        first, dash, last = piece.partition("-")
+    for part in text.replace(" ", "").split(","):
+        first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise SettingError(f"mega-batches {text!r} should read like 1, 2-4 or 1,3-5")
+            raise SettingError(f"mega-batches {text!r} must have the form 1, 2-4 or 1,3-5")
         chosen.update(range(int(first), int(last or first) + 1))
     outside = sorted(t for t in chosen if not 1 <= t <= num_mega_batches)
     if outside or not chosen:
@@ -22,11 +26,11 @@ def parse_mega_batches(text: str, num_mega_batches: int) -> list[int]:
 
 
 def format_mega_batches(ts: list[int]) -> str:
-    """[1, 3, 4, 5] to `"1,3-5"`."""
-    runs: list[list[int]] = []
+    """Return the shortest text that names mega-batches: "1,3-5" for [1, 3, 4, 5]."""
+    ranges: list[list[int]] = []
     for t in sorted(ts):
-        if runs and t == runs[-1][1] + 1:
-            runs[-1][1] = t
+        if ranges and t == ranges[-1][1] + 1:
+            ranges[-1][1] = t
         else:
-            runs.append([t, t])
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+            ranges.append([t, t])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)

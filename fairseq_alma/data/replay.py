@@ -1,4 +1,4 @@
-"""Replay by share: a fixed part of every batch comes from the past, the number of steps unchanged."""
+"""Replay by share: a fixed share of every batch comes from earlier mega-batches; the number of updates is unchanged."""
 
 import math
 
@@ -10,51 +10,67 @@ from fairseq_alma.data.blocks import fill_shards
 
 
 class ReplayShareDataset(BaseWrapperDataset):
-    """New blocks, one pass an epoch, with past blocks mixed in at a constant share of every batch.
+    """A dataset whose batches mix new and past blocks in a constant proportion.
 
-    An epoch has as many batches as the new data alone would make, so a stage takes the steps it would
-    take without replay: the past replaces new blocks in each batch, and the new blocks it replaces wait
-    for a later epoch. Which past and which new blocks an epoch sees is drawn from (seed, epoch).
+    An epoch has as many batches as the new data alone would have, so replay does not change the number of updates. In
+    each batch, past blocks replace new ones; the replaced blocks are used in a later epoch. The past and the new blocks
+    of an epoch are drawn from (seed, epoch).
 
     Args:
         new, past: datasets of blocks.
-        share: of each batch, in (0, 1).
+        share: share of past blocks in each batch, between 0 and 1.
+        seed: seed of the drawing.
+
+    Raises:
+        SettingError: the share is not between 0 and 1.
     """
 
     num_shards = 1
-    """Ranks that share the batches; set by the task."""
+    """Number of ranks that share the batches. The task sets it."""
 
     def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int):
         super().__init__(ConcatDataset([new, past]))
         if not 0 < share < 1:
-            raise SettingError(f"replay share {share} must lie between 0 and 1")
+            raise SettingError(f"replay share {share} must be above 0 and below 1")
         self.num_new, self.num_past = len(new), len(past)
         self.share = share
         self.seed = seed
         self.epoch = 1
 
     def __getitem__(self, index: int) -> dict:
-        return {**self.dataset[index], "id": index}  # a block's own id counts within new or past
+        return {**self.dataset[index], "id": index}  # the block's own id counts within `new` or `past` only
 
     def set_epoch(self, epoch: int) -> None:
+        """Set the epoch whose batches `batch_by_size` returns, counted from 1."""
         super().set_epoch(epoch)
         self.epoch = epoch
 
     def ordered_indices(self) -> np.ndarray:
-        """As many blocks as there are new ones; `batch_by_size` mixes them."""
+        """Return as many indices as there are new blocks. `batch_by_size` chooses the blocks themselves."""
         return np.arange(self.num_new)
 
-    def batch_by_size(self, indices, max_tokens=None, max_sentences=None, required_batch_size_multiple=1):
-        """Batches of `max_sentences` blocks, `share` of each from the past, to the nearest block.
+    def batch_by_size(
+        self,
+        indices: np.ndarray,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        required_batch_size_multiple: int = 1,
+    ) -> list[list[int]]:
+        """Return batches of `max_sentences` blocks, of which the share `share` comes from the past.
 
-        Where the share of a batch is no whole number of blocks, batches take turns (2, 2, 3, 2 ... of 8 for
-        0.3): no batch is off by more than one block, and the sum of all by less than one.
+        Where the share is not a whole number of blocks, the number of past blocks varies (2, 2, 3, 2 ... of 8 for a
+        share of 0.3): each batch differs from the exact share by less than one block, and so does the sum of all.
+
+        Args:
+            indices: from `ordered_indices`; only their number is used.
+            max_sentences: number of blocks in a batch.
+            max_tokens, required_batch_size_multiple: part of fairseq's interface; ignored.
 
         Raises:
-            SettingError: no --batch-size.
+            SettingError: max_sentences (--batch-size) is not given.
         """
         if max_sentences is None:
-            raise SettingError("replay by share needs --batch-size (blocks a batch)")
+            raise SettingError("replay by share needs --batch-size (number of blocks in a batch)")
         num_batches = -(-len(indices) // max_sentences)
         past_ends = [math.floor(i * self.share * max_sentences + 1e-9) for i in range(num_batches + 1)]
         new_ends = [i * max_sentences - end for i, end in enumerate(past_ends)]
@@ -68,10 +84,11 @@ class ReplayShareDataset(BaseWrapperDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """False: every epoch has its own batches."""
         return False
 
 
 def _draw(population: int, count: int) -> np.ndarray:
-    """`count` indices: shuffled passes over the population, so that none comes twice before all came once."""
+    """Return `count` indices below `population` from shuffled passes: none comes twice before all have come once."""
     passes = [np.random.permutation(population) for _ in range(-(-count // population))]
     return np.concatenate([np.empty(0, dtype=np.int64), *passes])[:count]

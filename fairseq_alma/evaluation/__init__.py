@@ -1,1 +1,1 @@
-"""alma-eval and the evaluator: perplexity and FLOPs of checkpoints, with fairseq in this process."""
+"""Evaluation of language models: perplexity on a split, scores of a run, FLOPs. perplexity.py needs fairseq."""

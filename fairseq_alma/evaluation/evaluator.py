@@ -1,41 +1,59 @@
-"""The environment's side: the only part of a run that reads the test set."""
+"""The evaluator of a run of alma-lm: the only part of a run that reads the test set."""
 
-import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from fairseq_alma.core.errors import StreamError
-from fairseq_alma.core.files import read_json, sha256_of, write_json
+from fairseq_alma.core.files import read_json, sha256_of, unfinished_files, write_json, written_aside
 from fairseq_alma.core.ledger import Scores
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.flops import count_forward_flops
-from fairseq_alma.evaluation.perplexity import combine, default_device, load_member, score_tokens
+from fairseq_alma.evaluation.perplexity import TokenScores, combine, default_device, load_member, score_tokens
 
 SPLITS = ("valid", "test")
 
 
+class Predictor(Protocol):
+    """What the evaluator uses of a learner."""
+
+    @property
+    def predictor(self) -> Sequence[Path]:
+        """The checkpoints whose mean probability is the prediction now."""
+
+    @property
+    def frozen(self) -> Sequence[Path]:
+        """Those of them that later stages do not change, so that their outputs can be kept."""
+
+
 @dataclass(frozen=True)
 class MemberFacts:
-    """What the environment measures of one checkpoint, beside the log-probability of each token."""
+    """What the evaluator measures of one checkpoint, apart from the log-probability of each token."""
 
     num_params: int
+    """Number of parameters."""
     forward_flops: int
+    """FLOPs of the forward pass of one block of tokens_per_sample tokens."""
     num_experts: int | None
+    """Number of experts in its largest mixture; None without mixtures."""
     load: list[list[float]]
+    """[M][E]: share of the validation tokens that each expert got, by mixture."""
     overflow: float
+    """Share of the routed validation tokens that found their expert full."""
 
 
 class PerplexityEvaluator:
-    """Scores what a learner would predict with now, on the test and the validation set of a stream.
+    """Scores the predictor of a learner on the test and the validation set of a stream.
 
     Args:
-        stream: whose sets.
-        keep_in: where the outputs of members that later stages leave as they are lie, so that an ensemble which
-            grows is not scored anew as a whole at each stage: gEns would cost O(t^2). 4 bytes a token and member.
+        stream: the stream folder.
+        keep_in: folder for the outputs of frozen members, 4 bytes for each token and member. Without it, every stage of
+            gEns would score all earlier members again, O(t^2) in all.
+        device: where to compute; a GPU by default if there is one.
     """
 
     def __init__(self, stream: StreamFolder, keep_in: Path, device: torch.device | None = None):
@@ -43,51 +61,54 @@ class PerplexityEvaluator:
         self._keep_in = keep_in
         self._device = device or default_device()
 
-    def __call__(self, learner) -> Scores:
-        """Raises StreamError where not every token of a split is scored exactly once."""
+    def __call__(self, learner: Predictor) -> Scores:
+        """Return the scores of what the learner predicts with now.
+
+        Raises:
+            StreamError: a checkpoint is missing or does not fit the stream, or not every token was scored once.
+        """
         frozen = learner.frozen
         outputs = [self._outputs(checkpoint, keep=checkpoint in frozen) for checkpoint in learner.predictor]
-        facts = [one for one, _ in outputs]
+        members = [facts for facts, _ in outputs]
         results = {}
         for split in SPLITS:
             results[split] = combine([arrays[split] for _, arrays in outputs], self._stream.counts(split)["words"])
-        num_experts = [one.num_experts for one in facts if one.num_experts is not None]
+        num_experts = [facts.num_experts for facts in members if facts.num_experts is not None]
         return Scores(
-            num_params=sum(one.num_params for one in facts),
-            forward_flops=sum(one.forward_flops for one in facts),
+            num_params=sum(facts.num_params for facts in members),
+            forward_flops=sum(facts.forward_flops for facts in members),
             perplexity=results["test"].perplexity,
             word_perplexity=results["test"].word_perplexity,
             validation_loss=results["valid"].loss,
             validation_perplexity=results["valid"].perplexity,
             num_experts=max(num_experts, default=None),
-            num_members=len(facts),
-            expert_load=[[round(share, 4) for share in layer] for one in facts for layer in one.load] or None,
-            overflow=sum(one.overflow for one in facts) / len(facts),
+            num_members=len(members),
+            expert_load=[[round(share, 4) for share in layer] for facts in members for layer in facts.load] or None,
+            overflow=sum(facts.overflow for facts in members) / len(members),
         )
 
     def _outputs(self, checkpoint: Path, keep: bool) -> tuple[MemberFacts, dict[str, np.ndarray]]:
+        """Return the facts of a checkpoint and the log-probability of each token by split; kept ones if `keep`."""
         if not keep:
             return self._score(checkpoint)
-        # Named by what it was made of, and the JSON file written last: what is found is whole and of this checkpoint.
+        # The name is made of digests, and the JSON file is written last: a file that exists is whole and belongs to
+        # this checkpoint and these splits.
         name = f"{sha256_of(checkpoint)[:16]}_{'_'.join(self._stream.digest(split)[:8] for split in SPLITS)}"
         paths = {split: self._keep_in / f"{name}.{split}.npy" for split in SPLITS}
         mark = self._keep_in / f"{name}.json"
         if mark.exists() and (arrays := self._kept(paths)) is not None:
             return MemberFacts(**read_json(mark)), arrays
         facts, arrays = self._score(checkpoint)
-        self._keep_in.mkdir(parents=True, exist_ok=True)
+        for leftover in unfinished_files(self._keep_in):
+            leftover.unlink(missing_ok=True)
         for split, path in paths.items():
-            temporary = path.with_suffix(".tmp")
-            with open(temporary, "wb") as file:
-                np.save(file, arrays[split])
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            with written_aside(path) as temporary:
+                np.save(temporary, arrays[split])
         write_json(mark, asdict(facts))
         return facts, arrays
 
     def _kept(self, paths: dict[str, Path]) -> dict[str, np.ndarray] | None:
-        """Outputs of every token of every split; None where a file is gone or cut short: then it is scored anew."""
+        """Return the kept outputs of every token of every split; None if a file is missing or truncated."""
         try:
             arrays = {split: np.load(path, mmap_mode="r") for split, path in paths.items()}
         except (OSError, ValueError):
@@ -107,12 +128,12 @@ class PerplexityEvaluator:
         )
         del model
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the next stage is another process, and wants the memory
-        return facts, {split: one.log_probability_T for split, one in scores.items()}
+            torch.cuda.empty_cache()  # the next stage runs in another process and needs the memory
+        return facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()}
 
-    def _score_split(self, model: Any, task: Any, split: str):
+    def _score_split(self, model: Any, task: Any, split: str) -> TokenScores:
         scores = score_tokens(model, task, split)
-        wanted = self._stream.counts(split)["tokens"]
-        if len(scores.log_probability_T) != wanted:
-            raise StreamError(f"{split}: {len(scores.log_probability_T)} tokens scored, the .idx holds {wanted}")
+        expected = self._stream.counts(split)["tokens"]
+        if len(scores.log_probability_T) != expected:
+            raise StreamError(f"{split}: {len(scores.log_probability_T)} tokens scored, the .idx holds {expected}")
         return scores

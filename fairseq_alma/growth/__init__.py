@@ -1,1 +1,1 @@
-"""Growth between stages: state dict -> state dict, checkpoint -> checkpoint, no hidden state."""
+"""Growth between stages: from a state dict to a larger one, and from a checkpoint to a larger one. Needs torch only."""

@@ -1,1 +1,4 @@
-"""alma-lm: the language-model learners, their members and the stages they run. fairseq runs in child processes."""
+"""alma-lm: the language-model learners, their members, and the fairseq-train processes that train them.
+
+Only fairseq_train.py imports fairseq. Training runs in processes of their own.
+"""

@@ -1,4 +1,4 @@
-"""What a person sees of a stage while it runs."""
+"""The display of a running stage: progress, losses and speed of each member, read from fairseq's log lines."""
 
 import json
 import re
@@ -15,15 +15,19 @@ from fairseq_alma.core.protocol import Stage
 
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
 
+SECONDS_BETWEEN_LINES = 15
+"""Least time between two progress lines of a member if the output is not a terminal."""
+
 
 class StageDisplay:
-    """Follows the log lines of fairseq-train processes: a live line each on a terminal, a line now and then elsewhere.
+    """The display of one stage: a live line for each member on a terminal, otherwise a line every few seconds.
 
     Args:
-        stage: that is run.
-        updates: optimizer updates that each member takes, by its number.
+        stage: the stage that runs.
+        updates: number of optimizer updates of each member, by the member's number.
         num_mega_batches: B.
-        scalars: takes the perplexities too.
+        console: where to print; standard error by default.
+        scalars: where the perplexities are recorded, if given.
     """
 
     def __init__(
@@ -48,41 +52,54 @@ class StageDisplay:
         self._members = {}
         for number, total in updates.items():
             name = title if set(updates) == {1} else f"{title}  member {number}"
-            tell = None
+            record = None
             if scalars:
                 suffix = "" if set(updates) == {1} else f"_member_{number}"
-                tell = partial(_tell, scalars, stage.index, suffix)
-            self._members[number] = _MemberDisplay(name, total, self._progress, console, tell)
+                record = partial(_record_scalar, scalars, stage.index, suffix)
+            self._members[number] = _MemberDisplay(name, total, self._progress, console, record)
 
     def __enter__(self) -> "StageDisplay":
         self._progress.start()
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
     def member(self, number: int) -> Callable[[str], None]:
-        """Takes the log of member m, line by line."""
+        """Return the function that takes the log lines of member m."""
         return self._members[number]
 
 
-def _tell(scalars: RunScalars, stage_index: int, suffix: str, name: str, value: float, progress: float) -> None:
+def _record_scalar(
+    scalars: RunScalars, stage_index: int, suffix: str, name: str, value: float, progress: float
+) -> None:
     scalars.during_stage(f"{name}{suffix}", value, stage_index, progress)
 
 
 class _MemberDisplay:
+    """The line of one member.
+
+    Args:
+        title: what the line begins with.
+        updates: number of optimizer updates of the stage.
+        progress: the live display.
+        console: where to print lines if it is not a terminal.
+        record: records (name, value, share of the stage that is done) of each perplexity.
+    """
+
     def __init__(
         self,
         title: str,
         updates: int,
         progress: Progress,
         console: Console,
-        tell: Callable[[str, float, float], None] | None = None,
+        record: Callable[[str, float, float], None] | None = None,
     ):
-        self._tell = tell
+        self._record = record
         self._title, self._updates, self._progress, self._console = title, updates, progress, console
         self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
-        self._first_update, self._next_plain_line = None, 0.0
+        self._first_update: tuple[float, int] | None = None  # clock time in seconds, and update
+        self._next_line_seconds = 0.0
         self._task = progress.add_task(title, total=updates, state="starting")
 
     def __call__(self, line: str) -> None:
@@ -91,7 +108,7 @@ class _MemberDisplay:
             return
         try:
             kind, values = match[1], json.loads(match[2])
-        except ValueError:  # two ranks wrote into one line: no reason to end training
+        except ValueError:  # two ranks have written into one line: no reason to stop training
             return
         if kind == "valid":
             name, perplexity = "validation_perplexity", float(values["valid_ppl"])
@@ -103,8 +120,8 @@ class _MemberDisplay:
             self._perplexity = f"{perplexity:.2f}"
             self._tokens_per_second = f"{float(values.get('wps', 0)):,.0f}"
             update = int(values["num_updates"])
-        if self._tell:
-            self._tell(name, perplexity, update / self._updates)
+        if self._record:
+            self._record(name, perplexity, update / self._updates)
         self._show(update)
 
     def _show(self, update: int) -> None:
@@ -116,9 +133,10 @@ class _MemberDisplay:
         now = time.monotonic()
         if self._first_update is None:
             self._first_update = (now, update)
-        if not self._console.is_terminal and now >= self._next_plain_line:
-            self._next_plain_line = now + 15
-            since, first = self._first_update
-            left = (now - since) / (update - first) * (self._updates - update) if update > first else None
-            left_text = f"{left:.0f} s left" if left is not None else ""
+        if not self._console.is_terminal and now >= self._next_line_seconds:
+            self._next_line_seconds = now + SECONDS_BETWEEN_LINES
+            start, first = self._first_update
+            left_text = ""
+            if update > first:
+                left_text = f"{(now - start) / (update - first) * (self._updates - update):.0f} s left"
             self._console.print(f"{self._title}  update {update}/{self._updates}  {state}  {left_text}", soft_wrap=True)

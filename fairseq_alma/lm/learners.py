@@ -10,8 +10,8 @@ from fairseq_alma.core.files import read_json, sha256_of, write_json
 from fairseq_alma.core.learner_settings import LanguageModelEnsembleSettings, LanguageModelGrowingMixtureSettings
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
-from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.growth.checkpoint import grow_checkpoint
+from fairseq_alma.core.stream_folder import TrainingView
+from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
 from fairseq_alma.lm.member import Member, MemberTraining, Processes
 from fairseq_alma.lm.settings import LanguageModelSettings
 
@@ -23,11 +23,11 @@ class LanguageModelLearner:
 
     Args:
         settings: settings of the run.
-        stream: training and validation data.
+        stream: training and validation data, without the test set.
         processes: runs the fairseq-train processes.
     """
 
-    def __init__(self, settings: LanguageModelSettings, stream: StreamFolder, processes: Processes):
+    def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
         self.settings = settings
         self.run_folder = Path(settings.out)
         self._training = MemberTraining(settings, stream, processes)
@@ -163,8 +163,7 @@ class GrowingMixture(LanguageModelLearner):
         over the data.
         """
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
-        # Each growth has its own seed: with equal noise, copies of copies would move in the same direction.
-        seed = s.seed * 1000 + stage.index
+        seed = growth_seed(s.seed, stage.index)
         (source,) = self._trainees.values()
         grow_checkpoint(source, target, own.added_at(stage.index), own.grow_router, own.grow_noise, seed)
         self._trainees = {1: target}
@@ -180,6 +179,6 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
 """Name -> class of every language-model learner."""
 
 
-def make_learner(settings: LanguageModelSettings, stream: StreamFolder, processes: Processes) -> LanguageModelLearner:
+def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:
     """Return the learner that `settings.learner` names."""
     return LEARNERS[settings.learner](settings, stream, processes)

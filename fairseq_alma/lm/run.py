@@ -50,7 +50,9 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     stream_settings = settings.stream_settings(len(stream))
 
     scalars = RunScalars(settings.out, settings.tensorboard)
-    learner = make_learner(settings, stream_folder, LocalProcesses(len(stream), settings.parallel, scalars))
+    learner = make_learner(
+        settings, stream_folder.without_test(), LocalProcesses(len(stream), settings.parallel, scalars)
+    )
     evaluated_on = [stream_folder.digest(split) for split in ("valid", "test")]
     identity = {
         **settings.to_json(),

@@ -1,13 +1,12 @@
-"""Stages computed once: what one run has trained, another takes that would train the very same.
+"""Stages that several runs share: a run copies the result of a training that another run has made in the same way.
 
-Many rows of a study share their beginnings: the first stage of gMoE is that of SM, member 1 of an ensemble is SM, the
-first two of four members are the ensemble of two. By the paper's Table 2 that is a fifth of all training, where members
-have equal devices.
+Many runs of a study begin alike: the first stage of gMoE is that of SM, member 1 of an ensemble is SM, and the first
+two of four members are the ensemble of two. For the rows of the paper's Table 2, sharing saves a fifth of all training
+if every member has the same number of devices.
 """
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -17,45 +16,45 @@ from typing import Any
 
 import torch
 
+from fairseq_alma.checkpoints import BEST, read_checkpoint, require_checkpoint
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.files import sha256_of
-from fairseq_alma.lm.checkpoints import BEST, read_whole
+from fairseq_alma.core.files import sha256_of, written_aside
 
-ROOMS_OF_TRAINING = ("criteria", "data", "models", "modules", "tasks")
+TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "tasks")
+"""Packages of `fairseq_alma` whose code runs inside fairseq-train."""
 
 
 class SharedStages:
-    """A folder of finished members, each under the digest of all that its training depends on.
+    """A folder of trained members. The name of each is a digest of everything on which its training depends.
 
-    KEY/checkpoint_best.pt, log.txt, done.json (what it cost when it was computed)
+    KEY/checkpoint_best.pt, log.txt, done.json (the cost of the training)
 
     Args:
-        folder: on a file system that all runs see; made where it is missing. Several runs may use it at once.
+        folder: must be visible to all runs that share. It is created if it is missing. Several runs may use it at the
+            same time.
     """
 
     FILES = (BEST, "log.txt", "done.json")
-    """The done mark last: it says that the others are there."""
+    """The files of a member. done.json is copied last: where it exists, the others are complete."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
 
-    def take(self, key: str, into: Path) -> bool:
-        """Copy the member `key` into its folder in a run, the done mark last. False where there is no whole one."""
+    def copy_to(self, member_folder: Path, key: str) -> bool:
+        """Copy the shared member `key` into a run's folder of that member. Return False if there is none."""
         source = self.folder / key
-        if not (source / "done.json").exists() or read_whole(source / BEST) is None:
+        if not (source / "done.json").exists() or read_checkpoint(source / BEST) is None:
             return False
-        into.mkdir(parents=True, exist_ok=True)
         for name in self.FILES:
-            temporary = into / f".{name}.tmp"
-            shutil.copyfile(source / name, temporary)
-            if name == "log.txt":
-                with open(temporary, "a", encoding="utf-8") as log:
-                    log.write(f"taken from {source}, not trained here\n")
-            os.replace(temporary, into / name)
+            with written_aside(member_folder / name, durable=False) as temporary:
+                shutil.copyfile(source / name, temporary)
+                if name == "log.txt":
+                    with open(temporary, "a", encoding="utf-8") as log:
+                        log.write(f"copied from {source}, not trained here\n")
         return True
 
     def check(self) -> None:
-        """Raises SettingError where the folder cannot be written."""
+        """Raise SettingError if the folder cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -63,48 +62,56 @@ class SharedStages:
         except OSError as error:
             raise SettingError(f"share={self.folder} cannot be written ({error.strerror}): choose another") from error
 
-    def give(self, key: str, member_folder: Path) -> None:
-        """Publish a finished member, whole or not at all; of two runs that finish the same one the first counts."""
+    def publish(self, member_folder: Path, key: str) -> None:
+        """Copy a finished member into the shared folder, in one step. A whole copy that already exists is kept.
+
+        Raises:
+            OSError: a file is missing, or the folder cannot be written.
+        """
         target = self.folder / key
         if target.exists():
-            if read_whole(target / BEST) is not None:
+            if read_checkpoint(target / BEST) is not None:
                 return
-            shutil.rmtree(target)  # a disk has damaged it
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".", suffix=".tmp", dir=self.folder))
+            shutil.rmtree(target)  # its checkpoint is damaged
         try:
-            temporary.chmod(0o755)  # mkdtemp is for one user alone
-            for name in self.FILES:
-                shutil.copyfile(member_folder / name, temporary / name)
-            os.rename(temporary, target)
+            with written_aside(target, durable=False) as temporary:
+                temporary.mkdir()
+                for name in self.FILES:
+                    shutil.copyfile(member_folder / name, temporary / name)
         except OSError:
-            if not target.exists():
+            if not target.exists():  # otherwise another run has published the same member meanwhile
                 raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def key_of(recipe: Mapping[str, Any], start: Path) -> str:
-    """The digest of a training: its options and data, the weights it starts from, the versions that compute it."""
+    """Return the digest that names a training: of its options, data, initial weights, library versions and code.
+
+    Args:
+        recipe: options and digests of the data, as JSON values.
+        start: the checkpoint from which the training starts.
+    """
     versions = {name: metadata.version(name) for name in ("fairseq-alma", "torch", "fairseq-fixed")}
     everything = {**recipe, "start": digest_of_model(start), "versions": versions, "code": _digest_of_code()}
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
 
 
 def digest_of_model(checkpoint: Path) -> str:
-    """Of the weights and buffers alone: the rest of a checkpoint names folders and clocks."""
+    """Return the SHA-256 digest of the weights and buffers of a checkpoint.
+
+    The rest of the file is left out: it contains folder names and clock times.
+    """
     digest = hashlib.sha256()
-    for name, tensor in sorted(read_whole(checkpoint)["model"].items()):
+    for name, tensor in sorted(require_checkpoint(checkpoint)["model"].items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
 def _digest_of_code() -> str:
-    """Of what runs inside fairseq-train: another version of it may train otherwise under the same version number."""
+    """Return the digest of our code that runs inside fairseq-train: it may change without a new version number."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    paths = [path for room in ROOMS_OF_TRAINING for path in sorted((package / room).glob("*.py"))]
-    for path in [*paths, package / "evaluation" / "flops.py"]:  # the done mark says what it cost
+    paths = [path for name in TRAINING_PACKAGES for path in sorted((package / name).glob("*.py"))]
+    for path in [*paths, package / "evaluation" / "flops.py"]:  # done.json contains the cost in FLOPs
         digest.update(f"{path.relative_to(package)} {sha256_of(path)}".encode())
     return digest.hexdigest()

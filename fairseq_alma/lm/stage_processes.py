@@ -1,4 +1,4 @@
-"""Where the processes of a stage run: on this machine, side by side, with a live display."""
+"""The processes of a stage on this machine: they run at the same time where there is room, with a live display."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,23 +8,26 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.lm.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
 
-# A stage runs on this machine alone, also inside a larger job: fairseq would take these for a job of many machines, or
-# (the job id, the seed of the port on which ranks meet) give members side by side the same port.
+# A stage runs on this machine only, also inside a larger job. From these variables fairseq would conclude that the job
+# has many machines. It also derives the port on which ranks meet from the job id, so that members that train at the
+# same time would use the same port.
 ON_THIS_MACHINE = dict.fromkeys(
     ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )
 
 
 class LocalProcesses:
-    """Shares the GPUs of this machine, or its cores, among the members of a stage (member.Processes).
+    """The processes of a stage on this machine (implements member.Processes). Members share its GPUs or its cores.
 
     Args:
         num_mega_batches: B, for the display.
-        at_once: members side by side; by default as many as there are GPUs, or cores.
-        scalars: takes what the logs of a stage say.
+        at_once: number of members that train at the same time; by default the number of GPUs, or of cores if there is
+            no GPU.
+        scalars: where the training and validation perplexities of the logs are recorded.
     """
 
     def __init__(self, num_mega_batches: int, at_once: int | None = None, scalars: RunScalars | None = None):
+        # Imported here because it takes seconds: alma-lm refuses a bad setting before.
         import torch
 
         self._num_mega_batches = num_mega_batches
@@ -33,10 +36,12 @@ class LocalProcesses:
         self.kind = "cuda" if self._num_gpus else "cpu"
 
     def num_devices(self, num_jobs: int) -> int:
+        """Return the number of devices that each of `num_jobs` jobs gets."""
         (slot, *_) = self._slots(num_jobs)
         return len(slot["CUDA_VISIBLE_DEVICES"].split(",")) if "CUDA_VISIBLE_DEVICES" in slot else self._num_gpus or 1
 
     def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
+        """Run the jobs of a stage to their end and return their exit statuses. See member.Processes.run."""
         updates = {number: int(command[command.index("--max-update") + 1]) for number, (command, _) in jobs.items()}
         with StageDisplay(stage, updates, self._num_mega_batches, scalars=self._scalars) as display:
             processes = [Job(command, log, display.member(m), ON_THIS_MACHINE) for m, (command, log) in jobs.items()]

@@ -1,1 +1,1 @@
-"""Models registered with fairseq. Imports fairseq and `fairseq_alma.modules`."""
+"""Models registered with fairseq. Needs fairseq."""

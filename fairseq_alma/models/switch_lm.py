@@ -1,5 +1,6 @@
 """The Switch Transformer language model: a decoder whose every other layer is a mixture of experts."""
 
+from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,43 +26,55 @@ from fairseq_alma.modules.switch_feed_forward import MixtureOutput, SwitchFeedFo
 
 @dataclass
 class SwitchLanguageModelConfig(FairseqDataclass):
-    """Sizes belong to the arch; the defaults here are those of switch_lm_base."""
+    """Options of the model. `--arch` sets the sizes; the defaults here are those of switch_lm_base."""
 
     decoder_layers: int = field(default=6, metadata={"help": "number of layers; layers 2, 4, ... are mixtures"})
     decoder_embed_dim: int = field(default=512, metadata={"help": "model width"})
     decoder_ffn_embed_dim: int = field(default=2048, metadata={"help": "hidden width of a feed-forward network"})
     decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads"})
     learned_positions: int = field(default=1024, metadata={"help": "longest input, in tokens"})
-    dropout: float = field(default=0.1, metadata={"help": "dropout on embeddings and on what each sublayer adds"})
+    dropout: float = field(
+        default=0.1, metadata={"help": "dropout on the embeddings and on the output of each sublayer"}
+    )
     attention_dropout: float = field(default=0.0, metadata={"help": "dropout on attention weights"})
     activation_dropout: float = field(default=0.0, metadata={"help": "dropout after the ReLU"})
     num_experts: int = field(default=4, metadata={"help": "experts in each mixture"})
     capacity_factor: float = field(
         default=1.0,
         metadata={
-            "help": "training: an expert takes this times an even share of the tokens of a forward pass on one rank; "
-            "0: no limit"
+            "help": "in training, an expert takes at most this times an even share of the tokens of a forward pass on "
+            "one rank; 0: no limit"
         },
     )
     eval_capacity_factor: float = field(
         default=0.0,
-        metadata={"help": "the same in evaluation; 0, no limit, makes scores independent of the batch"},
+        metadata={"help": "capacity factor in evaluation; with 0 (no limit), scores do not depend on the batch"},
     )
     router_jitter: float = field(
-        default=0.0, metadata={"help": "training: router inputs are multiplied by U(1 - jitter, 1 + jitter)"}
+        default=0.0, metadata={"help": "in training, router inputs are multiplied by U(1 - jitter, 1 + jitter)"}
     )
     checkpoint_activations: bool = field(
-        default=False, metadata={"help": "recompute each layer in the backward pass: less memory, more time"}
+        default=False,
+        metadata={"help": "recompute each layer in the backward pass, which takes less memory and more time"},
     )
     tokens_per_sample: int = II("task.tokens_per_sample")
 
 
 @register_model("switch_lm", dataclass=SwitchLanguageModelConfig)
 class SwitchLanguageModel(FairseqLanguageModel):
-    """Decoder-only, pre-norm, learned positions, tied embeddings, top-1 experts."""
+    """A decoder-only language model: pre-norm, learned positions, tied embeddings, mixtures with top-1 experts."""
 
     @classmethod
-    def build_model(cls, cfg: SwitchLanguageModelConfig, task) -> "SwitchLanguageModel":
+    def build_model(cls, cfg: SwitchLanguageModelConfig, task: Any) -> "SwitchLanguageModel":
+        """Return a new model.
+
+        Args:
+            cfg: its options.
+            task: fairseq's task; its source_dictionary is the vocabulary.
+
+        Raises:
+            SettingError: the sizes do not fit together.
+        """
         if cfg.tokens_per_sample > cfg.learned_positions:
             raise SettingError(
                 f"--tokens-per-sample {cfg.tokens_per_sample} is longer than --learned-positions "
@@ -74,22 +87,25 @@ class SwitchLanguageModel(FairseqLanguageModel):
             )
         try:
             return cls(SwitchDecoder(cfg, task.source_dictionary))
-        except ValueError as error:  # sizes that the mixtures refuse
+        except ValueError as error:  # the mixtures refuse a size
             raise SettingError(str(error)) from error
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Bring a saved model to this form, and tell one of other sizes before torch lists every tensor of it.
+        """Check the sizes of a state dict before it is loaded, so that the error is one sentence.
+
+        torch would list every tensor whose size differs. fairseq calls this method before load_state_dict.
+
+        Args:
+            state_dict: the state dict. A version that fairseq's average of the weights lacks is added in place.
+            name: prefix of the keys, for fairseq's base class.
 
         Raises:
-            SettingError: layers, widths, words or experts differ from this model's.
+            SettingError: the layers, widths, vocabulary or experts differ from those of this model.
         """
         super().upgrade_state_dict_named(state_dict, name)
         own = self.state_dict()
         for key in own.keys() - state_dict.keys():
-            rows = key.removesuffix("split_E") + "weight"
-            if key.endswith("router.split_E") and rows in state_dict:  # saved before routers had trees: they were flat
-                state_dict[key] = torch.full((len(state_dict[rows]),), -1.0)
-            elif key.endswith("version"):  # fairseq's average of the weights (--store-ema) leaves it out
+            if key.endswith("version"):  # fairseq's average of the weights (--store-ema) leaves it out
                 state_dict[key] = own[key]
         _refuse_other_sizes(state_dict, own)
 
@@ -100,36 +116,46 @@ class SwitchLanguageModel(FairseqLanguageModel):
 
 
 def _refuse_other_sizes(saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Raise SettingError if names or shapes of the saved tensors differ from the model's own."""
     differing = [key for key in own if key in saved and saved[key].shape != own[key].shape]
     only_one_side = [*(own.keys() - saved.keys()), *(saved.keys() - own.keys())]
     if not differing and not only_one_side:
         return
     if not only_one_side and all("mixture." in k and saved[k].shape[1:] == own[k].shape[1:] for k in differing):
-        there, here = len(saved[differing[0]]), len(own[differing[0]])
+        num_saved, num_own = len(saved[differing[0]]), len(own[differing[0]])
+        advice = f"add {num_own - num_saved} with alma-grow first" if num_saved < num_own else None
         raise SettingError(
-            f"the checkpoint has {there} experts in each mixture, this model {here}: give --num-experts {there}"
-            + (f", or add {here - there} with alma-grow first" if there < here else "; experts cannot be taken away")
+            f"the checkpoint has {num_saved} experts in each mixture, this model {num_own}: "
+            f"give --num-experts {num_saved}" + (f", or {advice}" if advice else "; experts cannot be removed")
         )
-    found = [f"{key} is {list(saved[key].shape)} there, {list(own[key].shape)} here" for key in differing]
-    found += [f"{key} is only {'here' if key in own else 'there'}" for key in sorted(only_one_side)]
+    found = [
+        f"{key} is {list(saved[key].shape)} in the checkpoint, {list(own[key].shape)} in this model"
+        for key in differing
+    ]
+    found += [f"{key} is only in {'this model' if key in own else 'the checkpoint'}" for key in sorted(only_one_side)]
     raise SettingError(
-        f"the checkpoint is of a model of other sizes ({'; '.join(found[:2])}{' ...' if found[2:] else ''}): "
+        f"the checkpoint belongs to a model of other sizes ({'; '.join(found[:2])}{' ...' if found[2:] else ''}): "
         f"give the --arch and the sizes it was trained with"
     )
 
 
 class SwitchDecoder(FairseqDecoder):
-    """Embeddings, layers, final norm, output words."""
+    """The network: embeddings, layers, final norm, output layer.
 
-    def __init__(self, cfg: SwitchLanguageModelConfig, dictionary):
+    Args:
+        cfg: options of the model.
+        dictionary: fairseq's dictionary, the vocabulary of V words.
+    """
+
+    def __init__(self, cfg: SwitchLanguageModelConfig, dictionary: Any):
         super().__init__(dictionary)
         dim = cfg.decoder_embed_dim
         self.pad = dictionary.pad()
         self.dropout = nn.Dropout(cfg.dropout)
         self.checkpoint_activations = cfg.checkpoint_activations
-        # As in fairseq's transformer: without it what attention adds, alike for all tokens of a sequence, drowns a
-        # token's own embedding; the untrained router then sends half of all tokens to one expert, and the tiny
-        # model's perplexity after 150 updates was 352 in place of 241.
+        # As in fairseq's transformer. Without it, the output of attention, which is similar for all tokens of a
+        # sequence, outweighs the token's own embedding. The untrained router then sends half of all tokens to one
+        # expert, and the perplexity of the tiny model after 150 updates was 352 instead of 241.
         self.embed_scale = dim**0.5
         self.embed_tokens = nn.Embedding(len(dictionary), dim, self.pad)
         self.embed_positions = nn.Embedding(cfg.learned_positions, dim)
@@ -137,7 +163,7 @@ class SwitchDecoder(FairseqDecoder):
             SwitchDecoderLayer(cfg, is_mixture=number % 2 == 0) for number in range(1, cfg.decoder_layers + 1)
         )
         self.layer_norm = nn.LayerNorm(dim)
-        # Version of the layout of the expert weights in checkpoints: stacked [E, ...] per layer.
+        # Version of the layout of expert weights in checkpoints. Version 1: stacked [E, ...] in each layer.
         self.register_buffer("version", torch.tensor([1.0]))
         nn.init.normal_(self.embed_tokens.weight, std=dim**-0.5)
         nn.init.zeros_(self.embed_tokens.weight[self.pad])
@@ -146,28 +172,29 @@ class SwitchDecoder(FairseqDecoder):
     def forward(
         self,
         prev_output_tokens: Tensor,
-        encoder_out=None,
+        encoder_out: None = None,
         features_only: bool = False,
         nll_of: Tensor | None = None,
-        **unused,
+        **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Scores of the next word at each position.
+        """Return the scores of the next word at each position.
 
         Args:
-            prev_output_tokens: [B, L], padded on the right.
-            features_only: return features [B, L, D] in place of scores [B, L, V].
-            nll_of: [B, L] target words; return their summed negative log-likelihood (nats, padding left out)
-                in place of scores. Here, not in the criterion, so that wrappers which shard or synchronise
-                parameters see the output layer used inside forward.
+            prev_output_tokens: int64 [B, L], padded on the right.
+            encoder_out, unused: part of fairseq's interface; ignored.
+            features_only: return features [B, L, D] instead of scores.
+            nll_of: target words, int64 [B, L]. If given, their summed negative log-likelihood (a scalar, in nats,
+                padding left out) is returned instead of scores. It is computed here and not in the criterion because
+                wrappers that shard or synchronise parameters must see the output layer used inside forward.
 
         Returns:
-            scores, and {"mixtures": one MixtureOutput a mixture layer, "token_mask": bool [B, L] of
-            the tokens the mixtures saw, None when all}.
+            scores [B, L, V], and {"mixtures": the MixtureOutput of each mixture, "token_mask": bool [B, L], True for
+            the tokens that the mixtures got; None if they got all}.
         """
         positions = torch.arange(prev_output_tokens.size(1), device=prev_output_tokens.device)
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)
         x = self.dropout(x)
-        # Padding must not take the place of a token in an expert, nor count in the balance loss.
+        # Padding must not take up capacity of an expert, and must not count in the balance loss.
         is_token = prev_output_tokens.ne(self.pad)
         token_mask = None if is_token.all() else is_token
         mixtures: list[MixtureOutput] = []
@@ -186,15 +213,16 @@ class SwitchDecoder(FairseqDecoder):
         return x, {"mixtures": mixtures, "token_mask": token_mask}
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """[..., D] to [..., V] with the tied embedding."""
+        """Return the scores [..., V] of features [..., D]; the weights are those of the input embedding."""
         return F.linear(features, self.embed_tokens.weight)
 
     def max_positions(self) -> int:
+        """Return the longest input, in tokens."""
         return self.embed_positions.num_embeddings
 
 
 class SwitchDecoderLayer(nn.Module):
-    """Pre-norm attention, then a feed-forward network or a mixture of them, each around a residual."""
+    """A layer: attention, then a feed-forward network or a mixture of experts; both pre-norm, with a residual."""
 
     def __init__(self, cfg: SwitchLanguageModelConfig, is_mixture: bool):
         super().__init__()
@@ -203,7 +231,7 @@ class SwitchDecoderLayer(nn.Module):
         self.self_attn_layer_norm = nn.LayerNorm(dim)
         self.final_layer_norm = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(cfg.dropout)
-        self.mixture = None
+        self.mixture: SwitchFeedForward | None = None
         if is_mixture:
             self.mixture = SwitchFeedForward(
                 dim,
@@ -222,7 +250,12 @@ class SwitchDecoderLayer(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, token_mask: Tensor | None) -> tuple[Tensor, MixtureOutput | None]:
-        """x: [B, L, D]; token_mask: bool [B, L], None when every position is a token."""
+        """Return the output [B, L, D], and the output of the mixture if the layer has one.
+
+        Args:
+            x: [B, L, D].
+            token_mask: bool [B, L], False for padding; None if there is no padding.
+        """
         x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x)))
         h = self.final_layer_norm(x)
         if self.mixture is None:
@@ -238,7 +271,7 @@ class SwitchDecoderLayer(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and what came before."""
+    """Multi-head attention in which a token attends to itself and to earlier tokens."""
 
     def __init__(self, dim: int, num_heads: int, dropout: float):
         super().__init__()
@@ -253,13 +286,15 @@ class CausalSelfAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output [B, L, D] for inputs x [B, L, D]."""
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # [B, H, L, D/H]
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out_proj(y.transpose(1, 2).flatten(2))
 
 
-def _set_sizes(args, layers: int, dim: int, heads: int) -> None:
+def _set_sizes(args: Namespace, layers: int, dim: int, heads: int) -> None:
+    """Set the sizes that the command line does not give."""
     sizes = {
         "decoder_layers": layers,
         "decoder_embed_dim": dim,
@@ -271,18 +306,18 @@ def _set_sizes(args, layers: int, dim: int, heads: int) -> None:
 
 
 @register_model_architecture("switch_lm", "switch_lm_tiny")
-def switch_lm_tiny(args) -> None:
-    """For laptops and tests: 4 layers, width 128."""
+def switch_lm_tiny(args: Namespace) -> None:
+    """Set the sizes of the tiny model, for laptops and tests: 4 layers, width 128."""
     _set_sizes(args, layers=4, dim=128, heads=4)
 
 
 @register_model_architecture("switch_lm", "switch_lm_base")
-def switch_lm_base(args) -> None:
-    """Nearest config to the paper's base model: 38.9M parameters and 6.30M more an expert at 50k words."""
+def switch_lm_base(args: Namespace) -> None:
+    """Set the sizes nearest to the paper's base model: 38.9M parameters + 6.30M for each expert, at 50k words."""
     _set_sizes(args, layers=6, dim=512, heads=8)
 
 
 @register_model_architecture("switch_lm", "switch_lm_large")
-def switch_lm_large(args) -> None:
-    """Nearest config to the paper's large model: 96.1M parameters and 28.34M more an expert at 50k words."""
+def switch_lm_large(args: Namespace) -> None:
+    """Set the sizes nearest to the paper's large model: 96.1M parameters + 28.34M for each expert, at 50k words."""
     _set_sizes(args, layers=12, dim=768, heads=12)

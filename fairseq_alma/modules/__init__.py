@@ -1,1 +1,1 @@
-"""The parts of a Switch Transformer (Fedus et al., 2021). torch only: these files know nothing of fairseq."""
+"""The parts of a Switch Transformer (Fedus et al., 2021). Needs torch only."""

@@ -1,7 +1,8 @@
-"""Which expert a token goes to, and the losses that keep the experts busy."""
+"""The router: which expert computes a token, and the losses that balance the load of the experts."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,45 +13,52 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Routing:
-    """What the router said of T tokens."""
+    """The router's output for T tokens."""
 
     expert_T: Tensor
-    """int64: the likeliest expert."""
+    """int64 [T]: the expert of each token."""
     probability_T: Tensor
-    """float32: its gate probability, which scales the expert's output; below a split that of the pair."""
+    """float32 [T]: gate probability, which scales the expert's output; in a tree that of the softmax only."""
     balance_loss: Tensor
-    """Scalar; 1 when the load is even (equation 4 of the Switch paper, without alpha)."""
+    """Scalar, 1 if the load is even (equation 4 of the Switch paper, without alpha)."""
     z_loss: Tensor
     """Scalar: mean squared log-partition of the router's logits (ST-MoE, equation 5)."""
 
 
 class Router(nn.Module):
-    """Top-1 routing: a bias-free linear map from D to E, computed in float32 whatever the model's type.
+    """Top-1 routing: a linear map from D to E without bias, computed in float32 whatever the type of the model.
 
-    A new router is flat: a softmax over E logits, of which the largest wins. Growth may split an expert e in two
-    (`growth.grow_experts(..., router="tree")`): the row of the new expert n is then no logit of that softmax but a
-    node below e, and a token that arrives at e goes on to n where sigmoid(w_n x) > 1/2. This is the tree of gates of
-    the paper's appendix A with a hard choice at each node. What scales the output stays the probability of the
-    softmax: multiplied by that of the node, as for soft gates, it would drop at growth, for a hard gate sees one
-    branch only. The node learns through g / stop_gradient(g), which is 1 and has the gradient of log g, and through
-    the balance loss, which sees each leaf's full product of probabilities.
+    A new router is flat: a softmax over E logits, of which the largest decides. Growth may split an expert e in two
+    (`growth.experts.grow_experts(..., router="tree")`). The row of the new expert n is then not a logit of the softmax
+    but a node below e: a token that the softmax sends to e moves on to n if sigmoid(w_n x) > 1/2. This is the tree of
+    gates of the paper's appendix A, with a hard choice at each node.
+
+    The output is scaled by the probability of the softmax only. If it were also multiplied by the probability g of the
+    node, as with soft gates, it would drop at growth, because a hard gate uses only one branch. The node learns in two
+    ways: through the factor g / stop_gradient(g), which is 1 and has the gradient of log g, and through the balance
+    loss, which uses the full product of probabilities of each leaf.
 
     Args:
+        model_dim: D.
+        num_experts: E.
         jitter: while training, each input feature is multiplied by a factor drawn from
-            U(1 - jitter, 1 + jitter) (Switch paper, section 2.4). 0 switches it off.
+            U(1 - jitter, 1 + jitter) (Switch paper, appendix C). 0 switches it off.
     """
+
+    split_E: Tensor
 
     def __init__(self, model_dim: int, num_experts: int, jitter: float = 0.0):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, model_dim))
-        # The expert that each expert was split off, an earlier one; -1: none, its row is a logit of the softmax.
-        # Floating, though these are numbers of experts: fairseq's --store-ema averages every entry of a state dict.
+        # For each expert the index of the expert from which it was split; -1 if its row is a logit of the softmax.
+        # Floating point, because fairseq's --store-ema averages every entry of a state dict.
         self.register_buffer("split_E", torch.full((num_experts,), -1.0))
         self._splits: list[tuple[int, int]] | None = None
         self.jitter = jitter
         nn.init.normal_(self.weight, std=model_dim**-0.5)
 
     def forward(self, x_TD: Tensor) -> Routing:
+        """Return the routing of tokens x_TD [T, D]."""
         with torch.autocast(x_TD.device.type, enabled=False):
             x_TD = x_TD.float()
             if self.training and self.jitter > 0:
@@ -74,13 +82,13 @@ class Router(nn.Module):
             )
 
     def splits(self) -> list[tuple[int, int]]:
-        """(expert, the one split off it), from the first growth to the last; empty for a flat router."""
-        if self._splits is None:  # read once: on a GPU it waits for the device
+        """Return the splits (expert, new expert) in the order in which growth made them; empty for a flat router."""
+        if self._splits is None:  # read once, because reading it from a GPU waits for the device
             parents = self.split_E.round().int().tolist()
             self._splits = [(parent, new) for new, parent in enumerate(parents) if parent >= 0]
         return self._splits
 
-    def _load_from_state_dict(self, *arguments, **keywords) -> None:
+    def _load_from_state_dict(self, *arguments: Any, **keywords: Any) -> None:
         super()._load_from_state_dict(*arguments, **keywords)
         self._splits = None
 
@@ -88,29 +96,37 @@ class Router(nn.Module):
 def _descend(
     splits: list[tuple[int, int]], logits_TE: Tensor, probability_TE: Tensor, probability_T: Tensor, expert_T: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From what the softmax chose down to a leaf: probabilities of all leaves, and scale and leaf of each token.
+    """Move each token from the expert that the softmax chose down to a leaf of the tree.
 
-    An expert's nodes come in the order in which they were made, and each before those of the experts split off it.
+    The splits are visited in the order in which growth made them, so that each comes before the splits below it.
+
+    Returns:
+        Probabilities of all leaves [T, E], output scale of each token [T], and leaf of each token [T].
     """
     leaf_probabilities = list(probability_TE.unbind(dim=1))
     for parent, new in splits:
         to_new_T = logits_TE[:, new].sigmoid()
         leaf_probabilities[new] = leaf_probabilities[parent] * to_new_T
         leaf_probabilities[parent] = leaf_probabilities[parent] * (1 - to_new_T)
-        is_here_T = expert_T == parent
-        goes_on_T = is_here_T & (logits_TE[:, new] > 0)
-        # g / stop_gradient(g) by way of log g: 0 / 0 for a token elsewhere would make NaN of every gradient.
-        log_taken_T = F.logsigmoid(torch.where(goes_on_T, logits_TE[:, new], -logits_TE[:, new]))
-        unchanged_T = (log_taken_T - log_taken_T.detach()).exp()
-        probability_T = torch.where(is_here_T, probability_T * unchanged_T, probability_T)
-        expert_T = torch.where(goes_on_T, new, expert_T)
+        at_parent_T = expert_T == parent
+        moves_T = at_parent_T & (logits_TE[:, new] > 0)
+        # g / stop_gradient(g), computed from log g: for tokens at other experts, 0 / 0 would turn gradients into NaN.
+        log_taken_T = F.logsigmoid(torch.where(moves_T, logits_TE[:, new], -logits_TE[:, new]))
+        one_T = (log_taken_T - log_taken_T.detach()).exp()
+        probability_T = torch.where(at_parent_T, probability_T * one_T, probability_T)
+        expert_T = torch.where(moves_T, new, expert_T)
     return torch.stack(leaf_probabilities, dim=1), probability_T, expert_T
 
 
 def balance_loss(probability_TE: Tensor, expert_T: Tensor) -> Tensor:
-    """E * sum over experts of (share of tokens sent to it) * (mean probability it gets): 1 when even.
+    """Return E times the sum over experts of (share of the tokens) * (mean probability). It is 1 if the load is even.
 
-    The share counts every token that chose the expert, those that find it full too. No tokens: 0.
+    The share of an expert counts every token that was sent to it, also dropped ones (equation 4 of the Switch paper,
+    without alpha). Without tokens the loss is 0.
+
+    Args:
+        probability_TE: probability of each expert, [T, E].
+        expert_T: int64 [T], the expert of each token.
     """
     num_tokens, num_experts = probability_TE.shape
     if num_tokens == 0:
@@ -120,9 +136,9 @@ def balance_loss(probability_TE: Tensor, expert_T: Tensor) -> Tensor:
 
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int | None:
-    """How many tokens one expert takes: ceil(factor * T / E), equation 3 of the Switch paper.
+    """Return the largest number of tokens of one expert: ceil(factor * T / E), equation 3 of the Switch paper.
 
-    A factor of 0 means no limit (dropless): None.
+    None, for no limit, if the factor is 0.
     """
     if capacity_factor == 0:
         return None

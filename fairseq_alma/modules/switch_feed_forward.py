@@ -1,5 +1,6 @@
-"""The mixture that stands in a transformer layer where the feed-forward network stood."""
+"""The mixture of experts that replaces the feed-forward network of a transformer layer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,34 +15,45 @@ from fairseq_alma.modules.router import Router, Routing, expert_capacity
 
 @dataclass(frozen=True)
 class MixtureOutput:
-    """What one mixture did with T tokens."""
+    """The output of one mixture for T tokens."""
 
     y_TD: Tensor
+    """[T, D]: the experts' outputs times the gate probabilities; 0 for dropped tokens."""
     routing: Routing
+    """The router's output."""
     plan: Plan
+    """Which tokens each expert computed."""
     kept_T: Tensor | None
-    """bool: False for dropped tokens; None when nothing was dropped."""
+    """bool [T]: False for dropped tokens; None if none was dropped."""
 
     @property
     def num_dropped(self) -> int:
+        """Number of tokens that found their expert full."""
         return self.routing.expert_T.numel() - self.plan.token_K.numel()
 
 
 class SwitchFeedForward(nn.Module):
-    """E feed-forward experts; each token goes through one, its output times the gate probability.
+    """A mixture of E feed-forward experts. Each token is computed by one of them, scaled by its gate probability.
 
-    Expert weights are stacked over E, in memory and on disk: this is their canonical form, whatever
-    the number of ranks. One expert equals a dense layer (its gate probability is 1).
+    Expert weights are stacked over E, in memory and in checkpoints, whatever the number of ranks. A mixture of one
+    expert equals a dense layer, because its gate probability is 1.
 
     Args:
         model_dim, ffn_dim: D and F.
         num_experts: E.
-        capacity_factor: of training, counted per forward pass on one rank; 0 is no limit.
-        eval_capacity_factor: the same for evaluation. With 0, the default, the output for a sequence
-            does not depend on what else is in the batch.
+        capacity_factor: in training, an expert takes at most this times an even share of the tokens of a forward pass
+            on one rank; 0 for no limit.
+        eval_capacity_factor: the same in evaluation. With 0, the default, the output for a sequence does not depend on
+            the rest of the batch.
         jitter: see Router.
-        activation_dropout: after the ReLU.
+        activation_dropout: dropout probability after the ReLU.
+
+    Raises:
+        ValueError: there is no expert, or a capacity factor is negative.
     """
+
+    valid_loss_E: Tensor
+    valid_tokens_E: Tensor
 
     def __init__(
         self,
@@ -55,7 +67,7 @@ class SwitchFeedForward(nn.Module):
     ):
         super().__init__()
         if num_experts < 1:
-            raise ValueError(f"num_experts={num_experts}: a mixture has at least one expert")
+            raise ValueError(f"num_experts={num_experts}: a mixture needs at least one expert")
         if capacity_factor < 0 or eval_capacity_factor < 0:
             raise ValueError(
                 f"capacity factors {capacity_factor}, {eval_capacity_factor} must be positive, or 0 for no limit"
@@ -65,10 +77,10 @@ class SwitchFeedForward(nn.Module):
         self.fc1_bias = nn.Parameter(torch.zeros(num_experts, ffn_dim))
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, model_dim, ffn_dim))
         self.fc2_bias = nn.Parameter(torch.zeros(num_experts, model_dim))
-        # Summed loss and number of validation tokens by expert, since the last validation began: what
-        # growth ranks the experts by. Saved, so that a checkpoint carries its own ranking.
+        # Summed loss (nats) and number of validation tokens of each expert since the last validation began. Growth
+        # ranks the experts by the loss. Both are saved, so that a checkpoint contains its ranking.
         self.register_buffer("valid_loss_E", torch.zeros(num_experts, dtype=torch.float64))
-        # Floating, though one of them counts: fairseq's --store-ema averages every entry of a state dict.
+        # Floating point although it is a count, because fairseq's --store-ema averages every entry of a state dict.
         self.register_buffer("valid_tokens_E", torch.zeros(num_experts, dtype=torch.float64))
         self.capacity_factor = capacity_factor
         self.eval_capacity_factor = eval_capacity_factor
@@ -79,9 +91,11 @@ class SwitchFeedForward(nn.Module):
 
     @property
     def num_experts(self) -> int:
+        """E, the number of experts."""
         return self.fc1_weight.size(0)
 
     def forward(self, x_TD: Tensor) -> MixtureOutput:
+        """Return the output for tokens x_TD [T, D]."""
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
         routing = self.router(x_TD)
         plan = plan_dispatch(routing.expert_T, self.num_experts, expert_capacity(len(x_TD), self.num_experts, factor))
@@ -93,7 +107,12 @@ class SwitchFeedForward(nn.Module):
         return MixtureOutput(y_TD, routing, plan, kept_T)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
-        """Add each token's loss to the expert it used; dropped tokens are charged to none."""
+        """Add the loss of each token to the expert that computed it. The loss of dropped tokens is added to none.
+
+        Args:
+            output: the output of `forward` for these tokens.
+            loss_T: loss of each token in nats, [T].
+        """
         expert_T = output.routing.expert_T
         if output.kept_T is not None:
             expert_T, loss_T = expert_T[output.kept_T], loss_T[output.kept_T]
@@ -101,12 +120,14 @@ class SwitchFeedForward(nn.Module):
         self.valid_tokens_E += torch.bincount(expert_T, minlength=self.num_experts).to(self.valid_tokens_E.dtype)
 
     def reset_validation_loss(self) -> None:
-        # Made anew: a model cast to bf16 has cast this buffer too, and bf16 cannot add up a validation set.
+        """Set the losses and token counts of all experts to 0."""
+        # New tensors: in a model cast to bf16 these buffers are bf16 too, which cannot sum over a validation set.
         self.valid_loss_E = torch.zeros_like(self.valid_loss_E, dtype=torch.float64)
         self.valid_tokens_E = torch.zeros_like(self.valid_tokens_E, dtype=torch.float64)
 
-    def _experts(self):
-        # unbind, not w[e]: its backward writes each gradient once, w[e]'s adds E full-size zeros.
+    def _experts(self) -> list[Callable[[Tensor], Tensor]]:
+        # unbind and not w[e]: the backward pass of unbind writes each gradient once, that of w[e] adds E full tensors
+        # of zeros.
         weights = zip(
             self.fc1_weight.unbind(0),
             self.fc1_bias.unbind(0),
@@ -116,7 +137,9 @@ class SwitchFeedForward(nn.Module):
         )
         return [self._expert(*w) for w in weights]
 
-    def _expert(self, fc1_weight: Tensor, fc1_bias: Tensor, fc2_weight: Tensor, fc2_bias: Tensor):
+    def _expert(
+        self, fc1_weight: Tensor, fc1_bias: Tensor, fc2_weight: Tensor, fc2_bias: Tensor
+    ) -> Callable[[Tensor], Tensor]:
         def run(x: Tensor) -> Tensor:
             h = F.relu(F.linear(x, fc1_weight, fc1_bias))
             h = F.dropout(h, self.activation_dropout, training=self.training)

@@ -1,1 +1,1 @@
-"""Tasks registered with fairseq. Imports fairseq and `fairseq_alma.core`."""
+"""Tasks registered with fairseq. Needs fairseq."""

@@ -9,7 +9,7 @@ from tests.streams import make_stream
 
 @pytest.fixture(scope="session")
 def stream(tmp_path_factory) -> Path:
-    """Three mega-batches of about 3000 tokens over 20 words. Not to be written to."""
+    """A stream of three mega-batches of about 3000 tokens over 20 words. Tests must not write to it."""
     return make_stream(tmp_path_factory.mktemp("streams") / "markov")
 
 
@@ -21,7 +21,7 @@ def own_stream(stream, tmp_path) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(stream, tmp_path_factory) -> Path:
-    """checkpoint_best.pt of 30 updates on mega-batches 1 and 2, by fairseq-train itself; log.txt beside it."""
+    """checkpoint_best.pt after 30 updates of fairseq-train on mega-batches 1 and 2; log.txt is in the same folder."""
     folder = tmp_path_factory.mktemp("trained")
     result = run_command(
         "fairseq-train", stream, *STAGE, "--mega-batches", "1-2", "--max-update", 30, "--save-dir", folder

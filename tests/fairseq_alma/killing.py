@@ -1,4 +1,4 @@
-"""Runs of alma-lm that are ended from outside: started in a group of their own, watched, killed, compared."""
+"""Runs of alma-lm that tests start in a process group of their own, watch, kill and compare."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from typing import IO
 
 import pytest
 
-from fairseq_alma.lm.checkpoints import read_whole
+from fairseq_alma.checkpoints import read_checkpoint
 from tests.commands import ROOT
 
 DEADLINE_SECONDS = 900
-"""For what takes a minute on a free machine."""
+"""Limit for steps that take a minute on a free machine."""
 POLL_SECONDS = 0.0002
 ATTEMPTS = 8
-"""At a moment that lasts milliseconds."""
+"""Number of attempts to kill a run at a moment that lasts milliseconds."""
 
 
 _started: list[subprocess.Popen] = []
@@ -33,7 +33,7 @@ _started: list[subprocess.Popen] = []
 def start(
     stream: Path, out: Path, settings: Sequence[str], errors: int | IO[bytes] = subprocess.DEVNULL
 ) -> subprocess.Popen:
-    """alma-lm in a process group of its own; what it says on stderr goes to `errors`."""
+    """Start alma-lm in a process group of its own. Its stderr is written to `errors`."""
     program = Path(sys.executable).parent / "alma-lm"
     process = subprocess.Popen(
         [str(program), f"stream={stream}", f"out={out}", *settings],
@@ -49,7 +49,7 @@ def start(
 
 
 def end_all() -> None:
-    """Of what has been started, nothing is left to run when a test has failed."""
+    """End all processes that tests have started and that still run."""
     while _started:
         process = _started.pop()
         if process.poll() is None:
@@ -71,7 +71,7 @@ def rows_without_seconds(run: Path) -> list[dict]:
 
 
 def same_values(a: dict, b: dict) -> None:
-    """Counts exactly, floats within 1e-6, as a stage that was killed promises."""
+    """Assert that counts are equal and floats equal within 1e-6, as for a stage that was killed and resumed."""
     assert a.keys() == b.keys()
     for key, value in a.items():
         if isinstance(value, float):
@@ -90,7 +90,7 @@ def same_ledger(a: Path, b: Path) -> None:
 
 
 def same_run(a: Path, b: Path) -> None:
-    """The same ledger, summary and files: of all that the kills left lying about, nothing is left."""
+    """Assert that two runs have the same ledger, summary and files, so that the kills have left nothing behind."""
     same_ledger(a, b)
     summaries = [json.loads((run / "summary.json").read_text()) for run in (a, b)]
     assert all(summary.pop("wall_seconds") > 0 for summary in summaries)
@@ -102,18 +102,19 @@ def same_run(a: Path, b: Path) -> None:
 
 
 def files(run: Path) -> set[str]:
-    """All files but hidden ones, of which a kill may leave a few bytes, and those named by digests or the clock."""
+    """Return the names of all files but hidden ones, which a kill may leave, and files named by digests or times."""
     found = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name[0] != "."}
     return {path for path in found if not path.startswith(("evaluated/", "tensorboard/"))}
 
 
 def cut_short(run: Path) -> list[Path]:
-    """Files of checkpoints that end too early."""
-    return [path for path in sorted(run.glob("stages/**/checkpoint*.pt*")) if read_whole(path) is None]
+    """Return the truncated checkpoint files of a run."""
+    patterns = ("stages/**/checkpoint*.pt*", "stages/**/.checkpoint*.tmp.pt")  # fairseq's files, and our temporary ones
+    return [path for pattern in patterns for path in sorted(run.glob(pattern)) if read_checkpoint(path) is None]
 
 
 def trainings(pid: int) -> list[int]:
-    """The fairseq-train processes of a driver."""
+    """Return the fairseq-train processes of a driver."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -142,22 +143,22 @@ def wait_until_gone(pids: Sequence[int], seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a run can be killed on purpose."""
+    """A moment at which a run can be killed on purpose."""
 
     name: str
     seen: Callable[[Path], object]
-    """Whether the files of a run folder show it; is asked thousands of times a second."""
+    """Whether the files of a run folder show this moment. It is called thousands of times a second."""
     hit: Callable[[Path], object] | None = None
-    """Whether the folder of the killed run proves it; by default as `seen`."""
+    """Whether the folder of the killed run proves that it was hit; by default the same as `seen`."""
 
 
 class KilledRun:
-    """One run folder, and the one command that is given again after each kill."""
+    """A run folder, and the command that is repeated after each kill."""
 
     def __init__(self, stream: Path, out: Path, settings: Sequence[str]):
         self.stream, self.out, self.settings = stream, out, tuple(settings)
-        self.fell: list[str] = []
-        """Where each kill fell."""
+        self.kills: list[str] = []
+        """What the run was doing at each kill."""
 
     def start(self) -> subprocess.Popen:
         self._logs = {log: log.stat().st_size for log in self._all_logs()}
@@ -165,27 +166,28 @@ class KilledRun:
         self._started = time.time()
         return start(self.stream, self.out, self.settings, self._errors)
 
-    def said(self) -> str:
-        """On stderr, by the last process."""
+    def errors(self) -> str:
+        """Return the stderr of the last process."""
         self._errors.seek(0)
         return self._errors.read().decode()
 
     def finish(self) -> None:
-        assert self.start().wait(DEADLINE_SECONDS) == 0, self.said()[-3000:]
+        """Run the command to its end, without a kill."""
+        assert self.start().wait(DEADLINE_SECONDS) == 0, self.errors()[-3000:]
 
     def kill(self, process: subprocess.Popen) -> bool:
-        """kill -9 of the whole group; False where the run had just ended by itself."""
+        """Kill the whole process group by SIGKILL. Return False if the run had just ended by itself."""
         running = trainings(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
         if process.wait() == 0:
             return False
-        assert process.returncode == -signal.SIGKILL, self.said()[-3000:]
+        assert process.returncode == -signal.SIGKILL, self.errors()[-3000:]
         wait_until_gone(running, 10)
-        self.fell.append(self._where(process.pid, running))
+        self.kills.append(self._where(process.pid, running))
         return True
 
     def kill_at(self, moment: Moment) -> None:
-        """Kill it there, as often as it takes: a run that was missed goes back to where it stood before."""
+        """Kill the run at a moment. If the moment was missed, set the run folder back and try again."""
         before = self.out.with_name(self.out.name + ".before")
         for _ in range(ATTEMPTS):
             shutil.rmtree(before, ignore_errors=True)
@@ -196,41 +198,41 @@ class KilledRun:
             while not moment.seen(self.out) and process.poll() is None and time.monotonic() < end:
                 time.sleep(POLL_SECONDS)
             if process.poll() is None and self.kill(process) and (moment.hit or moment.seen)(self.out):
-                self.fell[-1] = f"aimed at {moment.name}: {self.fell[-1]}"
+                self.kills[-1] = f"aimed at {moment.name}: {self.kills[-1]}"
                 shutil.rmtree(before, ignore_errors=True)
                 return
-            assert process.returncode in (0, -signal.SIGKILL), self.said()[-3000:]
-            self.fell.append(f"aimed at {moment.name} and missed, set back")
+            assert process.returncode in (0, -signal.SIGKILL), self.errors()[-3000:]
+            self.kills.append(f"aimed at {moment.name} and missed, set back")
             shutil.rmtree(self.out)
             if before.exists():
                 shutil.copytree(before, self.out)
         pytest.fail(f"{moment.name} was missed {ATTEMPTS} times")
 
     def kill_at_random(self, kills: int, reference: "Reference", chance: random.Random) -> int:
-        """Kill it at moments drawn uniformly over what is left of it. How many came before its end."""
+        """Kill the run at moments drawn uniformly over its remaining time. Return how many came before its end."""
         for number in range(kills):
-            # The first of so many moments, so that the others find their place behind it.
+            # The first of the moments that are left, so that the others come after it.
             share = min(chance.uniform(0, 1) for _ in range(kills - number))
             seconds = share * reference.seconds_left(self.out)
             process = self.start()
             try:
-                assert process.wait(seconds) == 0, self.said()[-3000:]
+                assert process.wait(seconds) == 0, self.errors()[-3000:]
             except subprocess.TimeoutExpired:
                 if self.kill(process):
-                    self.fell[-1] = f"at random, after {seconds:.1f} s: {self.fell[-1]}"
+                    self.kills[-1] = f"at random, after {seconds:.1f} s: {self.kills[-1]}"
                     continue
             return number
         return kills
 
     def report(self) -> None:
-        """For a person who reads what the test prints."""
-        print(f"{self.out.name}: {len(self.fell)} kills", *self.fell, sep="\n  ")
+        """Print all kills."""
+        print(f"{self.out.name}: {len(self.kills)} kills", *self.kills, sep="\n  ")
 
     def _all_logs(self) -> list[Path]:
         return list(self.out.glob("stages/*/member_*/log.txt"))
 
     def _where(self, pid: int, running: Sequence[int]) -> str:
-        """What a process was doing when it was killed, told from the files that it left."""
+        """Return what a process was doing when it was killed, according to the files that it left."""
         cut = [path for path in cut_short(self.out) if path.stat().st_mtime >= self._started]  # not of earlier kills
         if cut:
             names = [f"{path.relative_to(self.out / 'stages')} ({path.stat().st_size >> 10} KB)" for path in cut]
@@ -258,12 +260,14 @@ class KilledRun:
 
 @dataclass(frozen=True)
 class Reference:
-    """A run that nobody interrupts, and when it had done what."""
+    """A run without interruption, and when each of its steps was done."""
 
     out: Path
+    """The run folder."""
     seconds: float
+    """Time that the run took."""
     marks: Mapping[str, float]
-    """Seconds after its start at which it set each done mark."""
+    """Seconds from the start of the run to each done mark, by its path."""
 
     @classmethod
     def of(cls, stream: Path, out: Path, settings: Sequence[str]) -> "Reference":
@@ -273,5 +277,5 @@ class Reference:
         return cls(out, time.time() - began, marks)
 
     def seconds_left(self, run: Path) -> float:
-        """What this machine took for all that `run` has yet to do."""
+        """Return the seconds that this machine needs for what `run` has yet to do."""
         return self.seconds - max((at for mark, at in self.marks.items() if (run / mark).exists()), default=0.0)

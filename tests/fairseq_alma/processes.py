@@ -1,5 +1,8 @@
+"""A replacement for the fairseq-train processes of a stage, for tests that train nothing."""
+
+
 class NoProcesses:
-    """In place of fairseq-train: remembers the commands, and each fails with status 1."""
+    """Replaces the fairseq-train processes of a stage: it records the commands, and each ends with status 1."""
 
     kind = "cpu"
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from fairseq_alma.checkpoints import num_updates, read_checkpoint
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.perplexity import main as alma_eval
-from fairseq_alma.lm.checkpoints import num_updates, read_whole
 from tests.commands import ROOT, STAGE, run_command
 
 
@@ -24,11 +24,11 @@ def test_training_logs_what_a_mixture_does_and_keeps_the_best_by_perplexity(trai
     assert float(inner[-1]["overflow_percent"]) > 0  # capacity factor 1 in training
     assert float(valid[-1]["valid_overflow_percent"]) == 0  # no limit in evaluation
     best = min(float(v["valid_ppl"]) for v in valid)
-    assert read_whole(trained)["extra_state"]["val_loss"] == pytest.approx(best, rel=1e-4)
+    assert read_checkpoint(trained)["extra_state"]["val_loss"] == pytest.approx(best, rel=1e-4)
 
 
 def test_a_checkpoint_carries_the_ranking_of_its_experts(trained, stream):
-    state = read_whole(trained)["model"]
+    state = read_checkpoint(trained)["model"]
     tokens = StreamFolder.open(stream).counts("valid")["tokens"]
     for layer in (1, 3):
         assert state[f"decoder.layers.{layer}.mixture.valid_tokens_E"].sum() == tokens
@@ -41,11 +41,11 @@ def test_eval_lm_and_alma_eval_agree(trained, stream, capsys):
         "--gen-subset", "test", "--tokens-per-sample", 32, "--batch-size", 8,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
-    said = result.stdout + result.stderr
+    output = result.stdout + result.stderr
     alma_eval([str(trained), "--stream", str(stream), "--json"])
     ours = json.loads(capsys.readouterr().out)
-    assert float(re.search(r"Perplexity: ([\d.]+)", said)[1]) == pytest.approx(ours["perplexity"], abs=0.006)
-    scored = int(re.search(r"Evaluated ([\d,]+) tokens", said)[1].replace(",", ""))
+    assert float(re.search(r"Perplexity: ([\d.]+)", output)[1]) == pytest.approx(ours["perplexity"], abs=0.006)
+    scored = int(re.search(r"Evaluated ([\d,]+) tokens", output)[1].replace(",", ""))
     assert scored == ours["num_tokens"] == StreamFolder.open(stream).counts("test")["tokens"]
 
 
@@ -56,7 +56,7 @@ def test_validate_scores_what_training_scored(trained, stream):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     perplexity = float(re.search(r"\| ppl ([\d.]+)", result.stdout + result.stderr)[1])
-    assert perplexity == pytest.approx(read_whole(trained)["extra_state"]["val_loss"], rel=1e-4)
+    assert perplexity == pytest.approx(read_checkpoint(trained)["extra_state"]["val_loss"], rel=1e-4)
 
 
 def test_a_stage_through_fairseqs_hydra(stream, tmp_path):
@@ -68,7 +68,7 @@ def test_a_stage_through_fairseqs_hydra(stream, tmp_path):
         "lr_scheduler.warmup_updates=1", f"checkpoint.save_dir={tmp_path}", f"hydra.run.dir={tmp_path}/hydra",
     )  # fmt: skip
     assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
-    state = read_whole(tmp_path / "checkpoint_last.pt")
+    state = read_checkpoint(tmp_path / "checkpoint_last.pt")
     assert num_updates(state) == 6
     assert state["cfg"]["task"]["mega_batches"] == "2-3"
 
@@ -81,5 +81,5 @@ def test_the_test_set_is_refused_by_the_commands_too(stream, trained, tmp_path):
     ):  # fmt: skip
         result = run_command(*command)
         assert result.returncode != 0
-        assert "kept from training and validation" in result.stderr + result.stdout
+        assert "may not be used for training or validation" in result.stderr + result.stdout
     assert list(tmp_path.glob("*.pt")) == []

@@ -13,7 +13,7 @@ from tests.commands import run_command
 @pytest.mark.parametrize("tokenizer", ["byte-bpe", "sentencepiece"])
 def test_text_becomes_a_stream_and_a_stage(tmp_path, tokenizer):
     stream, out = tmp_path / "stream", tmp_path / "run"
-    text = tmp_path / "topics.txt"  # Python's language reference, as pydoc carries it
+    text = tmp_path / "topics.txt"  # Python's language reference, which pydoc contains
     text.write_text("\n".join(line for topic in topics.values() for line in topic.splitlines())[:300_000])
     result = run_command(
         "alma-prep", stream, "--source", f"text:{text}", "--mega-batches", 2, "--vocab-size", 600, "--seed", 1,
@@ -28,7 +28,7 @@ def test_text_becomes_a_stream_and_a_stage(tmp_path, tokenizer):
     )
     assert result.returncode == 0, result.stderr[-3000:]
     untrained, waiting, trained = Ledger(out / "ledger.jsonl").rows()
-    # An untrained model is about as good as guessing; a few updates are better than that.
+    # An untrained model is about as good as guessing, and a few updates make it better.
     assert untrained.scores.perplexity > folder.description["dictionary_size"] / 2
     assert waiting.scores == untrained.scores
     assert trained.scores.perplexity < untrained.scores.perplexity / 2

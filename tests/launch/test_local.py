@@ -1,4 +1,4 @@
-"""Processes on this machine: what they print, how they end, and who ends with whom. All of them are real."""
+"""Processes on this machine: their output, how they end, and that they end with their parent. All are real."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def is_alive(pid):
 def wait_until(condition):
     deadline = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in 20 seconds"
         time.sleep(0.005)
 
 
@@ -47,7 +47,7 @@ def test_lines_come_while_the_process_runs(tmp_path):
     code += f"while not pathlib.Path({str(answer)!r}).exists(): time.sleep(0.01)\n"
 
     def reply(line):
-        assert (tmp_path / "log").read_text() == "waiting\n"  # in the log before it is handed on
+        assert (tmp_path / "log").read_text() == "waiting\n"  # in the log before the callback gets it
         answer.touch()
 
     assert run_process(python(code), tmp_path / "log", reply) == 0
@@ -59,7 +59,7 @@ def test_a_second_process_appends_to_the_log(tmp_path):
     assert (tmp_path / "log").read_text() == "first\nsecond\n"
 
 
-def test_bytes_that_are_no_utf8_stay_in_the_log_and_are_marked_for_people(tmp_path):
+def test_bytes_that_are_not_utf8_stay_in_the_log_and_are_replaced_in_lines(tmp_path):
     lines = []
     code = r"import sys; sys.stdout.buffer.write('größe\n'.encode() + b'gr\xf6\xdfe\n')"
     assert run_process(python(code), tmp_path / "log", lines.append) == 0
@@ -67,7 +67,7 @@ def test_bytes_that_are_no_utf8_stay_in_the_log_and_are_marked_for_people(tmp_pa
     assert lines == ["größe", "gr\ufffd\ufffde"]
 
 
-def test_the_exit_status_is_handed_on(tmp_path):
+def test_the_exit_status_is_returned(tmp_path):
     assert run_process(python("raise SystemExit(3)"), tmp_path / "log") == 3
 
 
@@ -82,7 +82,7 @@ def test_environment_is_added_to_that_of_this_process(tmp_path, monkeypatch):
     code = "import os; print(*(os.environ[name] for name in ('ALMA_INHERITED', 'ALMA_GIVEN', 'GOMP_SPINCOUNT')))"
     run_process(python(code), tmp_path / "log", lines.append, {"ALMA_GIVEN": "b"})
     assert lines == ["a b 10000"]
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")  # who sets it knows better
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")  # a value that the user sets is kept
     run_process(python(code), tmp_path / "log", lines.append, {"ALMA_GIVEN": "b"})
     assert lines[1] == "a b 7"
 
@@ -191,7 +191,7 @@ def test_a_parent_that_is_process_1_of_a_container_can_have_children(tmp_path):
 
 
 def wait_for(path, then="pass"):
-    """A program that says it is here, and goes on when `path` is there."""
+    """Return a program that prints `here` and continues when `path` exists."""
     code = f"import pathlib, time\nprint('here', flush=True)\nwhile not pathlib.Path({str(path)!r}).exists():\n"
     return python(code + f"    time.sleep(0.005)\n{then}")
 
@@ -206,7 +206,7 @@ def test_jobs_run_side_by_side(tmp_path):
 
 
 def test_no_more_run_at_once_than_there_are_slots_and_they_start_in_order(tmp_path):
-    # Each leaves a file while it runs and says how many there are. Starts are in order, as log lines are.
+    # Each has a file while it runs, and prints how many files there are.
     code = "import pathlib, sys, time\nhere = pathlib.Path(sys.argv[1])\n(here / sys.argv[2]).touch()\n"
     code += "print(sys.argv[2], flush=True)\ntime.sleep(0.05)\nprint(len(list(here.iterdir())), flush=True)\n"
     code += "(here / sys.argv[2]).unlink()"
@@ -221,12 +221,12 @@ def test_no_more_run_at_once_than_there_are_slots_and_they_start_in_order(tmp_pa
     assert max(int(line) for _, line in said if line.isdigit()) <= 2
     assert sorted(i for i, line in said if line.startswith("job")) == list(range(5))
     said.clear()
-    assert run_processes(jobs) == [0] * 5  # one slot: one after the other
+    assert run_processes(jobs) == [0] * 5  # with one slot they run one after the other
     assert [i for i, line in said if line.startswith("job")] == list(range(5))
     assert [line for _, line in said if line.isdigit()] == ["1"] * 5
 
 
-def test_each_job_has_the_environment_of_its_place_and_the_next_one_gets_it(tmp_path, monkeypatch):
+def test_each_job_has_the_environment_of_its_slot_and_the_next_one_gets_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ALMA_INHERITED", "machine")
     code = "import os; print(*(os.environ.get(f'ALMA_{name}') for name in ('INHERITED', 'GPU', 'JOB')), flush=True)"
     first_is_over = tmp_path / "over"
@@ -236,7 +236,7 @@ def test_each_job_has_the_environment_of_its_place_and_the_next_one_gets_it(tmp_
         def on_line(line):
             lines[i].append(line)
             if i == 2:
-                first_is_over.touch()  # job 0 keeps its place until job 2 has had that of job 1
+                first_is_over.touch()  # job 0 keeps its slot until job 2 has used that of job 1
 
         return on_line
 
@@ -247,7 +247,7 @@ def test_each_job_has_the_environment_of_its_place_and_the_next_one_gets_it(tmp_
     ]
     assert run_processes(jobs, slots=[{"ALMA_GPU": "a"}, {"ALMA_GPU": "b"}]) == [0, 0, 0]
     assert lines == {0: ["here", "machine a j0"], 1: ["machine b j1"], 2: ["machine b None"]}
-    # A job's own goes before its place's.
+    # The environment of a job overrides that of its slot.
     own = Job(python(code), tmp_path / "2", heard(2), {"ALMA_GPU": "own"})
     assert run_processes([own], slots=[{"ALMA_GPU": "a"}]) == [0]
     assert lines[2][1:] == ["machine own None"]
@@ -272,7 +272,7 @@ def test_when_one_fails_those_that_run_finish_and_those_that_wait_are_not_starte
     released = tmp_path / "released"
 
     def release(line):
-        wait_until(lambda: not is_alive(int(line)))  # so that the first to end is the one that fails
+        wait_until(lambda: not is_alive(int(line)))  # so that the failing job ends first
         released.touch()
 
     late = f"import pathlib; pathlib.Path({str(tmp_path / 'work')!r}).touch()"
@@ -360,29 +360,29 @@ def gpus(*visible: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("num_jobs", "num_gpus", "at_once", "slots"),
     [
-        (1, 0, None, [{}]),  # alone: all there is
+        (1, 0, None, [{}]),  # a single job gets the whole machine
         (1, 8, None, [{}]),
         (4, 8, 1, [{}]),
         (2, 0, None, [{"OMP_NUM_THREADS": "4"}] * 2),
         (3, 0, None, [{"OMP_NUM_THREADS": "2"}] * 3),
-        (20, 0, None, [{"OMP_NUM_THREADS": "1"}] * 8),  # no more at once than cores
+        (20, 0, None, [{"OMP_NUM_THREADS": "1"}] * 8),  # not more at the same time than cores
         (20, 0, 2, [{"OMP_NUM_THREADS": "4"}] * 2),
-        (2, 0, 4, [{"OMP_NUM_THREADS": "4"}] * 2),  # nor than jobs
+        (2, 0, 4, [{"OMP_NUM_THREADS": "4"}] * 2),  # and not more than jobs
         (2, 0, 16, [{"OMP_NUM_THREADS": "4"}] * 2),
-        (10, 0, 10, [{"OMP_NUM_THREADS": "1"}] * 10),  # unless it is said: at least a core each
+        (10, 0, 10, [{"OMP_NUM_THREADS": "1"}] * 10),  # unless at_once asks for it; each gets at least a core
         (2, 8, None, gpus("0,1,2,3", "4,5,6,7")),
-        (3, 8, None, gpus("0,1", "2,3", "4,5")),  # equal jobs get equal shares: two stay free
+        (3, 8, None, gpus("0,1", "2,3", "4,5")),  # equal jobs get equal shares, so two stay free
         (8, 8, None, gpus(*"01234567")),
         (4, 2, None, gpus("0", "1")),  # two wait
-        (4, 2, 4, gpus("0", "1", "0", "1")),  # unless it is said
+        (4, 2, 4, gpus("0", "1", "0", "1")),  # unless at_once asks for it
         (4, 1, 2, gpus("0", "0")),
     ],
 )
-def test_a_machine_is_shared_out_by_hand(eight_cores, num_jobs, num_gpus, at_once, slots):
+def test_a_machine_is_divided_by_hand(eight_cores, num_jobs, num_gpus, at_once, slots):
     assert share_of_machine(num_jobs, num_gpus, at_once, environment={}) == slots
 
 
-def test_what_the_environment_says_of_threads_and_gpus_is_kept_to(eight_cores):
+def test_threads_and_gpus_of_the_environment_are_respected(eight_cores):
     assert share_of_machine(3, 0, environment={"OMP_NUM_THREADS": "5"}) == [{}] * 3  # inherited by each
     named = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     assert share_of_machine(2, 4, environment=named) == gpus("4,5", "6,7")

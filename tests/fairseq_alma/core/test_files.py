@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, sha256_of, write_json, write_whole
+from fairseq_alma.core.files import read_json, sha256_of, unfinished_files, write_json, write_whole, written_aside
 
 
 def test_a_file_is_replaced_and_its_folders_are_made(tmp_path):
@@ -119,3 +119,12 @@ def test_a_folder_that_cannot_be_synced_is_passed_over_and_a_failing_disk_is_tol
     monkeypatch.setattr(os, "fsync", fail_on_folders_with(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         write_json(tmp_path / "a.json", 2)
+
+
+def test_what_a_killed_process_left_is_found_and_finished_files_are_not(tmp_path):
+    write_whole(tmp_path / "marks.json", "whole")
+    with written_aside(tmp_path / "array.npy") as temporary:
+        temporary.write_text("half")
+        assert unfinished_files(tmp_path) == unfinished_files(tmp_path, "array.npy") == [temporary]
+        assert unfinished_files(tmp_path, "marks.json") == []
+    assert unfinished_files(tmp_path) == []

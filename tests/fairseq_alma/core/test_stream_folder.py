@@ -173,3 +173,15 @@ def test_one_flipped_bit_is_found_when_every_byte_is_read(stream):
 
 def test_a_whole_stream_passes_when_every_byte_is_read(whole_stream):
     assert StreamFolder.open(whole_stream).verify_bytes() is None  # it raises where a byte differs (below)
+
+
+def test_a_learners_view_has_no_test_set(whole_stream):
+    folder = StreamFolder.open(whole_stream)
+    view = folder.without_test()
+    assert view.path == folder.path
+    for split in folder.splits:
+        if split != "test":
+            assert view.digest(split) == folder.digest(split)
+    with pytest.raises(StreamError, match="a learner has no access to split 'test'"):
+        view.digest("test")
+    assert folder.digest("test") not in repr(view)

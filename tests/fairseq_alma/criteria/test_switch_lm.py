@@ -55,7 +55,7 @@ def test_validation_charges_every_token_to_an_expert_in_each_layer():
         assert mixture.valid_tokens_E.sum().item() == 21
 
 
-def test_training_charges_nobody():
+def test_training_charges_no_expert():
     model = make().train()
     make_criterion(model).train()(model, make_sample(model.decoder.pad))
     assert all(mixture.valid_tokens_E.sum() == 0 for mixture in model.mixtures)

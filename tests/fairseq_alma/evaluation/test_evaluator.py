@@ -1,4 +1,4 @@
-"""The environment's scores: of several members together, and of frozen members from what was kept of them."""
+"""The evaluator of alma-lm: scores of several members together, and of frozen members from their kept outputs."""
 
 import json
 import math
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import RunError, StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation import evaluator
@@ -18,7 +19,7 @@ from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
-from fairseq_alma.lm.checkpoints import read_whole, write_checkpoint, write_untrained
+from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
 from tests.commands import STAGE
 from tests.streams import make_stream
 
@@ -27,17 +28,17 @@ CPU = torch.device("cpu")
 
 def untrained(stream: Path, path: Path, *options) -> Path:
     words = [str(stream), *map(str, STAGE[2:]), "--save-dir", str(path.parent), *map(str, options)]
-    write_untrained(words, path)
+    write_untrained_checkpoint(words, path)
     return path
 
 
 @pytest.fixture(scope="module")
 def members(stream, tmp_path_factory) -> list[Path]:
-    """Two checkpoints of other seeds and sizes, and with probabilities that differ: their outputs are sharpened."""
+    """Two checkpoints with different seeds and sizes. Their outputs are sharpened, so that probabilities differ."""
     folder, paths = tmp_path_factory.mktemp("members"), []
     for seed, experts in ((1, 2), (2, 3)):
         path = untrained(stream, folder / f"{seed}.pt", "--seed", seed, "--num-experts", experts)
-        state = read_whole(path)
+        state = read_checkpoint(path)
         state["model"]["decoder.layer_norm.weight"] = torch.full((128,), 2.0)
         write_checkpoint(state, path)
         paths.append(path)
@@ -64,7 +65,7 @@ def test_members_are_scored_together_and_their_sizes_added_up(stream, members, t
         each = [score_tokens(model, task, split).log_probability_T for model, task in zip(models, tasks, strict=True)]
         mean_T = np.exp(np.stack(each).astype(np.float64)).mean(axis=0)
         assert perplexity == pytest.approx(math.exp(-np.log(mean_T).mean()), rel=1e-9)
-        # An ensemble of these is no mean of perplexities or of log-probabilities.
+        # The perplexity of an ensemble is not a mean of perplexities or of log-probabilities.
         alone = [combine([one], 1).perplexity for one in each]
         assert perplexity < min(math.exp(-np.stack(each).mean()), sum(alone) / 2) * (1 - 1e-4)
     assert scores.validation_loss == pytest.approx(math.log(scores.validation_perplexity))
@@ -77,10 +78,10 @@ def test_members_are_scored_together_and_their_sizes_added_up(stream, members, t
     assert [len(layer) for load in valid for layer in load] == [2, 2, 3, 3]
     for layer, expected in zip(scores.expert_load, [layer for load in valid for layer in load], strict=True):
         assert layer == pytest.approx(expected, abs=1e-4)
-    assert not list(tmp_path.iterdir())  # nobody is frozen: nothing is kept
+    assert not list(tmp_path.iterdir())  # no member is frozen, so nothing is kept
 
 
-def test_what_a_frozen_member_said_is_kept_and_no_model_is_called_for_it_again(stream, members, tmp_path, loaded):
+def test_outputs_of_a_frozen_member_are_kept_and_not_computed_again(stream, members, tmp_path, loaded):
     folder, keep_in = StreamFolder.open(stream), tmp_path / "kept"
     one = PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))
     assert loaded == members[:1]
@@ -89,7 +90,7 @@ def test_what_a_frozen_member_said_is_kept_and_no_model_is_called_for_it_again(s
     assert PerplexityEvaluator(folder, keep_in, CPU)(learner(members, True)) == both
     assert PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True)) == one
     assert loaded == members
-    # It is what scoring them anew gives, to the last bit.
+    # Scoring them again gives the same, to the last bit.
     assert PerplexityEvaluator(folder, tmp_path / "elsewhere", CPU)(learner(members, False)) == both
     assert loaded == members * 2
     tokens = sum(folder.counts(split)["tokens"] for split in ("valid", "test"))
@@ -97,14 +98,14 @@ def test_what_a_frozen_member_said_is_kept_and_no_model_is_called_for_it_again(s
     assert sum(array.nbytes for array in kept) == 2 * 4 * tokens  # 4 bytes a token and member
 
 
-def test_only_those_who_are_frozen_are_kept(stream, members, tmp_path, loaded):
+def test_only_outputs_of_frozen_members_are_kept(stream, members, tmp_path, loaded):
     folder, half = StreamFolder.open(stream), SimpleNamespace(predictor=members, frozen=members[1:])
     scores = [PerplexityEvaluator(folder, tmp_path / "kept", CPU)(half) for _ in range(2)]
     assert scores[0] == scores[1]
     assert loaded == [*members, members[0]]
 
 
-def test_another_checkpoint_of_the_same_name_is_scored_anew(stream, members, tmp_path, loaded):
+def test_another_checkpoint_of_the_same_name_is_scored_again(stream, members, tmp_path, loaded):
     folder, path = StreamFolder.open(stream), tmp_path / "member.pt"
     score = PerplexityEvaluator(folder, tmp_path / "kept", CPU)
     results = []
@@ -115,14 +116,14 @@ def test_another_checkpoint_of_the_same_name_is_scored_anew(stream, members, tmp
     assert results[0] == results[2] != results[1]
 
 
-def test_another_stream_is_scored_anew(stream, members, tmp_path, loaded):
+def test_another_stream_is_scored_again(stream, members, tmp_path, loaded):
     other = make_stream(tmp_path / "stream", seed=5)
     for folder in (stream, other):
         PerplexityEvaluator(StreamFolder.open(folder), tmp_path / "kept", CPU)(learner(members[:1], True))
     assert loaded == [members[0]] * 2
 
 
-def test_what_a_killed_process_kept_half_is_scored_anew(stream, members, tmp_path, loaded):
+def test_outputs_that_a_killed_process_kept_in_part_are_scored_again(stream, members, tmp_path, loaded):
     folder, keep_in = StreamFolder.open(stream), tmp_path / "kept"
     before = PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))
     (mark,) = keep_in.glob("*.json")
@@ -136,7 +137,7 @@ def test_what_a_killed_process_kept_half_is_scored_anew(stream, members, tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut short", "a token too few"])
-def test_kept_outputs_that_are_not_whole_are_scored_anew(stream, members, tmp_path, loaded, damage):
+def test_kept_outputs_that_are_not_whole_are_scored_again(stream, members, tmp_path, loaded, damage):
     score = PerplexityEvaluator(StreamFolder.open(stream), tmp_path, CPU)
     before = score(learner(members[:1], True))
     (path,) = tmp_path.glob("*.test.npy")
@@ -150,7 +151,7 @@ def test_kept_outputs_that_are_not_whole_are_scored_anew(stream, members, tmp_pa
     assert len(loaded) == 2
 
 
-def test_a_damaged_mark_is_told_by_its_name(stream, members, tmp_path):
+def test_a_damaged_mark_is_reported_by_its_name(stream, members, tmp_path):
     folder, keep_in = StreamFolder.open(stream), tmp_path / "kept"
     PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))
     (mark,) = keep_in.glob("*.json")
@@ -170,10 +171,10 @@ def test_scores_that_leave_tokens_out_are_refused(own_stream, members, tmp_path,
     assert not (tmp_path / "kept").exists()
 
 
-def test_checkpoints_of_two_dictionaries_are_told_by_name(stream, members, tmp_path, capsys):
+def test_checkpoints_of_two_dictionaries_are_reported_by_name(stream, members, tmp_path, capsys):
     other = make_stream(tmp_path / "other", num_words=30, tokens=400)
     stranger = untrained(other, tmp_path / "stranger.pt")
     assert alma_eval([str(members[0]), str(stranger), "--stream", str(stream)]) == 2
-    said = capsys.readouterr().err
-    assert f"{stranger} was trained with a dictionary of 34 types, {stream} has 24" in said
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert f"{stranger} was trained with a dictionary of 34 types, {stream} has 24" in output
+    assert "Traceback" not in output

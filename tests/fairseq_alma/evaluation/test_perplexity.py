@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.perplexity import combine, load_member, main, score_tokens
-from fairseq_alma.lm.checkpoints import read_whole
 from tests.commands import STAGE, run_command
 from tests.streams import make_stream
 
@@ -71,7 +71,7 @@ def test_scores_do_not_depend_on_the_batch(stream, trained):
 
 def test_it_agrees_with_what_training_logged_on_the_validation_set(stream, trained):
     model, task = load_member(trained, StreamFolder.open(stream), CPU)
-    logged = read_whole(trained)["extra_state"]["val_loss"]
+    logged = read_checkpoint(trained)["extra_state"]["val_loss"]
     scored = combine([score_tokens(model, task, "valid").log_probability_T], num_words=1)
     assert scored.perplexity == pytest.approx(logged, rel=1e-6)
 
@@ -87,7 +87,7 @@ def test_alma_eval_prints_that_every_token_was_scored(stream, trained, capsys):
     assert f"{result['perplexity']:.4f} per token" in text
 
 
-def test_bad_input_is_told_in_one_message(stream, trained, tmp_path, capsys):
+def test_bad_input_gives_one_message(stream, trained, tmp_path, capsys):
     other_words = make_stream(tmp_path / "other", num_words=30, tokens=400)
     same_size = make_stream(tmp_path / "same_size", tokens=400)
     dictionary = same_size / "dict.txt"
@@ -110,10 +110,10 @@ def test_bad_input_is_told_in_one_message(stream, trained, tmp_path, capsys):
         ([str(tmp_path)], "no predictor.json"),
     ]:
         assert main(arguments) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("alma-eval: ")
-        assert message in said
-        assert "Traceback" not in said
+        output = capsys.readouterr().err
+        assert output.startswith("alma-eval: ")
+        assert message in output
+        assert "Traceback" not in output
 
 
 def test_members_of_other_dictionaries_make_no_ensemble(stream, trained, tmp_path):

@@ -1,4 +1,4 @@
-"""A saved model grown: what fairseq's own tools make of it."""
+"""A grown checkpoint: what it holds, and that fairseq's own commands read it."""
 
 import math
 import re
@@ -7,25 +7,37 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_alma.checkpoints import num_updates, read_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of
+from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.growth.checkpoint import grow_checkpoint
 from fairseq_alma.growth.checkpoint import main as alma_grow
-from fairseq_alma.growth.experts import losing_experts
-from fairseq_alma.lm.checkpoints import num_updates, read_whole
+from fairseq_alma.growth.experts import experts_with_largest_loss
+from fairseq_alma.lm.learners import make_learner
+from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import STAGE, run_command
 from tests.fairseq_alma.lm.test_learners import fairseq_train_in_a_fork
+from tests.fairseq_alma.processes import NoProcesses
 from tests.fairseq_alma.test_fairseq_commands import records
 
 MIXTURES = [f"decoder.layers.{layer}.mixture." for layer in (1, 3)]
 FAIRSEQ = ("--user-dir", "fairseq_alma", "--task", "alma_lm")
 
 
+def same_models(a: Path, b: Path) -> None:
+    """Assert that two checkpoints hold the same configuration and weights, to the last bit."""
+    a, b = (read_checkpoint(path) for path in (a, b))
+    assert a["cfg"]["model"] == b["cfg"]["model"]
+    assert a["model"].keys() == b["model"].keys()
+    assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
+
+
 @pytest.fixture(scope="module")
 def grown(trained, tmp_path_factory) -> dict[str, Path]:
-    """`trained` with 6 experts in place of 4, by either kind of router."""
+    """`trained` with 6 experts instead of 4, by either kind of router."""
     folder, before = tmp_path_factory.mktemp("grown"), sha256_of(trained)
     paths = {router: folder / "new" / f"{router}.pt" for router in ("copy", "tree")}
     for router, path in paths.items():
@@ -36,14 +48,14 @@ def grown(trained, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("router", ["copy", "tree"])
 def test_a_grown_checkpoint_says_so_and_leaves_out_what_does_not_fit(grown, trained, router):
-    before, after = read_whole(trained), read_whole(grown[router])
+    before, after = read_checkpoint(trained), read_checkpoint(grown[router])
     assert (before["cfg"]["model"]["num_experts"], after["cfg"]["model"]["num_experts"]) == (4, 6)
     assert "last_optimizer_state" in before
     assert "last_optimizer_state" not in after
     assert before.keys() - after.keys() == {"last_optimizer_state"}
-    assert after["extra_state"] == before["extra_state"]  # counts and clock, which a stage goes on from
+    assert after["extra_state"] == before["extra_state"]  # counts and clock, from which a stage continues
     for prefix in MIXTURES:
-        parents = losing_experts(before["model"][prefix + "valid_loss_E"], 2)
+        parents = experts_with_largest_loss(before["model"][prefix + "valid_loss_E"], 2)
         assert torch.equal(
             after["model"][prefix + "fc1_weight"], before["model"][prefix + "fc1_weight"][[0, 1, 2, 3, *parents]]
         )
@@ -61,7 +73,7 @@ def test_eval_lm_and_validate_read_a_tree_and_find_the_perplexity_it_had(grown, 
         assert model.mixtures[0].num_experts == (4 if name == "before" else 6)
         scored[name] = combine([score_tokens(model, task, "test").log_probability_T], num_words=1).perplexity
     assert scored["tree"] == pytest.approx(scored["before"], rel=1e-6)
-    # The paper's router does not keep it: gate probabilities have shrunk.
+    # The paper's router does not keep it: gate probabilities are smaller.
     assert abs(math.log(scored["copy"] / scored["before"])) > 1e-4
 
     result = run_command(
@@ -69,47 +81,50 @@ def test_eval_lm_and_validate_read_a_tree_and_find_the_perplexity_it_had(grown, 
         "--tokens-per-sample", 32, "--batch-size", 8,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
-    said = re.search(r"Perplexity: ([\d.]+)", result.stdout + result.stderr)[1]
-    assert float(said) == pytest.approx(scored["before"], abs=0.006)  # it prints two digits
+    printed = re.search(r"Perplexity: ([\d.]+)", result.stdout + result.stderr)[1]
+    assert float(printed) == pytest.approx(scored["before"], abs=0.006)  # it prints two digits
 
     result = run_command("fairseq-validate", stream, *FAIRSEQ, "--path", grown["tree"], "--batch-size", 5)
     assert result.returncode == 0, result.stderr[-3000:]
     perplexity = float(re.search(r"\| ppl ([\d.]+)", result.stdout + result.stderr)[1])
-    assert perplexity == pytest.approx(read_whole(trained)["extra_state"]["val_loss"], rel=1e-4)
+    assert perplexity == pytest.approx(read_checkpoint(trained)["extra_state"]["val_loss"], rel=1e-4)
 
 
-def test_a_stage_goes_on_from_a_grown_checkpoint_and_ranks_all_its_experts(grown, trained, stream, tmp_path):
+def test_a_stage_starts_from_a_grown_checkpoint_and_ranks_all_its_experts(grown, trained, stream, tmp_path):
     arguments = ["--mega-batches", "3", "--max-update", 6, "--save-dir", tmp_path, "--num-experts", 6]
     log = tmp_path / "log.txt"
     status = fairseq_train_in_a_fork([stream, *STAGE, *arguments, "--finetune-from-model", grown["tree"]], log)
     assert status == 0, log.read_text()[-3000:]
-    before, after = read_whole(grown["tree"]), read_whole(tmp_path / "checkpoint_best.pt")
-    assert num_updates(after) == 6  # counted anew
+    before, after = read_checkpoint(grown["tree"]), read_checkpoint(tmp_path / "checkpoint_best.pt")
+    assert num_updates(after) == 6  # counted from 0 again
     # It starts from what the model had learned: an untrained one has a perplexity of the 24 types.
     first = records(log.read_text(), "train_inner")[0]
-    assert float(first["ppl"]) < 2 * read_whole(trained)["extra_state"]["val_loss"] < 24
+    assert float(first["ppl"]) < 2 * read_checkpoint(trained)["extra_state"]["val_loss"] < 24
     tokens = StreamFolder.open(stream).counts("valid")["tokens"]
     for prefix in MIXTURES:
         assert after["model"][prefix + "valid_tokens_E"].sum() == tokens
         assert len(after["model"][prefix + "valid_loss_E"]) == 6
         split_E = before["model"][prefix + "router.split_E"]
         assert torch.equal(after["model"][prefix + "router.split_E"], split_E)
-        for name in ("router.weight", "fc1_weight"):  # nodes and twins train too
+        for name in ("router.weight", "fc1_weight"):  # nodes and copies train too
             assert not torch.equal(after["model"][prefix + name][4:], before["model"][prefix + name][4:])
-    # A growth can follow: twins of twins.
+    # Another growth can follow: copies of copies.
     grow_checkpoint(tmp_path / "checkpoint_best.pt", tmp_path / "again.pt", 6, router="tree", seed=2)
-    assert read_whole(tmp_path / "again.pt")["cfg"]["model"]["num_experts"] == 12
+    assert read_checkpoint(tmp_path / "again.pt")["cfg"]["model"]["num_experts"] == 12
 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
         (("--num-experts", 6), "this model 6: give --num-experts 4, or add 2 with alma-grow first"),
-        (("--num-experts", 2), "this model 2: give --num-experts 4; experts cannot be taken away"),
-        (("--decoder-embed-dim", 64), "the checkpoint is of a model of other sizes (decoder.embed_tokens.weight is"),
+        (("--num-experts", 2), "this model 2: give --num-experts 4; experts cannot be removed"),
+        (
+            ("--decoder-embed-dim", 64),
+            "the checkpoint belongs to a model of other sizes (decoder.embed_tokens.weight is",
+        ),
     ],
 )
-def test_a_stage_of_other_sizes_is_told_in_its_log(trained, stream, tmp_path, sizes, message):
+def test_a_stage_of_other_sizes_is_reported_in_its_log(trained, stream, tmp_path, sizes, message):
     arguments = ["--max-update", 2, "--save-dir", tmp_path, "--finetune-from-model", trained, *sizes]
     log = tmp_path / "log.txt"
     assert fairseq_train_in_a_fork([stream, *STAGE, *arguments], log) != 0
@@ -122,21 +137,39 @@ def test_the_command_grows_and_says_what_to_do_with_it(trained, grown, tmp_path)
     result = run_command("alma-grow", trained, target, "--experts", 2, "--router", "tree", "--seed", 1)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "--finetune-from-model and the new --num-experts" in result.stdout
-    # The noise of this growth: seed 1, from 4 experts on.
-    by_hand, by_command = (read_whole(path)["model"] for path in (grown["tree"], target))
-    assert all(torch.equal(by_hand[name], by_command[name]) for name in by_hand.keys() | by_command.keys())
+    same_models(grown["tree"], target)  # without --stage the growth is numbered by its experts: seed 1, 4 experts
     assert [path.name for path in target.parent.iterdir()] == ["grown.pt"]
+
+
+def test_the_command_reproduces_the_growth_of_a_run(trained, stream, tmp_path):
+    out = tmp_path / "run"
+    values = {"stream": str(stream), "out": str(out), "learner": "gmoe", "arch": "switch_lm_tiny", "seed": 7,
+              "tokens_per_sample": 32, "sequences_per_update": 8, "updates": 4, "grow_experts": 2}  # fmt: skip
+    folder = StreamFolder.open(stream)
+    learner = make_learner(LanguageModelSettings.from_mapping(values), folder.without_test(), NoProcesses())
+    learner._trainees = {1: trained}  # as after stage 1
+    arrivals = tuple(folder.stream())
+    stage = Stage(2, arrivals[1:2], arrivals[:1], False, out / "stages" / "stage_002")
+    learner.grow(stage)
+    by_run = stage.folder / "grow/member_1/checkpoint_grown.pt"
+    by_command, other = tmp_path / "grown.pt", tmp_path / "other.pt"
+    arguments = ["--experts", "2", "--seed", "7"]
+    assert alma_grow([str(trained), str(by_command), *arguments, "--stage", "2"]) == 0
+    assert alma_grow([str(trained), str(other), *arguments, "--stage", "3"]) == 0
+    same_models(by_run, by_command)
+    row = MIXTURES[0] + "router.weight"
+    assert not torch.equal(read_checkpoint(by_run)["model"][row], read_checkpoint(other)["model"][row])
 
 
 def test_a_checkpoint_can_be_grown_in_place(trained, tmp_path):
     path = tmp_path / "model.pt"
     path.write_bytes(trained.read_bytes())
     grow_checkpoint(path, path, 1)
-    assert read_whole(path)["cfg"]["model"]["num_experts"] == 5
-    assert len(read_whole(path)["model"][MIXTURES[0] + "fc1_weight"]) == 5
+    assert read_checkpoint(path)["cfg"]["model"]["num_experts"] == 5
+    assert len(read_checkpoint(path)["model"][MIXTURES[0] + "fc1_weight"]) == 5
 
 
-def test_bad_input_to_the_command_is_told_in_one_message_and_nothing_is_written(trained, grown, tmp_path, capsys):
+def test_bad_input_to_the_command_gives_one_message_and_nothing_is_written(trained, grown, tmp_path, capsys):
     cut_short, not_ours, target = (tmp_path / name for name in ("cut_short.pt", "not_ours.pt", "target.pt"))
     cut_short.write_bytes(trained.read_bytes()[:10_000])
     torch.save({"model": {"w": torch.zeros(2)}, "cfg": {"model": {"_name": "transformer_lm"}}}, not_ours)
@@ -144,18 +177,18 @@ def test_bad_input_to_the_command_is_told_in_one_message_and_nothing_is_written(
         ((tmp_path / "none.pt", target, "--experts", 1), "no whole checkpoint at"),
         ((cut_short, target, "--experts", 1), "no whole checkpoint at"),
         ((not_ours, target, "--experts", 1), "is no checkpoint of a switch_lm"),
-        ((trained, target, "--experts", -1), "-1 experts: growth adds experts, it never takes any away"),
-        ((trained, target, "--experts", 5), "5 experts are to be copied, there are 4"),
+        ((trained, target, "--experts", -1), "-1 experts: growth adds experts, it never removes any"),
+        ((trained, target, "--experts", 5), "cannot copy 5 of 4 experts"),
         ((trained, target, "--experts", 1, "--noise", 0), "noise=0.0 must be above 0"),
-        # Grown and not validated since: nobody knows who loses most.
+        # Grown and not validated since: the experts have no losses.
         ((grown["tree"], target, "--experts", 1), "take a checkpoint that was saved after a validation"),
     ]:
         assert alma_grow([str(word) for word in arguments]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("alma-grow: ")
-        assert said.count("\n") == 1
-        assert message in said
-        assert str(arguments[0]) in said  # which file
+        output = capsys.readouterr().err
+        assert output.startswith("alma-grow: ")
+        assert output.count("\n") == 1
+        assert message in output
+        assert str(arguments[0]) in output  # which file
         assert not target.exists()
     for arguments in ((trained, target), (trained, target, "--experts", 1, "--router", "forest")):
         with pytest.raises(SystemExit) as caught:

@@ -1,6 +1,6 @@
-"""Runs killed at any moment, on a full disk, stopped by hand: the same command ends where it would have.
+"""Runs that are killed at any moment, run out of disk space, or are stopped by hand: the same command completes them.
 
-What was hit is printed: pytest -s, or -rP after the fact.
+`pytest -s` shows what each run was doing when it was killed; `-rP` shows it afterwards.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.lm.checkpoints import num_updates, read_whole
+from fairseq_alma.checkpoints import num_updates, read_checkpoint
 from launch.local import GRACE_SECONDS
 from tests.commands import RUN
 from tests.fairseq_alma.killing import (
@@ -42,14 +42,14 @@ ENS = ("learner=ens", "members=2")
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_left_behind():
+def end_started_processes():
     yield
     end_all()
 
 
 @pytest.fixture(scope="module")
 def gmoe(stream, tmp_path_factory) -> Reference:
-    """Two stages and the growth between them."""
+    """A run of two stages with a growth between them."""
     return Reference.of(stream, tmp_path_factory.mktemp("gmoe") / "whole", (*SHORT, *GMOE, "mega_batches=2"))
 
 
@@ -66,7 +66,7 @@ def exists(pattern: str):
 
 
 def half_written(pattern: str):
-    """A file of this name has its first megabyte: its checkpoint has more than five."""
+    """Return a condition: a file of this name has one megabyte. A whole checkpoint has more than five."""
 
     def is_half_written(out: Path) -> bool:
         with suppress(OSError):  # renamed meanwhile
@@ -77,7 +77,7 @@ def half_written(pattern: str):
 
 
 def half_copied(name: str):
-    """In stage 1 the file of this name is shorter than the checkpoint that fairseq copies to it."""
+    """Return a condition: in stage 1, this file is shorter than the checkpoint that fairseq copies to it."""
 
     def is_half_copied(out: Path) -> bool:
         with suppress(OSError):  # renamed or removed meanwhile
@@ -89,12 +89,12 @@ def half_copied(name: str):
 
 
 def damaged(name: str):
-    """A checkpoint of this name is there and ends too early."""
+    """Return a condition: a checkpoint of this name is truncated."""
     return lambda out: [path for path in cut_short(out) if path.match(name)]
 
 
 def has_trained(out: Path, k: int) -> bool:
-    """Its fairseq-train says that it is done; the driver has yet to take that in."""
+    """Return True if the fairseq-train of stage k has ended, and the driver has not written its done mark yet."""
     log = member(out, k) / "log.txt"
     return log.exists() and b"done training" in log.read_bytes() and not (member(out, k) / "done.json").exists()
 
@@ -115,14 +115,14 @@ FAIRSEQ_COPIES_BEST, FAIRSEQ_COPIES_LAST = (
 )
 
 
-def test_a_growing_mixture_killed_at_random_and_inside_a_write_ends_as_it_would_have(stream, gmoe, tmp_path):
+def test_a_growing_mixture_killed_at_random_and_inside_a_write_ends_like_an_uninterrupted_one(stream, gmoe, tmp_path):
     run = KilledRun(stream, tmp_path / "run", (*SHORT, *GMOE, "mega_batches=2"))
     run.kill_at(FAIRSEQ_WRITES)
     kills = run.kill_at_random(2, gmoe, random.Random(1))
     run.report()
     run.finish()
     same_run(run.out, gmoe.out)
-    assert kills >= 1  # on a machine that has become faster since, the second may have come after the end
+    assert kills >= 1  # if the machine has become faster meanwhile, the second kill may have come after the end
 
 
 @pytest.mark.slow
@@ -135,7 +135,9 @@ def test_five_kills_at_random_and_one_inside_a_write_change_nothing(stream, tmp_
     settings = (*RUN, "dropout=0.1", "updates=40", "validations=5", *learner)
     reference = Reference.of(stream, tmp_path / "whole", settings)
     chance, kills = random.Random(0), 0
-    for life in range(3):  # on a machine that has become faster late kills come after its end: then on to another
+    for life in range(
+        3
+    ):  # if the machine has become faster, late kills come after the end of a run; then another run is killed
         run = KilledRun(stream, tmp_path / f"killed_{life}", settings)
         run.kill_at(inside)
         kills += run.kill_at_random(5 - kills, reference, chance)
@@ -148,7 +150,7 @@ def test_five_kills_at_random_and_one_inside_a_write_change_nothing(stream, tmp_
 
 
 @pytest.mark.slow
-def test_a_growing_mixture_killed_at_each_point_in_turn_ends_as_it_would_have(stream, gmoe, tmp_path):
+def test_a_growing_mixture_killed_at_each_point_in_turn_ends_like_an_uninterrupted_one(stream, gmoe, tmp_path):
     points = [
         Moment(
             "the write of the untrained checkpoint",
@@ -158,15 +160,17 @@ def test_a_growing_mixture_killed_at_each_point_in_turn_ends_as_it_would_have(st
         FAIRSEQ_WRITES,
         FAIRSEQ_COPIES_BEST,
         Moment(
-            "mending what the last kill left",
-            half_written("stages/stage_001/member_1/checkpoint_best.pt.tmp"),
-            damaged("checkpoint_best.pt.tmp"),
+            "the repair of what the last kill left",
+            half_written("stages/stage_001/member_1/.checkpoint_best.*.tmp.pt"),
+            damaged(".checkpoint_best.*.tmp.pt"),
         ),
         FAIRSEQ_COPIES_LAST,
         Moment(
             "dropping the optimizer's state",
-            lambda out: half_written("stages/stage_001/member_1/checkpoint_best.pt.tmp")(out) and has_trained(out, 1),
-            damaged("checkpoint_best.pt.tmp"),
+            lambda out: (
+                half_written("stages/stage_001/member_1/.checkpoint_best.*.tmp.pt")(out) and has_trained(out, 1)
+            ),
+            damaged(".checkpoint_best.*.tmp.pt"),
         ),
         Moment(
             "between the done marks of the member and of the training",
@@ -188,8 +192,8 @@ def test_a_growing_mixture_killed_at_each_point_in_turn_ends_as_it_would_have(st
         ),
         Moment(
             "the write of the grown checkpoint",
-            half_written("stages/stage_002/grow/member_1/checkpoint_grown.pt.tmp"),
-            damaged("checkpoint_grown.pt.tmp"),
+            half_written("stages/stage_002/grow/member_1/.checkpoint_grown.*.tmp.pt"),
+            damaged(".checkpoint_grown.*.tmp.pt"),
         ),
         Moment(
             "between the grown checkpoint and its done mark",
@@ -218,7 +222,7 @@ def test_a_member_that_is_finished_is_not_trained_again(stream, ens, tmp_path):
     one, two = (member(run.out, 1, number) for number in (1, 2))
     run.kill_at(Moment("the training of member 2, after that of member 1", exists("stages/*/member_2/*_*_*.pt")))
     log = (one / "log.txt").read_bytes()
-    assert num_updates(read_whole(one / "checkpoint_last.pt")) == UPDATES
+    assert num_updates(read_checkpoint(one / "checkpoint_last.pt")) == UPDATES
     assert not (two / "checkpoint_last.pt").exists()  # it was killed after its first checkpoint
 
     run.kill_at(
@@ -236,17 +240,17 @@ def test_a_member_that_is_finished_is_not_trained_again(stream, ens, tmp_path):
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """Changes when the file is written anew, even with the same bytes."""
+    """Return what changes when a file is written again, even with the same bytes."""
     return path.stat().st_ino, path.stat().st_mtime_ns
 
 
 @pytest.mark.slow
-def test_a_growing_ensemble_killed_while_it_keeps_outputs_ends_as_it_would_have(stream, tmp_path):
+def test_a_growing_ensemble_killed_while_it_keeps_outputs_ends_like_an_uninterrupted_one(stream, tmp_path):
     settings = (*SHORT, "learner=gens", "mega_batches=2")
     reference = Reference.of(stream, tmp_path / "whole", settings)
 
     def keeping(number: int):
-        """Outputs of so many members are kept, those of one more in part."""
+        """Return a condition: the outputs of `number` members are kept, and those of one more in part."""
 
         def is_keeping(out: Path) -> bool:
             kept = [path.suffix for path in out.glob("evaluated/*")]
@@ -255,7 +259,7 @@ def test_a_growing_ensemble_killed_while_it_keeps_outputs_ends_as_it_would_have(
         return is_keeping
 
     run = KilledRun(stream, tmp_path / "run", settings)
-    # The untrained member is not frozen: nothing of it is kept.
+    # The untrained member is not frozen, so none of its outputs are kept.
     run.kill_at(Moment("keeping outputs of member 1", keeping(0)))
     run.kill_at(Moment("keeping outputs of member 2 beside those of member 1", keeping(1)))
     kept = {path: identity(path) for mark in run.out.glob("evaluated/*.json") for path in outputs_of(mark)}
@@ -271,26 +275,26 @@ def outputs_of(mark: Path) -> list[Path]:
 
 
 def ends_at_once(run: KilledRun, process: subprocess.Popen, to_the_group: bool) -> None:
-    """Ctrl-C in the middle of a stage of two members."""
+    """Send Ctrl-C in the middle of a stage of two members, and check how the run ends."""
     folders = [member(run.out, 1, number) for number in (1, 2)]
     before = {path for folder in folders for path in folder.glob("checkpoint_*_*.pt")}
     wait_until(lambda: all(set(folder.glob("checkpoint_*_*.pt")) - before for folder in folders), process)
     running = trainings(process.pid)
     began = time.monotonic()
-    if to_the_group:  # as a terminal does
+    if to_the_group:  # as a terminal sends it
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 1, run.said()
+    assert process.wait(60) == 1, run.errors()
     seconds = time.monotonic() - began
     assert len(running) == 2
-    wait_until_gone(running, 0)  # the driver is the last to go
+    wait_until_gone(running, 0)  # the driver is the last to end
     print(f"Ctrl-C to {'the group' if to_the_group else 'the driver'}: it took {seconds:.2f} s")
-    assert run.said().splitlines()[-1] == "alma-lm: stopped; the same command continues"
-    assert "Traceback" not in run.said()
+    assert run.errors().splitlines()[-1] == "alma-lm: stopped; the same command continues"
+    assert "Traceback" not in run.errors()
     assert not (run.out / "lease.json").exists()
     assert not (member(run.out, 1) / "done.json").exists()
-    assert seconds < GRACE_SECONDS  # nobody had to be killed
+    assert seconds < GRACE_SECONDS  # no process had to be killed
 
 
 def test_ctrl_c_in_an_ensemble_stops_all_its_processes(stream, tmp_path):
@@ -310,7 +314,7 @@ def test_ctrl_c_in_an_ensemble_loses_nothing(stream, tmp_path):
 
 
 class SmallDisk:
-    """A disk of so many megabytes, mounted on `folder`."""
+    """A small disk, mounted on `folder`."""
 
     def __init__(self, folder: Path, megabytes: int):
         self.folder = folder
@@ -340,7 +344,7 @@ def small_disk(tmp_path):
         try:
             disks.append(SmallDisk(folder, megabytes))
         except (OSError, subprocess.CalledProcessError):
-            pytest.skip("a full disk needs the right to mount a small tmpfs")
+            pytest.skip("this test needs the right to mount a small tmpfs")
         return disks[-1]
 
     yield mount
@@ -348,11 +352,11 @@ def small_disk(tmp_path):
         subprocess.run(["umount", str(disk.folder)], check=True)
 
 
-def ends_for_want_of_room(run: KilledRun) -> None:
+def ends_for_lack_of_space(run: KilledRun) -> None:
     status = run.start().wait(DEADLINE_SECONDS)
-    assert "No space left on device" in run.said()
-    assert "make room" in run.said().splitlines()[-1]
-    assert "Traceback" not in run.said()
+    assert "No space left on device" in run.errors()
+    assert "make room" in run.errors().splitlines()[-1]
+    assert "Traceback" not in run.errors()
     assert status == 2
 
 
@@ -362,29 +366,29 @@ def whole_checkpoints(out: Path) -> dict[Path, tuple[int, int]]:
 
 
 # The untrained checkpoint has 7 MB, those of a stage 21 MB, three of them after its first validation.
-def test_a_full_disk_is_told_and_with_more_room_the_same_command_continues(stream, gmoe, small_disk):
+def test_a_full_disk_is_reported_and_with_more_space_the_same_command_continues(stream, gmoe, small_disk):
     disk = small_disk(megabytes=45)
     run = KilledRun(stream, disk.folder / "run", (*SHORT, *GMOE, "mega_batches=1"))
-    ends_for_want_of_room(run)
+    ends_for_lack_of_space(run)
     assert [path.name for path in cut_short(run.out)] == ["checkpoint_best.pt"]
     assert {path.name for path in whole_checkpoints(run.out)} == {"checkpoint_untrained.pt", "checkpoint_1_3.pt"}
     assert rows_without_seconds(run.out) == rows_without_seconds(gmoe.out)[:1]
 
     disk.make_room(megabytes=200)
     run.finish()
-    assert b"Loaded checkpoint" in (member(run.out, 1) / "log.txt").read_bytes()  # it went on, not anew
+    assert b"Loaded checkpoint" in (member(run.out, 1) / "log.txt").read_bytes()  # it continued and did not start again
     same_rows(rows_without_seconds(run.out), rows_without_seconds(gmoe.out)[:2])
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_again_and_again_costs_nothing_but_room(stream, gmoe, small_disk):
+def test_a_disk_that_is_full_repeatedly_costs_no_work(stream, gmoe, small_disk):
     disk = small_disk(megabytes=25)
     run = KilledRun(stream, disk.folder / "run", (*SHORT, *GMOE, "mega_batches=2"))
-    # In the first write of a stage; in its copy to checkpoint_best.pt; then while that is mended.
+    # In the first write of a stage; in its copy to checkpoint_best.pt; then while that is repaired.
     for megabytes in (25, 45, 65, 80):
         disk.make_room(megabytes)
         before = whole_checkpoints(run.out)
-        ends_for_want_of_room(run)
+        ends_for_lack_of_space(run)
         assert before.items() <= whole_checkpoints(run.out).items()
     disk.make_room(300)
     run.finish()
@@ -403,16 +407,16 @@ TRAINED = Moment("the end of the last fairseq-train", lambda out: has_trained(ou
     [
         pytest.param(UNTRAINED, id="untrained", marks=pytest.mark.xfail(reason=LOGGED_TRACEBACK, strict=True)),
         pytest.param(EVALUATED, id="growth"),
-        pytest.param(TRAINED, id="slim"),
+        pytest.param(TRAINED, id="drop_optimizer_state"),
     ],
 )
-def test_a_disk_that_is_full_when_the_driver_writes_a_checkpoint_is_told(stream, gmoe, small_disk, moment):
+def test_a_disk_that_is_full_when_the_driver_writes_a_checkpoint_is_reported(stream, gmoe, small_disk, moment):
     disk = small_disk(megabytes=300)
     run = KilledRun(stream, disk.folder / "run", (*SHORT, *GMOE, "mega_batches=2"))
     run.kill_at(moment)
     before = whole_checkpoints(run.out)
     disk.fill(but_megabytes=3)
-    ends_for_want_of_room(run)
+    ends_for_lack_of_space(run)
     assert whole_checkpoints(run.out) == before
     disk.empty()
     run.finish()

@@ -1,4 +1,4 @@
-"""Ens, gEns and gMoE over a stream: who trains, who predicts, what it costs."""
+"""Ens, gEns and gMoE over a stream: which members train, which predict, and what they cost."""
 
 import functools
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.ledger import Ledger
@@ -23,9 +24,8 @@ from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
-from fairseq_alma.growth.experts import EXPERT_WEIGHTS, losing_experts
+from fairseq_alma.growth.experts import EXPERT_WEIGHTS, experts_with_largest_loss
 from fairseq_alma.lm import run as alma_lm
-from fairseq_alma.lm.checkpoints import read_whole
 from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.evaluation.test_perplexity import plain_loop
@@ -40,9 +40,9 @@ SECOND_SEED = 10_000_000
 
 
 def fairseq_train_in_a_fork(arguments, log: Path) -> int:
-    """fairseq-train with these arguments, its output in `log`; its exit status.
+    """Run fairseq-train with these arguments, its output in `log`, and return its exit status.
 
-    In a fork of this process, which has imported fairseq: a new one takes 7 seconds to do so.
+    It runs in a fork of this process, which has imported fairseq: a new process needs 7 seconds for that.
     """
 
     def train():
@@ -51,13 +51,13 @@ def fairseq_train_in_a_fork(arguments, log: Path) -> int:
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", buffering=1) for descriptor in (1, 2))
-        form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"  # fairseq's
+        form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"  # as in fairseq
         logging.basicConfig(force=True, level=logging.INFO, stream=sys.stdout, format=form)
-        for logger in logging.root.manager.loggerDict.values():  # a test before may have silenced some
+        for logger in logging.root.manager.loggerDict.values():  # an earlier test may have turned some off
             if isinstance(logger, logging.Logger):
                 logger.disabled = False
                 logger.setLevel(logging.NOTSET)
-        torch.set_num_threads(1)  # threads that were there before the fork are not there after it
+        torch.set_num_threads(1)  # threads that existed before the fork do not exist after it
         sys.argv = ["fairseq-train", *map(str, arguments), "--cpu"]
         from fairseq_cli.train import cli_main
 
@@ -72,7 +72,7 @@ def fairseq_train_in_a_fork(arguments, log: Path) -> int:
 
 
 class ForkedProcesses:
-    """In place of LocalProcesses: one after the other, each a fork. Those in `failing` are not run."""
+    """Replaces LocalProcesses: runs the jobs one after the other, each in a fork. Those in `failing` are not run."""
 
     def __init__(self, *_):
         self.asked: list[tuple[list[int], int]] = []
@@ -95,10 +95,10 @@ def settings_of(stream, out, learner, **other) -> LanguageModelSettings:
 
 
 def run(settings: LanguageModelSettings, processes=ForkedProcesses) -> list[Path]:
-    """Run it (with None as alma-lm does); the checkpoints that were loaded to be scored, in order."""
+    """Run alma-lm, with its own processes if `processes` is None. Return the scored checkpoints, in order."""
     scored = []
     with pytest.MonkeyPatch.context() as patch:
-        # No GPU, where there is one: a process that has used it cannot fork, and scores are compared.
+        # Without GPUs: a process that has used one cannot fork, and scores are compared.
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.cuda, "device_count", lambda: 0)
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -116,7 +116,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def ens(stream, folder) -> Path:
-    """Two members at wait 2."""
+    """A run of two members at wait 2."""
     out = folder / "ens"
     run(settings_of(stream, out, "ens", members=2, wait=2))
     return out
@@ -132,7 +132,7 @@ def gens(stream, folder) -> Path:
 
 @pytest.fixture(scope="module")
 def gmoe(stream, folder) -> Path:
-    """4, then 5, then 7 experts."""
+    """A run with 4, then 5, then 7 experts."""
     out = folder / "gmoe"
     run(settings_of(stream, out, "gmoe", grow_experts=[1, 2]))
     return out
@@ -163,7 +163,7 @@ def load(checkpoint: Path, stream: Path):
         ("gmoe", [1, 1, 1, 1], [4, 4, 5, 7], [0, UPDATES, UPDATES, UPDATES]),
     ],
 )
-def test_each_row_of_the_ledger_tells_how_large_the_learner_is(runs, learner, members, experts, updates):
+def test_each_row_of_the_ledger_has_the_size_of_the_learner(runs, learner, members, experts, updates):
     rows = rows_of(runs[learner])
     assert [row.t for row in rows] == [0, 1, 2, 3]
     assert [row.scores.num_members for row in rows] == members
@@ -190,7 +190,7 @@ def task_of(stream: Path, mega_batches: str):
 
 @functools.cache
 def shapes_of_batches(stream: Path, mega_batches: str, seed: int) -> list[tuple[int, int]]:
-    """Rows and tokens a row of the batches that a stage sees."""
+    """Return (rows, tokens in a row) of each batch of a stage."""
     epochs = [batches(task_of(stream, mega_batches), "train", epoch, seed) for epoch in (1, 2)]
     return [batch["target"].shape for epoch in epochs for batch in epoch][:UPDATES]
 
@@ -204,13 +204,13 @@ def shapes_of_batches(stream: Path, mega_batches: str, seed: int) -> list[tuple[
     ],
 )
 def test_what_each_row_spent_equals_the_closed_form(runs, stream, learner, trained):
-    """FLOPs of the very batches that each member saw, of the model it was then."""
+    """The expected FLOPs come from the batches that each member got, and from its model at that time."""
     rows, flops = rows_of(runs[learner]), {}
     for stage, (t, mega_batches, members) in enumerate(trained, start=1):
         expected = forward = 0
         for number, seed in members:
             checkpoint = best(runs[learner], stage, number)
-            state = read_whole(checkpoint)
+            state = read_checkpoint(checkpoint)
             assert state["cfg"]["common"]["seed"] == seed
             assert state["cfg"]["task"]["mega_batches"] == mega_batches
             experts = len(state["model"][MIXTURES[0] + "fc1_weight"])
@@ -230,7 +230,7 @@ def test_what_each_row_spent_equals_the_closed_form(runs, stream, learner, train
     )
 
 
-def test_growth_is_no_training_and_costs_no_flops(gmoe):
+def test_growth_costs_no_training_flops(gmoe):
     for stage in (2, 3):
         grow, train = (
             json.loads((gmoe / f"stages/stage_{stage:03d}/{step}.done.json").read_text()) for step in ("grow", "train")
@@ -240,7 +240,7 @@ def test_growth_is_no_training_and_costs_no_flops(gmoe):
 
 
 def same_models(a: Path, b: Path, **tolerance) -> None:
-    a, b = (read_whole(path)["model"] for path in (a, b))
+    a, b = (read_checkpoint(path)["model"] for path in (a, b))
     assert a.keys() == b.keys()
     for name in a:
         if tolerance:
@@ -249,12 +249,12 @@ def same_models(a: Path, b: Path, **tolerance) -> None:
             assert torch.equal(a[name], b[name]), name
 
 
-def test_the_first_member_is_what_any_learner_of_that_seed_has_first(gens, gmoe):
+def test_the_first_member_equals_that_of_every_learner_with_the_same_seed(gens, gmoe):
     same_models(best(gens, 1, 1), best(gmoe, 1, 1))
     assert rows_of(gens)[1].scores == rows_of(gmoe)[1].scores
 
 
-def test_members_train_side_by_side_as_real_processes(gens, stream, tmp_path):
+def test_members_train_at_the_same_time_as_real_processes(gens, stream, tmp_path):
     out = tmp_path / "ens"
     run(settings_of(stream, out, "ens", members=2, mega_batches=1, parallel=2), processes=None)
     same_models(best(out, 1, 1), best(gens, 1, 1), atol=1e-4, rtol=1e-4)  # the number of threads may differ
@@ -268,8 +268,8 @@ def test_members_train_side_by_side_as_real_processes(gens, stream, tmp_path):
 
 
 def test_members_differ_from_the_start(ens, gens):
-    untrained = [read_whole(ens / f"stages/stage_000/member_{m}/checkpoint_untrained.pt")["model"] for m in (1, 2)]
-    untrained.append(read_whole(gens / "stages/stage_003/grow/member_3/checkpoint_untrained.pt")["model"])
+    untrained = [read_checkpoint(ens / f"stages/stage_000/member_{m}/checkpoint_untrained.pt")["model"] for m in (1, 2)]
+    untrained.append(read_checkpoint(gens / "stages/stage_003/grow/member_3/checkpoint_untrained.pt")["model"])
     for name in ("decoder.embed_tokens.weight", MIXTURES[0] + "fc1_weight", MIXTURES[0] + "router.weight"):
         drawn = [state[name] for state in untrained]
         for i, j in ((0, 1), (0, 2), (1, 2)):
@@ -324,7 +324,9 @@ def test_a_member_of_gens_is_frozen_and_scored_once(gens, stream):
     members = [str(best(gens, k, k).relative_to(gens)) for k in (1, 2, 3)]
     assert json.loads((gens / "scored.json").read_text()) == [untrained, *members]
     kept = {path.name[:16] for path in (gens / "evaluated").iterdir()}
-    assert kept == {sha256_of(gens / path)[:16] for path in members}  # the untrained one never predicts beside others
+    assert kept == {
+        sha256_of(gens / path)[:16] for path in members
+    }  # the untrained one never predicts together with others
 
 
 def test_a_new_member_of_gens_does_not_predict_before_it_is_trained(gens):
@@ -339,31 +341,31 @@ def test_only_growing_ensembles_keep_outputs(ens, gmoe):
     assert not (gmoe / "evaluated").exists()
 
 
-def test_a_stage_of_gmoe_trains_on_from_copies_of_the_losing_experts(gmoe):
+def test_a_stage_of_gmoe_starts_from_copies_of_the_experts_with_the_largest_loss(gmoe):
     noise = []
     for stage, num_new in ((2, 1), (3, 2)):
-        before = read_whole(best(gmoe, stage - 1, 1))["model"]
+        before = read_checkpoint(best(gmoe, stage - 1, 1))["model"]
         path = gmoe / f"stages/stage_{stage:03d}/grow/member_1/checkpoint_grown.pt"
-        grown = read_whole(path)["model"]
+        grown = read_checkpoint(path)["model"]
         for prefix in MIXTURES:
-            parents = losing_experts(before[prefix + "valid_loss_E"], num_new)
+            parents = experts_with_largest_loss(before[prefix + "valid_loss_E"], num_new)
             rows = [*range(len(before[prefix + "fc1_weight"])), *parents]
             for name in EXPERT_WEIGHTS:
                 assert torch.equal(grown[prefix + name], before[prefix + name][rows])
             row = grown[prefix + "router.weight"][-1] - before[prefix + "router.weight"][parents[-1]]
             noise.append(row / row.norm())
-        # It trained from there, and what was trained before predicted until then.
+        # It was trained from there, and the earlier checkpoint predicted until then.
         state = json.loads((gmoe / f"stages/stage_{stage:03d}/grow/learner.json").read_text())
         assert [entry["path"] for entry in state["predictor"]] == [str(best(gmoe, stage - 1, 1).relative_to(gmoe))]
         assert [entry["path"] for entry in state["trainees"]] == [str(path.relative_to(gmoe))]
         log = (gmoe / f"stages/stage_{stage:03d}/member_1/log.txt").read_text()
         assert str(path) in log
-    # Noise of its own in each mixture and at each growth.
+    # Each mixture and each growth has its own noise. Random rows of 128 numbers are nearly orthogonal.
     similarity = torch.stack(noise) @ torch.stack(noise).t()
     assert (similarity - torch.eye(4)).abs().max() < 0.5
 
 
-def test_a_run_that_lost_its_last_stage_comes_out_the_same(gmoe, stream, tmp_path):
+def test_a_run_that_lost_its_last_stage_computes_the_same_again(gmoe, stream, tmp_path):
     out = shutil.copytree(gmoe, tmp_path / "gmoe")
     shutil.rmtree(out / "stages/stage_003")
     lines = (out / "ledger.jsonl").read_text().splitlines(keepends=True)
@@ -384,24 +386,24 @@ def test_a_finished_run_starts_no_process(runs, stream):
 def test_when_one_member_fails_the_others_are_kept(stream, tmp_path):
     processes, folder = ForkedProcesses(), StreamFolder.open(stream)
     options = {"members": 2, "updates": 2, "validations": 1}
-    learner = make_learner(settings_of(stream, tmp_path, "ens", **options), folder, processes)
+    learner = make_learner(settings_of(stream, tmp_path, "ens", **options), folder.without_test(), processes)
     stage = Stage(1, tuple(folder.stream())[:1], (), False, tmp_path / "stages/stage_001")
     processes.failing = {1: 1, 2: None}
     with pytest.raises(StageError) as caught:
         learner.train(stage)
     assert "fairseq-train ended with status 1" in str(caught.value)
     assert str(stage.folder / "member_1/log.txt") in str(caught.value)
-    assert "member_2" not in str(caught.value)  # it was not started: nothing to tell of it
+    assert "member_2" not in str(caught.value)  # it was not started, so there is nothing to report
     processes.failing = {1: -9}
     with pytest.raises(StageError) as caught:
         learner.train(stage)
-    assert "fairseq-train killed by signal 9" in str(caught.value)
+    assert "fairseq-train was killed by signal 9" in str(caught.value)
     assert "halve batch_size=8" in str(caught.value)
     second = best(tmp_path, 1, 2)
     before = second.stat().st_mtime_ns
     processes.failing = {}
     spent = learner.train(stage)
-    # Each time among two, so that each has the share of the machine it would have had.
+    # Each time the machine is divided among two, so that a resumed member gets the same share.
     assert processes.asked == [([1, 2], 2), ([1, 2], 2), ([1], 2)]
     assert second.stat().st_mtime_ns == before
     assert spent.num_updates == 4
@@ -439,17 +441,17 @@ def settings(**values) -> LanguageModelSettings:
         ({"learner": "gmoe", "grow_experts": 1, "grow_noise": "much"}, "grow_noise='much' must be a number"),
         ({"parallel": 0}, "parallel=0 must be a whole number of at least 1"),
         ({"seed": -1}, "seed=-1 must be a whole number of at least 0"),
-        ({"seed": 1_000_000}, "seed=1000000 must be below 1000000"),  # members' seeds lie beyond
+        ({"seed": 1_000_000}, "seed=1000000 must be below 1000000"),  # seeds of members begin above
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
     ],
 )
-def test_settings_that_make_no_learner_are_told(values, message):
+def test_settings_that_fit_no_learner_are_refused(values, message):
     with pytest.raises(SettingError) as caught:
         settings(**values)
     assert message in str(caught.value)
 
 
-def test_a_list_of_growths_says_each_and_its_last_number_all_further_ones():
+def test_in_a_list_of_growths_the_last_number_is_for_all_further_growths():
     listed = settings(learner="gmoe", grow_experts=[1, 0, 4])
     assert [listed.own.added_at(k) for k in (2, 3, 4, 5, 6)] == [1, 0, 4, 4, 4]
     assert [settings(learner="gmoe", grow_experts=2).own.added_at(k) for k in (2, 3)] == [2, 2]
@@ -457,12 +459,13 @@ def test_a_list_of_growths_says_each_and_its_last_number_all_further_ones():
 
 def test_the_papers_mixtures_have_4_6_8_and_12_experts(stream, tmp_path):
     options = {"experts": 4, "grow_experts": [2, 2, 4]}
-    learner = make_learner(settings_of(stream, tmp_path, "gmoe", **options), StreamFolder.open(stream), NoProcesses())
+    view = StreamFolder.open(stream).without_test()
+    learner = make_learner(settings_of(stream, tmp_path, "gmoe", **options), view, NoProcesses())
     assert [learner.num_experts(k) for k in (1, 2, 3, 4)] == [4, 6, 8, 12]
 
 
 def test_scores_of_a_learner_are_what_the_evaluator_measures(gens, stream, tmp_path):
-    learner = make_learner(settings_of(stream, gens, "gens"), StreamFolder.open(stream), NoProcesses())
+    learner = make_learner(settings_of(stream, gens, "gens"), StreamFolder.open(stream).without_test(), NoProcesses())
     learner.load(gens / "stages/stage_002/train")
     scores = PerplexityEvaluator(StreamFolder.open(stream), tmp_path, CPU)(learner)
     assert scores == rows_of(gens)[2].scores

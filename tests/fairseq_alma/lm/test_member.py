@@ -1,4 +1,4 @@
-"""A member's stage beside the training itself: what it was begun on, what it says when it ends."""
+"""A member's stage apart from the training itself: devices, refused options, advice after a failure."""
 
 import json
 
@@ -9,13 +9,13 @@ from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.learners import LEARNERS, make_learner
-from fairseq_alma.lm.member import _why
+from fairseq_alma.lm.member import failure_message
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.processes import NoProcesses
 
 
 class Devices(NoProcesses):
-    """As NoProcesses, on a machine of so many devices; training leaves a checkpoint as a kill would."""
+    """Like NoProcesses, on a machine with `count` devices."""
 
     def __init__(self, count):
         super().__init__()
@@ -34,7 +34,7 @@ def settings(stream, out, **more):
 
 def train(stream, out, processes, **more):
     folder = StreamFolder.open(stream)
-    learner = make_learner(settings(stream, out, **more), folder, processes)
+    learner = make_learner(settings(stream, out, **more), folder.without_test(), processes)
     (first, *_) = folder.stream()
     learner.train(Stage(1, (first,), (), False, out / "stages" / "stage_001"))
 
@@ -59,10 +59,10 @@ def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
     folder = tmp_path / "run/stages/stage_001/member_1"
     assert json.loads((folder / "started.json").read_text())["devices"] == 2
     with pytest.raises(StageError, match="ended with status 1"):
-        train(stream, tmp_path / "run", Devices(4))  # nothing was saved yet: it begins anew
+        train(stream, tmp_path / "run", Devices(4))  # nothing was saved yet, so it starts again
     untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
     (folder / "checkpoint_last.pt").write_bytes(untrained.read_bytes())
-    with pytest.raises(StageError, match=r"begun on 4 device\(s\), now it would get 2: continue on as many"):
+    with pytest.raises(StageError, match=r"begun on 4 device\(s\), now it would get 2: continue on the same number"):
         train(stream, tmp_path / "run", Devices(2))
 
 
@@ -70,16 +70,22 @@ def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
     ("before", "log", "status", "members", "advice"),
     [
         ("", "OSError: [Errno 28] No space left on device", 1, 1, "make room on the disk"),
-        ("OSError: No space left on device\n", "killed", -9, 1, "if it was killed for its memory, halve batch_size=1"),
-        ("", "torch.OutOfMemoryError: CUDA out of memory", 1, 2, "fewer members side by side (parallel=1)"),
+        (
+            "OSError: No space left on device\n",
+            "killed",
+            -9,
+            1,
+            "if it was killed for lack of memory, halve batch_size=1",
+        ),
+        ("", "torch.OutOfMemoryError: CUDA out of memory", 1, 2, "fewer members at the same time (parallel=1)"),
         ("", "FloatingPointError: the loss is nan", 1, 1, "lower lr="),
-        ("FloatingPointError: the loss is nan\n", "ImportError: no iopath", 1, 1, "mend what the log says"),
+        ("FloatingPointError: the loss is nan\n", "ImportError: no iopath", 1, 1, "correct what the log reports"),
     ],
 )
-def test_advice_goes_by_what_this_attempt_has_logged(stream, tmp_path, before, log, status, members, advice):
+def test_advice_depends_on_the_log_of_this_attempt_only(stream, tmp_path, before, log, status, members, advice):
     path = tmp_path / "log.txt"
     path.write_text(before + log)
-    assert advice in _why(path, len(before), status, settings(stream, tmp_path), members)
+    assert advice in failure_message(path, len(before), status, settings(stream, tmp_path), members)
 
 
 @pytest.mark.parametrize(

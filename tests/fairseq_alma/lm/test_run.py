@@ -1,21 +1,29 @@
-"""alma-lm from settings to ledger, as real processes: continued, refused, killed."""
+"""alma-lm from settings to ledger, as real processes: finished runs, refused settings, killed runs."""
 
+import gc
+import io
 import json
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
 
+import numpy as np
 import pytest
 import torch
 
+from fairseq_alma.checkpoints import read_checkpoint
+from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.evaluation.perplexity import main as alma_eval
-from fairseq_alma.lm.checkpoints import read_whole
+from fairseq_alma.lm.learners import make_learner
+from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.app.test_scalars import scalars_in
 from tests.fairseq_alma.killing import rows_without_seconds, same_ledger, start, wait_until
@@ -30,7 +38,7 @@ SETTINGS = (*RUN, "wait=2", "updates=12", "dropout=0.1", "validations=4")
 
 @pytest.fixture(scope="module")
 def run(stream, tmp_path_factory) -> Path:
-    """SM at wait 2 over 3 mega-batches, never interrupted."""
+    """A run of SM at wait 2 over 3 mega-batches, without interruption."""
     out = tmp_path_factory.mktemp("run") / "sm"
     result = run_command("alma-lm", f"stream={stream}", f"out={out}", *SETTINGS)
     assert result.returncode == 0, result.stderr[-3000:]
@@ -47,7 +55,7 @@ def test_the_ledger_has_a_row_for_each_arrival(run):
         (2, 1, True),
         (3, 2, True),
     ]
-    assert [row.spent.num_updates for row in rows] == [0, 0, 12, 12]  # the last group is smaller, and trained on
+    assert [row.spent.num_updates for row in rows] == [0, 0, 12, 12]  # the last group is smaller, and is trained on too
     perplexity = [row.scores.perplexity for row in rows]
     assert perplexity[0] == perplexity[1] > perplexity[2]
     assert rows[0].scores.num_experts == 4
@@ -62,7 +70,7 @@ def test_tensorboard_shows_the_ledger_and_the_inside_of_stages(run):
     changed = [row for row in rows if row.t == 0 or row.updated]
     assert found["test/perplexity"] == [(row.t, pytest.approx(row.scores.perplexity, rel=1e-6)) for row in changed]
     assert found["cost/updates"][-1] == (3, 24.0)
-    # Four validations a stage, at thousandths of it.
+    # Four validations in each stage; steps are thousandths of a stage.
     assert [step for step, _ in found["during_stage/validation_perplexity"]] == [
         250, 500, 750, 1000, 1250, 1500, 1750, 2000,
     ]  # fmt: skip
@@ -70,7 +78,7 @@ def test_tensorboard_shows_the_ledger_and_the_inside_of_stages(run):
 
 
 def test_what_a_run_spent_equals_the_closed_form(run, stream):
-    """FLOPs of the very batches that 12 updates saw, row by row, from the counter of torch."""
+    """The expected FLOPs come from torch's counter, row by row of the batches of 12 updates."""
     model, _ = load_member(run / "stages/stage_001/member_1/checkpoint_best.pt", StreamFolder.open(stream), CPU)
     flops = count_training_flops(model)
     rows = Ledger(run / "ledger.jsonl").rows()
@@ -96,7 +104,7 @@ def test_the_summary_follows_from_the_rows(run):
     assert summary["wall_seconds"] > 0
 
 
-def test_the_run_says_what_it_would_deploy_and_alma_eval_scores_it(run, capsys):
+def test_the_run_names_its_predictor_and_alma_eval_scores_it(run, capsys):
     predictor = json.loads((run / "predictor.json").read_text())
     assert [c["path"] for c in predictor["checkpoints"]] == ["stages/stage_002/member_1/checkpoint_best.pt"]
     assert alma_eval([str(run), "--json"]) == 0
@@ -108,7 +116,7 @@ def test_a_stage_keeps_its_best_checkpoint_and_nothing_it_does_not_need(run):
     for k in (1, 2):
         folder = run / "stages" / f"stage_{k:03d}" / "member_1"
         assert {path.name for path in folder.iterdir()} == {"checkpoint_best.pt", "done.json", "log.txt"}
-        assert "last_optimizer_state" not in read_whole(folder / "checkpoint_best.pt")
+        assert "last_optimizer_state" not in read_checkpoint(folder / "checkpoint_best.pt")
 
 
 def test_the_second_stage_starts_from_the_first_ones_best(run):
@@ -117,7 +125,7 @@ def test_the_second_stage_starts_from_the_first_ones_best(run):
     assert "stage_001/member_1/checkpoint_best.pt" in log
 
 
-def test_a_finished_run_is_passed_over(run, stream):
+def test_a_finished_run_is_skipped(run, stream):
     before = (run / "ledger.jsonl").read_bytes()
     result = run_command("alma-lm", f"stream={stream}", f"out={run}", *SETTINGS)
     assert result.returncode == 0
@@ -139,7 +147,7 @@ def test_a_stream_that_moved_is_the_same_stream(run, own_stream):
     assert result.returncode == 0, result.stderr
 
 
-def test_status_tells_where_a_run_stands(run, tmp_path):
+def test_status_shows_how_far_a_run_is(run, tmp_path):
     result = run_command("alma-lm", "status", run)
     assert result.returncode == 0
     assert "finished" in result.stdout
@@ -148,37 +156,54 @@ def test_status_tells_where_a_run_stands(run, tmp_path):
     assert "no run at" in result.stderr
 
 
-def test_the_learner_holds_no_test_data(run, stream, tmp_path):
-    """A walk over everything reachable from a learner meets no array or file of the test set."""
-    import gc
-    import io
+def reachable(root: object) -> Iterator[object]:
+    """Yield every object that can be reached from `root`, also through closures, but not through modules and classes.
 
-    import numpy as np
+    The global names of a function are left out: they are code.
+    """
+    seen: set[int] = set()
+    queue = [root]
+    while queue:
+        thing = queue.pop()
+        if id(thing) in seen or isinstance(thing, type | ModuleType):
+            continue
+        seen.add(id(thing))
+        yield thing
+        if isinstance(thing, FunctionType):
+            queue += [thing.__closure__, thing.__defaults__, thing.__kwdefaults__]
+        else:
+            queue += gc.get_referents(thing)
 
-    from fairseq_alma.lm.learners import make_learner
-    from fairseq_alma.lm.settings import LanguageModelSettings
 
+def test_a_learner_can_reach_no_test_data(run, stream, tmp_path):
+    """Nothing that a learner can reach is, names or opens the test set.
+
+    It knows the stream folder, which fairseq-train needs. The task that reads it there refuses the test set for
+    training and validation (tests/fairseq_alma/tasks/test_alma_lm.py).
+    """
     settings = json.loads((run / "settings.json").read_text())
     settings = {k: v for k, v in settings.items() if k not in ("evaluated_on", "dictionary")}
     folder = StreamFolder.open(stream)
-    learner = make_learner(LanguageModelSettings.from_mapping(settings), folder, NoProcesses())
+    view = folder.without_test()
+    learner = make_learner(LanguageModelSettings.from_mapping(settings), view, NoProcesses())
     learner.load(run / "stages/stage_002/train")
-    PerplexityEvaluator(folder, tmp_path)(learner)  # the environment has read the test set by now
-    seen, queue = set(), [learner.__dict__]
-    while queue:
-        thing = queue.pop()
-        if id(thing) in seen or isinstance(thing, type) or type(thing).__name__ in ("module", "function"):
-            continue
-        seen.add(id(thing))
-        assert not isinstance(thing, np.ndarray | torch.Tensor | io.IOBase), thing
-        if isinstance(thing, str):
-            assert not thing.startswith(str(folder.path / "test")), thing
-        queue += gc.get_referents(thing)
-    assert len(seen) > 10
+    PerplexityEvaluator(folder, tmp_path)(learner)  # the environment has read the test set
+    with pytest.raises(StreamError, match="no access to split 'test'"):
+        view.digest("test")
+    things = list(reachable(learner))
+    assert any(thing is view for thing in things)
+    forbidden = [str(folder.path / "test"), folder.digest("test")]
+    for thing in things:
+        assert not isinstance(thing, StreamFolder | np.ndarray | torch.Tensor | io.IOBase), thing
+        if isinstance(thing, str | Path):
+            assert not any(word in str(thing) for word in forbidden), thing
+    # The walk finds what it looks for: with the whole folder, the path of the test set is one call away.
+    leaking = make_learner(LanguageModelSettings.from_mapping(settings), folder, NoProcesses())
+    assert any(thing is folder for thing in reachable(leaking))
 
 
 def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run, stream, tmp_path):
-    for attempt in range(3):  # on a busy machine the stage may end before the kill: then again, elsewhere
+    for attempt in range(3):  # on a busy machine the stage may end before the kill; then another run is killed
         out = tmp_path / f"killed_{attempt}"
         stage_1, stage_2 = (out / "stages" / f"stage_00{k}" for k in (1, 2))
         process = start(stream, out, SETTINGS)
@@ -191,9 +216,9 @@ def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run
 
     process = start(stream, out, SETTINGS)
     wait_until((stage_1 / "train.done.json").exists, process)  # between training and its evaluation
-    process.kill()  # the driver alone: its fairseq-train, if there is one, must not outlive it
+    process.kill()  # only the driver: its fairseq-train, if there is one, must end with it
     process.wait()
-    assert "Loaded checkpoint" in (stage_1 / "member_1/log.txt").read_text()  # it went on, not anew
+    assert "Loaded checkpoint" in (stage_1 / "member_1/log.txt").read_text()  # it continued and did not start again
 
     process = start(stream, out, SETTINGS)
     wait_until((stage_2 / "member_1/log.txt").exists, process)
@@ -228,7 +253,7 @@ def test_a_loss_that_is_not_finite_ends_the_stage_with_advice(stream, tmp_path):
     assert "log.txt" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (out / "stages/stage_001/train.done.json").exists()
-    assert len((out / "ledger.jsonl").read_text().splitlines()) == 3  # t = 0, 1, 2: nothing was lost or made up
+    assert len((out / "ledger.jsonl").read_text().splitlines()) == 3  # t = 0, 1, 2: no row is missing and none is added
 
 
 def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
@@ -265,7 +290,7 @@ def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
         (("updates=5", "colour=red"), "colour"),
     ],
 )
-def test_bad_settings_are_told_before_anything_is_written(stream, tmp_path, settings, message):
+def test_bad_settings_are_refused_before_anything_is_written(stream, tmp_path, settings, message):
     out = tmp_path / "out"
     result = run_command("alma-lm", f"stream={stream}", f"out={out}", *RUN, *settings)
     assert result.returncode != 0
@@ -291,10 +316,10 @@ def test_every_validation_takes_place_at_epoch_ends_too(run):
         assert "score None" not in log
 
 
-def test_bad_streams_are_told_before_anything_is_written(own_stream, tmp_path):
+def test_bad_streams_are_refused_before_anything_is_written(own_stream, tmp_path):
     out = tmp_path / "out"
 
-    def said() -> str:
+    def refusal() -> str:
         result = run_command("alma-lm", f"stream={own_stream}", f"out={out}", *RUN, "updates=5")
         assert result.returncode == 2
         assert "Traceback" not in result.stderr
@@ -304,20 +329,20 @@ def test_bad_streams_are_told_before_anything_is_written(own_stream, tmp_path):
     train = own_stream / "mega_batch_2/train"
     whole = {suffix: train.with_suffix(suffix).read_bytes() for suffix in (".bin", ".idx")}
     train.with_suffix(".bin").write_bytes(whole[".bin"][:-10])
-    assert "truncated" in said()
+    assert "truncated" in refusal()
     train.with_suffix(".bin").write_bytes(whole[".bin"])
     train.with_suffix(".idx").unlink()
-    assert "train.idx is missing" in said()
+    assert "train.idx is missing" in refusal()
     train.with_suffix(".idx").write_bytes(whole[".idx"])
     dictionary = (own_stream / "dict.txt").read_text()
     (own_stream / "dict.txt").write_text(dictionary.replace("w1 ", "v1 "))
-    assert "not the dictionary" in said()
+    assert "not the dictionary" in refusal()
     (own_stream / "dict.txt").write_text(dictionary)
     shutil.rmtree(own_stream)
-    assert "run `alma-prep" in said()
+    assert "run `alma-prep" in refusal()
 
 
-def test_a_missing_out_or_verb_argument_is_told_with_the_usage(stream, tmp_path):
+def test_a_missing_argument_is_reported_with_the_usage(stream, tmp_path):
     for arguments, message in [((), "out= is missing"), (("updates=5",), "out= is missing"), (("status",), "usage:")]:
         result = run_command("alma-lm", *arguments)
         assert result.returncode != 0

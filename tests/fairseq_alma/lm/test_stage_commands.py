@@ -1,4 +1,4 @@
-"""Which process a stage is: what it trains on, from where, for how long."""
+"""The fairseq-train command of a stage: its data, its initial checkpoint, its number of updates."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.fairseq_alma.processes import NoProcesses
 
 
 def command_of_stage(stream: Path, out: Path, new, past, replay, **settings) -> dict[str, str]:
-    """The options of the fairseq-train process that a stage would be."""
+    """Return the options of the fairseq-train process of a stage."""
     processes = NoProcesses()
     folder = StreamFolder.open(stream)
     learner = make_learner(
@@ -26,7 +26,7 @@ def command_of_stage(stream: Path, out: Path, new, past, replay, **settings) -> 
             replay=replay,
             **settings,
         ),
-        folder,
+        folder.without_test(),
         processes,
     )
     arrivals = list(folder.stream())

@@ -53,7 +53,7 @@ def test_parameters_of_the_papers_sizes(arch, layers, d, shared_millions, expert
 
 @pytest.mark.parametrize("training", [False, True])
 def test_no_token_sees_what_comes_after_it(training):
-    # In training too: who finds an expert full depends on earlier tokens of the sequence only.
+    # In training too: whether a token finds its expert full depends on earlier tokens of the sequence only.
     model = make(capacity_factor=0.5).train(training)
     tokens = torch.randint(4, 40, (1, 16))
     changed = tokens.clone()
@@ -63,7 +63,7 @@ def test_no_token_sees_what_comes_after_it(training):
     assert not torch.allclose(before[0, 9:], after[0, 9:])
 
 
-def test_padding_changes_nothing_and_takes_nobodys_place():
+def test_padding_changes_nothing_and_uses_no_capacity():
     model = make().eval()
     row = torch.randint(4, 40, (1, 10))
     pad = model.decoder.pad
@@ -117,7 +117,7 @@ def test_checkpoints_carry_the_version_of_their_layout():
     assert make(num_experts=3).state_dict()["decoder.layers.1.mixture.fc1_weight"].shape == (3, 512, 128)
 
 
-def test_the_decoder_is_what_fairseq_takes_for_one():
+def test_the_decoder_is_a_decoder_of_fairseq():
     from fairseq.models import FairseqDecoder
 
     assert isinstance(make().decoder, FairseqDecoder)
@@ -128,10 +128,10 @@ def test_the_decoder_is_what_fairseq_takes_for_one():
     ("there", "here", "advice"),
     [
         (4, 6, "give --num-experts 4, or add 2 with alma-grow first"),
-        (4, 3, "give --num-experts 4; experts cannot be taken away"),
+        (4, 3, "give --num-experts 4; experts cannot be removed"),
     ],
 )
-def test_a_checkpoint_with_other_experts_is_told_with_what_to_do(there, here, advice):
+def test_a_checkpoint_with_other_experts_is_refused_with_advice(there, here, advice):
     model = make(num_experts=here)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(SettingError) as caught:
@@ -143,47 +143,32 @@ def test_a_checkpoint_with_other_experts_is_told_with_what_to_do(there, here, ad
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"decoder_embed_dim": 64}, r"\[40, 64\] there, \[40, 128\] here"),
-        ({"num_words": 44}, r"embed_tokens.weight is \[44, 128\] there, \[40, 128\] here"),
-        ({"decoder_layers": 6}, r"decoder.layers.4.* is only there"),
-        ({"decoder_layers": 2}, r"decoder.layers.2.* is only here"),
-        ({"decoder_ffn_embed_dim": 256}, r"fc1.* is \[256.* there, \[512.* here"),
-        # The experts differ too, but to grow them would not help.
-        ({"num_words": 44, "num_experts": 3}, r"embed_tokens.weight is \[44, 128\] there"),
+        ({"decoder_embed_dim": 64}, r"\[40, 64\] in the checkpoint, \[40, 128\] in this model"),
+        ({"num_words": 44}, r"embed_tokens.weight is \[44, 128\] in the checkpoint, \[40, 128\] in this model"),
+        ({"decoder_layers": 6}, r"decoder.layers.4.* is only in the checkpoint"),
+        ({"decoder_layers": 2}, r"decoder.layers.2.* is only in this model"),
+        ({"decoder_ffn_embed_dim": 256}, r"fc1.* is \[256.* in the checkpoint, \[512.* in this model"),
+        # The number of experts differs too, but growth would not help.
+        ({"num_words": 44, "num_experts": 3}, r"embed_tokens.weight is \[44, 128\] in the checkpoint"),
     ],
 )
-def test_a_checkpoint_of_other_sizes_is_told_in_one_line(other, named):
+def test_a_checkpoint_of_other_sizes_is_refused_in_one_line(other, named):
     sizes = Namespace(**{key: value for key, value in other.items() if key.startswith("decoder")})
     options = {key: value for key, value in other.items() if not key.startswith("decoder")}
-    with pytest.raises(SettingError, match="the checkpoint is of a model of other sizes") as caught:
+    with pytest.raises(SettingError, match="the checkpoint belongs to a model of other sizes") as caught:
         make().load_state_dict(make_with(sizes, **options).state_dict())
-    said = str(caught.value)
-    assert re.search(named, said)
-    assert said.endswith("give the --arch and the sizes it was trained with")
-    assert len(said) < 400  # not every tensor of it
+    message = str(caught.value)
+    assert re.search(named, message)
+    assert message.endswith("give the --arch and the sizes it was trained with")
+    assert len(message) < 400  # not every tensor is listed
 
 
 def make_with(sizes: Namespace, num_words=40, num_experts=4) -> SwitchLanguageModel:
-    """The tiny model with some of its sizes changed."""
+    """Return the tiny model with some of its sizes changed."""
     switch_lm.switch_lm_tiny(sizes)
     dictionary = make(num_words=num_words).decoder.dictionary
     cfg = SwitchLanguageModelConfig(**vars(sizes), num_experts=num_experts, tokens_per_sample=16)
     return SwitchLanguageModel.build_model(cfg, Namespace(source_dictionary=dictionary))
-
-
-def test_a_checkpoint_from_before_routers_had_trees_loads():
-    old = make()
-    with torch.no_grad():
-        for mixture in old.mixtures:
-            mixture.router.weight.normal_()
-    state = {name: value for name, value in old.state_dict().items() if not name.endswith("split_E")}
-    assert len(state) == len(old.state_dict()) - 2
-    new, tokens = make(), torch.randint(4, 40, (2, 16))
-    new.load_state_dict(dict(state))
-    assert [mixture.router.split_E.tolist() for mixture in new.mixtures] == [[-1.0] * 4] * 2
-    assert torch.equal(new.eval()(tokens)[0], old.eval()(tokens)[0])
-    with pytest.raises(SettingError, match="this model 6: give --num-experts 4"):
-        make(num_experts=6).load_state_dict(dict(state))
 
 
 def test_a_tree_is_saved_and_loaded_as_part_of_the_model():

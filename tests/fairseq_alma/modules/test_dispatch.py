@@ -10,14 +10,14 @@ def test_tokens_are_sorted_by_expert_in_their_order_of_arrival():
     assert plan.load_E.tolist() == [2, 1, 2, 0]
 
 
-def test_a_full_expert_keeps_the_first_comers():
+def test_a_full_expert_keeps_its_first_tokens():
     plan = plan_dispatch(torch.tensor([0, 0, 1, 0, 1]), num_experts=2, capacity=2)
     assert plan.token_K.tolist() == [0, 1, 2, 4]  # token 3 finds expert 0 full
     assert list(plan.count_E) == [2, 2]
     assert plan.load_E.tolist() == [3, 2]
 
 
-def test_a_capacity_that_nobody_reaches_drops_nobody():
+def test_a_capacity_that_no_expert_reaches_drops_no_token():
     plan = plan_dispatch(torch.tensor([0, 1, 1]), num_experts=2, capacity=2)
     assert plan.token_K.tolist() == [0, 1, 2]
 

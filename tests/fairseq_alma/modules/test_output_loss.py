@@ -21,8 +21,8 @@ def test_loss_and_gradients_equal_the_plain_steps(kind, tolerance):
     expected.backward()
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected.item(), rel=min(tolerance, 1e-3))
-    for got, wanted in zip(gradients, (x_64.grad, weight_64.grad), strict=True):
-        assert (got - wanted).abs().max() < tolerance * wanted.abs().max()
+    for gradient, expected_gradient in zip(gradients, (x_64.grad, weight_64.grad), strict=True):
+        assert (gradient - expected_gradient).abs().max() < tolerance * expected_gradient.abs().max()
 
 
 def test_nothing_but_padding_has_no_loss():

@@ -60,7 +60,7 @@ def make_router(rows, split_E, jitter=0.0) -> Router:
 
 
 def leaf_probabilities(router: Router, x_TD: torch.Tensor, monkeypatch) -> torch.Tensor:
-    """What the balance loss is made of: the soft probability of every expert."""
+    """Return the probability of every expert [T, E] from which the balance loss is computed."""
     seen = []
     with monkeypatch.context() as patch:
         patch.setattr(router_module, "balance_loss", lambda p_TE, _: seen.append(p_TE) or p_TE.sum())
@@ -90,13 +90,13 @@ LN3, LN4, LN9 = math.log(3.0), math.log(4.0), math.log(9.0)
 @pytest.mark.parametrize(
     ("x", "expert", "probability", "leaves"),
     [
-        # The softmax says 3/4 and 1/4, the node of expert 2 sends 4/5 on, that of expert 3 then 9/10.
+        # The softmax says 3/4 and 1/4, the node of expert 2 moves 4/5 on, and the node of expert 3 then 9/10.
         ((LN3, 0, LN4, LN9), 3, 0.75, [0.75 * 0.2, 0.25, 0.75 * 0.8 * 0.1, 0.75 * 0.8 * 0.9]),
         ((LN3, 0, LN4, -LN9), 2, 0.75, [0.75 * 0.2, 0.25, 0.75 * 0.8 * 0.9, 0.75 * 0.8 * 0.1]),
-        # It stops at expert 0: what the node below expert 2 would say is of no account.
+        # It stops at expert 0, so the node below expert 2 does not matter.
         ((LN3, 0, -LN4, LN9), 0, 0.75, [0.75 * 0.8, 0.25, 0.75 * 0.2 * 0.1, 0.75 * 0.2 * 0.9]),
         ((0, LN3, LN4, LN9), 1, 0.75, [0.25 * 0.2, 0.75, 0.25 * 0.8 * 0.1, 0.25 * 0.8 * 0.9]),
-        # A node that is undecided leaves a token where it was.
+        # At a probability of 1/2 the token stays.
         ((LN3, 0, 0, LN9), 0, 0.75, [0.75 * 0.5, 0.25, 0.75 * 0.5 * 0.1, 0.75 * 0.5 * 0.9]),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_token_goes_down_the_tree_by_hand(monkeypatch, x, expert, probability,
     x_TD = torch.tensor([x])
     routing = router(x_TD)
     assert routing.expert_T.tolist() == [expert]
-    assert routing.probability_T.item() == pytest.approx(probability)  # that of the softmax, whatever the nodes say
+    assert routing.probability_T.item() == pytest.approx(probability)  # that of the softmax, whatever the nodes decide
     assert leaf_probabilities(router, x_TD, monkeypatch)[0].tolist() == pytest.approx(leaves)
     assert routing.z_loss.item() == pytest.approx(LN4**2)  # of the two logits of the softmax
     assert routing.balance_loss.item() == pytest.approx(4 * leaves[expert])
@@ -124,7 +124,7 @@ def test_leaves_sum_to_one_and_each_pair_to_what_its_parent_had(monkeypatch):
 
 
 def test_a_node_learns_as_from_the_logarithm_of_its_gate():
-    # d(p g / stop_gradient(g)) = p d(log g): p (1 - g) x where the token goes on, -p g x where it stays.
+    # d(p g / stop_gradient(g)) = p d(log g): p (1 - g) x where the token moves on, -p g x where it stays.
     router = make_router([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [-1, -1, 0])
     flat = make_router([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [-1, -1])
     for x, expected in (
@@ -147,7 +147,7 @@ def test_the_balance_loss_reaches_a_node_no_token_went_to():
     assert router.weight.grad[2].abs().sum() > 0
 
 
-def test_a_tree_that_is_loaded_takes_the_place_of_the_one_that_was_used():
+def test_a_loaded_tree_replaces_the_one_in_use():
     x_TD = torch.tensor([(LN3, 0.0, LN4, LN9)])
     router = make_router(TREE[0], [-1] * 4)
     assert router(x_TD).expert_T.tolist() == [3]  # the largest of four logits

@@ -15,7 +15,7 @@ def make(num_experts, **options):
 
 
 def slow_loop(layer, x_TD, capacity):
-    """Token after token, as the Switch paper tells it."""
+    """Return the output of a mixture, computed token by token as the Switch paper describes it."""
     taken, y = [0] * layer.num_experts, []
     for x in x_TD:
         probability_E = (layer.router.weight @ x).softmax(dim=0)
@@ -55,7 +55,7 @@ def test_many_experts_equal_a_slow_loop_over_tokens_in_outputs_and_gradients(num
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_an_expert_that_gets_no_token_gets_no_gradient_and_harms_nobody():
+def test_an_expert_that_gets_no_token_gets_no_gradient_and_changes_no_other():
     layer = make(3, capacity_factor=0.0)
     with torch.no_grad():
         layer.router.weight[2] = -100 * layer.router.weight[:2].mean(dim=0)
@@ -68,7 +68,7 @@ def test_an_expert_that_gets_no_token_gets_no_gradient_and_harms_nobody():
     assert layer.fc1_weight.grad[:2].abs().sum() > 0
 
 
-def test_evaluation_has_a_capacity_of_its_own():
+def test_evaluation_has_its_own_capacity():
     layer, x_TD = make(4, capacity_factor=0.25, eval_capacity_factor=0.0), torch.randn(T, D)
     assert layer(x_TD).num_dropped > 0
     assert layer.eval()(x_TD).num_dropped == 0
@@ -97,6 +97,6 @@ def test_the_sums_stay_float64_in_a_bf16_model():
 
 
 @pytest.mark.parametrize("options", [{"num_experts": 0}, {"num_experts": 2, "capacity_factor": -1}])
-def test_sizes_that_make_no_sense_are_refused(options):
+def test_impossible_sizes_are_refused(options):
     with pytest.raises(ValueError, match=r"at least one expert|capacity"):
         SwitchFeedForward(D, F, **options)

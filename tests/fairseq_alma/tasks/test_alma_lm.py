@@ -36,7 +36,7 @@ def test_a_stage_trains_on_its_mega_batches_end_to_end(stream):
     targets = np.concatenate([blocks[i]["target"].numpy() for i in range(len(blocks))])
     expected = np.concatenate([tokens_on_disk(stream, "mega_batch_1"), tokens_on_disk(stream, "mega_batch_3")])
     assert targets.tolist() == expected.tolist()
-    # Each block is fed the token before it: none is predicted from itself, none is left out.
+    # The first input of a block is the token before it, so every token is predicted once.
     assert blocks[1]["source"][0] == blocks[0]["target"][-1]
 
 
@@ -50,7 +50,7 @@ def test_no_block_is_dropped_whatever_the_batch_size_multiple(stream, split):
 
 
 def test_an_epochs_batches_depend_on_seed_and_epoch_only(stream):
-    # fairseq makes batches once, in the first epoch of a process: a stage resumed in epoch 3 would see others.
+    # fairseq makes batches once, in the first epoch of a process: a stage resumed in epoch 3 would get other batches.
     def ids(task, epoch, seed=0):
         return [batch["id"].tolist() for batch in batches(task, "train", epoch, seed)]
 
@@ -79,7 +79,7 @@ def test_replay_by_share_gives_every_batch_its_part_and_changes_no_step(stream, 
     assert found[:4] == from_past
     assert abs(sum(found) - share * 8 * len(mixed)) < 1
     assert all(len(batch) == 8 for batch in mixed)
-    assert mixed[0] != sorted(mixed[0])  # drawn, not in order
+    assert mixed[0] != sorted(mixed[0])  # drawn at random, not in order
 
 
 def test_replay_by_share_works_one_block_at_a_time(stream):
@@ -90,8 +90,8 @@ def test_replay_by_share_works_one_block_at_a_time(stream):
     assert found[:8] == [False, False, False, True] * 2
 
 
-def test_every_rank_gets_as_many_batches(stream):
-    # fairseq fills up with a dummy, and then forgets what the rank's other micro-batches did.
+def test_every_rank_gets_the_same_number_of_batches(stream):
+    # fairseq would add an empty batch, and then lose the logging outputs of the rank's other batches.
     for extra in ((), ("--replay-mega-batches", "1", "--replay-share", "0.5")):
         task = make_task(stream, "--mega-batches", "3", *extra)
         task.load_dataset("train")
@@ -113,7 +113,7 @@ def test_replay_draws_other_blocks_in_each_epoch_and_all_before_any_twice(stream
 
 @pytest.mark.parametrize("option", ["--train-subset", "--valid-subset"])
 def test_the_test_set_is_refused_in_training_and_validation(stream, option):
-    with pytest.raises(SettingError, match="kept from training and validation"):
+    with pytest.raises(SettingError, match="may not be used for training or validation"):
         make_task(stream, option, "test")
 
 
@@ -121,13 +121,13 @@ def test_the_test_set_is_refused_in_training_and_validation(stream, option):
     ("extra", "message"),
     [
         (("--mega-batches", "4"), "1 to 3"),
-        (("--replay-share", "0.5"), "go together"),
+        (("--replay-share", "0.5"), "must be given together"),
         (("--sample-break-mode", "eos"), "leave it at none"),
         (("--add-bos-token",), "has no meaning for alma_lm"),
         (("--shorten-method", "truncate"), "has no meaning for alma_lm"),
     ],
 )
-def test_settings_the_stream_cannot_serve_are_refused(stream, extra, message):
+def test_options_that_do_not_fit_the_stream_are_refused(stream, extra, message):
     with pytest.raises(SettingError, match=message):
         make_task(stream, *extra)
 

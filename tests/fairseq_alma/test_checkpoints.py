@@ -1,12 +1,23 @@
 import errno
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from fairseq_alma import checkpoints
+from fairseq_alma.checkpoints import (
+    BEST,
+    LAST,
+    drop_optimizer_state,
+    num_updates,
+    read_checkpoint,
+    repair_stage_folder,
+    write_checkpoint,
+)
 from fairseq_alma.core.errors import StageError
-from fairseq_alma.lm.checkpoints import BEST, LAST, mend, num_updates, read_whole, slim, write_untrained
+from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
 from tests.commands import STAGE
 
 
@@ -29,13 +40,13 @@ def cut(path: Path) -> None:
 
 
 def state_of(folder: Path) -> dict[str, int]:
-    return {path.name: num_updates(read_whole(path)) for path in folder.glob("*.pt")}
+    return {path.name: num_updates(read_checkpoint(path)) for path in folder.glob("*.pt")}
 
 
 def test_a_whole_folder_is_left_alone(tmp_path):
     write(tmp_path / BEST, 20, 5.0, 5.0)
     write(tmp_path / LAST, 40, 6.0, 5.0)
-    mend(tmp_path)
+    repair_stage_folder(tmp_path)
     assert state_of(tmp_path) == {BEST: 20, LAST: 40}
 
 
@@ -44,7 +55,7 @@ def test_killed_while_last_was_copied(tmp_path):
     for name in ("checkpoint_2_40.pt", BEST, LAST):
         write(tmp_path / name, 40, 4.0, 4.0)
     cut(tmp_path / LAST)
-    mend(tmp_path)
+    repair_stage_folder(tmp_path)
     assert state_of(tmp_path) == {"checkpoint_2_40.pt": 40, BEST: 40, LAST: 40}
 
 
@@ -53,7 +64,7 @@ def test_killed_while_best_was_copied(tmp_path):
     for name in ("checkpoint_2_40.pt", BEST):
         write(tmp_path / name, 40, 4.0, 4.0)
     cut(tmp_path / BEST)
-    mend(tmp_path)
+    repair_stage_folder(tmp_path)
     assert state_of(tmp_path) == {"checkpoint_2_40.pt": 40, BEST: 40, LAST: 40}
 
 
@@ -62,7 +73,7 @@ def test_killed_before_best_was_copied(tmp_path):
     write(tmp_path / BEST, 20, 5.0, 5.0)
     write(tmp_path / LAST, 20, 5.0, 5.0)
     write(tmp_path / "checkpoint_2_40.pt", 40, 4.0, 4.0)
-    mend(tmp_path)
+    repair_stage_folder(tmp_path)
     assert state_of(tmp_path) == {"checkpoint_2_40.pt": 40, BEST: 40, LAST: 40}
 
 
@@ -71,13 +82,14 @@ def test_killed_while_a_worse_one_was_copied_to_last(tmp_path):
     write(tmp_path / "checkpoint_2_40.pt", 40, 6.0, 5.0)
     write(tmp_path / LAST, 40, 6.0, 5.0)
     cut(tmp_path / LAST)
-    mend(tmp_path)
+    repair_stage_folder(tmp_path)
     assert state_of(tmp_path) == {"checkpoint_2_40.pt": 40, BEST: 20, LAST: 40}
 
 
 def test_killed_inside_the_first_write(tmp_path):
-    (tmp_path / "checkpoint_1_10.pt.tmp").write_bytes(b"half")
-    mend(tmp_path)
+    (tmp_path / "checkpoint_1_10.pt.tmp").write_bytes(b"half")  # fairseq's name
+    (tmp_path / ".checkpoint_best.4711.tmp.pt").write_bytes(b"half")  # ours
+    repair_stage_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -90,7 +102,7 @@ def test_a_machine_out_of_file_handles_is_no_damage(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Too many"):
         patch.setattr(torch, "load", no_handles)
-        mend(tmp_path)
+        repair_stage_folder(tmp_path)
     assert state_of(tmp_path) == {BEST: 20, LAST: 40}
 
 
@@ -98,7 +110,7 @@ def test_what_is_damaged_is_set_aside_not_deleted(tmp_path):
     for name in ("checkpoint_2_40.pt", BEST, LAST):
         write(tmp_path / name, 40, 4.0, 4.0)
     cut(tmp_path / LAST)
-    mend(tmp_path)
+    repair_stage_folder(tmp_path)
     assert (tmp_path / f"{LAST}.damaged").exists()
 
 
@@ -106,64 +118,72 @@ def test_when_the_best_is_lost_the_stage_begins_anew(tmp_path):
     write(tmp_path / BEST, 20, 5.0, 5.0)
     cut(tmp_path / BEST)
     write(tmp_path / LAST, 40, 6.0, 5.0)
-    mend(tmp_path)
+    repair_stage_folder(tmp_path)
     assert state_of(tmp_path) == {}
 
 
-def test_a_slim_checkpoint_keeps_the_model(tmp_path):
+def test_a_checkpoint_without_optimizer_state_keeps_the_model(tmp_path):
     write(tmp_path / BEST, 20, 5.0, 5.0)
     before = (tmp_path / BEST).stat().st_size
-    slim(tmp_path / BEST)
-    state = read_whole(tmp_path / BEST)
+    drop_optimizer_state(tmp_path / BEST)
+    state = read_checkpoint(tmp_path / BEST)
     assert state["model"]["w"].tolist() == [20.0] * 2000
     assert "last_optimizer_state" not in state
     assert (tmp_path / BEST).stat().st_size < before / 2
-    slim(tmp_path / BEST)  # again: nothing to do
+    drop_optimizer_state(tmp_path / BEST)  # again: nothing to do
 
 
-def test_a_missing_or_damaged_best_is_told(tmp_path):
+def test_a_missing_best_checkpoint_is_reported(tmp_path):
     with pytest.raises(StageError, match="run the same command again"):
-        slim(tmp_path / BEST)
+        drop_optimizer_state(tmp_path / BEST)
 
 
-def test_a_real_checkpoint_of_fairseq_is_read_and_slimmed(trained, tmp_path):
+def test_the_optimizer_state_of_a_real_checkpoint_of_fairseq_is_dropped(trained, tmp_path):
     copy = Path(shutil.copy(trained, tmp_path / BEST))
-    assert num_updates(read_whole(copy)) <= 30
-    slim(copy)
-    assert read_whole(copy)["model"].keys() == read_whole(trained)["model"].keys()
+    assert num_updates(read_checkpoint(copy)) <= 30
+    drop_optimizer_state(copy)
+    assert read_checkpoint(copy)["model"].keys() == read_checkpoint(trained)["model"].keys()
     cut(copy)
-    assert read_whole(copy) is None
+    assert read_checkpoint(copy) is None
 
 
-def test_a_slim_checkpoint_alone_is_nothing_to_go_on_from(tmp_path):
-    # As when a stage that another run shares was being copied: without the optimizer's state fairseq would begin at
-    # update 0 with half the weights' history and the counts of the whole.
+def test_a_checkpoint_without_optimizer_state_alone_cannot_be_resumed(tmp_path):
+    # As after a kill while a shared stage was copied. Without the optimizer's state fairseq would start at update 0,
+    # with trained weights and the counts of the whole stage.
     write(tmp_path / BEST, 20, 5.0, 5.0)
-    slim(tmp_path / BEST)
-    mend(tmp_path)
+    drop_optimizer_state(tmp_path / BEST)
+    repair_stage_folder(tmp_path)
     assert state_of(tmp_path) == {}
 
 
-def test_beside_the_last_checkpoint_a_slim_best_one_is_kept(tmp_path):
+def test_beside_the_last_checkpoint_a_best_one_without_optimizer_state_is_kept(tmp_path):
     write(tmp_path / BEST, 20, 5.0, 5.0)
     write(tmp_path / LAST, 40, 6.0, 5.0)
-    slim(tmp_path / BEST)
-    mend(tmp_path)
+    drop_optimizer_state(tmp_path / BEST)
+    repair_stage_folder(tmp_path)
     assert state_of(tmp_path) == {BEST: 20, LAST: 40}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told_as_such_and_leaves_what_was_there(tmp_path):
+def test_a_full_disk_is_reported_as_such_and_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     write(tmp_path / BEST, 20, 5.0, 5.0)
-    (tmp_path / (BEST + ".tmp")).symlink_to("/dev/full")
+    monkeypatch.setattr(checkpoints, "unfinished_files", lambda *_: [])  # the link below must stay
+    (tmp_path / f".checkpoint_best.{os.getpid()}.tmp.pt").symlink_to("/dev/full")  # as written_aside names it
     with pytest.raises(OSError, match="No space left"):
-        slim(tmp_path / BEST)
-    assert "last_optimizer_state" in read_whole(tmp_path / BEST)
+        drop_optimizer_state(tmp_path / BEST)
+    assert "last_optimizer_state" in read_checkpoint(tmp_path / BEST)
     assert [path.name for path in tmp_path.iterdir()] == [BEST]
 
 
 def test_the_untrained_checkpoint_is_made_without_ranks_on_a_machine_of_many_gpus(stream, tmp_path):
     # fairseq takes the number of GPUs for that of ranks, and would look for the others.
     arguments = [str(stream), *map(str, STAGE), "--save-dir", str(tmp_path), "--distributed-world-size", "2"]
-    write_untrained(arguments, tmp_path / "untrained.pt")
-    assert num_updates(read_whole(tmp_path / "untrained.pt")) == 0
+    write_untrained_checkpoint(arguments, tmp_path / "untrained.pt")
+    assert num_updates(read_checkpoint(tmp_path / "untrained.pt")) == 0
+
+
+def test_a_write_removes_what_a_killed_write_of_the_same_file_left(tmp_path):
+    for name in (BEST, LAST):
+        (tmp_path / f".{Path(name).stem}.4711.tmp.pt").write_bytes(b"half")
+    write_checkpoint({"model": {}}, tmp_path / BEST)
+    assert {path.name for path in tmp_path.iterdir()} == {BEST, ".checkpoint_last.4711.tmp.pt"}
