@@ -13,8 +13,18 @@ from tests.docs.commands import check_block, environment
 NEEDS = {"corpora": "fastwarc"}
 """Package of the extra `corpora` without which the files of a page cannot be made."""
 
-TEXT_PAGES = [ROOT / name for name in ("README.md", "docs/first-steps/text.md", "docs/corpora.md", "docs/fairseq.md")]
-"""Pages that train language models. They have a test file of their own, so that two workers share the work."""
+LONG_PAGES = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "docs/first-steps/text.md",
+        "docs/first-steps/images.md",
+        "docs/corpora.md",
+        "docs/fairseq.md",
+    )
+]
+"""Pages whose blocks take about as long as those of all others. They have a test file of their own, so that two
+workers share the work."""
 
 
 def run_blocks(page: Path, folder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.commands import ROOT
 from tests.docs.blocks import ACTIONS, PAGES, blocks_of, name_of
-from tests.docs.running import TEXT_PAGES, run_blocks
+from tests.docs.running import LONG_PAGES, run_blocks
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -18,7 +18,7 @@ def test_every_block_says_how_it_is_tested(page):
             assert len(block.reason.split()) >= 3, f"{block.where}: the marker gives no reason"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page) and page not in TEXT_PAGES], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page) and page not in LONG_PAGES], ids=name_of)
 def test_the_blocks_of_a_page_work(page, tmp_path):
     run_blocks(page, tmp_path)
 
