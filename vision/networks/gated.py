@@ -1,4 +1,4 @@
-"""The interface of stacks with mixtures of experts. Growth splits their experts in two."""
+"""The interface of stacks with mixtures of experts. Such a stack grows by splitting experts in two."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 Noise = Callable[[tuple[int, ...]], Tensor]
-"""A function that maps `shape` to uniform random numbers in [0, 1) of shape [M, *shape]. Each network uses a separate
-random generator."""
+"""A function that takes a shape and returns uniform random numbers in [0, 1), [M, *shape]. It uses a separate random
+generator for each of the M networks."""
 
 
 def expert_paths(root: int, splits: Sequence[int]) -> list[list[int]]:

@@ -130,8 +130,9 @@ class NarrowBlock:
         assert self._saved, "backward needs a forward pass with training=True before it"
         library, pointer, last = self._library(), self._pointer, self._saved[-1]
         side, num_out = last.z_gssDl.shape[1], last.z_gssDl.shape[3]
-        if dy_bssD.shape != (self._num_examples, side // 2, side // 2, num_out):
-            raise ValueError(f"the gradient has shape {list(dy_bssD.shape)}, which is not the shape of the output")
+        output_shape = (self._num_examples, side // 2, side // 2, num_out)
+        if dy_bssD.shape != output_shape:
+            raise ValueError(f"the gradient has shape {list(dy_bssD.shape)}, but the output has {list(output_shape)}")
         b, s = c_long(self._num_examples), c_long(side)
         d, sums = torch.empty_like(last.z_gssDl), dy_bssD.new_empty(2 * num_out, dtype=torch.float64)
         dy_bssD = dy_bssD.contiguous()
