@@ -165,7 +165,7 @@ def test_parquet_gives_its_column(tmp_path):
     assert texts == ["one two", "three"]
     assert [(one.name, one.num_units) for one in skipped] == [("a.parquet", 1), ("b.parquet", 0)]
     texts, [other, *_] = read_all(Source("text", str(tmp_path)), text_field="body")
-    assert (texts, other.why) == ([], "without a column 'body': it has text, n")
+    assert (texts, other.why) == ([], "no column 'body': the columns are text, n")
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path, monkeypatch):

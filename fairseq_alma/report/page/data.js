@@ -20,7 +20,7 @@ const state = {
   comp: null, params: null, final: null,       // limits of the budget; null: no limit
   x: "comp", y: "quality",                     // axes of the trade-off plot: keys of AXES and QUALITIES
   sort: "score", down: false,                  // column that sorts the table; true: in descending order
-  chosen: null,                                // index of the group shown in detail; the URL contains its folder instead
+  chosen: null,                                // index of the group shown in detail; the URL has its folder instead
 };
 let comparison;                                // data.comparisons[state.c]
 let visible = [];                              // indices of the groups that the filters do not hide
