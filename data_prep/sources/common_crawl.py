@@ -1,4 +1,4 @@
-"""Web archives in the formats WARC, WET and ARC, such as Common Crawl. Each page is one document, its visible text."""
+"""Web archives in the formats WARC, WET and ARC, such as Common Crawl. Each document is the text of one page."""
 
 import os
 import re
@@ -58,7 +58,7 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     first_line = file.peek(64).lstrip().partition(b"\n")[0]
-    # Use lenient parsing only for archives with other line ends or old versions. Strict parsing detects cut records.
+    # Parse strictly, to detect truncated records. Archives with other line ends or old versions need lenient parsing.
     lenient = not first_line.endswith(b"\r") or first_line.startswith(b"WARC/0.")
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     if not first_line.startswith(b"WARC/"):
@@ -117,7 +117,7 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
 
 
 def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
-    """Return the text of a response or resource record; "" if it is no page, or if its HTTP status is not 200."""
+    """Return the text of a response or resource record; "" if it is not HTML or plain text with HTTP status 200."""
     content_type, charset = record.headers.get("Content-Type", ""), None
     if record.is_http:
         try:
@@ -145,7 +145,7 @@ def _http(block: bytes, decode: Literal["all", "none"]) -> Any:
 def page_text(
     content: bytes, content_type: str, charset: str | None, report_progress: ReportProgress = no_report
 ) -> str:
-    """Return the text of a page that a visitor would see.
+    """Return the text that a visitor of a web page would see.
 
     Args:
         content: the bytes of the page.

@@ -183,7 +183,7 @@ def test_shares_and_at_signs():
     assert Source.parse("books:/a@b") == Source("books", "/a@b")
     assert Source.parse("python-docs@0.5") == Source("python-docs", "", 0.5)
     assert str(Source.parse("text:/x@0.5")) == "text:/x@0.5"
-    with pytest.raises(ValueError, match=r"share of 1\.5: it must be above 0"):
+    with pytest.raises(ValueError, match=r"share of 1\.5: the share must be above 0"):
         Source.parse("text:/x@1.5")
 
 

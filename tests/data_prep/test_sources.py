@@ -81,7 +81,7 @@ def test_sources_are_read_from_the_command_line():
 
 
 def test_an_impossible_source_is_an_error(tmp_path):
-    with pytest.raises(PrepError, match="no such file or folder"):
+    with pytest.raises(PrepError, match="missing does not exist"):
         list_files(Source("text", str(tmp_path / "missing")))
     with pytest.raises(PrepError, match=r"contains no \*.txt, \*.jsonl or \*.parquet file"):
         list_files(Source("text", str(tmp_path)))
