@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="REPORT", help="folder to write the report to")
     parser.add_argument(
         "--watch", nargs="?", type=float, const=30.0, metavar="SECONDS",
-        help="write the report again after this time (default: 30) while runs are running; the page reloads itself",
+        help="write the report again every SECONDS (default: 30) while runs are running; the page reloads itself",
     )  # fmt: skip
     parser.add_argument("--page-only", action="store_true", help="write index.html only, without figures and tables")
     arguments = parser.parse_args()

@@ -37,7 +37,7 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
         while title in taken_titles:
             number += 1
             title = f"{name} ({number}), {details}"
-        # Number equal slugs: two titles may differ only in characters that are not allowed in a slug.
+        # Append a number if the slug is taken. Titles may differ only in characters that a slug cannot contain.
         taken_slugs = {comparison.slug for comparison in comparisons}
         slug = base = re.sub(r"\W+", "_", title.replace(" = ", "")).strip("_")
         number = 1

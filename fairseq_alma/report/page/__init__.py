@@ -1,4 +1,4 @@
-"""Write index.html: a single file that contains data, scripts and styles, and works from disk without a network."""
+"""Make index.html: a single file that contains data, scripts and styles, and works from disk without a network."""
 
 import json
 import math
