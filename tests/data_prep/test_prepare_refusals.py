@@ -45,7 +45,7 @@ def stream_copy(finished, tmp_path):
 
 
 def test_a_missing_path(tmp_path, refused):
-    assert "no such file or folder" in refused(tmp_path / "out", f"text:{tmp_path}/missing")
+    assert "missing does not exist" in refused(tmp_path / "out", f"text:{tmp_path}/missing")
     assert not (tmp_path / "out").exists()
 
 
