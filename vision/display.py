@@ -69,7 +69,7 @@ class RunDisplay(Watcher):
 
     def begin_stage(self, index: int) -> None:
         if not self._stage:
-            # Ignore the epochs that an earlier process trained when the remaining time is estimated.
+            # Do not use epochs that an earlier process trained to estimate the remaining time.
             self._first_epoch = (index - 1) * self._epochs
         self._stage = index
 

@@ -89,7 +89,7 @@ class GrowingEnsemble(VisionLearner):
         return self._frozen
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Freeze the networks of the last stage and create new ones, at random or as copies of the frozen networks."""
+        """Freeze the networks of the last stage and create new ones: random, or copies as in the authors' code."""
         last, frozen = self.stack, self.frozen
         frozen.append((f"stage {self.stage_index}", last))
         self._num_frozen = len(frozen)

@@ -31,7 +31,7 @@ class StackFiles:
         """Return the networks in `current`.
 
         Raises:
-            StageError: the file is missing or damaged.
+            StageError: if the file is missing or damaged.
         """
         assert self.current is not None, "networks that are not in memory are always in a file"
         return read_checkpoint(self.current, device)
