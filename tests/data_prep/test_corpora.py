@@ -279,7 +279,7 @@ def test_extending_with_the_same_files_changes_nothing_and_with_others_adds_more
     after = folder_bytes(out)
     capsys.readouterr()
     assert main(argv) == 0  # the same files: done
-    assert "has these files as mega-batch 4: nothing to do" in capsys.readouterr().err
+    assert "already contains these files as mega-batch 4: nothing to do" in capsys.readouterr().err
     assert folder_bytes(out) == after
     (tmp_path / "more").mkdir()
     for seed in range(240):
@@ -342,7 +342,7 @@ def test_an_extension_leaves_what_is_not_its_own(extended, capsys, tmp_path):
     assert (out / "notes.txt").read_text() == "mine"
     capsys.readouterr()
     assert main([*argv, "--language", "en"]) == 2  # the first extension, with another setting
-    assert "was extended by these files with other settings: language was" in capsys.readouterr().err
+    assert "was extended with these files, but with other settings: language was" in capsys.readouterr().err
     for option in (["--seed", "3"], ["--vocab-size", "999"], ["--valid-words", "9"]):
         assert main([*argv, *option]) == 2
         assert "an extension takes" in capsys.readouterr().err
@@ -406,7 +406,7 @@ def test_an_extension_that_cannot_work_is_refused(extended, capsys, corpora, tmp
         assert main([*argv]) == 2
         return capsys.readouterr().err
 
-    assert "nothing is left: each of" in refused("--extend", str(out), "--source", crawl)
+    assert "no document is left: each of" in refused("--extend", str(out), "--source", crawl)
     assert "no stream at" in refused("--extend", str(tmp_path / "none"), "--source", crawl)
     with open(out / "mega_batch_2" / "train.bin", "r+b") as file:
         file.seek(10)
