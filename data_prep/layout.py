@@ -158,8 +158,8 @@ def drifting_layout(
 ) -> Layout:
     """Return the layout of a stream that drifts: one mega-batch per snapshot, in snapshot order, of any size.
 
-    The validation set takes the same fraction of the words of every snapshot. The test set takes 1 / (B + 1) of the
-    remaining words of every snapshot. See `equal_layout` for the arguments.
+    The validation set takes the same fraction of the words of every snapshot (counting only sources of `valid_kind`).
+    The test set takes 1 / (B + 1) of the remaining words of every snapshot. See `equal_layout` for the arguments.
 
     Raises:
         PrepError: if a split would be too small.

@@ -137,7 +137,7 @@ def test_a_source_with_a_share_of_which_nothing_is_left_is_named(tmp_path, corpo
     (tmp_path / "longer.txt").write_text("".join(f"{page} And more.\n" for page in pages))
     sources = [sources_of(corpora)[2], f"text:{tmp_path / 'longer.txt'}", f"text:{copies}@0.1"]
     assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2) == 2
-    assert f"text:{copies} should provide 0.1 of the words, but nothing of it is left" in capsys.readouterr().err
+    assert f"text:{copies} should provide 0.1 of the words, but none of its text is left" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
