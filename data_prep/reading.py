@@ -173,7 +173,7 @@ def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) 
 
 
 def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> None:
-    """Raise PrepError if more files are damaged than `max_bad` allows. Write the complete list to `work`/damaged.txt."""
+    """Raise PrepError if more files are damaged than `max_bad` allows. Write the full list to `work`/damaged.txt."""
     num_files = sum(record["files"] for record in records)
     num_damaged = sum(record["damaged_files"] for record in records)
     if num_damaged <= settings.max_bad * num_files:

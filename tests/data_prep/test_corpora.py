@@ -345,7 +345,7 @@ def test_an_extension_leaves_what_is_not_its_own(extended, capsys, tmp_path):
     assert "was extended with these files, but with other settings: language was" in capsys.readouterr().err
     for option in (["--seed", "3"], ["--vocab-size", "999"], ["--valid-words", "9"]):
         assert main([*argv, *option]) == 2
-        assert "an extension takes" in capsys.readouterr().err
+        assert "an extension uses" in capsys.readouterr().err
 
 
 def test_the_work_of_an_extension_that_is_not_finished_is_left_alone(extended, capsys, corpora):
@@ -411,7 +411,7 @@ def test_an_extension_that_cannot_work_is_refused(extended, capsys, corpora, tmp
     with open(out / "mega_batch_2" / "train.bin", "r+b") as file:
         file.seek(10)
         file.write(b"\xff")
-    assert "was altered since" in refused("--extend", str(out), "--source", books)
+    assert "has changed since alma-prep wrote it" in refused("--extend", str(out), "--source", books)
     assert not (out / ".alma-prep").exists()
 
 
@@ -495,7 +495,7 @@ def test_an_altered_output_is_never_called_whole(tmp_path, three, corpora, alma_
         (out / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         capsys.readouterr()
         assert alma_prep(out, *sources_of(corpora), num_mega_batches=4) == 2
-        assert f"{name} is not what alma-prep wrote: it was altered since" in capsys.readouterr().err
+        assert f"{name} has changed since alma-prep wrote it" in capsys.readouterr().err
         (out / name).write_bytes(content)
     assert alma_prep(out, *sources_of(corpora), num_mega_batches=4) == 0
     manifest = json.loads((out / "manifest.json").read_text())
