@@ -92,12 +92,12 @@ def find_duplicates(
     high, low = halves[:, 0], halves[:, 1]
     # Sort documents by priority: the first document of each group is kept. Equal texts stay in input order, because it
     # does not matter which of them is kept.
-    better = np.lexsort((low, high, -num_words, rank))
-    place = np.empty(count, np.int32 if count < 2**31 else np.int64)
-    place[better] = np.arange(count, dtype=place.dtype)
-    del better
+    by_priority = np.lexsort((low, high, -num_words, rank))
+    priority = np.empty(count, np.int32 if count < 2**31 else np.int64)
+    priority[by_priority] = np.arange(count, dtype=priority.dtype)
+    del by_priority
 
-    by_key = np.lexsort((place, low, high))
+    by_key = np.lexsort((priority, low, high))
     exact = np.zeros(count, bool)
     for start in range(0, count - 1, _ROWS):  # in chunks, because indexing copies the keys, which are large
         these = by_key[start : start + _ROWS + 1]
@@ -108,10 +108,10 @@ def find_duplicates(
     near = np.zeros(count, bool)
     if signatures is not None and count:
         label = _groups(count, signatures)
-        # In each group, keep the document with the highest priority (smallest value in `place`).
-        best = np.full(count, count, place.dtype)
-        np.minimum.at(best, label, place)
-        near = place != best[label]
+        # In each group, keep the document with the highest priority (smallest number).
+        first = np.full(count, count, priority.dtype)
+        np.minimum.at(first, label, priority)
+        near = priority != first[label]
         near &= ~exact
         near[:num_known] = False
     return Duplicates(exact, near)

@@ -1,7 +1,7 @@
 """Write fairseq's memory-mapped dataset files, `.bin` and `.idx`.
 
-The bytes are the same as those of fairseq's MMapIndexedDatasetBuilder (fairseq/data/indexed_dataset.py). Writing is
-faster, because tokens are not converted to text, tensors or Python lists of pointers.
+The bytes are the same as those of fairseq's MMapIndexedDatasetBuilder (fairseq/data/indexed_dataset.py), but the tokens
+are not converted to text, tensors or Python lists of pointers on the way.
 """
 
 import contextlib

@@ -49,7 +49,10 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
 
 @dataclass(frozen=True)
 class TrainTokenizerTask(Task):
-    """Train a tokenizer on every `stride`-th passage from start (included) to end (excluded). Writes PREFIX.tokenizer."""
+    """Train a tokenizer on every `stride`-th of the passages start (included) to end (excluded).
+
+    Writes PREFIX.tokenizer.
+    """
 
     kind: str
     vocab_size: int

@@ -57,7 +57,7 @@ class Task(ABC):
 
 
 def _task_from(description: dict) -> Task:
-    """Return the task with this parsed `Task.description`. Import its class, so that a worker on any machine can run it.
+    """Return the task that a description describes. Imports the task's class, so a worker on any machine can run it.
 
     Args:
         description: the result of `Task.description`, parsed from JSON.
@@ -80,7 +80,7 @@ class Executor(Protocol):
             on_done: called with the index of each task when the task is done.
 
         Raises:
-            PrepError: if a worker died or hung.
+            PrepError: if a worker died or hung, or a job ended without finishing its task.
         """
 
 

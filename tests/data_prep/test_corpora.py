@@ -475,7 +475,7 @@ def test_given_tokenizers(tmp_path, corpora, three, alma_prep, capsys):
     for given, message in (
         ("bpe-dropout", "is unknown, and there is no such file"),
         (str(tmp_path), "has no encoder.json and no vocab.bpe"),
-        (str(three / "dict.txt"), "is neither a .json nor a .model"),
+        (str(three / "dict.txt"), "is neither a .json file nor a .model file"),
     ):
         assert alma_prep(tmp_path / "no", books, more=["--tokenizer", given]) == 2
         assert message in capsys.readouterr().err
