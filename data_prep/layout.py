@@ -133,7 +133,7 @@ def equal_layout(
     found = int(words[candidates].sum(dtype=np.int64))
     if found < valid_words:
         raise PrepError(
-            f"the sources of the kind --valid-source have only {found:,} words, but the validation set needs "
+            f"the sources of the kind given by --valid-source have only {found:,} words, but the validation set needs "
             f"{valid_words:,}: lower --valid-words, or add sources of this kind."
         )
     end = max(1, _nearest(_cumulative(words[candidates]), valid_words))
@@ -171,8 +171,8 @@ def drifting_layout(
     valid_fraction = valid_words / max(1, int(words[is_valid_kind].sum(dtype=np.int64)))
     if valid_fraction > 1:
         raise PrepError(
-            f"the sources of the kind --valid-source have fewer than the {valid_words:,} words that the validation set "
-            "needs: lower --valid-words, or add sources of this kind."
+            f"the sources of the kind given by --valid-source have fewer than the {valid_words:,} words that the "
+            "validation set needs: lower --valid-words, or add sources of this kind."
         )
     valid, batches, test = [], [], []
     for group in range(num_mega_batches):
@@ -192,7 +192,7 @@ def drifting_layout(
         if found < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
             raise PrepError(
                 f"{name} would have {found:,} words, but needs at least {MIN_MEGA_BATCH_WORDS:,}. "
-                "Merge snapshots, or add files to this one."
+                "Merge snapshots, or add files."
             )
     return Layout(np.concatenate(splits), [0, *np.cumsum([len(split) for split in splits]).tolist()])
 

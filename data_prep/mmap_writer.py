@@ -18,7 +18,8 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPE_CODES = {"uint16": 8, "uint32": 9}
 MAX_SEQUENCE_TOKENS = 65_535
-"""Maximum sequence length. fairseq's TokenBlockDataset stores lengths in 16 bits, so longer sequences can overflow."""
+"""Maximum sequence length, in tokens. fairseq's TokenBlockDataset counts in 16 bits, so longer sequences can
+overflow."""
 
 
 def best_dtype(dictionary_size: int) -> str:

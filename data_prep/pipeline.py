@@ -167,8 +167,9 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
     num_snapshots = len(spooled.snapshots)
     if settings.num_mega_batches not in (None, num_snapshots):
         raise Unworkable(
-            f"--mega-batches {settings.num_mega_batches}, but --partition {settings.partition} finds {num_snapshots} "
-            f"snapshots: {', '.join(spooled.snapshots[:10])}. Omit --mega-batches, or merge or split snapshots."
+            f"--mega-batches is {settings.num_mega_batches}, but --partition {settings.partition} finds "
+            f"{num_snapshots} snapshots: {', '.join(spooled.snapshots[:10])}. Omit --mega-batches, or merge or split "
+            "snapshots."
         )
     return num_snapshots
 
@@ -236,8 +237,8 @@ def _write_index(
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
         order, cuts = layout.extension_layout(passages, kinds, num_mega_batches)
     else:
-        lay_out = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
-        order, cuts = _workable(lambda: lay_out(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
+        make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
+        order, cuts = _workable(lambda: make_layout(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
     path = work.folder / INDEX
     with open(path, "wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(ENTRY), "fortran_order": False, "shape": (len(order),)}

@@ -17,9 +17,11 @@ from data_prep.spool import SpoolTask, documents_path, signatures_path
 from data_prep.tasks import Executor, Step
 
 MIN_SHARD_BYTES = 2 << 20
+"""Lower limit of the target size of a spool file, in input bytes."""
 MAX_SHARD_BYTES = 256 << 20
+"""Upper limit of the target size of a spool file, in input bytes."""
 USUAL_SHARDS = 500
-"""Target number of spool files. Small and large corpora get fewer or more, because of the limits on shard size."""
+"""Target number of spool files. Because of the size limits, small corpora get fewer and large corpora get more."""
 SHOWN = 10
 """Maximum number of skipped inputs that the error message lists."""
 

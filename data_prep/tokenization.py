@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
 
 # WORD splits text at points where GPT-2's regular expression also always splits: before a space that precedes a word,
 # and around other white space. GPT-2's matches never cross these points, so a word has the same ids wherever it occurs.
-# _SPACE is Unicode white space, as in the tokenizers library. Python's \\s also matches four more control characters.
+# _SPACE is Unicode white space, as in the tokenizers library. Python's \s also matches four more control characters.
 _SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
 WORD = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
 MAX_KNOWN_WORDS = 1 << 18

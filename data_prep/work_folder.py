@@ -68,7 +68,7 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
                     f"another alma-prep has just finished in {out}. Run the same command again to check it."
                 )
             resumes = _can_resume(out, settings)
-            _remove_strays(out, settings, resumes)
+            _remove_leftover_shards(out, settings, resumes)
             write_json(work.folder / SETTINGS, settings)
             shutil.rmtree(work.stream, ignore_errors=True)
             work.spool.mkdir(exist_ok=True)
@@ -144,10 +144,8 @@ def remove_finished_work(out: Path, num_extensions: int) -> None:
     """
     if not (out / WORK).is_dir():
         return
-    with (
-        suppress(PrepError),
-        _lease_held(out),
-    ):  # `_lease_held` raises PrepError if another alma-prep is running in `out`
+    # `_lease_held` raises PrepError if another alma-prep is running in `out`.
+    with suppress(PrepError), _lease_held(out):
         if _previous_settings(out).get("extension", 0) <= num_extensions:
             _empty(out / WORK)
 
@@ -252,7 +250,7 @@ def _can_resume(out: Path, settings: Mapping) -> bool:
     return True
 
 
-def _remove_strays(out: Path, settings: Mapping, resumes: bool) -> None:
+def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None:
     """Remove shards in `out` that belong to no stream, because a run was killed while it moved its shards there.
 
     This run makes them again. When a stream is extended, its own shards are kept, and other shards are removed only if
