@@ -407,7 +407,7 @@ def test_an_extension_that_cannot_work_is_refused(extended, capsys, corpora, tmp
         return capsys.readouterr().err
 
     assert "no document is left: each of" in refused("--extend", str(out), "--source", crawl)
-    assert "no stream at" in refused("--extend", str(tmp_path / "none"), "--source", crawl)
+    assert "there is no stream in" in refused("--extend", str(tmp_path / "none"), "--source", crawl)
     with open(out / "mega_batch_2" / "train.bin", "r+b") as file:
         file.seek(10)
         file.write(b"\xff")
@@ -473,7 +473,7 @@ def test_given_tokenizers(tmp_path, corpora, three, alma_prep, capsys):
         assert (tmp_path / "sp2" / name).read_bytes() == (tmp_path / "sp" / name).read_bytes()
     capsys.readouterr()
     for given, message in (
-        ("bpe-dropout", "is unknown, and there is no such file"),
+        ("bpe-dropout", "is not a known tokenizer, and there is no such file"),
         (str(tmp_path), "has no encoder.json and no vocab.bpe"),
         (str(three / "dict.txt"), "is neither a .json file nor a .model file"),
     ):
