@@ -35,7 +35,7 @@ class Cleaner:
         self._rules = _gopher_rules(cleaning.language) if cleaning.gopher else []
 
     def reason(self, text: str) -> str | None:
-        """Return why a document is removed, or None if it is kept."""
+        """Return the reason to remove a document, such as "language" or "gopher quality: ...", or None to keep it."""
         if self._language and not self._is_in_language(text):
             return "language"
         if self._rules:

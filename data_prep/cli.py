@@ -53,10 +53,10 @@ def _fail(message: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="alma-prep",
-        description="Make a stream of mega-batches from text. All mega-batches have the same number of words, use one "
-        "tokenizer, and are stored as fairseq mmap files. The same text and seed give the same bytes, regardless of "
-        "--workers, --executor and the order of the files. Run the same command again to continue a run that was "
-        "killed.",
+        description="Make a stream of mega-batches from text. All mega-batches have the same number of words (unless "
+        "--partition says otherwise), use one tokenizer, and are stored as fairseq mmap files. The same text and seed "
+        "give the same bytes, regardless of --workers, --executor and the order of the files. Run the same command "
+        "again to continue a run that was killed.",
     )
     parser.add_argument(
         "out", metavar="OUT", help="the stream folder to write; if it contains a finished stream, it is only checked"

@@ -1,4 +1,4 @@
-"""The errors that alma-prep reports to its user."""
+"""Exceptions whose messages alma-prep prints for its user."""
 
 from fairseq_alma.core.errors import AlmaError
 

@@ -23,7 +23,7 @@ class Cluster:
 
     partition: str | None = setting(
         None, "--slurm-partition", _WHERE_IT_RUNS, metavar="NAME",
-        help="Slurm partition of the jobs; default: the default partition of the cluster",
+        help="Slurm partition of the jobs; default: the cluster's default partition",
     )  # fmt: skip
     time: str = setting(
         "04:00:00", "--slurm-time", _WHERE_IT_RUNS, metavar="HH:MM:SS",
@@ -77,7 +77,7 @@ class PrepSettings:
     )  # fmt: skip
     valid_source: str | None = setting(
         None, "--valid-source", _MEGA_BATCHES, metavar="KIND", fixed_by_stream=True,
-        help="kind of source from which the validation set is taken; default: all kinds",
+        help="take the validation set only from sources of this kind, such as books; default: all kinds",
     )  # fmt: skip
     passage_words: int | None = setting(
         None, "--passage-words", _MEGA_BATCHES, metavar="N", minimum=1,

@@ -1,4 +1,6 @@
-"""The spool: the text of all documents that pass cleaning, copied into plain files, with an ENTRY for each document.
+"""The spool: the text of all documents that pass cleaning, copied into plain files, and an ENTRY for each document.
+
+An ENTRY is one element of the index (`index.ENTRY`): sort key, position of the text, and counts.
 
 With the spool, each source (a folder, compressed archives, Python modules) is read only once. Later steps can read any
 document or passage by file and byte offset, in any order, without keeping the corpus in memory.

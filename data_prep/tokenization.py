@@ -33,15 +33,15 @@ class Tokenizer(Protocol):
     def __init__(self, file: Path): ...
 
     def symbols(self) -> list[str]:
-        """Return the symbols in the order of their ids."""
+        """Return all symbols of the vocabulary, sorted by id."""
         ...
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the ids of each text, int32."""
+        """Return the token ids of each text, int32."""
         ...
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of some ids."""
+        """Decode token ids and return the text."""
         ...
 
 
@@ -92,12 +92,12 @@ class ByteBPE:
         self._known: dict[str, list[int]] = {}
 
     def symbols(self) -> list[str]:
-        """Return the symbols in the order of their ids."""
+        """Return all symbols of the vocabulary, sorted by id."""
         index_of = self._tokenizer.get_vocab()
         return sorted(index_of, key=index_of.__getitem__)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the ids of each text, int32. The ids of words are cached, which is about three times as fast."""
+        """Return the token ids of each text, int32. The ids of words are cached, which is about three times as fast."""
         words_of_texts = [WORD.findall(text) for text in texts]
         new = list(set(itertools.chain.from_iterable(words_of_texts)) - self._known.keys())
         encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
@@ -112,7 +112,7 @@ class ByteBPE:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of some ids."""
+        """Decode token ids and return the text."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -177,15 +177,15 @@ class SentencePiece:
         self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
 
     def symbols(self) -> list[str]:
-        """Return the symbols in the order of their ids."""
+        """Return all symbols of the vocabulary, sorted by id."""
         return [self._processor.id_to_piece(index) for index in range(self._processor.vocab_size())]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the ids of each text, int32."""
+        """Return the token ids of each text, int32."""
         return self._processor.encode(texts, return_type="numpy", num_threads=1)
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of some ids."""
+        """Decode token ids and return the text."""
         return self._processor.decode(ids)
 
 
@@ -202,22 +202,22 @@ class AnyTokenizer:
         self._tokenizer.no_padding()
 
     def symbols(self) -> list[str]:
-        """Return the symbols in the order of their ids. An id without a symbol gets the name `unused-id-N`."""
+        """Return all symbols of the vocabulary, sorted by id. An id without a symbol gets the name `unused-id-N`."""
         by_id = {index: symbol for symbol, index in self._tokenizer.get_vocab(with_added_tokens=True).items()}
         return [by_id.get(index, f"unused-id-{index}") for index in range(max(by_id) + 1)]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the ids of each text, int32."""
+        """Return the token ids of each text, int32."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of some ids."""
+        """Decode token ids and return the text."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {"byte-bpe": ByteBPE, "sentencepiece": SentencePiece}
-"""The tokenizers that can be trained, by name."""
+"""The classes of trainable tokenizers, by their name in --tokenizer."""
 
 
 def load_tokenizer(file: Path) -> "ByteBPE | SentencePiece | AnyTokenizer":
