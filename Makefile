@@ -1,6 +1,6 @@
-# make demo   sets up, then the main job on the embedded corpus, in runs/demo/
-# make test   sets up, then the whole test suite
-# Both use the same .venv; a second call starts at once. PYTHON=... chooses the interpreter.
+# make demo   creates .venv, then runs the main experiment on a small corpus (no download); output in runs/demo/
+# make test   creates .venv, then runs all tests that are not marked as slow
+# Both use the same .venv, so the second call starts immediately. PYTHON=... selects the Python interpreter.
 
 .PHONY: demo test test-slow lint results setup clean
 .DEFAULT_GOAL := test
@@ -21,7 +21,7 @@ test: .venv/installed
 test-slow: .venv/installed
 	@.venv/bin/python -m pytest -m slow $(PYTEST_ARGS)
 
-# Every figure and table of README.md and results/, from the committed ledgers.
+# Make all figures and tables of README.md and results/ again, from the committed ledgers.
 results: .venv/installed
 	@.venv/bin/python results/rebuild.py
 
