@@ -105,7 +105,7 @@ class Command:
         """Return the argument `out=PATH`, with quotes around PATH if Hydra needs them.
 
         Raises:
-            SettingError: if PATH is empty or is below an existing file.
+            SettingError: if PATH is empty, or if PATH or one of its parent folders is an existing file.
         """
         value = argument.removeprefix("out=").strip()
         plain = value.strip("'\"")

@@ -64,11 +64,11 @@ class LearnerEntry:
     """Catalogue entry of a learner: its name, label, properties and settings classes, without its implementation."""
 
     name: str
-    """The value of `learner=`."""
+    """Name of the learner, as given in `learner=`."""
     label: str
     """Name of the learner in figures and tables. It is the name that the paper uses."""
     summary: str
-    """One sentence that says what the learner is."""
+    """Description of the learner in one sentence, for `--help`."""
     grows: bool = False
     """Whether the learner adds capacity between stages."""
     independent_members: bool = True
@@ -170,7 +170,7 @@ class RunSettings(Settings):
         Subclasses call this at the end of `__post_init__`, because `own` is checked against the other settings.
         """
         kind = find_learner(self.learner, self.half).settings(self.half)
-        assert kind is not None  # find_learner knows only learners of this half
+        assert kind is not None  # find_learner returns only learners of this half
         if self.own is None:
             object.__setattr__(self, "own", kind())
         if not isinstance(self.own, kind):
@@ -197,7 +197,7 @@ class RunSettings(Settings):
         common = [one.name for one in describe(cls)]
         learner = values.get("learner", defaults_of(cls)["learner"])
         kind = find_learner(learner, cls.half).settings(cls.half)
-        assert kind is not None  # find_learner knows only learners of this half
+        assert kind is not None  # find_learner returns only learners of this half
         own = own_settings(learner, cls.half)
         of_others = {name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)} - set(own)
         refuse_unknown_keys(values, [*common, *own, *of_others])

@@ -43,7 +43,7 @@ class EnsembleSettings(LearnerSettings):
     members: Count = 5
     """Number of networks, N."""
     combine: Combine = "probability"
-    """What is averaged over the members: `probability`, `logit`, or the majority `vote`."""
+    """How the members' outputs are combined: mean `probability`, mean `logit`, or majority `vote`."""
     bagging: bool = False
     """Whether each member trains on a separate bootstrap sample of the stage's data."""
 
@@ -63,7 +63,7 @@ class GrowingEnsembleSettings(LearnerSettings):
     new_members_from: Literal["random", "copy"] = "random"
     """Initialisation of a new member: `random`, or a `copy` of the newest member (the authors' code)."""
     gens_combine: Combine = "probability"
-    """What is averaged over the members: `probability`, `logit`, or the majority `vote`."""
+    """How the members' outputs are combined: mean `probability`, mean `logit`, or majority `vote`."""
 
     def check_run(self, run: Any) -> None:
         if run.recipe.from_scratch and self.new_members_from == "copy":

@@ -1,4 +1,7 @@
-"""Leases, which lock a folder for one process. File locks are no alternative: many file systems do not support them."""
+"""Leases, which lock a folder for one process.
+
+They are used instead of file locks, because file locks do not work on many shared file systems.
+"""
 
 import json
 import os
@@ -20,7 +23,7 @@ STALE_SECONDS = 120.0
 HALF_WRITTEN_SECONDS = 2.0
 """If a lease file is still empty or incomplete after this time, the process that was writing it has died."""
 CLAIM_SECONDS = 10.0
-"""If a process has not removed a stale lease after this time, it has died. Normally this takes milliseconds."""
+"""If a process is still removing a stale lease after this time, it has died. Normally this takes milliseconds."""
 
 
 class Lease:
@@ -28,8 +31,8 @@ class Lease:
 
     If the folder is locked by a process on this machine that has ended, the lease is taken over immediately. The lease
     of a process on another machine is taken over if it has not been renewed for `stale_seconds`. If another process
-    takes over the lease of this process, which happens only if this process was suspended for longer than that, this
-    process interrupts itself as if the user had pressed Ctrl-C.
+    takes over the lease of this process, this process interrupts itself as if the user had pressed Ctrl-C. This happens
+    only if this process was suspended for longer than `stale_seconds`.
 
     Args:
         folder: the folder to lock. It is created if it does not exist.
@@ -43,7 +46,7 @@ class Lease:
         self.path = Path(folder) / "lease.json"
         self._stale_seconds = stale_seconds
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread = threading.Thread(target=self._renew_until_stopped, daemon=True)
         self._me = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -72,7 +75,7 @@ class Lease:
         if _read(self.path) == self._me:
             self.path.unlink(missing_ok=True)
 
-    def _beat(self) -> None:
+    def _renew_until_stopped(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             holder = _read(self.path)
             if holder == self._me:

@@ -126,7 +126,7 @@ class Ledger:
         if not self.path.exists():
             return []
         rows: list[LedgerRow] = []
-        content = self._whole_lines()
+        content = self._read_complete_lines()
         lines: Sequence[bytes | str] = content.split(b"\n")[:-1]
         # Decode all lines at once, because json.loads would detect the encoding of each line separately.
         # If this fails, the loop below raises an error with the number of the damaged line.
@@ -144,17 +144,17 @@ class Ledger:
 
     def append(self, row: LedgerRow) -> None:
         """Append a row to the file. First remove an incomplete last line, which a killed process may have left."""
-        whole = self._whole_lines() if self.path.exists() else b""
+        complete = self._read_complete_lines() if self.path.exists() else b""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "r+b" if self.path.exists() else "wb") as file:
-            file.truncate(len(whole))
+            file.truncate(len(complete))
             file.seek(0, os.SEEK_END)
             file.write((json.dumps(row.to_json()) + "\n").encode())
             if self._durable:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def _whole_lines(self) -> bytes:
+    def _read_complete_lines(self) -> bytes:
         # Return bytes instead of text, because a damaged file may not be valid UTF-8, and because `append` needs the
         # length in bytes.
         content = self.path.read_bytes()

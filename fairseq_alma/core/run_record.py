@@ -68,7 +68,7 @@ class RunRecord:
         self._stages = stages or self.folder / "stages"
         self._cer_from, self._on_rows = cer_from, on_rows
         self._started = self._summary_written = time.monotonic()
-        self._refuse_other_settings(settings, free, defaults or {})
+        self._check_same_settings(settings, free, defaults or {})
         arrivals = self._read_arrivals()
         known = arrivals["digests"]
         if known != list(digests[: len(known)]):
@@ -85,10 +85,10 @@ class RunRecord:
             on_rows(self._rows)
         before = self._read_summary()
         self._seconds_before = float(before.get("wall_seconds", 0.0))
-        self._summed_up = int(before.get("num_arrivals", 0))
+        self._num_summarized = int(before.get("num_arrivals", 0))
         self._write_arrivals()
         write_json(self.folder / "settings.json", settings)
-        self._note_provenance(provenance(settings))
+        self._write_provenance(provenance(settings))
 
     def stage_folder(self, k: int) -> Path:
         """Return the folder of stage k, and create it if necessary. Stage 0 is the untrained learner."""
@@ -172,16 +172,16 @@ class RunRecord:
             if self._on_rows:
                 self._on_rows(self._rows)
         now, is_last = time.monotonic(), row.t == len(self._arrivals["digests"])
-        if row.t < len(self._rows) - 1 or row.t <= self._summed_up:
+        if row.t < len(self._rows) - 1 or row.t <= self._num_summarized:
             return
         if self.durable or is_last or now - self._summary_written > 1:
             self._summary_written = now
             seconds = self._seconds_before + time.monotonic() - self._started
             summary = summarize(self._rows, self._cer_from)
             write_json(self.folder / "summary.json", {**summary, "wall_seconds": round(seconds, 3)}, self.durable)
-            self._summed_up = row.t
+            self._num_summarized = row.t
 
-    def _note_provenance(self, now: dict[str, Any]) -> None:
+    def _write_provenance(self, now: dict[str, Any]) -> None:
         """Write the provenance of the first process to provenance.json.
 
         If a later process has a different provenance, add it to the list "continued" in this file.
@@ -196,7 +196,7 @@ class RunRecord:
         if now != first and now not in continued:
             write_json(path, {**first, "continued": [*continued, now]})
 
-    def _refuse_other_settings(
+    def _check_same_settings(
         self, settings: Mapping[str, Any], free: Sequence[str], defaults: Mapping[str, Any]
     ) -> None:
         path = self.folder / "settings.json"
