@@ -1,7 +1,7 @@
-# make demo   sets up, then the main job on the embedded corpus, in runs/demo/
-# make test   sets up, then the whole test suite
-# make docs   sets up, then builds the pages of docs/ into site/, strictly
-# All use the same .venv; a second call starts at once. PYTHON=... chooses the interpreter.
+# make demo   creates .venv, then runs the main experiment on a small corpus (no download); output in runs/demo/
+# make test   creates .venv, then runs all tests that are not marked as slow
+# make docs   creates .venv, then builds the pages of docs/ into site/, strictly
+# All use the same .venv, so the second call starts immediately. PYTHON=... selects the Python interpreter.
 
 .PHONY: demo test test-slow docs lint results setup clean
 .DEFAULT_GOAL := test
@@ -22,7 +22,7 @@ test: .venv/installed
 test-slow: .venv/installed
 	@.venv/bin/python -m pytest -m slow $(PYTEST_ARGS)
 
-# Every figure and table of README.md and results/, from the committed ledgers.
+# Make all figures and tables of README.md and results/ again, from the committed ledgers.
 results: .venv/installed
 	@.venv/bin/python results/rebuild.py
 

@@ -1,13 +1,14 @@
 """Anytime learning at macroscale, as a fairseq extension.
 
-`fairseq-train --user-dir fairseq_alma` finds the task, the models and the criterion that this package registers.
-What each part needs:
+This package registers a task, models and a criterion, which are available in `fairseq-train --user-dir fairseq_alma`.
 
-core                            the standard library only: the protocol, run folders, the catalogue of learners
-app, report                     what the commands share; alma-report
-modules, growth, checkpoints    torch
-data, models, tasks, criteria   torch and fairseq
-evaluation, lm                  alma-eval and alma-lm; one file of each imports fairseq
+Subpackages, and the libraries that they need:
+
+core                            Algorithm 1, run folders, the catalogue of learners; only the standard library
+app, report                     shared code of the commands, and alma-report; neither torch nor fairseq
+modules, growth, checkpoints    mixtures of experts, their growth, checkpoint files; torch
+data, models, tasks, criteria   the parts that fairseq-train uses; torch and fairseq
+evaluation, lm                  alma-eval and alma-lm; torch, and one file in each imports fairseq
 """
 
 import importlib
@@ -21,12 +22,12 @@ REGISTERED = (
 
 
 def register() -> None:
-    """Import the modules of REGISTERED, which register themselves with fairseq. A second call does nothing."""
+    """Import the modules in REGISTERED, which register their classes with fairseq. A second call does nothing."""
     for module in REGISTERED:
         importlib.import_module(module)
 
 
-# fairseq imports the package given as --user-dir and expects that this registers its parts. If fairseq is not imported,
-# for example because only the core is used, this import must stay cheap. Our own commands call register() themselves.
+# Register only if fairseq is already imported. This is the case when fairseq imports this package for --user-dir.
+# Otherwise, for example if only the core is used, the import must be fast. Our commands call register() when needed.
 if "fairseq" in sys.modules:
     register()

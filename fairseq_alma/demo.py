@@ -1,4 +1,4 @@
-"""make demo: the main experiment on a corpus that needs no download, from raw text to a report, by our own commands."""
+"""The demo (`make demo`). It runs the main experiment, from raw text to a report, on text that needs no download."""
 
 import argparse
 import os
@@ -18,14 +18,14 @@ UPDATES_PER_MEGA_BATCH = 32
 
 @dataclass(frozen=True)
 class Part:
-    """One learner of the demo."""
+    """One run of the demo."""
 
     label: str
-    """Title of its ledger table."""
+    """Title of the run's ledger table."""
     folder: str
-    """Its run folder, relative to the folder of the demo."""
+    """Run folder, relative to the output folder of the demo."""
     settings: tuple[str, ...]
-    """Settings of alma-lm, as on its command line."""
+    """Settings for alma-lm, as typed on the command line."""
 
 
 PARTS = (
@@ -37,23 +37,26 @@ PARTS = (
 
 
 def main() -> int:
-    """Prepare the stream, train the learners, write the report, print the ledgers. A second call skips what is done."""
+    """Prepare the stream, train the learners, write the report and print the ledgers. Finished steps are skipped."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of the demo (default: runs/demo)")
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="output folder (default: runs/demo)")
     parser.add_argument(
         "--updates-per-mega-batch",
         type=int,
         default=UPDATES_PER_MEGA_BATCH,
-        help=f"number of updates for each mega-batch of a stage (default: {UPDATES_PER_MEGA_BATCH})",
+        help=f"number of optimizer updates per mega-batch (default: {UPDATES_PER_MEGA_BATCH})",
     )
     arguments = parser.parse_args()
     out = arguments.out
     stream = out / "stream"
     show = wide_console().print
     show(
-        f"Real text, no download: the docstrings of Python's standard library arrive in {MEGA_BATCHES} mega-batches.\n"
-        "One model (SM) is trained on each as it comes, or waits for all of them; a mixture (gMoE) gets more experts\n"
-        "before each stage; the probabilities of two models (Ens) are averaged. Each model gets as many updates."
+        f"The data are the docstrings of Python's standard library. They arrive in {MEGA_BATCHES} mega-batches.\n"
+        f"SM, wait 1: one model is trained on each mega-batch when it arrives.\n"
+        f"SM, wait {MEGA_BATCHES}: one model is trained when all mega-batches have arrived.\n"
+        "gMoE: a mixture of experts gets more experts before each stage.\n"
+        "Ens: the probabilities of two models are averaged.\n"
+        "Each model is trained with the same number of updates."
     )
     _command("alma-prep", str(stream), "--source", "python-docs", "--mega-batches", str(MEGA_BATCHES),
              "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0", "--duplicates", "keep")  # fmt: skip
@@ -66,20 +69,20 @@ def main() -> int:
         show(ledger_table(Ledger(run / "ledger.jsonl").rows(), title=label))
     first = next(iter(runs.values()))
     show(
-        f"* untrained.\n"
-        f"report          {out}/report/index.html: open it in a browser\n"
+        f"* the learner is untrained\n"
+        f"report          {out}/report/index.html (open it in a browser)\n"
         f"figures         {out}/report/figures/\n"
         f"ledgers         {out}/.../ledger.jsonl\n"
         f"logs            {first}/stages/stage_001/member_1/log.txt ...\n"
         f"stream          {stream} (stream.json lists its contents)\n"
         f"score a model   .venv/bin/alma-eval {first}\n"
-        f"settings of the paper: README.md"
+        f"README.md describes the settings of the paper."
     )
     return 0
 
 
 def _command(name: str, *arguments: str) -> None:
-    """Print and run one of our commands. If it fails, the demo ends with the exit status of the command."""
+    """Print a command and run it. If it fails, exit with the exit status of the command."""
     print(f"\n$ {name} {shlex.join(arguments)}", flush=True)
     program = Path(sysconfig.get_path("scripts")) / name
     status = subprocess.run([str(program), *arguments], env={**os.environ, "COLUMNS": "120"}).returncode

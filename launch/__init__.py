@@ -1,1 +1,1 @@
-"""Processes on this machine (local.py), Slurm jobs (row.sbatch) and the set-up of .venv (setup.sh)."""
+"""Start processes on this machine (local.py), submit Slurm jobs (row.sbatch), and create .venv (setup.sh)."""

@@ -1,4 +1,4 @@
-"""Run processes on this machine, read their output line by line, and end them whenever this process ends."""
+"""Run processes on this machine. Their output is read line by line, and they are ended when this process ends."""
 
 import codecs
 import ctypes
@@ -15,27 +15,29 @@ from pathlib import Path
 from typing import BinaryIO
 
 PR_SET_PDEATHSIG = 1
+"""Option of the Linux system call prctl that sets the signal a process gets when its parent ends."""
 
 GRACE_SECONDS = 10.0
-"""Time between the request to end (SIGTERM) and the kill (SIGKILL)."""
+"""Time that a process has to end after SIGTERM, before it is killed with SIGKILL."""
 
-# OpenMP threads that spin while they wait take processor time from threads that have work: with one other busy process
-# on two cores, a stage ran at a tenth of its speed. Short spins cost little on a free machine.
+# Shorten the busy waiting of OpenMP threads, because a waiting thread takes processor time from threads that have work.
+# On two cores with one other busy process, a stage ran at a tenth of its speed. On a free machine, the shorter busy
+# waiting costs little.
 SPIN = {"GOMP_SPINCOUNT": "10000"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """A process to run."""
+    """A process to run, with its log file and environment."""
 
     command: Sequence[str]
     """Program and arguments."""
     log: Path
-    """File to which its stdout and stderr are appended while it runs. Its folder is created if it is missing."""
+    """File to which stdout and stderr of the process are appended. Its parent folder is created if it is missing."""
     on_line: Callable[[str], None] = lambda line: None
-    """Called with each line of its output, after the line has been written to the log."""
+    """Function that is called with each output line, after the line was written to the log."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Environment variables in addition to those of this process; None removes a variable."""
+    """Environment variables to set in addition to those of this process. The value None removes a variable."""
 
 
 def run_process(
@@ -44,32 +46,33 @@ def run_process(
     on_line: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str | None] | None = None,
 ) -> int:
-    """Run one process to its end; return its exit status, negative for a signal. See run_processes."""
+    """Run one process, wait until it ends and return its exit status. See `Job` and `run_processes`."""
     (status,) = run_processes([Job(command, log, on_line, environment or {})])
     assert status is not None
     return status
 
 
 def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},)) -> list[int | None]:
-    """Run jobs to their end, as many at the same time as there are slots, and return their exit statuses.
+    """Run jobs, one in each slot at the same time, wait until they end and return their exit statuses.
 
-    If an exception is raised here, Ctrl-C included, all processes are ended before it propagates. If a job fails, the
-    jobs that run continue to their end, because their results are worth keeping; the jobs that wait are not started.
-    On Linux, a process is killed together with its parent, so that no process writes into the folder of a killed run.
+    If a job fails, the running jobs continue, because their results are useful, but no further jobs are started. If an
+    exception is raised, for example by Ctrl-C, all processes are ended before the exception propagates. On Linux, the
+    processes are killed if this process is killed, so that they do not write to the folder of a killed run.
 
     Args:
-        jobs: the jobs, in the order in which they start.
-        slots: environment variables of each slot, for example the GPUs that belong to it.
+        jobs: the jobs, in the order in which they are started.
+        slots: for each slot, environment variables for its jobs, for example CUDA_VISIBLE_DEVICES. The number of slots
+            is the maximum number of jobs that run at the same time.
 
     Returns:
-        The exit status of each job, negative for a signal; None for a job that was not started.
+        The exit status of each job. It is negative if a signal ended the job, and None if the job was not started.
 
     Raises:
-        ValueError: there is no slot.
-        OSError: a program cannot be started.
+        ValueError: if `slots` is empty.
+        OSError: if a program cannot be started.
     """
     if not slots:
-        raise ValueError("there is no slot to run a job in")
+        raise ValueError("no jobs can run, because there are no slots")
     statuses: list[int | None] = [None] * len(jobs)
     waiting, free = list(range(len(jobs))), list(slots)
     running: dict[int, _Running] = {}
@@ -99,16 +102,17 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
 def share_of_machine(
     num_jobs: int, num_gpus: int, at_once: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> list[dict[str, str]]:
-    """Return slots for equal jobs, among which the GPUs are divided evenly, or the cores if there is no GPU.
+    """Return slots for `run_processes` that share the GPUs equally, or the CPU cores if there is no GPU.
 
     Args:
         num_jobs: number of jobs.
         num_gpus: number of GPUs that this process sees.
-        at_once: number of jobs that run at the same time; by default the number of GPUs, or of cores without a GPU.
-        environment: environment of this process. Its CUDA_VISIBLE_DEVICES and OMP_NUM_THREADS are respected.
+        at_once: number of jobs that run at the same time. The default is the number of GPUs or, without GPUs, of cores.
+        environment: environment variables of this process. Only the GPUs in CUDA_VISIBLE_DEVICES are used, and
+            OMP_NUM_THREADS is not changed if it is set.
 
     Returns:
-        The environment variables of each slot, at most one slot for each job.
+        The environment variables of each slot. There are no more slots than jobs.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     at_once = max(1, min(num_jobs, at_once or num_gpus or cores))
@@ -126,7 +130,7 @@ def share_of_machine(
 
 
 class _Running:
-    """A running process, its log, and the unfinished last line of its output."""
+    """A running process with its log file. An incomplete last output line is stored until the rest of it arrives."""
 
     def __init__(self, job: Job, slot: Mapping[str, str]):
         self.slot = slot
@@ -151,7 +155,7 @@ class _Running:
         self.output = self.process.stdout
 
     def read(self) -> bool:
-        """Write new output to the log and call `on_line` for each line. Return False at the end of the output."""
+        """Write new output to the log and call `on_line` for each complete line. Return False at the end."""
         chunk = os.read(self.output.fileno(), 1 << 16)
         self._log.write(chunk)
         self._log.flush()
@@ -163,19 +167,19 @@ class _Running:
         return bool(chunk)
 
     def end(self) -> int:
-        """Wait until the process has ended, close its files and return its exit status."""
+        """Wait until the process has ended, close the log and the pipe, and return the exit status."""
         status = self.process.wait()
         self.close()
         return status
 
     def close(self) -> None:
-        """Close the log and the pipe."""
+        """Close the log file and the pipe for the output."""
         self.output.close()
         self._log.close()
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    """End processes: ask them to end, wait up to GRACE_SECONDS, then kill them."""
+    """Send SIGTERM to the processes, wait up to GRACE_SECONDS until they end, then kill the remaining ones."""
     for job in running:
         job.process.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -183,7 +187,7 @@ def _stop(running: Sequence[_Running]) -> None:
         for job in running:
             with suppress(subprocess.TimeoutExpired):
                 job.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    finally:  # also after a second Ctrl-C
+    finally:  # kill the processes even if the user presses Ctrl-C again
         for job in running:
             job.process.kill()
             job.process.wait()
@@ -191,17 +195,18 @@ def _stop(running: Sequence[_Running]) -> None:
 
 
 def _killed_with(parent: int) -> Callable[[], None]:
-    """Return a function for a new child of process `parent`: it lets the kernel kill the child when the parent ends."""
-    libc = ctypes.CDLL(None)  # before the fork: after it, loading could wait forever for a lock of another thread
+    """Return a function for `preexec_fn`, after which the kernel kills the child process when process `parent` ends."""
+    # Load the library before the fork. After the fork, loading could wait forever for a lock that another thread holds.
+    libc = ctypes.CDLL(None)
 
     def request_kill() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # In the background of a shell script, SIGINT is ignored, and child processes inherit that. But torch ends the
-        # ranks of a process on several GPUs by SIGINT when that process is gone.
+        # Restore the default handling of SIGINT. Background jobs of a shell script ignore SIGINT, and their child
+        # processes inherit this, but torch uses SIGINT to end the other ranks when the main process has ended.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if (
-            os.getppid() != parent
-        ):  # the parent died between fork and prctl. (A parent id of 1 proves nothing: in a container we may be 1.)
+        # Exit if the parent died between fork and prctl. Comparing its id with 1 is not sufficient, because in a
+        # container the parent itself may have the id 1.
+        if os.getppid() != parent:
             os._exit(1)
 
     return request_kill

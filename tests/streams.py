@@ -1,4 +1,4 @@
-"""Small streams for tests, written by fairseq's own builder, without a tokenizer and without data_prep."""
+"""Small streams for tests. They are written with fairseq's dataset builder, without a tokenizer and data_prep."""
 
 import hashlib
 import json
@@ -14,7 +14,10 @@ NUM_SPECIALS = 4
 def make_stream(
     folder: Path, num_mega_batches: int = 3, num_words: int = 20, tokens: int = 3000, seed: int = 0
 ) -> Path:
-    """Write a stream of documents from a seeded Markov chain over `num_words` words, so that a model can learn."""
+    """Write a stream of random documents and return its folder.
+
+    The documents are sampled from a Markov chain over `num_words` words, so a model can learn to predict them.
+    """
     random = np.random.default_rng(seed)
     transition = random.dirichlet(np.full(num_words, 0.15), size=num_words)
     folder.mkdir(parents=True)
@@ -30,7 +33,7 @@ def make_stream(
         total = documents = 0
         while total < num_tokens:
             document = _document(random, transition, length=int(random.integers(20, 60)))
-            builder.add_item(torch.tensor([*document, 2]))  # 2: end of document
+            builder.add_item(torch.tensor([*document, 2]))  # 2 is the end-of-document token
             total += len(document) + 1
             documents += 1
         builder.finalize(f"{prefix}.idx")

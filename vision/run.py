@@ -268,7 +268,7 @@ def main() -> None:
             try:
                 quickstart()
             except KeyboardInterrupt:
-                sys.exit("alma-vision: stopped; the same command continues the run")
+                sys.exit("alma-vision: stopped; run the same command again to continue")
         return
     assert __doc__ is not None
     Command("alma-vision", __doc__, VisionSettings, CONFIGS, hydra_main, example_out="runs/mnist/sm").main()

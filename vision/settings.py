@@ -192,7 +192,7 @@ class VisionSettings(RunSettings):
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
         self.stream_settings()
-        self._settle_own()
+        self._complete_and_check_own()
 
     @property
     def num_mega_batches(self) -> int:

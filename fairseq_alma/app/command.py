@@ -1,4 +1,4 @@
-"""What `alma-lm` and `alma-vision` share: Hydra with our settings, errors as one line, `--help` and `status`."""
+"""Common code of the commands `alma-lm` and `alma-vision`: Hydra setup, error messages, `--help` and `status`."""
 
 import errno
 import re
@@ -25,21 +25,22 @@ from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.core.settings import describe, refuse_unknown_keys
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c", "--version"}
+"""Hydra flags that print something instead of starting a run, so that out= is not needed."""
 CONFIG_GROUPS = ("preset", "arch")
-"""Settings that name a YAML file: Hydra sets them when it reads the file."""
+"""Settings whose value is the name of a YAML file. Hydra reads this file and sets the setting itself."""
 
 
 class Command:
-    """A command that is a Hydra app.
+    """A command that uses Hydra to read its settings.
 
     Args:
-        name: the name of the command.
-        introduction: what it does and how it is called, for `--help`.
-        settings: the class of its settings.
-        configs: the folder with its YAML files.
-        hydra_main: the function decorated by `hydra.main`.
-        example_out: an example of `out=`, for messages.
-        other_keys: keys of the YAML files that are no settings: other keys are computed from them.
+        name: name of the command, for messages.
+        introduction: description and usage of the command, for `--help`.
+        settings: class of the command's settings.
+        configs: folder with the YAML files of the command.
+        hydra_main: the function decorated with `hydra.main`. It runs the command.
+        example_out: an example value for `out=`, for messages.
+        other_keys: keys in the YAML files that are not settings but are used to compute settings.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Command:
         self._hydra_main, self._example_out, self._other_keys = hydra_main, example_out, other_keys
 
     def main(self) -> None:
-        """Run the command with the arguments of the process. Errors of the user end it with a message and status 2."""
+        """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2."""
         arguments = sys.argv[1:]
         with print_errors(self.name):
             if arguments[:1] == ["status"]:
@@ -73,23 +74,27 @@ class Command:
         try:
             self._hydra_main()
         except KeyboardInterrupt:
-            sys.exit(f"{self.name}: stopped; the same command continues the run")
+            sys.exit(f"{self.name}: stopped; run the same command again to continue")
 
     def _presets(self) -> list[str]:
         folder = self.configs / "preset"
         return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
     def _check_arguments(self, arguments: Sequence[str]) -> None:
-        """Raise SettingError for unknown keys and an unusable `out=`, and quote `out=`, before Hydra reads them."""
+        """Check setting names and `out=`, and add quotes to `out=` in sys.argv if Hydra needs them.
+
+        Raises:
+            SettingError: if a setting is unknown, or if `out=` is missing or cannot be a folder.
+        """
         groups = [name for name in CONFIG_GROUPS if (self.configs / name).is_dir()]
         known = dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys])
         plain_keys = [found[1] for argument in arguments if (found := re.match(r"([A-Za-z_]\w*)=", argument))]
         refuse_unknown_keys(plain_keys, list(known))
-        # Hydra makes the folder of a job before the job can check it.
+        # Check out= here, because Hydra creates the folder before it calls our code.
         has_out = any(argument.startswith(("out=", "hydra.sweep.dir=")) for argument in arguments)
         if not has_out and not FLAGS_WITHOUT_RUN & set(arguments):
             raise SettingError(
-                f"out= is missing: the folder of the run, e.g. out={self._example_out}\n\n{self.introduction}"
+                f"out= is missing: give the folder of the run, e.g. out={self._example_out}\n\n{self.introduction}"
             )
         is_sweep = bool({"-m", "--multirun"} & set(arguments))
         for number, argument in enumerate(arguments, start=1):
@@ -97,34 +102,35 @@ class Command:
                 sys.argv[number] = self._quoted_out(argument, is_sweep)
 
     def _quoted_out(self, argument: str, is_sweep: bool) -> str:
-        """Return `out=PATH` in quotes if Hydra needs them.
+        """Return the argument `out=PATH`, with quotes around PATH if Hydra needs them.
 
         Raises:
-            SettingError: PATH cannot be a folder.
+            SettingError: if PATH is empty, or if PATH or one of its parent folders is an existing file.
         """
         value = argument.removeprefix("out=").strip()
         plain = value.strip("'\"")
         if plain in ("", "null"):
-            raise SettingError(f"out= names no folder: give one, e.g. out={self._example_out}")
+            raise SettingError(f"out= is empty: give the folder of the run, e.g. out={self._example_out}")
         for path in (Path(plain), *Path(plain).parents):
             if path.is_file():
                 raise SettingError(f"out={plain}: {path} is a file: give a folder, e.g. out={self._example_out}")
-        # Folders of a sweep contain characters with a meaning for Hydra. In a sweep, commas separate values.
+        # The folder names that a sweep creates contain characters with a special meaning in Hydra, such as "=" and ",".
+        # Quote them, except in a sweep, where commas separate values, and except where PATH contains a reference.
         if value == plain and not is_sweep and re.search(r"[=,(){}\[\]]", plain) and "${" not in plain:
             return f"out='{plain}'"
         return argument
 
 
 def all_keys(cls: type[RunSettings]) -> list[str]:
-    """Return every key of the command line: settings of every run, and of every learner in the catalogue."""
+    """Return the names of all settings that the command line accepts, including those of single learners."""
     own = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
     return list(dict.fromkeys([*(one.name for one in describe(cls)), *own]))
 
 
 def store_settings(cls: type[RunSettings]) -> None:
-    """Give Hydra the keys and defaults of all settings, under the name that the YAML files refer to.
+    """Register the names and default values of all settings with Hydra, under the name that our YAML files refer to.
 
-    A learner's own settings are stored as null, which means: the learner's default.
+    Settings that only some learners have are registered as null, because their default depends on the learner.
     """
     node = dict.fromkeys(all_keys(cls))
     node |= {one.name: None if one.default is MISSING else one.default for one in describe(cls)}
@@ -134,11 +140,11 @@ def store_settings(cls: type[RunSettings]) -> None:
 
 
 def setting_values(config: DictConfig, other_keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the settings in a composed configuration, with every reference resolved.
+    """Return setting name -> value for a Hydra configuration, with all ${...} references resolved.
 
     Args:
-        config: the configuration of a job.
-        other_keys: keys that are no settings.
+        config: configuration of a Hydra job.
+        other_keys: keys in the configuration that are not settings. They are left out.
     """
     resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
@@ -151,30 +157,34 @@ def run_job(
     run: Callable[[dict[str, Any], Collection[str]], float],
     other_keys: Sequence[str] = (),
 ) -> float:
-    """Run one job of Hydra: a run, or one run of a sweep. Return the number by which a sweep orders its runs.
+    """Run one Hydra job, which is a single run or one run of a sweep. Return the result of `run`.
+
+    In a sweep, a run that fails because of its settings or its training does not stop the other runs; its result is
+    infinity.
 
     Args:
-        command: the name of the command, for messages.
-        config: the configuration of the job.
-        run: the function that runs it. It takes all settings, and the keys that the user typed.
-        other_keys: keys of the configuration that are no settings.
+        command: name of the command, for messages.
+        config: configuration of the job.
+        run: function that starts the run. Its arguments are a mapping of all settings and the setting names that the
+            user typed. It returns a number that is lower for better runs.
+        other_keys: keys in the configuration that are not settings.
     """
     with print_errors(command):
         hydra = HydraConfig.get()
         typed = {re.split(r"[=@]", override.lstrip("+~"))[0] for override in hydra.overrides.task}
         try:
-            # In a sweep, each job has its own folder below out=.
+            # In a sweep, Hydra sets a separate folder for each job inside out=.
             return run({**setting_values(config, other_keys), "out": str(Path(hydra.runtime.output_dir))}, typed)
         except (StageError, SettingError) as error:
             if hydra.mode != RunMode.MULTIRUN:
                 raise
             print(f"{command}: {error}", file=sys.stderr)
-            return float("inf")  # the other runs of the sweep continue
+            return float("inf")
 
 
 @contextmanager
 def print_errors(command: str) -> Iterator[None]:
-    """Print errors that the user can fix as one message, without a traceback, and exit with status 2."""
+    """Context manager that prints errors that the user can fix, without a traceback, and exits with status 2."""
     try:
         yield
     except AlmaError as error:
@@ -184,21 +194,25 @@ def print_errors(command: str) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise
         print(
-            f"{command}: {error}: free space or give access, then run the same command: it continues", file=sys.stderr
+            f"{command}: {error}: free disk space or fix the permissions, then run the same command again to continue",
+            file=sys.stderr,
         )
         sys.exit(2)
 
 
 def status(folder: Path) -> int:
-    """Print the ledger of each run at or below a folder, and how many mega-batches are left. Return the exit status.
+    """Print the ledger of each run in `folder`, and how many mega-batches are left. Return the exit status.
+
+    Args:
+        folder: a run folder, or a folder that contains run folders at any depth.
 
     Raises:
-        RunError: there is no run.
+        RunError: if no run is found.
     """
     console = wide_console()
     runs = [folder] if (folder / "settings.json").exists() else find_runs(folder)
     if not runs:
-        raise RunError(f"no run at {folder} (settings.json is missing)")
+        raise RunError(f"no run at {folder}: there is no settings.json")
     for run in runs:
         settings = read_json(run / "settings.json")
         digests = read_json(run / "arrivals.json")["digests"]

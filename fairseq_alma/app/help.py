@@ -1,4 +1,4 @@
-"""The text of `--help`, and the table of settings in the documentation, both made from the settings classes."""
+"""The text of `--help` and the settings reference, which are generated from the settings classes."""
 
 import textwrap
 from collections.abc import Iterator
@@ -13,21 +13,22 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class SettingHelp:
-    """One line of the settings reference."""
+    """Entry of one setting in the settings reference."""
 
     name: str
     default: str
-    """The default as it is typed on the command line; "required" if there is none."""
+    """Default value, written as on the command line; "required" if there is no default."""
     text: str
-    """What the setting means."""
+    """Description of the setting."""
     learners: tuple[str, ...]
-    """Names of the learners that take it; empty if every run takes it."""
+    """Names of the learners that have this setting; empty if every run has it."""
 
 
 def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
-    """Return every setting of a command: first those of every run, then those of single learners.
+    """Return an entry for every setting of a command. The settings of every run come first.
 
-    A setting that several learners take with the same default and meaning appears once.
+    The settings of single learners follow. If several learners have a setting with the same name and default, it has
+    only one entry.
     """
     found = [SettingHelp(one.name, _typed(one.default), _one_line(one.text), ()) for one in describe(cls)]
     own: dict[tuple[str, str], list[str]] = {}
@@ -43,11 +44,11 @@ def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
 
 
 def help_text(introduction: str, cls: type[RunSettings], presets: list[str]) -> str:
-    """Return the text of `--help`: usage, learners, presets, and each setting with its default and its learners.
+    """Return the text of `--help`, which lists the usage, learners, presets and settings of a command.
 
     Args:
-        introduction: what the command does and how it is called.
-        cls: the settings of the command.
+        introduction: description and usage of the command.
+        cls: class of the command's settings.
         presets: names of the presets.
     """
     lines = [introduction.strip(), "", "Learners (learner=NAME):"]

@@ -1,4 +1,4 @@
-"""Plugins: Python modules of the user that register learners, given as `plugin=MODULE`."""
+"""Plugins, which are Python modules that the user adds with `plugin=MODULE`, for example to register a learner."""
 
 import hashlib
 import importlib
@@ -15,26 +15,27 @@ def load_plugin(name: str) -> None:
     """Import a plugin from the current folder or from the installed packages.
 
     Raises:
-        SettingError: there is no such module.
+        SettingError: if the module, or a module that it imports, is not found.
     """
     sys.path.insert(0, str(Path.cwd()))
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise SettingError(
-            f"plugin={name}: {error}. Plugins are searched in the current folder and in the installed packages."
+            f"plugin={name}: {error}. Plugins are searched for in the current folder and in the installed packages."
         ) from error
     finally:
         sys.path.pop(0)
 
 
 def plugin_digest(name: str) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256 digest of a loaded plugin's source.
+    """Return the first 16 hexadecimal digits of the SHA-256 digest of the source code of a loaded plugin.
 
-    A plugin that is a package counts with all its Python files. Other modules that it imports do not count.
+    If the plugin is a package, the digest includes all its Python files. It does not include other modules that the
+    plugin imports.
     """
     file = sys.modules[name].__file__
-    if file is None:  # a namespace package: it has no source of its own
+    if file is None:  # a namespace package, which has no source file
         return ""
     path = Path(file)
     sources = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
@@ -46,7 +47,10 @@ def plugin_digest(name: str) -> str:
 
 
 def plugin_named_by(arguments: Sequence[str]) -> str | None:
-    """Return the plugin that a command line names: by `plugin=MODULE`, or in the preset of its `--config-dir`."""
+    """Return the name of the plugin that a command line selects; None if it selects no plugin.
+
+    The plugin is selected by the argument `plugin=MODULE` or by the key `plugin` of a preset in `--config-dir`.
+    """
     values = dict(argument.split("=", 1) for argument in arguments if "=" in argument and argument[0] != "-")
     if "plugin" in values:
         return None if values["plugin"] in ("", "null") else values["plugin"]
@@ -62,7 +66,7 @@ def plugin_named_by(arguments: Sequence[str]) -> str | None:
         try:
             preset = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError):
-            continue  # Hydra reports what is wrong with it
+            continue  # Hydra reports the error later
         if isinstance(preset, dict) and isinstance(preset.get("plugin"), str):
             return preset["plugin"]
     return None

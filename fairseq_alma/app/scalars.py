@@ -1,10 +1,14 @@
-"""TensorBoard scalars of a run, written to RUN/tensorboard while it progresses.
+"""TensorBoard scalars of a run, which are written to RUN/tensorboard during the run.
 
-Language models and vision use the same names. The step is the arrival t for test/error_rate or test/perplexity,
-validation/..., stream/cer or stream/average_perplexity (so far), cost/train_tflops, cost/updates, cost/train_seconds
-(so far), model/parameters, model/experts, model/members and model/overflow. The values during_stage/... have steps
-within a stage, counted in thousandths of a stage. The folder can be deleted: the next arrival writes the scalars of
-all arrivals again, from the ledger.
+Language models and vision use the same names. For most scalars, the TensorBoard step is the arrival t:
+
+test/error_rate or test/perplexity, validation/...     scores after the arrival
+stream/cer or stream/average_perplexity                metric of the stream up to this arrival
+cost/train_tflops, cost/updates, cost/train_seconds    total cost up to this arrival
+model/parameters, .../experts, .../members, .../overflow
+
+For the scalars during_stage/..., 1000 TensorBoard steps are one stage. The folder can be deleted, because a continued
+run writes the scalars of all arrivals again from the ledger.
 """
 
 import shutil
@@ -16,15 +20,16 @@ from fairseq_alma.core.ledger import LedgerRow
 
 FOLDER = "tensorboard"
 _FLUSH_SECONDS = 5
+"""Time between two writes to disk."""
 
 
 class RunScalars:
-    """Writes the scalars of one run folder. No file is opened before there is a new value.
+    """Writes the TensorBoard scalars of one run. The file is not created before the first value is written.
 
     Args:
         folder: the run folder.
-        is_on: if False, all calls do nothing.
-        cer_from: first arrival that counts for CER.
+        is_on: if False, nothing is written.
+        cer_from: first arrival that counts for CER, 0 or 1.
     """
 
     def __init__(self, folder: str | Path, is_on: bool = True, cer_from: int = 1):
@@ -35,9 +40,13 @@ class RunScalars:
         self._unwritten: LedgerRow | None = None
 
     def rows(self, rows: Sequence[LedgerRow]) -> None:
-        """Write the rows that are new in the ledger.
+        """Write the scalars of the new rows in the ledger.
 
-        Of arrivals without a stage, only the last is written, by `close`.
+        Arrivals without a stage are skipped, because the model does not change. Only the last arrival is always
+        written: if it has no stage, `close` writes it.
+
+        Args:
+            rows: all rows of the ledger so far, including those of earlier calls.
         """
         if not self._is_on:
             return
@@ -49,12 +58,19 @@ class RunScalars:
         self._num_seen = len(rows)
 
     def during_stage(self, name: str, value: float, stage_index: int, progress: float) -> None:
-        """Write a value at step 1000 (k - 1 + progress), where `progress` is the share of stage k that is done."""
+        """Write the scalar during_stage/NAME at TensorBoard step 1000 * (stage_index - 1 + progress).
+
+        Args:
+            name: name of the scalar.
+            value: its value.
+            stage_index: index of the stage, from 1.
+            progress: finished share of the stage, between 0 and 1.
+        """
         if self._is_on:
             self._write({f"during_stage/{name}": value}, round(1000 * (stage_index - 1 + progress)))
 
     def close(self) -> None:
-        """Write what is left to disk and close the file."""
+        """Write the remaining scalars to disk and close the file."""
         self._write_row()
         if self._writer is not None:
             self._writer.close()
@@ -68,7 +84,8 @@ class RunScalars:
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
-            # The scalars of a killed process are written again. TensorBoard would draw two files over each other.
+            # Delete the file of an earlier process, because its scalars are written again, and TensorBoard would show
+            # the scalars of both files.
             shutil.rmtree(self._folder, ignore_errors=True)
             self._writer = SummaryWriter(str(self._folder), flush_secs=_FLUSH_SECONDS, write_to_disk=True)
         for name, value in values.items():
@@ -76,7 +93,11 @@ class RunScalars:
 
 
 class Sums:
-    """Sums over the arrivals so far."""
+    """Sums of error rates or perplexities and of costs over the arrivals so far.
+
+    Args:
+        cer_from: first arrival whose error rate or perplexity is added.
+    """
 
     def __init__(self, cer_from: int = 1) -> None:
         self._cer_from = cer_from
@@ -85,7 +106,7 @@ class Sums:
         self.train_seconds = 0.0
 
     def add(self, row: LedgerRow) -> None:
-        """Add the next row of the ledger."""
+        """Add the scores and costs of the next ledger row to the sums."""
         if row.t >= self._cer_from:
             self.quality += row.scores.error_rate if row.scores.error_rate is not None else row.scores.perplexity or 0.0
         self.train_flops += row.spent.train_flops
@@ -94,7 +115,12 @@ class Sums:
 
 
 def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
-    """Return name -> value of the scalars of an arrival, without those that do not apply."""
+    """Return scalar name -> value for one arrival. Scalars without a value are left out.
+
+    Args:
+        row: ledger row of the arrival.
+        sums: sums over all arrivals up to this one.
+    """
     scores = row.scores
     values: dict[str, float | None] = {
         "test/error_rate": scores.error_rate,

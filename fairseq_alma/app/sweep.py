@@ -1,4 +1,4 @@
-"""The table at the end of a sweep (`-m`): its runs, the best by validation first."""
+"""The table at the end of a sweep (`-m`). It lists the runs, sorted by their final validation score."""
 
 import re
 import sys
@@ -15,21 +15,24 @@ from fairseq_alma.core.run_record import find_runs
 
 
 class BestByValidation(Callback):
-    """Prints the table and writes it to SWEEP/sweep.json. Test scores do not influence the order."""
+    """Hydra callback that compares the runs of a sweep. It prints a table and writes SWEEP/sweep.json.
+
+    The runs are sorted by validation. Test scores do not influence the order.
+    """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Print and write the table. Hydra calls this when all jobs have ended."""
+        """Print and write the table. Hydra calls this method when all jobs of a sweep have ended."""
         folder = Path(config.hydra.sweep.dir)
         finished, unfinished = _runs_of(folder)
         if unfinished:
-            wide_console(sys.stderr).print(f"not finished, so not compared: {'; '.join(unfinished)}")
+            wide_console(sys.stderr).print(f"not compared because they are not finished: {'; '.join(unfinished)}")
         if finished:
             write_json(folder / "sweep.json", finished)
             wide_console().print(_table(finished))
 
 
 def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the summaries of the finished runs, the best first, and the names of all other runs."""
+    """Return the summaries of the finished runs, best run first, and the names of the unfinished runs."""
     seeds_of: dict[Path, list[Path]] = {}
     for path in find_runs(folder):
         run = path.parent if re.fullmatch(r"seed_\d+", path.name) else path
@@ -42,7 +45,8 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             finished.append({"run": name, **summary.get("mean", summary)})
         else:
             unfinished.append(name)
-    # Hydra makes the folder of a job before it runs: a job that fails early leaves a folder without settings.
+    # Hydra creates the folder of a job before it starts the job. If the job fails early, the folder contains no
+    # settings.json, so find_runs does not find it.
     known = {parent for run in seeds_of for parent in (run, *run.parents)}
     unfinished += [path.name for path in sorted(folder.iterdir()) if path.is_dir() and path not in known]
     finished.sort(key=lambda summary: summary["final_validation"])
@@ -52,10 +56,10 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def _table(runs: list[dict[str, Any]]) -> Table:
     is_vision = "cer" in runs[0]
     quality = "error rate" if is_vision else "perplexity"
-    table = Table(title=f"by final validation {quality}, best first", title_justify="left")
+    table = Table(title=f"sorted by final validation {quality}, best first", title_justify="left")
     for column in ("run", "validation", "test", *(["CER"] if is_vision else []), "TFLOP"):
         table.add_column(column, justify="left" if column == "run" else "right")
-    # Settings that all runs have in common are left out of the names.
+    # Leave out the settings that all runs have in common.
     common = set.intersection(*(set(run["run"].split(",")) for run in runs)) if len(runs) > 1 else set()
     for run in runs:
         table.add_row(
@@ -68,7 +72,10 @@ def _table(runs: list[dict[str, Any]]) -> Table:
 
 
 def _is_finished(run: Path) -> bool:
-    """Return True if all mega-batches of the run have arrived. On fewer arrivals a run may look better than it is."""
+    """Return True if all mega-batches of the run have arrived.
+
+    Unfinished runs are not compared, because the score of a run after fewer arrivals may be misleading.
+    """
     try:
         arrivals, summary = read_json(run / "arrivals.json"), read_json(run / "summary.json")
     except FileNotFoundError:

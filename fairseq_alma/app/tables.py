@@ -1,4 +1,4 @@
-"""A ledger as a table on the terminal."""
+"""Tables on the terminal that show a ledger."""
 
 import sys
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from fairseq_alma.core.ledger import LedgerRow
 
 
 def wide_console(stream: TextIO | None = None) -> Console:
-    """Return a console for tables. Without a terminal it is wide enough for all columns."""
+    """Return a rich console. If the output is not a terminal, the console is wide enough for all table columns."""
     console = Console(file=stream or sys.stdout, highlight=False)
     return console if console.is_terminal else Console(file=stream or sys.stdout, highlight=False, width=120)
 
 
 def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = None) -> Table:
-    """Return a table with one line per arrival. As in the paper's tables, * is the score of an untrained learner.
+    """Return a table with one line per arrival. As in the paper, the score of an untrained learner is shown as *.
 
     Args:
-        rows: the ledger.
-        title: the title of the table.
-        at_most: approximate number of lines. Of a longer ledger, stages at equal distances and the last arrival are
-            shown.
+        rows: all rows of the ledger.
+        title: title of the table.
+        at_most: approximate maximum number of lines. For a longer ledger, the table shows the untrained learner, every
+            n-th stage and the last arrival. By default, all arrivals are shown.
     """
     is_vision = bool(rows) and rows[0].scores.error_rate is not None
     quality = ["error rate", "validation"] if is_vision else ["perplexity", "per word", "validation"]
@@ -32,13 +32,13 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
         table.add_column(name, justify="right")
     shown = rows
     if at_most is not None and len(rows) > at_most + 1:
-        # Between stages nothing changes: only arrivals with a stage are shown.
+        # Show only arrivals with a stage, because scores do not change between stages.
         changed = [row for row in rows[1:] if row.updated]
         apart = -(-len(changed) // at_most)
         shown = [rows[0], *changed[apart - 1 :: max(1, apart)]]
         if shown[-1] is not rows[-1]:
             shown = [*shown, rows[-1]]
-    # The cost between two lines belongs to the second line.
+    # The costs of arrivals that are not shown are added to the next line that is shown.
     start = 0
     for row in shown:
         scores, trained = row.scores, row.stage > 0

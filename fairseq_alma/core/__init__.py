@@ -1,17 +1,19 @@
-"""The protocol of the paper: Algorithm 1 and its terms. Core imports only the standard library and itself.
+"""Core of the project: Algorithm 1 of the paper, the ledger and the run folder.
+
+This package imports only the standard library and its own modules.
 
 errors.py            errors that the user can fix
-files.py             writing files so that no reader sees half of one
-lease.py             which process holds a run folder now
-stream.py            what arrives: MegaBatch, MegaBatchStream
-stream_folder.py     a stream on disk, as `alma-prep` writes it and `--task alma_lm` reads it
-ledger.py            one row per arrival; CER, Mem, Comp and average perplexity as functions of the rows
-protocol.py          Algorithm 1 (`run_stream`), and the types of learner, evaluator and record
+files.py             write files atomically, so that no reader sees an incomplete file
+lease.py             lock a run folder, so that only one process writes to it
+stream.py            the stream of mega-batches: MegaBatch, MegaBatchStream
+stream_folder.py     a stream on disk, which `alma-prep` writes and `--task alma_lm` reads
+ledger.py            one row per arrival, and the paper's metrics, which are computed from the rows
+protocol.py          Algorithm 1 (`run_stream`), and the interfaces of learners, evaluators and records
 run_record.py        the run folder: settings, provenance, done marks, resume
-stack_record.py      the same for several seeds that are computed together
-settings.py          settings that check their values and carry their documentation
-learner_settings.py  the settings that belong to single learners
-catalogue.py         every learner: name, label, settings
+stack_record.py      the records of several seeds that are trained together
+settings.py          base class of settings, which checks their values
+learner_settings.py  settings that only some learners have
+catalogue.py         list of all learners, with name, label and settings
 """
 
 from fairseq_alma.core.ledger import (

@@ -1,7 +1,7 @@
-"""The catalogue of learners: name, label, and the settings that each of them takes.
+"""The catalogue of learners. It lists the name, the label and the settings of each learner.
 
-Commands, reports, documentation and tests read this file; a learner of a plugin adds its own entry. The classes
-that implement the learners are in `vision/learners` and `fairseq_alma/lm/learners.py`.
+Commands, reports, documentation and tests read the catalogue. A plugin adds an entry for each learner that it defines.
+The classes that implement the learners are in `vision/learners` and `fairseq_alma/lm/learners.py`.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,58 +25,61 @@ from fairseq_alma.core.learner_settings import (
 from fairseq_alma.core.settings import Settings, defaults_of, describe, refuse_unknown_keys
 
 Half = Literal["vision", "language model"]
-"""The two halves of the project: `alma-vision` and `alma-lm`."""
+"""The two halves of the project: "vision" is `alma-vision`, "language model" is `alma-lm`."""
 
 DEFAULT_MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100}
-"""Dataset -> B, the number of mega-batches if `mega_batches=` is not given."""
+"""Vision dataset -> default number of mega-batches, used if `mega_batches=` is not given."""
 
 FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages", "arrivals",
                "tensorboard"),
     "language model": ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard"),
 }  # fmt: skip
-"""Settings that may change when a run is continued: where files are and how far to go, not what is computed."""
+"""Settings that may change when a run is continued. They control, for example, file locations, devices and the number
+of mega-batches that arrive, but do not affect the result of a stage."""
 
 SEED_SETTINGS = ("seed", "data_seed", "initialisation_seed", "order_seed")
-"""Settings in which the runs of one group of seeds differ."""
+"""Settings that select random seeds. Runs that differ only in these settings are repetitions of each other."""
 
 SIZE_SETTINGS = ("arch", "width", "experts", "members")
-"""Settings that say how large a learner is."""
+"""Settings that determine the size of a learner."""
 
 GROWTH_SETTINGS = ("grow_every", "grow_experts")
-"""Settings that say how often and by how much a learner grows. Their values usually follow from the wait."""
+"""Settings that determine how often and by how much a learner grows. Their values usually depend on `wait`."""
 
 WAIT_SETTINGS = ("wait", "updates", "updates_per_mega_batch", "grow_every")
-"""The wait, and the settings that change with it when two runs are compared at different waits."""
+"""`wait`, and the settings that may differ when a report compares runs with different values of `wait`."""
 
 NOT_COMPARED = (
     *dict.fromkeys(name for names in FREE_SETTINGS.values() for name in names),
     "stacked_from", "evaluated_on", "dictionary", "cer_from",
 )  # fmt: skip
-"""Keys of settings.json that do not distinguish the runs of one comparison. A report compares streams separately."""
+"""Keys of settings.json that a report ignores when it groups the runs of one comparison by their settings.
+
+The keys that identify the stream are also here, because a report makes a separate comparison for each stream."""
 
 
 @dataclass(frozen=True)
 class LearnerEntry:
-    """What the project knows about a learner, apart from its implementation."""
+    """Catalogue entry of a learner: its name, label, properties and settings classes, without its implementation."""
 
     name: str
-    """The value of `learner=`."""
+    """Name of the learner, as given in `learner=`."""
     label: str
-    """Its name in figures and tables, as the paper writes it."""
+    """Name of the learner in figures and tables. It is the name that the paper uses."""
     summary: str
-    """One sentence that says what the learner is."""
+    """Description of the learner in one sentence, for `--help`."""
     grows: bool = False
-    """Whether it adds capacity between stages."""
+    """Whether the learner adds capacity between stages."""
     independent_members: bool = True
-    """Whether its members train without one another, so that separate processes can train them."""
+    """Whether each member of the learner is trained independently, so that separate processes can train the members."""
     vision: type[LearnerSettings] | None = None
-    """Its settings in alma-vision; None if alma-vision does not have it."""
+    """Class of the learner's settings in alma-vision; None if alma-vision does not have this learner."""
     language_model: type[LearnerSettings] | None = None
-    """Its settings in alma-lm; None if alma-lm does not have it."""
+    """Class of the learner's settings in alma-lm; None if alma-lm does not have this learner."""
 
     def settings(self, half: Half) -> type[LearnerSettings] | None:
-        """Return the class of its settings in one half; None if that half does not have the learner."""
+        """Return the class of the learner's settings in `half`; None if that half does not have the learner."""
         return self.vision if half == "vision" else self.language_model
 
 
@@ -84,65 +87,69 @@ _ENTRIES: dict[str, LearnerEntry] = {}
 
 
 def add_learner(entry: LearnerEntry) -> None:
-    """Add a learner to the catalogue. An entry of the same name is replaced."""
+    """Add a learner to the catalogue, or replace the entry with the same name."""
     _ENTRIES[entry.name] = entry
     own_settings.cache_clear()
     learners_that_take.cache_clear()
 
 
 def remove_learner(name: str) -> None:
-    """Remove a learner from the catalogue. Does nothing if it is not there."""
+    """Remove a learner from the catalogue. Do nothing if the catalogue does not contain it."""
     _ENTRIES.pop(name, None)
     own_settings.cache_clear()
     learners_that_take.cache_clear()
 
 
 def learners(half: Half | None = None) -> list[LearnerEntry]:
-    """Return all learners, or those of one half, in the order in which the paper lists them."""
+    """Return the catalogue entries of all learners, or of the learners in `half`, in the order of the paper."""
     return [entry for entry in _ENTRIES.values() if half is None or entry.settings(half) is not None]
 
 
 def find_learner(name: str, half: Half) -> LearnerEntry:
-    """Return the learner of this name.
+    """Return the catalogue entry of the learner `name` in `half`.
 
     Raises:
-        SettingError: this half has no such learner.
+        SettingError: if `half` has no learner with this name.
     """
     known = {entry.name: entry for entry in learners(half)}
     if not isinstance(name, str):
-        raise SettingError(f"learner={name!r} must be text")
+        raise SettingError(f"learner={name!r} must be a string")
     if name not in known:
         raise SettingError(f"learner={name!r} is not one of {', '.join(known)}")
     return known[name]
 
 
 def label_of(name: str) -> str:
-    """Return the label of a learner; of one that is not in the catalogue, its name."""
+    """Return the label of the learner `name`, or `name` itself if the catalogue does not contain the learner."""
     return _ENTRIES[name].label if name in _ENTRIES else name
 
 
 def grows(name: str) -> bool:
-    """Return True if the learner of this name is in the catalogue and grows."""
+    """Return True if the catalogue contains the learner `name` and this learner grows."""
     return name in _ENTRIES and _ENTRIES[name].grows
 
 
 @cache
 def learners_that_take(setting: str, half: Half) -> list[str]:
-    """Return the names of the learners that have this setting of their own; empty for a setting of every run."""
+    """Return the names of the learners that define `setting`; an empty list if every run has this setting."""
     return [entry.name for entry in learners(half) if setting in own_settings(entry.name, half)]
 
 
 @cache
 def own_settings(name: str, half: Half) -> list[str]:
-    """Return the keys of the settings that a learner has of its own; empty for an unknown learner."""
+    """Return the names of the settings that the learner `name` defines in addition to those of every run.
+
+    The list is empty if the catalogue does not contain the learner.
+    """
     settings = _ENTRIES[name].settings(half) if name in _ENTRIES else None
     return [one.name for one in describe(settings)] if settings is not None else []
 
 
 def takes(half: Half, learner: str, setting: str) -> bool:
-    """Return True if a setting has a meaning for a learner: it is a setting of every run, or the learner's own.
+    """Return True if `setting` can be used with `learner`, because every run or this learner has it.
 
-    A learner that is not in the catalogue (a plugin that is not imported) takes every setting.
+    Return True for every setting if the catalogue does not contain the learner, which may come from a plugin that is
+    not imported.
     """
     if learner not in _ENTRIES or _ENTRIES[learner].settings(half) is None:
         return True
@@ -151,43 +158,46 @@ def takes(half: Half, learner: str, setting: str) -> bool:
 
 
 class RunSettings(Settings):
-    """Base class of the settings of a whole run: those of every run, and those of its learner in the field `own`."""
+    """Base class for all settings of a run. The field `own` contains the settings that only some learners have."""
 
     half: ClassVar[Half]
     learner: str
     own: LearnerSettings | None
 
-    def _settle_own(self) -> None:
-        """Give `own` its default if it is missing, and check it against the run. Subclasses call this last."""
+    def _complete_and_check_own(self) -> None:
+        """Set `own` to the default settings of the learner if it is None, then check `own`.
+
+        Subclasses call this at the end of `__post_init__`, because `own` is checked against the other settings.
+        """
         kind = find_learner(self.learner, self.half).settings(self.half)
-        assert kind is not None  # find_learner knows only learners of this half
+        assert kind is not None  # find_learner returns only learners of this half
         if self.own is None:
             object.__setattr__(self, "own", kind())
         if not isinstance(self.own, kind):
-            raise SettingError(f"own={self.own!r} are not settings of learner={self.learner}")
+            raise SettingError(f"own={self.own!r} does not contain the settings of learner={self.learner}")
         self.own.check_run(self)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], given: Collection[str] | None = None) -> Self:
-        """Return settings made from flat keys and their values.
+        """Return the settings object for a flat mapping of setting names to values.
 
         Args:
-            values: key -> value. A learner's own setting that is None keeps its default.
-            given: the keys that the user typed; all of them by default. A setting of another learner is refused if
-                it was typed, and ignored if it comes from a preset.
+            values: setting name -> value. A setting of the learner that is None gets its default value.
+            given: names of the settings that the user typed; by default all names in `values`. A setting that only
+                other learners have is an error if the user typed it, and is ignored if it comes from a preset.
 
         Raises:
-            SettingError: a key is unknown or belongs to another learner, or a value is out of range.
+            SettingError: if a name is unknown or belongs to another learner, or a value is invalid.
         """
         if isinstance(values.get("preset"), Mapping):
             raise SettingError(
-                "the file of preset= sets nothing: its first line must be '# @package _global_', before any other "
-                "comment, so that its keys become settings"
+                "the preset file has no effect: its first line must be '# @package _global_', before any other "
+                "comment, because otherwise Hydra does not read its keys as settings"
             )
         common = [one.name for one in describe(cls)]
         learner = values.get("learner", defaults_of(cls)["learner"])
         kind = find_learner(learner, cls.half).settings(cls.half)
-        assert kind is not None  # find_learner knows only learners of this half
+        assert kind is not None  # find_learner returns only learners of this half
         own = own_settings(learner, cls.half)
         of_others = {name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)} - set(own)
         refuse_unknown_keys(values, [*common, *own, *of_others])
@@ -201,15 +211,16 @@ class RunSettings(Settings):
 
     @classmethod
     def defaults_for(cls, learner: str) -> dict[str, Any]:
-        """Return key -> default of every setting that a run of this learner has."""
+        """Return name -> default value of every setting that a run of `learner` has and that has a default."""
         kind = find_learner(learner, cls.half).settings(cls.half)
         return defaults_of(cls) | (defaults_of(kind) if kind is not None else {})
 
     @classmethod
     def not_identity(cls, learner: str) -> list[str]:
-        """Return the keys that may differ when a run is continued.
+        """Return the names of the settings that may differ when a run of `learner` is continued.
 
-        These are the free settings, and the settings of other learners: a run folder of an earlier version has them.
+        These are the FREE_SETTINGS and the settings that only other learners have. Run folders of an earlier version
+        contain the settings of all learners.
         """
         others = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
         return [*FREE_SETTINGS[cls.half], *(name for name in others if not takes(cls.half, learner, name))]

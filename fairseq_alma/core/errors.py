@@ -1,4 +1,4 @@
-"""Errors that the user can fix. Commands print their message without a traceback."""
+"""Errors that the user can fix. Commands print the error message without a traceback."""
 
 
 class AlmaError(Exception):
@@ -6,16 +6,16 @@ class AlmaError(Exception):
 
 
 class SettingError(AlmaError, ValueError):
-    """A setting, or a combination of settings, that cannot be used."""
+    """A setting or a combination of settings is invalid."""
 
 
 class StreamError(AlmaError):
-    """A stream folder that is missing, damaged, has another format, or is not the expected one."""
+    """A stream folder is missing, is damaged, has another format version, or contains another stream than expected."""
 
 
 class RunError(AlmaError):
-    """A run folder that cannot be used: it has other settings, is damaged, or another process holds it."""
+    """A run folder cannot be used, because it has other settings, is damaged, or is in use by another process."""
 
 
 class StageError(AlmaError):
-    """A stage whose training ended without a result."""
+    """The training of a stage ended without a result."""

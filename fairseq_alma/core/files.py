@@ -1,4 +1,4 @@
-"""Write files and folders so that a reader, or the next process after a kill, never sees half of one."""
+"""Write files and folders atomically. Readers never see an incomplete file, even if the writing process is killed."""
 
 import errno
 import hashlib
@@ -15,22 +15,23 @@ from fairseq_alma.core.errors import RunError
 
 @contextmanager
 def written_aside(path: str | Path, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; when the block ends, rename what was written there to `path`.
+    """Context manager that yields a temporary path next to `path` and renames it to `path` at the end of the block.
 
-    The block writes a file, or makes a folder, at the yielded path. If the block raises, the temporary file or
-    folder is removed and `path` stays as it was. The rename replaces a file; a folder must not exist yet.
+    The block must create a file or a folder at the yielded path. If the block raises an exception, the temporary file
+    or folder is removed and `path` is not changed. An existing file at `path` is replaced; an existing folder is an
+    error.
 
     Args:
-        path: the final place. Its parent folders are created.
-        durable: if True, the bytes and the rename have reached the disk on return. If False, the result survives
-            a kill of the process, but perhaps not a power cut: for results that can be computed again.
+        path: final path of the file or folder. Missing parent folders are created.
+        durable: if True, wait until the disk has stored the data and the rename. If False, the result survives if the
+            process is killed, but a power failure may destroy it. Use False for results that can be computed again.
 
     Raises:
-        OSError: no space, no access, or a folder that exists already.
+        OSError: if the disk is full, if access is denied, or if a folder already exists at `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The suffix stays: some writers choose the format by it, others append the one they expect.
+    # Keep the suffix, because some writers choose the file format by the suffix and others append a missing suffix.
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     try:
         yield temporary
@@ -48,25 +49,25 @@ def written_aside(path: str | Path, durable: bool = True) -> Iterator[Path]:
 
 
 def unfinished_files(folder: str | Path, name: str = "*") -> list[Path]:
-    """Return the temporary files and folders that processes killed inside `written_aside` left in a folder.
+    """Return temporary files and folders that `written_aside` left behind in `folder` because its process was killed.
 
     Args:
-        folder: where to look.
-        name: the final name of a file or folder; by default every name.
+        folder: the folder to search, without its subfolders.
+        name: final name of the file or folder; by default, temporary files for all names are returned.
     """
     return list(Path(folder).glob(f".{Path(name).stem}.*.tmp*"))
 
 
 def write_whole(path: str | Path, text: str, durable: bool = True) -> None:
-    """Replace the content of `path` by `text` in one step. See `written_aside` for `durable` and errors."""
+    """Atomically replace the content of the file `path` with `text`. See `written_aside` for `durable` and errors."""
     with written_aside(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
 
 
 def write_json(path: str | Path, value: Any, durable: bool = True) -> None:
-    """Replace the content of `path` by a JSON value, indented for people. See `written_aside` for `durable`."""
+    """Atomically replace the content of the file `path` with `value` as indented JSON. See `written_aside`."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    # Python represents a path that is not UTF-8 by lone surrogates. JSON stores them as escapes.
+    # In a path that is not valid UTF-8, Python represents the invalid bytes as lone surrogates. Write them as escapes.
     write_whole(path, text.encode("utf-8", errors="backslashreplace").decode("utf-8"), durable)
 
 
@@ -74,16 +75,16 @@ def read_json(path: str | Path) -> Any:
     """Return the value in a JSON file.
 
     Raises:
-        RunError: the file is not valid JSON; the message names it.
+        RunError: if the file is not valid JSON. The message contains the path.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:  # both JSONDecodeError and UnicodeDecodeError
-        raise RunError(f"{path} is not whole JSON ({error}): restore it or remove it") from error
+        raise RunError(f"{path} is not valid JSON ({error}): restore the file or remove it") from error
 
 
 def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 digest of a file's bytes, in hexadecimal. Reads one megabyte at a time."""
+    """Return the SHA-256 digest of a file's bytes, as a hexadecimal string. Read one megabyte at a time."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -92,7 +93,7 @@ def sha256_of(path: str | Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Make the disk store the content of a file, or of every file and folder below a folder."""
+    """Wait until the disk has stored the content of a file, or of a folder with all files and subfolders in it."""
     if path.is_dir():
         for below in path.rglob("*"):
             sync_folder(below) if below.is_dir() else _sync_file(below)
@@ -102,14 +103,15 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the disk store the names in a folder. Without it, a power cut may undo a rename."""
+    """Wait until the disk has stored the file names in a folder. Otherwise, a power failure may undo a rename."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot sync a folder, and keep the order themselves. Other errors are real.
+        # Ignore these errors, because some network file systems do not support fsync on a folder. They write
+        # file names in the right order without it.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
             raise
     finally:

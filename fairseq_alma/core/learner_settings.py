@@ -1,4 +1,4 @@
-"""Settings that belong to single learners. `catalogue.py` says which learner takes which of these classes."""
+"""Settings that only some learners have. `catalogue.py` lists the settings class of each learner."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,28 +7,31 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.settings import Count, NonNegative, Settings
 
 Combine = Literal["probability", "logit", "vote"]
-"""How the outputs of several members become one prediction: mean probability, mean logit, or majority vote."""
+"""How the members' outputs are combined into one prediction: mean probability, mean logit, or majority vote."""
 SplitBy = Literal["validation_loss", "gate_mass"]
-"""What decides which expert is split."""
+"""Criterion that selects the experts to split."""
 
 
 @dataclass(frozen=True)
 class LearnerSettings(Settings):
-    """Settings that belong to one learner. This base class has none."""
+    """Base class for the settings that only one learner, or a few learners, have. It defines no settings itself."""
 
     @property
     def stages_between_growths(self) -> int | None:
-        """Number of stages from one growth to the next; None if the learner grows at every stage or not at all."""
+        """Number of stages from one growth to the next; None if the learner has no such setting.
+
+        Without such a setting, the learner grows at every stage or not at all.
+        """
         return None
 
     def check_run(self, run: Any) -> None:
-        """Check these settings against those of the whole run. The base class accepts everything.
+        """Check that these settings are compatible with the other settings of the run. The base class checks nothing.
 
         Args:
-            run: the `VisionSettings` or `LanguageModelSettings` that contain this object.
+            run: the `VisionSettings` or `LanguageModelSettings` object that contains this object.
 
         Raises:
-            SettingError: the two do not fit together.
+            SettingError: if the settings are invalid for this run.
         """
 
 
@@ -40,9 +43,9 @@ class EnsembleSettings(LearnerSettings):
     members: Count = 5
     """Number of networks, N."""
     combine: Combine = "probability"
-    """What is averaged over the members: `probability`, `logit`, or the majority `vote`."""
+    """How the members' outputs are combined: mean `probability`, mean `logit`, or majority `vote`."""
     bagging: bool = False
-    """Whether each member trains on its own bootstrap sample of the stage's data."""
+    """Whether each member trains on a separate bootstrap sample of the stage's data."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +63,23 @@ class GrowingEnsembleSettings(LearnerSettings):
     new_members_from: Literal["random", "copy"] = "random"
     """Initialisation of a new member: `random`, or a `copy` of the newest member (the authors' code)."""
     gens_combine: Combine = "probability"
-    """What is averaged over the members: `probability`, `logit`, or the majority `vote`."""
+    """How the members' outputs are combined: mean `probability`, mean `logit`, or majority `vote`."""
 
     def check_run(self, run: Any) -> None:
         if run.recipe.from_scratch and self.new_members_from == "copy":
             raise SettingError(
-                "from_scratch=true draws every network anew, new_members_from=copy copies it: give one of them"
+                "from_scratch=true initializes every network randomly, but new_members_from=copy copies a trained "
+                "network: set only one of them"
             )
 
 
 @dataclass(frozen=True)
 class GatedSettings(LearnerSettings):
     experts: Count = 1
-    """Number of experts in each mixture; for a growing mixture, before its first growth."""
+    """Number of experts in each mixture. In a growing mixture, this is the number before the first growth."""
     hard_gates: bool = False
-    """Whether a mixture uses one branch at each gate, drawn at random in training and the likelier one in testing."""
+    """Whether each gate selects a single branch. In training, the branch is sampled with the probabilities of the gate.
+    In testing, it is the branch with the higher probability."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,8 @@ class GrowingMixtureSettings(GatedSettings):
     grow_every: Count = 1
     """Number of stages from one growth to the next."""
     split_by: SplitBy = "validation_loss"
-    """What decides which expert is split: its summed `validation_loss` (the paper), or its `gate_mass`, the sum of its
-    gate probabilities (the authors' code)."""
+    """Criterion that selects the expert to split: the largest summed `validation_loss` (the paper), or the largest
+    `gate_mass`, which is the sum of the expert's gate probabilities (the authors' code)."""
 
     @property
     def stages_between_growths(self) -> int:
@@ -109,15 +114,17 @@ class FireflySettings(LearnerSettings):
     grow_every: Count = 1
     """Number of stages from one growth to the next."""
     grow_ratio: float = 0.25
-    """Share of the first network's parameters that each growth adds. With grow_by=width: g of the authors' code."""
+    """Number of parameters that each growth adds, as a share of the parameters of the first network. With
+    grow_by=width, it is the factor g of the authors' code instead; see grow_by."""
     grow_by: Literal["parameters", "width"] = "parameters"
-    """What grow_ratio counts: `parameters` (the paper), or `width` (the authors' code: the width is c (1 + g t) if the
-    network grows at every stage; with a larger grow_every it grows by the same steps, but fewer of them)."""
+    """What grow_ratio refers to: `parameters` (the paper) or `width` (the authors' code). With `width` and
+    grow_every=1, the width after t growths is about c (1 + g t), where c is the first width and g is grow_ratio. A
+    larger grow_every leaves out the growths in between."""
     grow_depth: NonNegative = 0
-    """Number of layers that each growth adds before it widens. With grow_by=parameters fewer are added where the
-    parameters do not suffice."""
+    """Number of layers that each growth adds before it widens the layers. With grow_by=parameters, a layer is not added
+    if the network would become larger than grow_ratio allows."""
     candidates: Count = 70
-    """Number of candidate units that each layer is offered at a growth."""
+    """Number of candidate units per layer in each growth. The growth adds those that lower the loss fastest."""
 
     @property
     def stages_between_growths(self) -> int:
@@ -129,7 +136,7 @@ class FireflySettings(LearnerSettings):
         if self.grow_depth > run.num_layers:
             raise SettingError(
                 f"grow_depth={self.grow_depth} is more than one new layer after each of the {run.num_layers} layers of "
-                f"the first network on {run.dataset}: give at most {run.num_layers}"
+                f"the first network on {run.dataset}: set grow_depth to at most {run.num_layers}"
             )
 
 
@@ -139,7 +146,7 @@ class FireflySettings(LearnerSettings):
 @dataclass(frozen=True)
 class LanguageModelEnsembleSettings(LearnerSettings):
     members: Count | None = None
-    """Number of models, N. Must be given."""
+    """Number of models, N. Required."""
 
     def check_run(self, run: Any) -> None:
         if self.members is None:
@@ -149,15 +156,17 @@ class LanguageModelEnsembleSettings(LearnerSettings):
 @dataclass(frozen=True)
 class LanguageModelGrowingMixtureSettings(LearnerSettings):
     grow_experts: int | list[int] | None = None
-    """Number of experts that each growth adds to every mixture. Must be given. In a list, the first number is for the
-    growth before stage 2, and the last number is for all further growths."""
+    """Number of experts that each growth adds to every mixture. Required. In a list, the first number is for the growth
+    before stage 2, the second for the growth before stage 3, and so on; the last number is for all further growths."""
     grow_router: Literal["copy", "tree"] = "copy"
-    """How the router row of a new expert is made: `copy` (the paper), or `tree`, which keeps output and loss."""
+    """How the router row of a new expert is initialized: `copy` (the paper), or `tree`, which does not change the
+    output and the loss of the model."""
     grow_noise: float = 0.01
-    """Norm of the noise added to a new router row, relative to the norm of the row that it copies."""
+    """Standard deviation of the noise in a new router row, relative to the root mean square of all router rows of the
+    mixture."""
 
     def added_at(self, stage_index: int) -> int:
-        """Return how many experts the growth before stage k >= 2 adds to every mixture."""
+        """Return the number of experts that the growth before stage `stage_index` >= 2 adds to every mixture."""
         growths = self._growths
         return growths[min(stage_index - 2, len(growths) - 1)]
 
@@ -171,16 +180,18 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
         if self.grow_experts is None:
             raise SettingError("learner=gmoe needs grow_experts=, e.g. grow_experts=2")
         if not self.grow_noise > 0:
-            raise SettingError(f"grow_noise={self.grow_noise} must be above 0: equal router rows never separate")
+            raise SettingError(
+                f"grow_noise={self.grow_noise} must be above 0: a copy with the same router row never gets a token"
+            )
         if not self._growths or not all(isinstance(k, int) and not isinstance(k, bool) for k in self._growths):
-            raise SettingError(f"grow_experts={self.grow_experts!r} must be a whole number or a list of them")
+            raise SettingError(f"grow_experts={self.grow_experts!r} must be an integer or a list of integers")
         experts = run.experts
         for number, added in enumerate(self._growths, start=1):
             if added < 0:
                 raise SettingError(f"grow_experts={self.grow_experts}: growth adds experts, it never removes any")
             if added > experts:
                 raise SettingError(
-                    f"grow_experts={self.grow_experts}: growth {number} would copy {added} of {experts} experts, and "
-                    f"one growth can at most double them"
+                    f"grow_experts={self.grow_experts}: growth {number} would copy {added} of {experts} experts, but "
+                    f"one growth can at most double the number of experts"
                 )
             experts += added

@@ -1,4 +1,7 @@
-"""Leases: which process holds a folder now. File locks do not work on many shared file systems."""
+"""Leases, which lock a folder for one process.
+
+They are used instead of file locks, because file locks do not work on many shared file systems.
+"""
 
 import json
 import os
@@ -14,34 +17,36 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
 
 HEARTBEAT_SECONDS = 15.0
+"""Time between two renewals of a lease."""
 STALE_SECONDS = 120.0
-"""A lease of a process on another machine is taken over if it has not been renewed for this long."""
+"""If a process on another machine has not renewed its lease for this long, another process may take over the lease."""
 HALF_WRITTEN_SECONDS = 2.0
-"""A lease file that is still empty or incomplete after this long belongs to a process that died while writing it."""
+"""If a lease file is still empty or incomplete after this time, the process that was writing it has died."""
 CLAIM_SECONDS = 10.0
-"""Removing a stale lease takes milliseconds. A process that needs longer than this has died while doing it."""
+"""If a process is still removing a stale lease after this time, it has died. Normally this takes milliseconds."""
 
 
 class Lease:
-    """A context manager that holds a folder, so that no other process writes to it. A thread renews the lease.
+    """Context manager that locks a folder for this process. A background thread renews the lease regularly.
 
-    The lease of a process on this machine that has ended is taken over at once, that of a process on another machine
-    when it has not been renewed for STALE_SECONDS. A process whose own lease was taken over (because it was suspended
-    for longer than that) interrupts itself, as Ctrl-C does.
+    If the folder is locked by a process on this machine that has ended, the lease is taken over immediately. The lease
+    of a process on another machine is taken over if it has not been renewed for `stale_seconds`. If another process
+    takes over the lease of this process, this process interrupts itself as if the user had pressed Ctrl-C. This happens
+    only if this process was suspended for longer than `stale_seconds`.
 
     Args:
-        folder: the folder; created if it does not exist.
-        stale_seconds: see STALE_SECONDS.
+        folder: the folder to lock. It is created if it does not exist.
+        stale_seconds: time in seconds after which the lease of a process on another machine is taken over.
 
     Raises:
-        RunError: another process holds the folder, or the folder cannot be written.
+        RunError: if the folder is locked by another process, or if it is not writable.
     """
 
     def __init__(self, folder: str | Path, stale_seconds: float = STALE_SECONDS):
         self.path = Path(folder) / "lease.json"
         self._stale_seconds = stale_seconds
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread = threading.Thread(target=self._renew_until_stopped, daemon=True)
         self._me = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -59,7 +64,7 @@ class Lease:
                 time.sleep(0.02)
         except OSError as error:
             raise RunError(
-                f"{self.path.parent} cannot be written ({error.strerror}): make it writable, or choose another out="
+                f"{self.path.parent} is not writable ({error.strerror}): make it writable, or choose another out="
             ) from error
         self._thread.start()
         return self
@@ -70,22 +75,23 @@ class Lease:
         if _read(self.path) == self._me:
             self.path.unlink(missing_ok=True)
 
-    def _beat(self) -> None:
+    def _renew_until_stopped(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             holder = _read(self.path)
             if holder == self._me:
-                with suppress(OSError):  # a full disk must not end the run because of its lease
+                with suppress(OSError):  # failing to write the lease, e.g. on a full disk, must not stop the run
                     write_json(self.path, self._me)
             elif holder is not None:
-                # Another process took over while this one was suspended. Only that one may continue to write.
+                # Another process took over the lease while this process was suspended. Stop, because only the other
+                # process may write to the folder now.
                 who = f"process {holder['pid']} on {holder['host']}"
                 print(f"{self.path.parent} was taken over by {who}: this process stops", file=sys.stderr, flush=True)
-                ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # in the background of a shell script
+                ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # true in a background job
                 os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
                 return
 
     def _create(self) -> bool:
-        """Create the lease file. Return True if this process holds the lease now, False if a file exists already."""
+        """Create the lease file. Return True if this process has the lease now, False if another process has it."""
         try:
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
@@ -96,20 +102,22 @@ class Lease:
         except OSError:
             self.path.unlink(missing_ok=True)
             raise
-        return _read(self.path) == self._me  # False if this process was suspended here and another took over
+        return _read(self.path) == self._me  # False if another process took over in between
 
     def _is_left_behind(self) -> bool:
-        """Return True if the holder of the lease has ended, False if the lease was just released or is being written.
+        """Return True if the process that created the lease has ended without removing it.
+
+        Return False if the lease was just released, or if its file is still being written.
 
         Raises:
-            RunError: the holder is alive.
+            RunError: if the process that created the lease is still running.
         """
         holder = _read(self.path)
         try:
             silent_seconds = time.time() - self.path.stat().st_mtime
         except FileNotFoundError:
             return False
-        if holder is None:  # empty or half written
+        if holder is None:  # the file is empty or incomplete
             return silent_seconds > HALF_WRITTEN_SECONDS
         if holder["host"] == self._me["host"]:
             gone = _process_start(holder["pid"]) != holder["process_start"]
@@ -124,13 +132,14 @@ class Lease:
         return True
 
     def _is_restart_of(self, holder: dict) -> bool:
-        """Return True if the holder is an earlier start of this Slurm job, before it was requeued."""
+        """Return True if `holder` is the same Slurm job as this process, before Slurm requeued the job."""
         job_id, restarts = self._me["job_id"], self._me["job_restarts"]
         return job_id is not None and holder.get("job_id") == job_id and holder.get("job_restarts", "0") != restarts
 
     def _remove_left_behind(self) -> None:
-        # Only one process at a time may check again and remove: since the first check another process may have taken
-        # over, and its new lease must stay. Only one process can create a folder, also on network file systems.
+        # Only one process at a time may repeat the check and remove the lease. After the first check, another process
+        # may have taken over the folder, and its new lease must not be removed. The folder `claim` serves as the lock,
+        # because only one process can create a folder, even on network file systems.
         claim = self.path.with_name(".lease.claim")
         try:
             claim.mkdir()
@@ -148,10 +157,10 @@ class Lease:
 
 
 def is_held(folder: str | Path) -> bool:
-    """Return True if a process seems to hold `folder` now. Nothing is changed.
+    """Return True if `folder` has a valid lease. The lease is only read.
 
-    A process on this machine must be alive. A process on another machine must have renewed its lease within
-    STALE_SECONDS.
+    The lease of a process on this machine is valid if the process is running. The lease of a process on another machine
+    is valid if it was renewed in the last STALE_SECONDS.
     """
     path = Path(folder) / "lease.json"
     holder = _read(path)
@@ -174,9 +183,10 @@ def _read(path: Path) -> dict | None:
 
 
 def _process_start(pid: int) -> str | None:
-    """Return when a process of this machine started; None if it has ended.
+    """Return the start time of process `pid` on this machine; None if the process has ended.
 
-    The start time distinguishes the process from a later one with the same number.
+    The start time distinguishes the process from a later process with the same id. Without /proc, for example on
+    macOS, the start time is not known, and the function returns "alive".
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -188,7 +198,7 @@ def _process_start(pid: int) -> str | None:
     else:
         state, *rest = stat.rpartition(")")[2].split()
         return None if state == "Z" else rest[18]
-    try:  # without /proc (macOS), only the number is known
+    try:  # without /proc, test only whether a process with this id exists
         os.kill(pid, 0)
     except ProcessLookupError:
         return None

@@ -1,4 +1,4 @@
-"""The ledger: one row per arrival, and the paper's metrics as pure functions of the rows."""
+"""The ledger, which has one row per arrival, and functions that compute the paper's metrics from the rows."""
 
 import gzip
 import json
@@ -15,16 +15,16 @@ from fairseq_alma.core.errors import RunError
 
 @dataclass(frozen=True)
 class Spent:
-    """The cost of a step, summed over all members of a learner."""
+    """Cost of one step (growing or training), summed over all members of the learner."""
 
     train_flops: int = 0
-    """FLOPs of the forward and backward passes of all updates. Comp is their sum."""
+    """FLOPs of the forward and backward passes of all updates. Comp is the sum of `train_flops` over the ledger."""
     num_updates: int = 0
     """Number of optimizer updates."""
     train_seconds: float = 0.0
-    """Wall-clock time of training."""
+    """Wall-clock time of training, in seconds."""
     validation_flops: int = 0
-    """FLOPs of validation, and of ranking for growth. Reported separately; not part of Comp."""
+    """FLOPs of validation and, for a mixture, of ranking its experts before growth. They are not part of Comp."""
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
@@ -32,12 +32,15 @@ class Spent:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the evaluator measures of a learner. A field that does not apply is None and is not written."""
+    """Measurements of a learner by the evaluator. A field that does not apply to the learner is None.
+
+    Fields that are None are not written to the ledger.
+    """
 
     num_params: int
     """Number of parameters of the predictor."""
     forward_flops: int
-    """FLOPs of a prediction for one example; for a language model, for one sequence of tokens_per_sample tokens."""
+    """FLOPs of one prediction: for one example, or for one sequence of tokens_per_sample tokens (language models)."""
     error_rate: float | None = None
     """Test error rate, a fraction between 0 and 1."""
     perplexity: float | None = None
@@ -45,7 +48,7 @@ class Scores:
     word_perplexity: float | None = None
     """Test perplexity per word."""
     validation_loss: float | None = None
-    """Validation loss, in nats per token or example."""
+    """Validation loss in nats, per token for language models and per example in vision."""
     validation_error_rate: float | None = None
     """Validation error rate, a fraction between 0 and 1."""
     validation_perplexity: float | None = None
@@ -53,61 +56,61 @@ class Scores:
     num_experts: int | None = None
     """Number of experts in each mixture."""
     num_members: int | None = None
-    """Number of networks that predict together."""
+    """Number of networks whose outputs are combined into one prediction."""
     expert_load: list[list[float]] | None = None
-    """Mixtures: for each layer, the share of the validation tokens or examples that each expert gets. For an ensemble,
-    the layers of one member follow those of the member before."""
+    """For learners with mixtures, [layer][expert]: share of the validation tokens or examples that are routed to each
+    expert. For an ensemble, the layers of the first member come first, then those of the second member, and so on."""
     overflow: float | None = None
-    """Mixtures: share of the routed tokens whose expert was full."""
+    """For learners with mixtures: share of the routed tokens that an expert rejected because it was full."""
 
     def __post_init__(self):
         if (self.error_rate is None) == (self.perplexity is None):
-            raise ValueError("scores hold either an error_rate or a perplexity")
+            raise ValueError("scores must contain either an error_rate or a perplexity")
 
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """The state of the learner after arrival t, and the cost since the arrival before."""
+    """Scores of the learner after arrival t, and the cost of the steps since the previous arrival."""
 
     t: int
-    """Number of the arrival; 0 is the untrained learner."""
+    """Index of the arrival, from 1; 0 is the untrained learner."""
     stage: int
-    """Number of the last finished stage; 0 before the first one."""
+    """Index of the last finished stage, from 1; 0 before the first stage."""
     updated: bool
     """Whether a stage was trained at this arrival."""
     scores: Scores
     spent: Spent = field(default_factory=Spent)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as one flat JSON object, without the fields that do not apply."""
+        """Return the row as a flat JSON object, without the fields that are None."""
         scores = {key: value for key, value in asdict(self.scores).items() if value is not None}
         return {"t": self.t, "stage": self.stage, "updated": self.updated, **scores, **asdict(self.spent)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerRow":
-        """Return the row in a flat JSON object. Unknown keys, which a later version may write, are ignored.
+        """Return the row for a JSON object that `to_json` returned. Ignore unknown keys, which a later version may add.
 
         Raises:
-            KeyError, TypeError, ValueError: the object is not a ledger row.
+            KeyError, TypeError, ValueError: if the object is not a ledger row.
         """
         scores = Scores(**{name: value[name] for name in _SCORES if name in value})
         spent = Spent(**{name: value[name] for name in _SPENT if name in value})
         return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), scores, spent)
 
 
-# Computed once: a report may read half a million rows.
+# Compute these names only once, because a report may read half a million rows.
 _SCORES = tuple(f.name for f in fields(Scores))
 _SPENT = tuple(f.name for f in fields(Spent))
 
 
 class Ledger:
-    """The rows of a run in a file of JSON lines. A row is appended when its numbers are final.
+    """The ledger file of a run, with one JSON object per line. A row is appended when its numbers are final.
 
-    The ledger of a finished run may be compressed, as ledger.jsonl.gz. Such a file can only be read.
+    The ledger of a finished run may be compressed as ledger.jsonl.gz. A compressed ledger can only be read.
 
     Args:
-        path: the file.
-        durable: whether each row reaches the disk before `append` returns.
+        path: path of the file.
+        durable: if True, `append` waits until the disk has stored the row.
     """
 
     def __init__(self, path: str | Path, durable: bool = True):
@@ -115,42 +118,45 @@ class Ledger:
         self._durable = durable
 
     def rows(self) -> list[LedgerRow]:
-        """Return all complete rows, in order. A last line that a kill has cut short is not a row.
+        """Return all complete rows, in order. An incomplete last line, which a killed process leaves, is ignored.
 
         Raises:
-            RunError: a line is damaged, or the arrivals are out of order. The message names file and line.
+            RunError: if a line is damaged or the arrivals are out of order. The message contains file and line number.
         """
         if not self.path.exists():
             return []
         rows: list[LedgerRow] = []
-        content = self._whole_lines()
+        content = self._read_complete_lines()
         lines: Sequence[bytes | str] = content.split(b"\n")[:-1]
-        with suppress(UnicodeDecodeError):  # the loop below names the line
-            lines = content.decode("utf-8").split("\n")[:-1]  # all at once: json would guess the encoding of each line
+        # Decode all lines at once, because json.loads would detect the encoding of each line separately.
+        # If this fails, the loop below raises an error with the number of the damaged line.
+        with suppress(UnicodeDecodeError):
+            lines = content.decode("utf-8").split("\n")[:-1]
         for number, line in enumerate(lines, start=1):
             try:
                 row = LedgerRow.from_json(json.loads(line))
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 raise RunError(f"{self.path}, line {number} is damaged ({error!r}): restore the file") from error
             if row.t != len(rows):
-                raise RunError(f"{self.path}, line {number} holds arrival t={row.t}, t={len(rows)} was expected")
+                raise RunError(f"{self.path}, line {number} contains arrival t={row.t}, expected t={len(rows)}")
             rows.append(row)
         return rows
 
     def append(self, row: LedgerRow) -> None:
-        """Add one complete line. The rest of an interrupted append is cut off first."""
-        whole = self._whole_lines() if self.path.exists() else b""
+        """Append a row to the file. First remove an incomplete last line, which a killed process may have left."""
+        complete = self._read_complete_lines() if self.path.exists() else b""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "r+b" if self.path.exists() else "wb") as file:
-            file.truncate(len(whole))
+            file.truncate(len(complete))
             file.seek(0, os.SEEK_END)
             file.write((json.dumps(row.to_json()) + "\n").encode())
             if self._durable:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def _whole_lines(self) -> bytes:
-        # Bytes, not text: a damaged file may not be text, and `append` needs the exact length in bytes.
+    def _read_complete_lines(self) -> bytes:
+        # Return bytes instead of text, because a damaged file may not be valid UTF-8, and because `append` needs the
+        # length in bytes.
         content = self.path.read_bytes()
         if self.path.suffix == ".gz":
             try:
@@ -161,46 +167,47 @@ class Ledger:
 
 
 def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
-    """Return CER (equation 1): the error rate summed over t = 1..B. The untrained learner at t = 0 does not count.
+    """Return CER (equation 1), which is the sum of the error rates over the arrivals t = 1..B.
 
-    In the paper's first version it does: `first` = 0.
+    By default, the untrained learner at t = 0 does not count. In the first version of the paper it counts; use
+    `first` = 0 for this version.
     """
     return sum(_measured(row.scores.error_rate) for row in rows if row.t >= first)
 
 
 def average_perplexity(rows: Sequence[LedgerRow]) -> float:
-    """Return the mean test perplexity over t = 1..B. While a learner waits, its untrained perplexity counts."""
+    """Return the mean test perplexity over t = 1..B. Before the first stage, it is that of the untrained learner."""
     return _mean([_measured(row.scores.perplexity) for row in rows if row.t >= 1])
 
 
 def average_perplexity_after_first_stage(rows: Sequence[LedgerRow]) -> float | None:
-    """Return the mean test perplexity over the arrivals from the first stage on; None before the first stage."""
+    """Return the mean test perplexity from the arrival of the first stage on; None if there is no stage yet."""
     perplexities = [_measured(row.scores.perplexity) for row in rows if row.t >= 1 and row.stage >= 1]
     return _mean(perplexities) if perplexities else None
 
 
 def cumulative_params(rows: Sequence[LedgerRow]) -> int:
-    """Return Mem: the number of parameters of the predictor, summed over t = 0..B."""
+    """Return Mem, which is the number of parameters of the predictor, summed over t = 0..B."""
     return sum(row.scores.num_params for row in rows)
 
 
 def cumulative_flops(rows: Sequence[LedgerRow]) -> int:
-    """Return Comp: the training FLOPs of the whole stream."""
+    """Return Comp, which is the number of training FLOPs, summed over all arrivals."""
     return sum(row.spent.train_flops for row in rows)
 
 
 def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
-    """Return the scalars of a run for summary.json. Integers are exact.
+    """Return the content of summary.json for one run: its metrics, and the numbers of arrivals and stages.
 
     Args:
-        rows: the ledger.
-        cer_from: first arrival that counts for CER.
+        rows: all rows of the ledger.
+        cer_from: first arrival that counts for CER, 0 or 1.
 
     Raises:
-        ValueError: the ledger has no arrival after t = 0.
+        ValueError: if the ledger has no arrival after t = 0.
     """
     if len(rows) < 2:
-        raise ValueError("a run has a summary only after its first arrival")
+        raise ValueError("the ledger has no arrival yet, so there is nothing to summarize")
     last = rows[-1]
     quality: dict[str, float | None]
     if last.scores.error_rate is not None:
@@ -223,9 +230,10 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
 
 
 def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return summary.json of several seeds: mean and standard error of each scalar that all of them have.
+    """Return the content of summary.json for several seeds: mean and standard error of each number in their summaries.
 
-    The standard error is the sample standard deviation divided by sqrt(number of seeds); None for one seed.
+    Numbers that are missing for some seeds are left out. The standard error is the sample standard deviation divided by
+    sqrt(number of seeds); it is None for one seed.
     """
     mean: dict[str, float] = {}
     stderr: dict[str, float | None] = {}
@@ -244,7 +252,7 @@ def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any
 
 def _measured(value: float | None) -> float:
     if value is None:
-        raise ValueError("a ledger holds either error rates or perplexities; this one does not hold those asked for")
+        raise ValueError("this ledger lacks the requested metric: it contains error rates or perplexities, not both")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper, and the types of everything that takes part in it: learner, evaluator and record."""
+"""Algorithm 1 of the paper (`run_stream`), and the interfaces that it uses: learner, evaluator and record."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,23 +11,24 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 
 Replay = Literal[False, "all"] | float
+"""Type of the setting `replay`; see StreamSettings."""
 
 Cost = Spent | list[Spent]
-"""What a step cost: a learner that computes several seeds at once returns a list, one entry for each seed."""
+"""Cost of a step. For a learner that trains several seeds at once, it is a list with one entry per seed."""
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """How a learner meets the stream. All counts are in mega-batches."""
+    """Settings for the stream: its length, when a stage starts, and which data a stage uses."""
 
     num_mega_batches: int
-    """Number of mega-batches that arrive in all, B."""
+    """Total number of mega-batches that arrive, B."""
     wait: int = 1
     """Number of mega-batches that the learner gathers before a stage, w."""
     replay: Replay = False
-    """False: a stage does not use earlier mega-batches. "all": it trains on everything that has arrived, so its cost
-    grows with history. A number between 0 and 1: this share of every batch comes from the past, and the number of
-    steps does not change."""
+    """How a stage uses earlier mega-batches. False: the stage does not use them. "all": the stage trains on all
+    mega-batches that have arrived, so later stages cost more. A number between 0 and 1: this share of every batch comes
+    from earlier mega-batches, and the number of updates does not change."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.wait <= self.num_mega_batches:
@@ -40,40 +41,42 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class Stage:
-    """One training round, on the mega-batches gathered since the last one."""
+    """One training round. It trains on the mega-batches that arrived since the previous stage."""
 
     index: int
-    """Number of the stage, k, counted from 1."""
+    """Index of the stage, k, counted from 1."""
     new: tuple[MegaBatch, ...]
-    """Mega-batches gathered since the last stage: w of them, or fewer at the end of the stream."""
+    """Mega-batches that arrived since the previous stage. Their number is `wait`, or less at the end of the stream."""
     past: tuple[MegaBatch, ...]
-    """Mega-batches that earlier stages trained on. A stage uses them as `replay` says."""
+    """Mega-batches that earlier stages trained on. `replay` says whether this stage also trains on them."""
     replay: Replay
+    """How the stage uses `past`; see StreamSettings."""
     folder: Path
     """Folder for the stage's logs, checkpoints and done marks."""
 
 
 class Stored(Protocol):
-    """Something that can be saved to a folder and restored from it."""
+    """Object with a state that can be saved to a folder and restored from this folder."""
 
     def save(self, folder: Path) -> None:
-        """Write to `folder` everything that `load` needs."""
+        """Write the state to `folder`, so that `load` can restore it."""
 
     def load(self, folder: Path) -> None:
         """Restore the state that was saved to `folder`."""
 
 
 class Learner(Stored, Protocol):
-    """Trains, predicts and grows. A learner sees training and validation data, never the test set."""
+    """Model or ensemble that trains, predicts and grows. It has access to training and validation data, but not to the
+    test set."""
 
     def grow(self, stage: Stage) -> Cost:
-        """Add capacity before a stage, from the second stage on. Return the cost.
+        """Add capacity before `stage` and return the cost. Called before every stage except the first.
 
-        What grows is ranked on the validation data of the stage before.
+        A mixture ranks its experts by the validation data of the previous stage.
         """
 
     def train(self, stage: Stage) -> Cost:
-        """Train on a stage and keep its best epoch or checkpoint by validation. Return the cost."""
+        """Train on the data of `stage` and return the cost. The best epoch or checkpoint by validation is kept."""
 
 
 LearnerT = TypeVar("LearnerT", bound=Learner)
@@ -87,40 +90,48 @@ T = TypeVar("T")
 
 
 class Evaluator(Protocol[LearnerT_contra, ScoresT_co]):
-    """Scores the predictor of a learner. It belongs to the environment: only it has the test set.
+    """Function that scores the predictor of a learner. Only the evaluator has access to the test set.
 
-    Its type parameters are the kind of learner that it can score, and what it returns: `Scores`, or a list of them
-    for a learner that computes several seeds at once.
+    The type parameters are the type of learner that the evaluator can score, and its return type. The return type is
+    `Scores`, or `list[Scores]` for a learner that trains several seeds at once.
     """
 
     def __call__(self, learner: LearnerT_contra) -> ScoresT_co:
-        """Return the scores of the learner's present predictor."""
+        """Return the scores of the learner's current predictor."""
 
 
 class Record(Protocol[ScoresT_contra, RowsT_co]):
-    """Stores the progress of a run: a `RunRecord`, or a `StackRecord` for several seeds at once."""
+    """Interface for storing the progress of a run. `RunRecord` stores one seed, `StackRecord` several seeds at once."""
 
     def stage_folder(self, k: int) -> Path:
-        """Return the folder of stage k; k = 0 is the untrained learner."""
+        """Return the folder of stage k. The folder for k = 0 belongs to the untrained learner."""
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
-        """Do a step of stage k, or skip it and return its stored result if it is done."""
+        """Call `do`, which runs the step `name` of stage k, and store and return its result.
+
+        If the step is done already, do not run it again, but restore the learner and return the stored result.
+        """
 
     def decision(self, t: int, due: bool) -> bool:
-        """Record whether a stage was due at arrival t. Return the recorded decision, which may be an earlier one."""
+        """Store whether a stage is due at arrival t. If a decision for t is already stored, return the stored one."""
 
     def arrival(self, t: int, stage: int, updated: bool, scores: ScoresT_contra, spent: Sequence[Cost]) -> None:
         """Add the row of arrival t to the ledger."""
 
     def rows(self) -> RowsT_co:
-        """Return the ledger so far; of several seeds, a list of ledgers."""
+        """Return the ledger so far, or a list with one ledger per seed if there are several seeds."""
 
 
 def stage_is_due(gathered: Sequence[MegaBatch], settings: StreamSettings, stream_ends: bool) -> bool:
-    """Return True to train now, False to wait for more. This is the only place that decides, from what has arrived.
+    """Return True if a stage must start now, False if the learner waits for more mega-batches.
 
-    Algorithm 1's `while t < B` would skip the last mega-batch at w = 1, and a last group smaller than w. We train on
-    both.
+    The loop condition `while t < B` of Algorithm 1 would skip the last mega-batch if the wait w is 1, and also the last
+    group of mega-batches if it is smaller than w. We train on both.
+
+    Args:
+        gathered: mega-batches that have arrived since the previous stage.
+        settings: the stream settings, which contain the wait.
+        stream_ends: whether the last mega-batch of the stream has arrived.
     """
     return len(gathered) == settings.wait or stream_ends
 
@@ -132,11 +143,18 @@ def run_stream(
     settings: StreamSettings,
     record: Record[ScoresT, RowsT],
 ) -> RowsT:
-    """Run Algorithm 1: anytime learning over a stream of mega-batches. Return the ledger, t = 0..B.
+    """Run Algorithm 1, anytime learning over a stream of mega-batches. Return the ledger rows for t = 0..B.
 
-    Every step goes through `record.step`, which skips steps that an earlier process has finished. So a second call
-    after a kill continues the run. For a learner that computes several seeds at once, every step returns a list with
-    one entry for each seed, and its StackRecord keeps one ledger for each seed.
+    Every step goes through `record.step`, which skips the steps that an earlier process has finished. Therefore, if the
+    process is killed, a second call continues the run. For a learner that trains several seeds at once, every step
+    returns a list with one entry per seed, and `record` must be a StackRecord, which stores one ledger per seed.
+
+    Args:
+        stream: the mega-batches in order.
+        learner: the untrained learner. It is trained in place.
+        evaluate: function that returns the scores of the learner on the test set.
+        settings: the stream settings.
+        record: stores the progress and the ledger.
     """
     scores = record.step(0, "evaluate", learner, partial(evaluate, learner))
     record.arrival(0, 0, False, scores, [])
@@ -150,12 +168,13 @@ def run_stream(
         if due:
             k += 1
             stage = Stage(k, tuple(gathered), tuple(past), settings.replay, record.stage_folder(k))
-            if k > 1:  # before training, as in Algorithm 1; Algorithm 2 grows after it, which is the same from here on
+            # Grow before training, as in Algorithm 1. Algorithm 2 grows after training, which gives the same result.
+            if k > 1:
                 spent.append(record.step(k, "grow", learner, partial(learner.grow, stage)))
             spent.append(record.step(k, "train", learner, partial(learner.train, stage)))
             scores = record.step(k, "evaluate", learner, partial(evaluate, learner))
             past += gathered
             gathered = []
-        # Between stages the model does not change: the last scores count again.
+        # The model does not change between stages, so record the latest scores again.
         record.arrival(mega_batch.t, k, due, scores, spent)
     return record.rows()

@@ -1,9 +1,11 @@
-"""The run folder: the settings of a run, what is done, and therefore what is left.
+"""The run folder. It stores the settings, progress and results of a run, so that an interrupted run can be continued.
 
-RUN/settings.json       every setting, resolved       RUN/provenance.json  command, commit, versions, machine
-RUN/ledger.jsonl        one row per arrival           RUN/summary.json     the scalars
-RUN/arrivals.json       digests of the stream, decisions to train or wait
-RUN/stages/stage_001/   logs, checkpoints, and the done marks {grow,train,evaluate}.done.json
+RUN/settings.json       values of all settings
+RUN/provenance.json     command, commit, versions, machine
+RUN/ledger.jsonl        one row per arrival
+RUN/summary.json        metrics of the run
+RUN/arrivals.json       digest of each mega-batch, and for each arrival whether a stage was trained
+RUN/stages/stage_001/   logs, checkpoints, and a done mark for each finished step: {grow,train,evaluate}.done.json
 """
 
 import json
@@ -28,23 +30,24 @@ RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
 
 
 class RunRecord:
-    """The record of one run (one setting, one seed): its ledger, its done marks, and what is needed to continue it.
+    """Reads and writes the run folder of one run, which has one seed: the ledger, the done marks and the settings.
 
     Args:
-        folder: the run folder; created if it does not exist.
-        settings: every setting, resolved, as plain JSON values.
+        folder: the run folder. It is created if it does not exist.
+        settings: setting name -> value, for all settings. The values must be JSON values.
         digests: digest of each mega-batch of the stream.
-        free: names of settings that may differ when a run is continued (where files are, not what is computed).
-        defaults: values of settings that the run folder does not have because an earlier version wrote it.
-        stages: folder of the stages, if several runs share it (see StackRecord). By default RUN/stages.
-        durable: if True, every step reaches the disk before the next one begins. If False, a kill loses nothing,
-            but a power cut may: for stages of milliseconds. Then summary.json is written at most once a second.
-        cer_from: first arrival that counts for CER.
-        on_rows: called with the whole ledger whenever it has a new row, to show the progress of a run.
+        free: names of settings that may differ when a run is continued, for example file locations.
+        defaults: values for settings that are missing in a run folder because an earlier version wrote it.
+        stages: folder for the stages, if several runs share it (see StackRecord). The default is RUN/stages.
+        durable: if True, the disk must have stored the result of a step before the next step begins. If False, no
+            result is lost if the process is killed, but a power failure may destroy results, and summary.json is
+            written at most once a second. Use False if a stage takes only milliseconds.
+        cer_from: first arrival that counts for CER, 0 or 1.
+        on_rows: called with all ledger rows whenever a row is added, for example to show progress.
 
     Raises:
-        RunError: the folder holds a run with other settings or of another stream. The message names the differences,
-            and nothing is written.
+        RunError: if the folder contains a run with other settings or another stream. The message lists the
+            differences. In this case, nothing is written.
     """
 
     def __init__(
@@ -65,42 +68,48 @@ class RunRecord:
         self._stages = stages or self.folder / "stages"
         self._cer_from, self._on_rows = cer_from, on_rows
         self._started = self._summary_written = time.monotonic()
-        self._refuse_other_settings(settings, free, defaults or {})
+        self._check_same_settings(settings, free, defaults or {})
         arrivals = self._read_arrivals()
         known = arrivals["digests"]
         if known != list(digests[: len(known)]):
             t = next(t for t, d in enumerate(known, start=1) if [d] != list(digests[t - 1 : t]))
             how = "differs" if t <= len(digests) else f"is missing (it had {len(known)}, this one has {len(digests)})"
             raise RunError(
-                f"{self.folder} was made from another stream: mega-batch {t} {how}. "
-                f"Give the stream it was made from, or choose another out="
+                f"the run in {self.folder} used another stream: mega-batch {t} {how}. "
+                f"Use the original stream, or choose another out="
             )
-        # A run continues on an extended stream: B is not part of its identity.
+        # A run can be continued after its stream was extended, so the number of mega-batches need not match.
         self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
         self._rows = self.ledger.rows()
-        if on_rows and 1 < len(self._rows) <= len(digests):  # the run continues: first show the rows that exist
+        if on_rows and 1 < len(self._rows) <= len(digests):  # a continued run: show the existing rows first
             on_rows(self._rows)
         before = self._read_summary()
         self._seconds_before = float(before.get("wall_seconds", 0.0))
-        self._summed_up = int(before.get("num_arrivals", 0))
+        self._num_summarized = int(before.get("num_arrivals", 0))
         self._write_arrivals()
         write_json(self.folder / "settings.json", settings)
-        self._note_provenance(provenance(settings))
+        self._write_provenance(provenance(settings))
 
     def stage_folder(self, k: int) -> Path:
-        """Return the folder of stage k, created if needed; k = 0 is the untrained learner."""
+        """Return the folder of stage k, and create it if necessary. Stage 0 is the untrained learner."""
         folder = self._stages / f"stage_{k:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
-        """Do step `name` ("grow", "train", "evaluate") of stage k, or skip it if its done mark exists.
+        """Run one step of stage k and write its done mark. If the done mark exists, skip the step.
 
-        After "grow" and "train" the learner is saved before the mark is written, and a skipped step loads what was
-        saved. So a mark says that the step is done and its result is on disk.
+        The steps "grow" and "train" save the learner before the done mark is written. If one of these steps is skipped,
+        the saved learner is loaded. A done mark therefore means that the step is done and its result is on disk.
+
+        Args:
+            k: index of the stage.
+            name: name of the step: "grow", "train" or "evaluate".
+            learner: the learner that is saved or loaded.
+            do: function that runs the step and returns its result.
 
         Raises:
-            RunError: the mark is damaged.
+            RunError: if the done mark is damaged.
         """
         folder = self.stage_folder(k)
         mark = folder / f"{name}.done.json"
@@ -117,7 +126,7 @@ class RunRecord:
         return result
 
     def decision(self, t: int, due: bool) -> bool:
-        """Record whether a stage was due at arrival t. Return the recorded decision: a continued run repeats it."""
+        """Store whether a stage is due at arrival t. If a decision is already stored, return it and ignore `due`."""
         decisions = self._arrivals["decisions"]
         if str(t) not in decisions:
             decisions[str(t)] = due
@@ -125,36 +134,37 @@ class RunRecord:
         return decisions[str(t)]
 
     def arrival(self, t: int, stage: int, updated: bool, scores: Scores, spent: Sequence[Cost]) -> None:
-        """Add the row of arrival t: the present scores, and the cost of the steps since the arrival before.
+        """Add the row of arrival t to the ledger, with the current scores and the summed cost of the steps in `spent`.
 
         Raises:
             RunError: see `append`.
-            TypeError: a step returned the costs of several seeds, but this is the record of one seed.
+            TypeError: if `spent` contains a list, that is, costs of several seeds. This class records only one seed.
         """
         total = Spent()
         for cost in spent:
             if isinstance(cost, list):
-                raise TypeError("a learner of several seeds needs a StackRecord: its steps return lists")
+                raise TypeError("the step returned costs for several seeds: use a StackRecord instead of a RunRecord")
             total += cost
         self.append(LedgerRow(t, stage, updated, scores, total))
 
     def rows(self) -> list[LedgerRow]:
-        """Return the ledger so far."""
+        """Return all ledger rows so far."""
         return list(self._rows)
 
     def append(self, row: LedgerRow) -> None:
-        """Add a row to the ledger, unless it is there already, and update summary.json.
+        """Add a row to the ledger and update summary.json. If the ledger has the row already, only update summary.json.
 
-        The row may be there already because an earlier process was killed between these two writes.
+        The ledger has the row already if an earlier process was killed between these two writes, or if a continued run
+        repeats its finished stages.
 
         Raises:
-            RunError: the ledger has a row for this arrival that does not follow from the done marks.
+            RunError: if the ledger has a different row for this arrival.
         """
         if row.t < len(self._rows):
             if self._rows[row.t] != row:
                 raise RunError(
-                    f"{self.ledger.path}, arrival t={row.t} does not follow from the done marks under "
-                    f"{self.folder / 'stages'}: one of them was changed by hand; restore it or start a new run"
+                    f"{self.ledger.path}, arrival t={row.t} does not match the done marks in {self.folder / 'stages'}: "
+                    f"one of these files was changed by hand; restore it or start a new run"
                 )
         else:
             self.ledger.append(row)
@@ -162,17 +172,20 @@ class RunRecord:
             if self._on_rows:
                 self._on_rows(self._rows)
         now, is_last = time.monotonic(), row.t == len(self._arrivals["digests"])
-        if row.t < len(self._rows) - 1 or row.t <= self._summed_up:
+        if row.t < len(self._rows) - 1 or row.t <= self._num_summarized:
             return
         if self.durable or is_last or now - self._summary_written > 1:
             self._summary_written = now
             seconds = self._seconds_before + time.monotonic() - self._started
             summary = summarize(self._rows, self._cer_from)
             write_json(self.folder / "summary.json", {**summary, "wall_seconds": round(seconds, 3)}, self.durable)
-            self._summed_up = row.t
+            self._num_summarized = row.t
 
-    def _note_provenance(self, now: dict[str, Any]) -> None:
-        """Write provenance.json: that of the first process, and under "continued" every later one that differs."""
+    def _write_provenance(self, now: dict[str, Any]) -> None:
+        """Write the provenance of the first process to provenance.json.
+
+        If a later process has a different provenance, add it to the list "continued" in this file.
+        """
         path = self.folder / "provenance.json"
         if not path.exists():
             write_json(path, {**now, "continued": []})
@@ -183,7 +196,7 @@ class RunRecord:
         if now != first and now not in continued:
             write_json(path, {**first, "continued": [*continued, now]})
 
-    def _refuse_other_settings(
+    def _check_same_settings(
         self, settings: Mapping[str, Any], free: Sequence[str], defaults: Mapping[str, Any]
     ) -> None:
         path = self.folder / "settings.json"
@@ -199,13 +212,14 @@ class RunRecord:
             if key.split(".")[0] not in free and before.get(key) != now.get(key)
         ]
         if differing and not any(self._stages.glob("*/*.done.json")):
-            # The run failed before its first step was done, perhaps because of its settings. Nothing is lost.
+            # Accept the new settings, because no step of the earlier run is done. It may have failed because of its
+            # settings.
             shutil.rmtree(self._stages, ignore_errors=True)
         elif differing:
             raise RunError(
-                f"{self.folder} holds a run with other settings:\n  "
+                f"{self.folder} contains a run with other settings:\n  "
                 + "\n  ".join(differing)
-                + "\nGive the same settings to continue it, or another out= for a new run."
+                + "\nUse the same settings to continue this run, or choose another out= for a new run."
             )
 
     def _write_arrivals(self) -> None:
@@ -221,22 +235,23 @@ class RunRecord:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return the run folders at or below `folder`, at any depth, sorted.
+    """Return `folder` if it is a run folder, otherwise all run folders in it, sorted.
 
-    A sweep over preset=table2/gmoe_w1,... makes folders within folders.
+    Run folders are found at any depth, because a sweep over preset=table2/gmoe_w1,... creates nested folders.
     """
     found = []
     for path, folders, files in os.walk(folder):
         if "settings.json" in files:
             found.append(Path(path))
-            folders.clear()  # below are stages and checkpoints: many files, perhaps on a slow file system
-        elif "stages" in folders:  # stages that several seeds share
+            # Do not descend further, because the subfolders contain many checkpoints, possibly on a slow file system.
+            folders.clear()
+        elif "stages" in folders:  # contains stages that several seeds share
             folders.remove("stages")
     return sorted(found)
 
 
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where the numbers of a run come from: command, commit, versions, machine and seed."""
+    """Return the information needed to reproduce a run: command, commit, package versions, machine and seed."""
     versions = {"python": platform.python_version()}
     for name in ("fairseq-alma", "torch", "fairseq-fixed", "numpy", "tokenizers", "sentencepiece"):
         try:
@@ -259,20 +274,22 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_mark(path: Path, kind: type) -> Any:
-    """Return the result in a done mark: a `kind`, or a list of them.
+    """Return the result that is stored in a done mark, as an object of class `kind` or a list of such objects.
 
     Raises:
-        RunError: the mark is damaged, or another version wrote it.
+        RunError: if the done mark is damaged or was written by another version.
     """
     try:
         value = read_json(path)
         return [kind(**part) for part in value] if isinstance(value, list) else kind(**value)
     except (TypeError, ValueError) as error:
-        raise RunError(f"{path} is not a done mark of this version ({error}): restore it or start a new run") from error
+        raise RunError(
+            f"{path} is not a valid done mark of this version ({error}): restore it or start a new run"
+        ) from error
 
 
 def _commit() -> str | None:
-    """Return the commit of this source tree, with "-dirty" if it has changes; None outside a git repository."""
+    """Return the git commit of this source code, with "-dirty" if there are uncommitted changes; None without git."""
     here = Path(__file__).parent
     try:
         answer = subprocess.run(
@@ -287,7 +304,7 @@ def _commit() -> str | None:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as one mapping with dotted keys."""
+    """Return nested settings as a flat mapping with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Settings of a command: frozen dataclasses that are made from flat `key=value` pairs and check their values."""
+"""Base class for settings: frozen dataclasses that are created from flat `key=value` pairs and check their values."""
 
 import ast
 import difflib
@@ -13,27 +13,29 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, g
 from fairseq_alma.core.errors import SettingError
 
 MAX_SEED = 1_000_000
+"""Seeds must be smaller than this."""
 
 
 @dataclass(frozen=True)
 class AtLeast:
-    """Smallest value that an integer setting accepts. Used inside `typing.Annotated`."""
+    """Minimum value of an integer setting, for use in `typing.Annotated`."""
 
     minimum: int
 
 
 Count = Annotated[int, AtLeast(1)]
-"""Type of a setting that holds an integer of at least 1."""
+"""Type of an integer setting with a minimum of 1."""
 NonNegative = Annotated[int, AtLeast(0)]
-"""Type of a setting that holds an integer of at least 0."""
+"""Type of an integer setting with a minimum of 0."""
 
 
 class Settings:
-    """Base class of all settings. Subclasses are frozen dataclasses.
+    """Base class for all settings. Subclasses are frozen dataclasses.
 
-    A field that is itself a `Settings` object is a group: on the command line and in settings.json its fields
-    are keys like all others. When an object is made, each value is checked against the type of its field: `Count`,
-    `NonNegative`, `float`, `bool`, `str` and `Literal[...]`, each of them also with `| None`.
+    A field that contains another `Settings` object is a group of settings. On the command line and in settings.json,
+    the settings of a group are written without the name of the group, like all other settings. When an object is
+    created, each value is checked against the type of its field. The types `Count`, `NonNegative`, `float`, `bool`,
+    `str` and `Literal[...]` are checked, also in combination with `| None`.
     """
 
     def __post_init__(self) -> None:
@@ -42,16 +44,16 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Return settings made from flat keys and their values.
+        """Return the settings object for a flat mapping of setting names to values.
 
         Raises:
-            SettingError: a key is unknown, or a value is out of range.
+            SettingError: if a name is unknown or a value is invalid.
         """
         refuse_unknown_keys(values, [one.name for one in describe(cls)])
         return cls(**cls._arguments(values))
 
     def to_json(self) -> dict[str, Any]:
-        """Return every setting and its value, as flat JSON values."""
+        """Return a flat mapping of setting names to values, including the settings in groups."""
         flat: dict[str, Any] = {}
         for field in _fields(type(self)):
             value = getattr(self, field.name)
@@ -60,7 +62,7 @@ class Settings:
 
     @classmethod
     def _arguments(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments of `cls` for flat keys; a group gets those that are its own."""
+        """Return the keyword arguments to create a `cls` object, including an object for each group of settings."""
         arguments: dict[str, Any] = {}
         for field in _fields(cls):
             if (group := _group(field)) is not None:
@@ -79,11 +81,11 @@ class SettingDescription:
     default: Any
     """The default value; `dataclasses.MISSING` if the setting must be given."""
     text: str
-    """What the setting means: the docstring below its field."""
+    """Meaning of the setting. It is the docstring of the field."""
 
 
 def describe(cls: type[Settings]) -> list[SettingDescription]:
-    """Return the settings of a class in the order of their declaration, those of groups in place."""
+    """Return the settings of a class in the order of declaration. A group is replaced by the settings in it."""
     found: list[SettingDescription] = []
     for field in _fields(cls):
         if (group := _group(field)) is not None:
@@ -94,20 +96,19 @@ def describe(cls: type[Settings]) -> list[SettingDescription]:
 
 
 def defaults_of(cls: type[Settings]) -> dict[str, Any]:
-    """Return key -> default of every setting that has one."""
+    """Return name -> default value of every setting that has a default value."""
     return {one.name: one.default for one in describe(cls) if one.default is not MISSING}
 
 
 def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
-    """Raise SettingError if one of `keys` is not in `known`; the message names the most similar known key."""
+    """Raise SettingError if one of `keys` is not in `known`. The message suggests the most similar known key."""
     unknown = sorted(set(keys) - set(known))
     if not unknown:
         return
     suggestions = [nearest_key(key, known) for key in unknown]
     meant = "; ".join(f"did you mean {near}?" for near in suggestions if near)
-    raise SettingError(
-        f"unknown settings {', '.join(unknown)}: {meant + ' ' if meant else ''}there are {', '.join(sorted(known))}"
-    )
+    hint = f"{meant} " if meant else ""
+    raise SettingError(f"unknown settings {', '.join(unknown)}: {hint}the settings are {', '.join(sorted(known))}")
 
 
 def nearest_key(key: str, known: Sequence[str]) -> str | None:
@@ -120,7 +121,7 @@ def _fields(cls: type[Settings]) -> tuple[Field[Any], ...]:
 
 
 def _group(field: Field[Any]) -> type[Settings] | None:
-    """Return the class of a field that is a group of settings; None for a plain setting."""
+    """Return the `Settings` class of a field that is a group of settings; None if the field is a single setting."""
     default = field.default_factory() if field.default_factory is not MISSING else field.default
     return type(default) if isinstance(default, Settings) else None
 
@@ -131,7 +132,10 @@ def _types_of(cls: Any) -> dict[str, Any]:
 
 
 def _check(name: str, value: Any, hint: Any) -> None:
-    """Raise SettingError if a value does not have the type of its field. Other unions are the field's own matter."""
+    """Raise SettingError if `value` does not match the type `hint` of the setting `name`.
+
+    A union of several types, apart from `| None`, is not checked here. Classes with such fields check them.
+    """
     alternatives = list(_alternatives(hint))
     if value is None and type(None) in alternatives:
         return
@@ -146,7 +150,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
     elif get_origin(kind) is Annotated:
         minimum = next((one.minimum for one in get_args(kind) if isinstance(one, AtLeast)), None)
         if minimum is not None and (not is_integer or value < minimum):
-            raise SettingError(f"{name}={value!r} must be a whole number of at least {minimum}")
+            raise SettingError(f"{name}={value!r} must be an integer of at least {minimum}")
     elif kind is float:
         if not is_integer and not isinstance(value, float):
             raise SettingError(f"{name}={value!r} must be a number")
@@ -154,7 +158,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
         if not isinstance(value, bool):
             raise SettingError(f"{name}={value!r} must be true or false")
     elif kind is str and not isinstance(value, str):
-        raise SettingError(f"{name}={value!r} must be text")
+        raise SettingError(f"{name}={value!r} must be a string")
 
 
 def _alternatives(hint: Any) -> Iterator[Any]:
@@ -167,10 +171,10 @@ def _alternatives(hint: Any) -> Iterator[Any]:
 
 @cache
 def _docstrings(cls: type) -> dict[str, str]:
-    """Return field -> the string literal that follows its declaration in the source of the class."""
+    """Return field name -> docstring, which is the string literal below the field in the source code of the class."""
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, SyntaxError, ValueError):  # a class without source, e.g. typed at a prompt
+    except (OSError, TypeError, SyntaxError, ValueError):  # no source code, e.g. a class defined interactively
         return {}
     assert isinstance(node, ast.ClassDef)
     found: dict[str, str] = {}
@@ -183,5 +187,5 @@ def _docstrings(cls: type) -> dict[str, str]:
 
 
 def _docstring(cls: type, name: str) -> str:
-    """Return the documentation of a field, looked up in the class that declares it."""
+    """Return the docstring of the field `name` of `cls`, which may be declared in a base class."""
     return next((text for base in cls.__mro__ if (text := _docstrings(base).get(name))), "")

@@ -1,4 +1,4 @@
-"""Several seeds that are computed together: they share the done marks, and each has its own ledger."""
+"""The record of several seeds that are trained together. They share done marks, but each seed has a separate ledger."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,36 +9,39 @@ from fairseq_alma.core.run_record import RunRecord
 
 
 class StackRecord:
-    """The records of S runs that advance together and share their stages. Each step returns a list, one entry per seed.
+    """Records of several seeds that run the same steps together. Each step returns a list with one entry per seed.
 
-    If a kill leaves a stage without its mark, the stage is repeated for all seeds at once: a seed that is computed
-    alone would differ from the same seed in the stack by rounding.
+    If the process is killed during a stage, the stage is repeated for all seeds together. Training one seed alone would
+    give slightly different results because of rounding.
 
     Args:
-        records: one for each seed, all made with the same `stages` folder.
+        records: one RunRecord per seed. All of them must use the same `stages` folder.
     """
 
     def __init__(self, records: Sequence[RunRecord]):
         self.records = list(records)
 
     def stage_folder(self, k: int) -> Path:
-        """Return the folder of stage k, which all seeds share."""
+        """Return the folder of stage k, which is the same for all seeds."""
         return self.records[0].stage_folder(k)
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
-        """Do a step for all seeds, or skip it if it is done. See `RunRecord.step`.
+        """Run a step for all seeds, or skip it if its done mark exists. See `RunRecord.step`.
 
         Raises:
-            ValueError: the step does not return one result for each seed.
+            ValueError: if the step does not return one result per seed.
         """
         results = self.records[0].step(k, name, learner, do)
         if not isinstance(results, list) or len(results) != len(self.records):
             count = len(results) if isinstance(results, list) else 1
-            raise ValueError(f"step {name!r} of stage {k} has {count} results for {len(self.records)} seeds")
+            raise ValueError(f"step {name!r} of stage {k} returned {count} results for {len(self.records)} seeds")
         return results
 
     def decision(self, t: int, due: bool) -> bool:
-        """Record whether a stage was due at arrival t. If a kill left different records, the first seed decides."""
+        """Store whether a stage is due at arrival t. If a decision is already stored, return it and ignore `due`.
+
+        If a killed process stored the decision for some seeds only, the decision of the first seed is used.
+        """
         for record in self.records:
             due = record.decision(t, due)
         return due
@@ -46,9 +49,9 @@ class StackRecord:
     def arrival(self, t: int, stage: int, updated: bool, scores: list[Scores], spent: Sequence[Cost]) -> None:
         """Add the row of arrival t to the ledger of each seed."""
         for number, record in enumerate(self.records):
-            of_seed = [step[number] for step in spent if isinstance(step, list)]  # `step` has made sure of lists
+            of_seed = [step[number] for step in spent if isinstance(step, list)]  # `step` ensures that these are lists
             record.arrival(t, stage, updated, scores[number], of_seed)
 
     def rows(self) -> list[list[LedgerRow]]:
-        """Return the ledger of each seed so far."""
+        """Return the ledger rows of each seed so far."""
         return [record.rows() for record in self.records]

@@ -1,4 +1,4 @@
-"""What arrives: mega-batches, offered once, in order."""
+"""The stream of mega-batches, which can be read only once and in order."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,44 +7,44 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MegaBatch:
-    """One arrival.
+    """One mega-batch of a stream.
 
-    Nothing here assumes that all mega-batches come from one distribution: they may be a random partition, snapshots,
-    dates or folders.
+    The mega-batches of a stream may come from different distributions. They may be, for example, a random partition
+    of a data set, snapshots, dates or folders.
     """
 
     t: int
-    """Position in the stream, counted from 1 (the paper's t0 is our t = 1)."""
+    """Position in the stream, counted from 1. The t0 of the paper is our t = 1."""
     digest: str
-    """Identifies the content: two mega-batches with the same digest hold the same data."""
+    """Hash of the content. Two mega-batches with the same digest contain the same data."""
     data: Any = field(default=None, compare=False, repr=False)
-    """Training (and, in vision, validation) data, or the place where they are stored. Only the learner reads it."""
+    """Training data and, in vision, validation data; or the path of these data. Only the learner reads this field."""
     counts: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """Numbers of documents, words, tokens or examples."""
+    """Number of documents, words, tokens or examples, by name."""
 
 
 class MegaBatchStream:
-    """B mega-batches, offered once, in order.
+    """Iterable over the mega-batches of a stream in order. It can be iterated only once.
 
-    A learner that needs the past must keep it (Algorithm 1 passes it as `Stage.past`).
+    The stream does not return earlier mega-batches again. Algorithm 1 passes them to the learner as `Stage.past`.
 
     Args:
-        mega_batches: the mega-batches t = 1..B.
+        mega_batches: the mega-batches, with t = 1, 2, ..., B.
 
     Raises:
-        ValueError: a mega-batch has another t than its position.
+        ValueError: if the `t` of a mega-batch is not its position in the list.
     """
 
     def __init__(self, mega_batches: Sequence[MegaBatch]):
         for position, mega_batch in enumerate(mega_batches, start=1):
             if mega_batch.t != position:
-                raise ValueError(f"mega-batch number {position} of the stream says t={mega_batch.t}")
+                raise ValueError(f"mega-batch number {position} of the stream has t={mega_batch.t}")
         self._mega_batches = tuple(mega_batches)
         self._offered = False
 
     @property
     def digests(self) -> list[str]:
-        """The digest of each mega-batch. A run folder stores them to recognise its stream."""
+        """Digest of each mega-batch. A run folder stores them to check that a run is continued on the same stream."""
         return [mega_batch.digest for mega_batch in self._mega_batches]
 
     def __len__(self) -> int:
@@ -54,9 +54,9 @@ class MegaBatchStream:
         """Yield the mega-batches in order.
 
         Raises:
-            RuntimeError: the stream has been offered before.
+            RuntimeError: if the stream has been iterated before.
         """
         if self._offered:
-            raise RuntimeError("a stream is offered once: make a new one for a new run")
+            raise RuntimeError("a stream can be iterated only once: create a new MegaBatchStream for a new run")
         self._offered = True
         yield from self._mega_batches

@@ -1,9 +1,10 @@
-"""A stream of text on disk: `alma-prep` writes it, `--task alma_lm` and `alma-lm` read it.
+"""A stream of text on disk. `alma-prep` writes it; `alma-lm` and `fairseq-train --task alma_lm` read it.
 
-STREAM/stream.json                      the description of the stream
+STREAM/stream.json                      description of the stream: sizes, digests, settings
 STREAM/dict.txt, tokenizer.json         the fairseq dictionary and the tokenizer
-STREAM/mega_batch_1/train.bin, .idx     fairseq's mmap format, one folder for each mega-batch
-STREAM/valid/valid.bin, .idx            STREAM/test/test.bin, .idx
+STREAM/mega_batch_1/train.bin, .idx     first mega-batch, in fairseq's mmap format; one folder for each mega-batch
+STREAM/valid/valid.bin, .idx            validation set
+STREAM/test/test.bin, .idx              test set
 """
 
 import json
@@ -30,12 +31,17 @@ def split_names(num_mega_batches: int) -> list[str]:
 
 
 def split_prefix(root: Path, split: str) -> Path:
-    """Return the path of a split's dataset as fairseq expects it: without .bin and .idx."""
+    """Return the path of the data of a split, without the suffixes .bin and .idx, as fairseq expects it."""
     return root / split / ("train" if split.startswith("mega_batch_") else split)
 
 
 def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
-    """Return the sizes in bytes of the .bin and .idx of a split, computed from stream.json."""
+    """Return suffix -> expected size in bytes of the .bin and .idx files of a split.
+
+    Args:
+        description: content of stream.json.
+        split: name of the split.
+    """
     entry = description["splits"][split]
     return {
         ".bin": entry["tokens"] * ITEM_SIZE[description["dtype"]],
@@ -45,29 +51,29 @@ def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TrainingView:
-    """The part of a stream folder that a learner sees: training and validation data, without the test set."""
+    """Part of a stream folder that a learner has access to: the training and validation data, but not the test set."""
 
     path: Path
-    """The stream folder. fairseq reads it by `--task alma_lm`, which refuses to train or validate on the test set."""
+    """Path of the stream folder. `--task alma_lm` reads it and refuses to train or validate on the test set."""
     dictionary_digest: str
-    """SHA-256 of dict.txt."""
+    """SHA-256 digest of dict.txt."""
     digests: Mapping[str, str]
-    """SHA-256 of the tokens of each mega-batch and of the validation set, by the name of the split."""
+    """Split name -> SHA-256 digest of its .bin file, for each mega-batch and the validation set."""
 
     def digest(self, split: str) -> str:
-        """Return the SHA-256 digest of the tokens of a split.
+        """Return the SHA-256 digest of the .bin file of a split.
 
         Raises:
-            StreamError: the view has no such split; it never has the test set.
+            StreamError: if the learner has no access to this split, for example to the test set.
         """
         if split not in self.digests:
-            raise StreamError(f"a learner has no access to split {split!r}: it sees {', '.join(self.digests)}")
+            raise StreamError(f"a learner has no access to split {split!r}: only to {', '.join(self.digests)}")
         return self.digests[split]
 
 
 @dataclass(frozen=True)
 class StreamFolder:
-    """A stream folder whose files are complete. Create it with `StreamFolder.open`."""
+    """A stream folder with complete files. Use `StreamFolder.open` to create an object, because it checks the files."""
 
     path: Path
     description: Mapping[str, Any]
@@ -75,11 +81,13 @@ class StreamFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "StreamFolder":
-        """Read stream.json and check the size of every file, and the dictionary. `verify_bytes` checks every byte.
+        """Open a stream folder. Check the sizes of its files, and the digests of the dictionary and the tokenizer.
+
+        To check the digests of all files, call `verify_bytes` as well.
 
         Raises:
-            StreamError: there is no stream, it has another format version, a file is missing or truncated, or the
-                dictionary is not the one that the data were encoded with.
+            StreamError: if there is no stream, if it has another format version, if a file is missing or truncated, or
+                if the data were encoded with another dictionary or tokenizer.
         """
         folder = cls(Path(path).absolute(), _read_description(Path(path)))
         folder._check_dictionary()
@@ -89,7 +97,7 @@ class StreamFolder:
 
     @property
     def num_mega_batches(self) -> int:
-        """Number of mega-batches in the folder, B. The test set does not count."""
+        """Number of mega-batches in the folder, B. The validation and test sets are not counted."""
         return self.description["num_mega_batches"]
 
     @property
@@ -98,31 +106,32 @@ class StreamFolder:
         return split_names(self.num_mega_batches)
 
     def counts(self, split: str) -> dict[str, int]:
-        """Return the counts of a split in stream.json: documents, words, tokens, bytes."""
+        """Return the numbers of documents, words, tokens and bytes in a split, as stored in stream.json."""
         return {key: value for key, value in self.description["splits"][split].items() if isinstance(value, int)}
 
     def digest(self, split: str) -> str:
-        """Return the SHA-256 digest of a split's .bin file, from stream.json."""
+        """Return the SHA-256 digest of the .bin file of a split, as stored in stream.json."""
         return self.description["splits"][split]["sha256"]
 
     @property
     def dictionary_digest(self) -> str:
+        """SHA-256 digest of dict.txt, as stored in stream.json."""
         return self.description["tokenizer"]["dict_sha256"]
 
     def prefix(self, split: str) -> Path:
-        """Return the path of a split as fairseq expects it: without .bin and .idx."""
+        """Return the path of the data of a split, without the suffixes .bin and .idx, as fairseq expects it."""
         return split_prefix(self.path, split)
 
     def without_test(self) -> TrainingView:
-        """Return the view of this folder that a learner gets: everything but the test set."""
+        """Return a view of this folder for a learner. It contains everything except the test set."""
         digests = {split: self.digest(split) for split in self.splits if split != "test"}
         return TrainingView(self.path, self.dictionary_digest, digests)
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
-        """Return the mega-batches in order, or only the first `num_mega_batches` of them.
+        """Return the stream of all mega-batches, or of the first `num_mega_batches` mega-batches.
 
         Raises:
-            StreamError: the folder has fewer mega-batches.
+            StreamError: if the folder has fewer mega-batches.
         """
         wanted = num_mega_batches or self.num_mega_batches
         if wanted > self.num_mega_batches:
@@ -138,10 +147,10 @@ class StreamFolder:
         )
 
     def verify_bytes(self) -> None:
-        """Compare the digest of every .bin file with stream.json. Slow, but finds a single flipped bit.
+        """Check the digest of every .bin file. This is slow, but it detects a single changed bit.
 
         Raises:
-            StreamError: a file has changed since `alma-prep` wrote it.
+            StreamError: if a file has changed since `alma-prep` wrote it.
         """
         for split in self.splits:
             path = self.prefix(split).with_suffix(".bin")
@@ -204,7 +213,7 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 
 def _missing(description: Mapping[str, Any]) -> list[str]:
-    """Return the keys that stream.json should have and does not, as dotted names."""
+    """Return the required keys that are missing in stream.json, as dotted names."""
     needed = [("num_mega_batches",), ("dtype",), ("tokenizer", "file"), ("tokenizer", "dict_sha256")]
     num_mega_batches = description.get("num_mega_batches")
     if isinstance(num_mega_batches, int):

@@ -116,7 +116,7 @@ class LanguageModelSettings(RunSettings):
         if self.clip_norm < 0:
             raise SettingError(f"clip_norm={self.clip_norm} must not be negative")
         self._check_fairseq_options()
-        self._settle_own()
+        self._complete_and_check_own()
 
     def _check_fairseq_options(self) -> None:
         try:

@@ -104,7 +104,7 @@ def test_a_repository_that_is_not_set_up_or_not_found_is_reported(repository, tm
     assert (result.returncode, "run make setup" in result.stderr) == (2, True)
     result = bash(repository / SCRIPT, "sm_w3", "S", "O", env=environment(ALMA_HOME=tmp_path))
     assert (result.returncode, f"{tmp_path}/{PRESETS} is missing" in result.stderr) == (2, True)
-    assert "set ALMA_HOME to it" in result.stderr
+    assert "set ALMA_HOME to the path of the repository" in result.stderr
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -178,7 +178,7 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, alm
     before = files_of(tmp_path)
     said = alma_vision(*arguments, "width=9", "replay=all")
     assert said.status == 2
-    assert "holds a run with other settings" in said.err
+    assert "contains a run with other settings" in said.err
     assert "width: was 8, is 9" in said.err
     assert "replay: was False, is 'all'" in said.err
     assert files_of(tmp_path) == before
@@ -201,7 +201,7 @@ def test_stages_of_some_seeds_are_not_taken_for_those_of_others(tmp_path, alma_v
     before = files_of(tmp_path)
     said = alma_vision(*as_arguments(**then, epochs=1), f"out={tmp_path / 'run'}")
     assert said.status == 2
-    assert "contains a run of other seeds" in said.err or "holds a run with other settings" in said.err
+    assert "contains a run of other seeds" in said.err or "contains a run with other settings" in said.err
     assert files_of(tmp_path) == before
 
 
@@ -236,7 +236,7 @@ def test_a_damaged_file_of_a_stage_is_told(tmp_path, alma_vision, name):
     said = alma_vision(*arguments)
     assert said.status == 2
     assert path.name in said.err
-    assert "is not whole JSON" in said.err
+    assert "is not valid JSON" in said.err
 
 
 # ---- Refused
@@ -247,7 +247,7 @@ def test_a_damaged_file_of_a_stage_is_told(tmp_path, alma_vision, name):
     [
         (("wait=5",), "wait=5 must lie between 1 and 4 mega-batches"),
         (("mega_batches=1000",), "mega_batches=1000 is too many for 1438 training examples"),
-        (("width=0",), "width=0 must be a whole number of at least 1"),
+        (("width=0",), "width=0 must be an integer of at least 1"),
         (("learner=nobody",), "learner='nobody' is not one of sm, ens, umix, gens, gmoe"),
         (("replay=2",), "replay=2 must be false, all, or a share between 0 and 1"),
         (("learner=moe",), "learner=moe needs experts=, at least 2"),
@@ -257,7 +257,7 @@ def test_a_damaged_file_of_a_stage_is_told(tmp_path, alma_vision, name):
         (("device=meta",), "device='meta' cannot be used here"),
         (("device=toaster",), "device='toaster' cannot be used here"),
         (("plugin=no_such_module_of_mine",), "plugin=no_such_module_of_mine: No module named"),
-        (("data_root=null",), "data_root=None must be text"),
+        (("data_root=null",), "data_root=None must be a string"),
     ],
 )
 def test_bad_settings_are_told_before_anything_is_written(tmp_path, alma_vision, settings, message):
@@ -422,7 +422,7 @@ def test_an_out_that_names_nothing_is_told_and_nothing_is_written(tmp_path, alma
     monkeypatch.chdir(tmp_path)
     said = alma_vision(*as_arguments(), f"out={name}")
     assert said.status == 2
-    assert "out= names no folder: give one" in said.err
+    assert "out= is empty: give the folder of the run" in said.err
     assert not any(tmp_path.iterdir())
 
 
@@ -533,7 +533,7 @@ def test_a_plugin_learner_has_settings_of_its_own_that_are_swept_and_recorded(tm
 
 def test_a_setting_of_a_plugin_is_checked_suggested_and_refused_to_others(tmp_path, plugin, alma_vision):
     common = (*as_arguments(learner="many"), "plugin=plugin_of_a_test", f"out={tmp_path / 'run'}")
-    assert "networks=0 must be a whole number of at least 1" in alma_vision(*common, "networks=0").err
+    assert "networks=0 must be an integer of at least 1" in alma_vision(*common, "networks=0").err
     assert "did you mean networks?" in alma_vision(*common, "network=3").err
     assert "networks=3 is for learner=many, not for learner=sm" in alma_vision(*common, "learner=sm", "networks=3").err
 

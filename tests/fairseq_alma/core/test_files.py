@@ -86,7 +86,7 @@ def test_a_path_that_is_no_utf8_comes_back_equal(tmp_path):
 @pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff\xfe"])
 def test_a_json_file_that_does_not_parse_is_named(tmp_path, content):
     (tmp_path / "marks.json").write_bytes(content)
-    with pytest.raises(RunError, match=r"marks.json is not whole JSON .*: restore it or remove it"):
+    with pytest.raises(RunError, match=r"marks.json is not valid JSON .*: restore the file or remove it"):
         read_json(tmp_path / "marks.json")
 
 

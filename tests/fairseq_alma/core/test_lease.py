@@ -247,7 +247,7 @@ def test_a_process_taken_for_dead_stops_and_leaves_the_lease_to_the_new_holder(
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(RunError, match=rf"{folder} cannot be written \(.*\): .*another out="):
+        with pytest.raises(RunError, match=rf"{folder} is not writable \(.*\): .*another out="):
             Lease(folder).__enter__()
 
 

@@ -74,7 +74,7 @@ def test_flops_beyond_what_a_float_counts_stay_exact(tmp_path):
 
 
 def test_asking_error_rates_of_a_ledger_of_perplexities_is_an_error():
-    with pytest.raises(ValueError, match="does not hold those asked for"):
+    with pytest.raises(ValueError, match="lacks the requested metric"):
         cumulative_error_rate(text_rows([8.0, 4.0], first_trained_t=1))
 
 
@@ -105,7 +105,7 @@ def test_the_summary_of_perplexities():
 
 
 def test_there_is_no_summary_before_the_first_arrival():
-    with pytest.raises(ValueError, match="after its first arrival"):
+    with pytest.raises(ValueError, match="the ledger has no arrival yet"):
         summarize(vision_rows()[:1])
 
 
@@ -178,7 +178,7 @@ def test_a_damaged_line_is_named_by_file_and_number(ledger, damaged):
 def test_a_lost_line_is_named(ledger):
     lines = ledger.path.read_text().splitlines(keepends=True)
     ledger.path.write_text(lines[0] + lines[2])
-    with pytest.raises(RunError, match=r"ledger.jsonl, line 2 holds arrival t=2, t=1 was expected"):
+    with pytest.raises(RunError, match=r"ledger.jsonl, line 2 contains arrival t=2, expected t=1"):
         ledger.rows()
 
 

@@ -126,10 +126,10 @@ def test_other_settings_are_refused_by_name_with_old_and_new_and_nothing_is_writ
         RunRecord(run_folder, {"wait": 2, "seed": 5, "replay": False, "lr": 0.1}, DIGESTS)
     lines = str(error.value).splitlines()
     assert lines == [
-        f"{run_folder} holds a run with other settings:",
+        f"{run_folder} contains a run with other settings:",
         "  lr: was 'not set', is 0.1",
         "  wait: was 3, is 2",
-        "Give the same settings to continue it, or another out= for a new run.",
+        "Use the same settings to continue this run, or choose another out= for a new run.",
     ]
     assert content_of(run_folder) == content
 
@@ -170,7 +170,7 @@ def test_another_stream_is_refused_with_the_mega_batch_that_differs(run_folder, 
     content = content_of(run_folder)
     digests = [*DIGESTS]
     digests[t - 1] = "other"
-    with pytest.raises(RunError, match=f"made from another stream: mega-batch {t} differs.*another out="):
+    with pytest.raises(RunError, match=f"used another stream: mega-batch {t} differs.*another out="):
         RunRecord(run_folder, {"wait": 3, "replay": False, "seed": 5}, digests)
     assert content_of(run_folder) == content
 
@@ -189,7 +189,7 @@ def test_a_mark_changed_by_hand_is_found_at_its_arrival(run_folder, mark, key, v
     path = run_folder / "stages" / f"{mark}.done.json"
     write_json(path, {**read_json(path), key: value})
     ledger = (run_folder / "ledger.jsonl").read_bytes()
-    with pytest.raises(RunError, match=f"arrival t={t} does not follow from the done marks .* changed by hand"):
+    with pytest.raises(RunError, match=f"arrival t={t} does not match the done marks .* changed by hand"):
         tiny_run(run_folder)
     assert (run_folder / "ledger.jsonl").read_bytes() == ledger
 
@@ -205,7 +205,7 @@ def test_a_damaged_mark_is_named(run_folder, content):
 @pytest.mark.parametrize("name", ["settings.json", "arrivals.json", "summary.json"])
 def test_a_damaged_file_of_the_run_is_named(run_folder, name):
     (run_folder / name).write_text('{"half')
-    with pytest.raises(RunError, match=f"{name} is not whole JSON"):
+    with pytest.raises(RunError, match=f"{name} is not valid JSON"):
         tiny_run(run_folder)
 
 

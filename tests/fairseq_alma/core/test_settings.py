@@ -57,20 +57,20 @@ def test_a_setting_without_a_default_has_none():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"count": 0}, "count=0 must be a whole number of at least 1"),
-        ({"count": True}, "count=True must be a whole number of at least 1"),
-        ({"count": None}, "count=None must be a whole number of at least 1"),
-        ({"count": 2.0}, "count=2.0 must be a whole number of at least 1"),
-        ({"start": -1}, "start=-1 must be a whole number of at least 0"),
+        ({"count": 0}, "count=0 must be an integer of at least 1"),
+        ({"count": True}, "count=True must be an integer of at least 1"),
+        ({"count": None}, "count=None must be an integer of at least 1"),
+        ({"count": 2.0}, "count=2.0 must be an integer of at least 1"),
+        ({"start": -1}, "start=-1 must be an integer of at least 0"),
         ({"kind": "c"}, "kind='c' is not one of a, b"),
         ({"level": True}, "level=True is not one of 0, 1"),
         ({"level": 2}, "level=2 is not one of 0, 1"),
         ({"flag": 1}, "flag=1 must be true or false"),
         ({"rate": "fast"}, "rate='fast' must be a number"),
         ({"rate": True}, "rate=True must be a number"),
-        ({"name": None}, "name=None must be text"),
-        ({"cout": 1}, "unknown settings cout: did you mean count? there are count"),
-        ({"zzz": 1}, "unknown settings zzz: there are count"),
+        ({"name": None}, "name=None must be a string"),
+        ({"cout": 1}, "unknown settings cout: did you mean count? the settings are count"),
+        ({"zzz": 1}, "unknown settings zzz: the settings are count"),
     ],
 )
 def test_wrong_values_and_keys_are_refused(values, message):

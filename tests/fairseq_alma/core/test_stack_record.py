@@ -128,7 +128,7 @@ def test_a_stage_without_a_mark_is_done_again_for_all_seeds(tmp_path):
 
 def test_a_learner_that_answers_for_one_seed_alone_is_told(tmp_path):
     evaluate = TwoScores()
-    with pytest.raises(ValueError, match="step 'evaluate' of stage 0 has 1 results for 2 seeds"):
+    with pytest.raises(ValueError, match="step 'evaluate' of stage 0 returned 1 results for 2 seeds"):
         stack_run(tmp_path, evaluate=lambda learner: evaluate(learner)[:1])
 
 

@@ -17,7 +17,7 @@ def test_a_stream_offers_its_mega_batches_in_order():
 def test_a_stream_is_offered_once():
     stream = MegaBatchStream(two_mega_batches())
     assert next(iter(stream)).t == 1  # left after the first arrival: the second chance is gone all the same
-    with pytest.raises(RuntimeError, match="offered once"):
+    with pytest.raises(RuntimeError, match="iterated only once"):
         list(stream)
 
 
@@ -29,7 +29,7 @@ def test_length_and_digests_can_be_asked_at_any_time():
 
 @pytest.mark.parametrize(("times", "position", "found"), [([0, 1], 1, 0), ([2, 1], 1, 2), ([1, 3], 2, 3)])
 def test_arrivals_are_counted_from_1_without_gaps(times, position, found):
-    with pytest.raises(ValueError, match=f"mega-batch number {position} of the stream says t={found}"):
+    with pytest.raises(ValueError, match=f"mega-batch number {position} of the stream has t={found}"):
         MegaBatchStream([MegaBatch(t, str(t)) for t in times])
 
 

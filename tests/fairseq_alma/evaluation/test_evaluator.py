@@ -156,7 +156,7 @@ def test_a_damaged_mark_is_reported_by_its_name(stream, members, tmp_path):
     PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))
     (mark,) = keep_in.glob("*.json")
     mark.write_text(mark.read_text()[:20])
-    with pytest.raises(RunError, match=f"{mark.name} is not whole JSON"):
+    with pytest.raises(RunError, match=f"{mark.name} is not valid JSON"):
         PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))
 
 

@@ -290,7 +290,7 @@ def ends_at_once(run: KilledRun, process: subprocess.Popen, to_the_group: bool) 
     assert len(running) == 2
     wait_until_gone(running, 0)  # the driver is the last to end
     print(f"Ctrl-C to {'the group' if to_the_group else 'the driver'}: it took {seconds:.2f} s")
-    assert run.errors().splitlines()[-1] == "alma-lm: stopped; the same command continues the run"
+    assert run.errors().splitlines()[-1] == "alma-lm: stopped; run the same command again to continue"
     assert "Traceback" not in run.errors()
     assert not (run.out / "lease.json").exists()
     assert not (member(run.out, 1) / "done.json").exists()
