@@ -97,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--router",
         choices=["copy", "tree"],
         default="copy",
-        help="how to set the router row of a new expert: copy (the row of the copied expert plus noise, as in the paper; "
-        "the default) or tree (does not change output and loss)",
+        help="how to set the router row of a new expert: copy (the row of the copied expert plus noise, as in the "
+        "paper; the default) or tree (does not change output and loss)",
     )
     parser.add_argument(
         "--noise",
