@@ -35,7 +35,7 @@ MEMBER_SEED_STRIDE = 10_000_000
 """Difference between the seeds of consecutive members.
 
 fairseq seeds update number u with seed + u, so the difference must be larger than any number of updates. Otherwise
-members would share dropout masks. The large difference also ensures that ensembles with similar seeds share no member."""
+members would share dropout masks. It also ensures that ensembles with similar seeds share no member."""
 
 STARTED, DONE = "started.json", "done.json"
 LOG_TAIL = 20_000

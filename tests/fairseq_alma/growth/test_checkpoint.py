@@ -117,10 +117,10 @@ def test_a_stage_starts_from_a_grown_checkpoint_and_ranks_all_its_experts(grown,
     ("sizes", "message"),
     [
         (("--num-experts", 6), "this model 6: give --num-experts 4, or add 2 with alma-grow first"),
-        (("--num-experts", 2), "this model 2: give --num-experts 4; experts cannot be removed"),
+        (("--num-experts", 2), "but this model has 2: give --num-experts 4; experts cannot be removed"),
         (
             ("--decoder-embed-dim", 64),
-            "the checkpoint belongs to a model of other sizes (decoder.embed_tokens.weight is",
+            "the checkpoint belongs to a model with other sizes (decoder.embed_tokens.weight has shape",
         ),
     ],
 )
