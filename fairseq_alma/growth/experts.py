@@ -63,13 +63,11 @@ def grow_experts(
         num_new: number of experts to add to every mixture, K. 0 changes nothing.
         router: how to set the router rows of new experts, "copy" or "tree".
         noise: standard deviation of the noise, relative to the root mean square of the mixture's router rows.
-        seed: random seed for the noise. The noise is generated on the CPU, mixture by mixture, so it is the same on
-            every machine.
+        seed: seed of the noise. The noise is made on the CPU, mixture by mixture, so it is the same on every machine.
 
     Raises:
-        SettingError: if K is negative or larger than E, if a mixture has no recorded validation loss, if `noise` is not
-            positive, if the state dict has no mixture, or if `router` is "copy" but experts were added with "tree"
-            before.
+        SettingError: if K is negative or larger than E, a mixture has no validation loss, `noise` is not positive, the
+            state dict has no mixture, or `router` is "copy" but experts were added with "tree" before.
     """
     if num_new < 0:
         raise SettingError(f"{num_new} experts: growth adds experts, it never removes any")

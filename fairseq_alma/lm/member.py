@@ -215,8 +215,7 @@ class MemberTraining:
         return stage.folder / f"member_{member.number}"
 
     def _is_trained(self, folder: Path, updates: int) -> bool:
-        """Return True if the last checkpoint has all updates, even if the process was killed before it wrote done.json.
-        """
+        """Return True if the last checkpoint has all updates, even if done.json has not been written."""
         last = read_checkpoint(folder / LAST)
         return last is not None and num_updates(last) >= updates
 
@@ -348,9 +347,7 @@ def failure_message(
         if num_members > 1:
             advice += ", or train fewer members at the same time (parallel=1)"
         if status == -9:
-            advice = (
-                f"if it was killed for lack of memory, {advice}; otherwise run the same command again to continue"
-            )
+            advice = f"if it was killed for lack of memory, {advice}; otherwise run the same command again to continue"
     else:
         advice = "fix the problem that the log reports and run the same command again to continue"
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"

@@ -166,7 +166,9 @@ def test_scores_that_leave_tokens_out_are_refused(own_stream, members, tmp_path,
     folder = StreamFolder.open(own_stream)
     folder.description["splits"]["test"]["tokens"] += 1
     tokens = description["splits"]["test"]["tokens"]
-    with pytest.raises(StreamError, match=f"test: {tokens} tokens were scored, but the .idx file contains {tokens + 1}"):
+    with pytest.raises(
+        StreamError, match=f"test: {tokens} tokens were scored, but the .idx file contains {tokens + 1}"
+    ):
         PerplexityEvaluator(folder, tmp_path / "kept", CPU)(learner(members[:1], frozen))
     assert not (tmp_path / "kept").exists()
 

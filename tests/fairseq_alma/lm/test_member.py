@@ -79,7 +79,13 @@ def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
         ),
         ("", "torch.OutOfMemoryError: CUDA out of memory", 1, 2, "fewer members at the same time (parallel=1)"),
         ("", "FloatingPointError: the loss is nan", 1, 1, "lower lr="),
-        ("FloatingPointError: the loss is nan\n", "ImportError: no iopath", 1, 1, "fix the problem that the log reports"),
+        (
+            "FloatingPointError: the loss is nan\n",
+            "ImportError: no iopath",
+            1,
+            1,
+            "fix the problem that the log reports",
+        ),
     ],
 )
 def test_advice_depends_on_the_log_of_this_attempt_only(stream, tmp_path, before, log, status, members, advice):

@@ -136,7 +136,9 @@ def test_a_checkpoint_with_other_experts_is_refused_with_advice(there, here, adv
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(SettingError) as caught:
         model.load_state_dict(make(num_experts=there).state_dict())
-    assert str(caught.value) == f"the checkpoint has {there} experts in each mixture, but this model has {here}: {advice}"
+    assert (
+        str(caught.value) == f"the checkpoint has {there} experts in each mixture, but this model has {here}: {advice}"
+    )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
