@@ -111,8 +111,8 @@ class LanguageModelSettings(RunSettings):
         super().__post_init__()
         if (self.updates is None) == (self.updates_per_mega_batch is None):
             raise SettingError(
-                "give either updates= (updates per stage) or updates_per_mega_batch= (updates for each mega-batch of a "
-                f"stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}. "
+                "give exactly one of updates= (updates per stage) and updates_per_mega_batch= (updates for each mega-batch "
+                f"of a stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}. "
                 f"To remove the value of a preset, set it to null"
             )
         if self.seed >= MAX_SEED:

@@ -116,7 +116,7 @@ def test_a_stage_starts_from_a_grown_checkpoint_and_ranks_all_its_experts(grown,
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (("--num-experts", 6), "this model 6: give --num-experts 4, or add 2 with alma-grow first"),
+        (("--num-experts", 6), "but this model has 6: give --num-experts 4, or add 2 with alma-grow first"),
         (("--num-experts", 2), "but this model has 2: give --num-experts 4; experts cannot be removed"),
         (
             ("--decoder-embed-dim", 64),
