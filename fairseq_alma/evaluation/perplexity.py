@@ -191,7 +191,7 @@ def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
     saved = (state["extra_state"].get("AlmaLanguageModelingTask") or {}).get("dict_sha256")
     if saved not in (None, stream.description["tokenizer"]["dict_sha256"]):
         raise StreamError(
-            f"{path} was trained with a different dictionary than {stream.path}/dict.txt: give the stream that it was "
+            f"{path} was trained with another dictionary than {stream.path}/dict.txt: give the stream that it was "
             f"trained on"
         )
 

@@ -111,9 +111,9 @@ class LanguageModelSettings(RunSettings):
         super().__post_init__()
         if (self.updates is None) == (self.updates_per_mega_batch is None):
             raise SettingError(
-                "give exactly one of updates= (updates per stage) and updates_per_mega_batch= (updates for each mega-batch "
-                f"of a stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}. "
-                f"To remove the value of a preset, set it to null"
+                "give exactly one of updates= (updates per stage) and updates_per_mega_batch= (updates for each "
+                f"mega-batch of a stage): now updates={self.updates}, updates_per_mega_batch="
+                f"{self.updates_per_mega_batch}. To remove the value of a preset, set it to null"
             )
         if self.seed >= MAX_SEED:
             raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
