@@ -1,8 +1,9 @@
 # make demo   sets up, then the main job on the embedded corpus, in runs/demo/
 # make test   sets up, then the whole test suite
-# Both use the same .venv; a second call starts at once. PYTHON=... chooses the interpreter.
+# make docs   sets up, then builds the pages of docs/ into site/, strictly
+# All use the same .venv; a second call starts at once. PYTHON=... chooses the interpreter.
 
-.PHONY: demo test test-slow lint results setup clean
+.PHONY: demo test test-slow docs lint results setup clean
 .DEFAULT_GOAL := test
 
 PYTEST_ARGS ?= -n auto --dist loadfile
@@ -24,6 +25,10 @@ test-slow: .venv/installed
 # Every figure and table of README.md and results/, from the committed ledgers.
 results: .venv/installed
 	@.venv/bin/python results/rebuild.py
+
+# Dead links, missing pages and damaged docstrings are errors. The search box needs a server: python3 -m http.server -d site.
+docs: .venv/installed
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet && echo "open site/index.html"
 
 lint: .venv/installed
 	@.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy

@@ -4,5 +4,5 @@ import sys
 
 from data_prep.cli import main
 
-if __name__ == "__main__":  # worker processes import this module again
+if __name__ == "__main__":  # worker processes import this module again and must not run the command
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Checks before any work begins: libraries, folders, and whether a finished stream has the same settings and files."""
+"""Checks that run before any work begins: libraries, folders, and the settings and files of a finished stream."""
 
 import hashlib
 import importlib.util
@@ -13,7 +13,7 @@ from data_prep.tokenization import TOKENIZERS, given_tokenizer
 
 
 def check_installed(settings: PrepSettings, files: Files) -> None:
-    """Raise PrepError if a library of the extra `corpora` is needed and not installed."""
+    """Raise PrepError if a library that the settings or files need is missing (optional dependencies `[corpora]`)."""
     needed: dict[str, str] = {}
     for source, found in files.items():
         needed |= dict.fromkeys(needed_libraries(source, found), f"source {source}")
@@ -28,49 +28,59 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
     missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
     if missing:
         raise PrepError(
-            f"{needed[missing[0]]} needs {', '.join(missing)}, not installed here: pip install 'fairseq-alma[corpora]'"
+            f"{needed[missing[0]]} needs {', '.join(missing)}, which is not installed: "
+            "run pip install 'fairseq-alma[corpora]'"
         )
 
 
 def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
-    """Raise PrepError if the stream folder holds files of a source, or is inside the folder of a source."""
+    """Raise PrepError if the stream folder contains input files, or is inside the folder of a source."""
     out = settings.out.resolve()
     for source, found in files.items():
         if any(file.path.resolve().is_relative_to(out) for file in found):
             raise PrepError(
-                f"files of the source {source} are in the stream folder {settings.out}: choose a folder outside."
+                f"input files of the source {source} are in the stream folder {settings.out}: choose another stream "
+                "folder."
             )
     for source in settings.sources:
         if source.path and out.is_relative_to(Path(source.path).resolve()):
             raise PrepError(
                 f"the stream folder {settings.out} is inside the source {source}: the next run would read the stream "
-                "as text. Choose a folder outside."
+                "as input text. Choose a stream folder outside the source."
             )
 
 
 def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> None:
-    """Raise PrepError if a finished stream was made with other settings or from other files."""
+    """Raise PrepError if a finished stream was made with different settings or from different files.
+
+    Args:
+        settings: the settings of this run.
+        files: the files of each source.
+        stream: the content of stream.json.
+    """
     before = stream["settings"]
-    # Earlier releases did not record which settings were given. A default then counts as the value that it had.
+    # `given` contains None for a setting that was left at its computed default. Earlier releases recorded only the
+    # computed values.
     given = stream.get("given", before)
     changed = []
     for name, now in json.loads(json.dumps(settings.identity())).items():
-        # A default that is spelled out is no other setting. A setting that an earlier release did not record had no
-        # other value then.
+        # A setting that is given explicitly with its computed default counts as unchanged. A setting that an earlier
+        # release did not record had its default value.
         if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")
     if settings.tokenizer not in TOKENIZERS:
         content = given_tokenizer(settings.tokenizer)[1]
         if hashlib.sha256(content).hexdigest() != stream["tokenizer"]["sha256"]:
-            changed.append(f"{settings.tokenizer} is not the tokenizer that it was")
-    what_to_do = f"Give the old value, choose another folder, or remove {settings.out} to make it again."
+            changed.append(f"the tokenizer file {settings.tokenizer} has changed")
+    what_to_do = f"Use the old values, choose another folder, or remove {settings.out} to make the stream again."
     if changed:
         raise PrepError(f"{settings.out} was made with other settings: {'; '.join(changed)}. {what_to_do}")
     recorded = {Source(source["kind"], source["path"]).name: source["fingerprint"] for source in stream["sources"]}
     for source, found in files.items():
         if recorded[source.name] != fingerprint(found):
             raise PrepError(
-                f"{settings.out} was made from {source}, whose files have changed since (names, sizes or times). "
-                f"Restore them, choose another folder, or remove {settings.out} to make it again."
+                f"{settings.out} was made from {source}, whose files have changed since then (names, sizes or "
+                f"modification times). Restore the files, choose another folder, or remove {settings.out} to make the "
+                "stream again."
             )

@@ -1,8 +1,9 @@
-"""Remove documents of other languages, and those that fail the rules of Gopher (Rae et al., 2021).
+"""Remove documents in unwanted languages, and documents that fail the Gopher rules (Rae et al., 2021).
 
-datatrove implements the rules (quality: section A1.1, repetition: table A1 of that paper). They count words between
-white space, as that paper does. datatrove's default for English counts punctuation as words too: it removes pages of
-dialogue by the rule on letters, and takes a minute for every 25 MB.
+datatrove implements the Gopher rules (quality: section A1.1, repetition: table A1 of that paper). Here, as in that
+paper, words are separated by white space. datatrove's default English tokenizer also counts punctuation marks as
+words. With it, the rule that most words must contain a letter would remove pages of dialogue, and 25 MB would take a
+minute.
 """
 
 from typing import NamedTuple
@@ -10,30 +11,31 @@ from typing import NamedTuple
 from data_prep.words import words_between_spaces
 
 LANGUAGE_SAMPLE_CHARACTERS = 2000
-"""Length of the sample whose language is detected. It is taken from the middle: pages begin and end with menus."""
+"""Length of the sample used to detect a document's language. The sample is taken from the middle of the document,
+because web pages begin and end with menus."""
 MIN_LANGUAGE_CHARACTERS = 20
-"""The language of shorter samples cannot be detected; such documents are kept."""
+"""Minimum sample length for language detection. Documents with a shorter sample are kept."""
 _STOP_WORDS_OF = "en"
 
 
 class Cleaning(NamedTuple):
-    """The rules that a document must pass."""
+    """Which rules a document must pass."""
 
     language: str = ""
-    """ISO 639-1 code of the language of documents that are kept, such as `en`; empty: any."""
+    """ISO 639 code of the language to keep, such as `en`; empty: keep all languages."""
     gopher: bool = False
-    """True if the rules of Gopher are applied."""
+    """Whether to apply the Gopher rules."""
 
 
 class Cleaner:
-    """A filter of documents. Its libraries are loaded once."""
+    """A document filter. Create it once per process, because datatrove takes a second to import."""
 
     def __init__(self, cleaning: Cleaning):
         self._language = cleaning.language
         self._rules = _gopher_rules(cleaning.language) if cleaning.gopher else []
 
     def reason(self, text: str) -> str | None:
-        """Return why a document is removed, or None if it is kept."""
+        """Return the reason to remove a document, such as "language" or "gopher quality: ...", or None to keep it."""
         if self._language and not self._is_in_language(text):
             return "language"
         if self._rules:
@@ -53,13 +55,13 @@ class Cleaner:
         sample = " ".join(text[middle : middle + LANGUAGE_SAMPLE_CHARACTERS].split())
         if len(sample) < MIN_LANGUAGE_CHARACTERS:
             return True
-        # `lite` is the model that is part of the package: nothing is downloaded.
+        # The `lite` model is part of the package, so nothing is downloaded.
         found = detect(sample, model="lite", k=1)
         return bool(found) and found[0]["lang"] == self._language
 
 
 def known_languages() -> frozenset[str]:
-    """Return the codes of the languages that fastText's lid.176 detects, as ISO 639 has them."""
+    """Return the ISO 639 codes of the languages that fastText's model lid.176 detects."""
     return frozenset([
         "af", "als", "am", "an", "ar", "as", "az", "ba", "be", "bg", "bn", "bo", "br", "bs", "ca", "ce", "co",
         "cs", "cv", "cy", "da", "de", "dv", "el", "en", "eo", "es", "et", "eu", "fa", "fi", "fr", "fy", "ga", "gd",
@@ -73,11 +75,12 @@ def known_languages() -> frozenset[str]:
 
 
 def _gopher_rules(language: str) -> list:
-    """Return (name, filter) of each group of rules."""
+    """Return the two groups of Gopher rules as (name, datatrove filter)."""
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
     words = words_between_spaces()
-    # The rule that a text has "the", "of" and "and" makes sense only if all documents must be English.
+    # Gopher requires English stop words ("the", "of", "and", ...), so skip this rule unless all documents must be
+    # English.
     stop_words = {} if language == _STOP_WORDS_OF else {"min_stop_words": None}
     return [
         ("gopher quality", GopherQualityFilter(language=words, **stop_words)),

@@ -1,4 +1,4 @@
-"""The command `alma-prep`: corpora in, a stream folder out."""
+"""The command `alma-prep`, which turns corpora into a stream folder."""
 
 import argparse
 import sys
@@ -15,8 +15,12 @@ from data_prep.summary import summary
 def main(argv: list[str] | None = None) -> int:
     """Run the command.
 
+    Args:
+        argv: the command-line arguments; None: sys.argv[1:].
+
     Returns:
-        The exit code: 0; 2 after one message on stderr that says what to do; 130 after Ctrl-C.
+        The exit code: 0 for success, 2 after an error, which is printed on stderr in one message that says what to do,
+        and 130 after Ctrl-C.
     """
     parsed = _parser().parse_args(argv)
     try:
@@ -33,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     except PrepError as error:
         return _fail(str(error))
     except OSError as error:
-        return _fail(f"{error.strerror or error}: {error.filename or 'no file named'}")
+        return _fail(f"{error.strerror or error}: {error.filename or 'unknown file'}")
     except KeyboardInterrupt:
         print("alma-prep: interrupted; run the same command again to continue", file=sys.stderr)
         return 130
@@ -49,23 +53,26 @@ def _fail(message: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="alma-prep",
-        description="Make a stream of mega-batches out of text: equal word counts, one tokenizer, fairseq mmap files. "
-        "The same text and seed give the same bytes, whatever --workers, the executor and the order of files. Run the "
-        "same command again to continue a run that was killed.",
+        description="Make a stream of mega-batches from text. All mega-batches have the same number of words (unless "
+        "--partition says otherwise), use one tokenizer, and are stored as fairseq mmap files. The same text and seed "
+        "give the same bytes, regardless of --workers, --executor and the order of the files. Run the same command "
+        "again to continue a run that was killed.",
     )
-    parser.add_argument("out", metavar="OUT", help="the stream folder to write; a finished stream is only checked")
+    parser.add_argument(
+        "out", metavar="OUT", help="the stream folder to write; if it contains a finished stream, it is only checked"
+    )
     sources = parser.add_argument_group("sources")
     sources.add_argument(
         "--source",
         action="append",
         required=True,
         metavar="KIND[:PATH][@SHARE]",
-        help="where text comes from; may be given several times. common-crawl:PATH are WARC, WET or ARC archives "
-        "(plain, gz, bz2, zst): a file, a folder, or a pattern between quotes. wikipedia:PATH are page-article dumps. "
-        "books:DIR: one document per *.txt, *.md or *.epub file. text:PATH is a file or a folder of *.txt (one "
-        "document per non-empty line, as fairseq reads text), *.jsonl or *.parquet. python-docs: the docstrings of "
-        "this Python's standard library, one document per module. SHARE is the fraction of the words of the stream "
-        "that the source provides, as in common-crawl:PATH@0.6.",
+        help="where to read text from; can be given several times. common-crawl:PATH reads WARC, WET or ARC archives "
+        "(plain, gz, bz2, zst); PATH is a file, a folder, or a pattern in quotes. wikipedia:PATH reads page-article "
+        "dumps. books:DIR reads each *.txt, *.md or *.epub file as one document. text:PATH reads a file or a folder of "
+        "*.txt (one document per non-empty line, as fairseq reads text), *.jsonl or *.parquet. python-docs reads the "
+        "docstrings of this Python's standard library, one document per module. SHARE is the fraction of the stream's "
+        "words that the source provides, as in common-crawl:PATH@0.6.",
     )
     groups = {"options": parser, "sources": sources}
     add_options(parser, groups, PrepSettings)

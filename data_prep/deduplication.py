@@ -1,6 +1,6 @@
-"""The step that removes copies, and the files by which later extensions recognise the documents of a stream.
+"""The step that removes copies, and the files that let a later extension recognise the stream's documents.
 
-A stream keeps 128 bytes per document in OUT/dedup: the key of its text, and its MinHash signature.
+A stream stores 128 bytes per document in OUT/dedup: a key (16-byte hash of the text) and a MinHash signature.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from data_prep.reading import Spooled, source_name
 def remove_copies(
     spooled: Spooled, known_keys: np.ndarray, known_signatures: Sequence[list[Path]]
 ) -> tuple[np.ndarray, np.ndarray, list[dict]]:
-    """Find the documents that are no copies of others, or of documents that the stream holds already.
+    """Remove documents that are exact or near copies of other new documents or of documents already in the stream.
 
     Args:
-        spooled: the documents.
-        known_keys: V16 [m], the keys of the documents of the stream that is extended; else empty.
-        known_signatures: their signatures, a list of files for the stream and for each extension.
+        spooled: the new documents.
+        known_keys: V16 [m], the keys of the documents already in the stream; empty for a new stream.
+        known_signatures: the signature files of these documents: one list for the stream and one per extension.
 
     Returns:
-        The ENTRY of each document that stays; a mask over all documents, True for exact copies; and the rows of the
-        table in stream.json that say what was removed.
+        The ENTRY of each remaining document; a bool mask over all new documents that is True for exact copies; and
+        rows for the "cleaning" table in stream.json, with the number of removed documents and words.
     """
     from data_prep.duplicates import find_duplicates  # needs scipy, which takes a second to import
 
@@ -49,23 +49,23 @@ def remove_copies(
                 rows.append({"step": step, "source": source_name(record), "documents": len(words), "words": total})
     kept = documents[~(exact | near)]
     if not len(kept):
-        holder = "the stream holds" if num_known else "the sources hold"
-        raise Unworkable(f"nothing is left: each of {len(documents):,} documents is a copy of one that {holder}.")
+        holder = "in the stream" if num_known else "in the sources"
+        raise Unworkable(f"no document is left: each of {len(documents):,} documents is a copy of another one {holder}")
     return kept, exact, rows
 
 
 def save_keys(folder: Path, number: int, keys: np.ndarray, exact: np.ndarray, signatures: list[Path] | None) -> None:
-    """Write the keys and signatures by which later extensions recognise these documents.
+    """Write the keys and signatures that a later extension uses to recognise copies of these documents.
 
-    Near copies are kept too: a text that is near to one of them is near to a text of the stream. The files are sorted
-    by key, so that they do not depend on the order in which sources were read.
+    The files also contain removed near copies: a text similar to one of them is similar to a text in the stream. The
+    files are sorted by key, so they do not depend on the order in which the sources were read.
 
     Args:
-        folder: the folder `dedup` of the stream.
+        folder: the stream's folder `dedup`.
         number: 0 for the stream itself, 1.. for its extensions.
         keys: V16 [n], the key of each document.
         exact: bool [n], True for exact copies, which are left out.
-        signatures: the files of the signatures of the n documents; None if near copies were not looked for.
+        signatures: the signature files of the n documents; None if near copies were not searched for.
     """
     from data_prep.duplicates import NUM_BANDS, load_band
 
@@ -85,20 +85,20 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
     """Return the keys and the signature files of a stream and its extensions, as `save_keys` wrote them.
 
     Args:
-        folder: the folder `dedup` of the stream.
-        count: 1 for the stream itself plus the number of its extensions.
-        duplicates: the setting of this name: near, exact, or keep, which needs neither.
+        folder: the stream's folder `dedup`.
+        count: 1 (for the stream itself) plus the number of its extensions.
+        duplicates: the setting `duplicates`: near, exact, or keep. With keep, nothing is loaded.
 
     Raises:
-        PrepError: the stream was made with a `duplicates` that keeps less.
+        PrepError: if the stream was made with keep or exact and so lacks the files that `duplicates` needs.
     """
     keys, signatures = [], []
     for number in range(count):
         for ending, enough in (("keys", "keep"), ("signatures", "exact")):
             if not (folder / f"{number:04d}.{ending}").is_file() and duplicates not in ("keep", enough):
                 raise PrepError(
-                    f"{folder.parent} was made with --duplicates {enough}, and keeps no {ending} of its documents: "
-                    f"give --duplicates {enough}, or make it again."
+                    f"{folder.parent} was made with --duplicates {enough}, so the {ending} of its documents were not "
+                    f"stored: give --duplicates {enough}, or make the stream again."
                 )
         if duplicates != "keep":
             keys.append(np.fromfile(folder / f"{number:04d}.keys", "V16"))

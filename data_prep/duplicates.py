@@ -1,10 +1,10 @@
-"""Find exact and near-duplicates among all documents of all sources.
+"""Find exact duplicates and near-duplicates among all documents of all sources.
 
-Near-duplicates are found by MinHash (Broder, 1997) of word 5-grams in 14 bands of 8 hashes, datatrove's settings: two
-documents with Jaccard similarity 0.8 agree in a band with probability 0.92, with similarity 0.72 with probability 0.65.
-A document takes 128 bytes: its key, and one 64-bit hash per band. Documents that agree in a band form a group, also
-through a chain of others. One document of each group stays. It is chosen by content alone, so that the order of files,
-sources and workers changes nothing.
+Near-duplicates are found by MinHash (Broder, 1997) of word 5-grams in 14 bands of 8 hashes, which are datatrove's
+settings. Two documents with Jaccard similarity 0.8 are equal in at least one band with probability 0.92; with
+similarity 0.72, the probability is 0.65. A document takes 128 bytes: its key (16-byte hash of the text) and one 64-bit
+hash per band. Documents that are equal in a band are connected, and each connected component is a group. One document
+of each group is kept. The choice depends only on snapshots and content, not on the order of files, sources and workers.
 """
 
 import tempfile
@@ -19,25 +19,26 @@ NUM_BANDS = 14
 HASHES_PER_BAND = 8
 NGRAM_WORDS = 5
 NO_SIGNATURE = 0
-"""The hash in every band for a document that is shorter than an n-gram: only its exact copies are found."""
+"""Hash in every band of a document with fewer than NGRAM_WORDS words. Only exact copies of such documents are found."""
 _ROWS = 1 << 20
 """Number of documents that are compared at a time."""
 _CHUNK_NGRAMS = 8192
-"""Number of n-grams that are hashed at a time. Each takes 112 numbers: a whole book would take gigabytes."""
+"""Number of n-grams that are hashed at a time. Each n-gram takes 112 numbers, so a complete book would take
+gigabytes."""
 
 
 class Signer:
-    """Computes MinHash signatures. datatrove is loaded once."""
+    """Computes MinHash signatures. Create it once per process, because datatrove takes a second to import."""
 
     def __init__(self):
         from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
 
         config = MinhashConfig(n_grams=NGRAM_WORDS, num_buckets=NUM_BANDS, hashes_per_bucket=HASHES_PER_BAND)
-        # datatrove asks for a folder for the files of its own pipeline. Nothing is written there.
+        # datatrove requires a folder for the files of its own pipeline. Nothing is written there.
         self._minhash = MinhashDedupSignature(tempfile.gettempdir(), config, language=words_between_spaces())
 
     def signature(self, text: str) -> np.ndarray:
-        """Return uint64 [NUM_BANDS]. Similar documents are likely to be equal in at least one band."""
+        """Return the signature of a text, uint64 [NUM_BANDS]. Similar texts probably share at least one value."""
         shingles = self._minhash.get_shingles(text)
         if not len(shingles):
             return np.full(NUM_BANDS, NO_SIGNATURE, np.uint64)
@@ -50,7 +51,7 @@ class Signer:
 
 
 def _hash_bands(minima: np.ndarray) -> np.ndarray:
-    """Hash uint64 [bands, hashes] to one number per band, never NO_SIGNATURE: splitmix64 over the hashes in turn."""
+    """Combine uint64 [bands, hashes] into one hash per band, uint64 [bands], with splitmix64. Never NO_SIGNATURE."""
     state = np.zeros(len(minima), np.uint64)
     with np.errstate(over="ignore"):
         for column in minima.T:
@@ -66,56 +67,58 @@ class Duplicates(NamedTuple):
     """The documents to remove, as masks over all documents."""
 
     exact: np.ndarray
-    """bool [n]: exact copies of a document that stays."""
+    """bool [n]: True for exact copies of another document."""
     near: np.ndarray
-    """bool [n]: near copies of a document that stays."""
+    """bool [n]: True for near copies of another document that are not exact copies."""
 
 
 def find_duplicates(
     keys: np.ndarray, rank: np.ndarray, num_words: np.ndarray, signatures: list[list[Path]] | None, num_known: int = 0
 ) -> Duplicates:
-    """Find the documents that are copies of one that stays.
+    """Find the copies to remove. In each group of copies, one document is kept.
 
     Args:
-        keys: V16 [n], equal for equal texts.
-        rank: int [n]. The document of a group with the smallest rank stays: the one of the first snapshot, or the one
-            that the stream holds already.
-        num_words: int [n]. Among documents of equal rank the longest stays, then the one with the smallest key.
-        signatures: files written by `save_signatures`, in the order of the documents; None: find exact copies only.
-        num_known: number of documents, the first ones, that always stay.
+        keys: V16 [n], hash of each text. Equal texts have equal keys.
+        rank: int [n], -1 for documents already in the stream, else the index of the document's snapshot. In each
+            group, the document with the smallest rank is kept.
+        num_words: int [n], words of each document. If ranks are equal, the longest document is kept; if lengths are
+            equal too, the document with the smallest key.
+        signatures: lists of files written by `save_signatures`, in the order of the documents; None: find exact
+            copies only.
+        num_known: number of documents that are already in the stream and are always kept. They come first.
     """
     count = len(keys)
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
     high, low = halves[:, 0], halves[:, 1]
-    # The first document of any set in this order stays. Equal texts keep the order in which they were given: it does
-    # not matter which of them stays.
-    better = np.lexsort((low, high, -num_words, rank))
-    place = np.empty(count, np.int32 if count < 2**31 else np.int64)
-    place[better] = np.arange(count, dtype=place.dtype)
-    del better
+    # Sort documents by priority: the first document of each group is kept. Equal texts stay in input order, because it
+    # does not matter which of them is kept.
+    by_priority = np.lexsort((low, high, -num_words, rank))
+    priority = np.empty(count, np.int32 if count < 2**31 else np.int64)
+    priority[by_priority] = np.arange(count, dtype=priority.dtype)
+    del by_priority
 
-    by_key = np.lexsort((place, low, high))
+    by_key = np.lexsort((priority, low, high))
     exact = np.zeros(count, bool)
-    for start in range(0, count - 1, _ROWS):  # in parts: copies of all keys would be large
+    for start in range(0, count - 1, _ROWS):  # in chunks, because indexing copies the keys, which are large
         these = by_key[start : start + _ROWS + 1]
         same = (high[these[1:]] == high[these[:-1]]) & (low[these[1:]] == low[these[:-1]])
-        exact[these[1:][same]] = True  # equal keys are sorted by place: the first one stays
+        exact[these[1:][same]] = True  # equal keys are sorted by priority, so the first one is kept
     del by_key, halves, high, low
     exact[:num_known] = False
     near = np.zeros(count, bool)
     if signatures is not None and count:
         label = _groups(count, signatures)
-        # The smallest place in each group: that document stays.
-        best = np.full(count, count, place.dtype)
-        np.minimum.at(best, label, place)
-        near = place != best[label]
+        # In each group, keep the document with the highest priority (smallest number).
+        first = np.full(count, count, priority.dtype)
+        np.minimum.at(first, label, priority)
+        near = priority != first[label]
         near &= ~exact
         near[:num_known] = False
     return Duplicates(exact, near)
 
 
 def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
-    """Return the group of each document, int [n]. Only one band at a time is in memory."""
+    """Return the group index of each document, int [n]. Only one band at a time is loaded into memory."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -138,12 +141,12 @@ def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
 
 
 def save_signatures(path: Path, signatures: np.ndarray) -> None:
-    """Write uint64 [n, bands] to a file, band after band, so that one band can be read alone."""
+    """Write signatures, uint64 [n, bands], to a file, band after band, so that a single band can be read."""
     with open(path, "wb") as file:
         file.write(np.ascontiguousarray(signatures.T).data)
 
 
 def load_band(path: Path, band: int) -> np.ndarray:
-    """Return one band of a file of `save_signatures`: uint64 [n]."""
+    """Return one band, uint64 [n], of a file written by `save_signatures`."""
     count = path.stat().st_size // (8 * NUM_BANDS)
     return np.fromfile(path, np.uint64, count, offset=8 * count * band)

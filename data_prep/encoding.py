@@ -1,4 +1,4 @@
-"""From passages in their order to fairseq's files: tasks encode ranges of passages, and the results are joined."""
+"""Encode ordered passages and write fairseq's files. Tasks encode ranges of passages, and the results are joined."""
 
 import functools
 import itertools
@@ -21,28 +21,28 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import split_prefix
 
 BATCH_BYTES = 1 << 20
-"""Bytes of text that are encoded at a time."""
+"""Approximate bytes of text that are encoded at a time."""
 TASK_BYTES = 16 << 20
-"""Bytes of text per task."""
+"""Approximate bytes of text per task."""
 
 
 class Encoded(NamedTuple):
     """The result of `encode`."""
 
     splits: dict[str, dict]
-    """The entry of each split in stream.json."""
+    """For each split, its entry in stream.json."""
     counts: np.ndarray
-    """int [dictionary size]: how often the training text has each fairseq id."""
+    """int [dictionary size]: number of occurrences of each fairseq id in the mega-batches that were encoded."""
 
 
 def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder, executor: Executor) -> Encoded:
-    """Write the dataset of every split into the work folder.
+    """Encode all passages and write the fairseq dataset of every split into the work folder.
 
     Args:
         index: the passages and the splits.
-        tokenizer_file: the file of the tokenizer.
+        tokenizer_file: the tokenizer file.
         num_symbols: the size of the fairseq dictionary.
-        work: where the datasets are written.
+        work: the work folder.
         executor: where tasks run.
     """
     dtype, passages = best_dtype(num_symbols), index.passages
@@ -81,10 +81,12 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
 
 @dataclass(frozen=True)
 class EncodeTask(Task):
-    """Encode the passages start..end.
+    """Encode the passages start (included) to end (excluded) of the index.
 
-    Writes PREFIX.tokens, the fairseq ids of the passages, each with eos; PREFIX.sizes, int32, the tokens per stored
-    sequence; and PREFIX.counts, int64 [num_symbols], how often each id occurs.
+    Writes three files:
+        PREFIX.tokens: the fairseq ids of all passages, with eos after each passage.
+        PREFIX.sizes: int32, the number of tokens of each stored sequence.
+        PREFIX.counts: int64 [num_symbols], the number of occurrences of each id.
     """
 
     tokenizer_file: str
@@ -113,18 +115,22 @@ class EncodeTask(Task):
                 tokens_file.write(tokens.data)
                 sizes_file.write(sequence_sizes(passage_tokens).astype(np.int32).data)
                 counts += np.bincount(tokens, minlength=self.num_symbols)
-                heartbeat.beat("the encoding of text")
+                heartbeat.beat("text encoding")
         counts.tofile(f"{prefix}.counts")
         return {}
 
 
-@functools.lru_cache(maxsize=1)  # a worker encodes many ranges with one tokenizer
+@functools.lru_cache(maxsize=1)  # a worker encodes many ranges with the same tokenizer
 def _load_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyTokenizer:
     return load_tokenizer(Path(file))
 
 
 def _text_counts(passages: np.ndarray) -> dict:
-    """Return the counts of documents, passages, words and bytes of a split."""
+    """Return the number of documents, passages, words and bytes of a split.
+
+    Args:
+        passages: the ENTRY of each passage of the split.
+    """
     documents = np.ascontiguousarray(passages["document"]).view(">u8").reshape(-1, 2)
     order = np.lexsort((documents[:, 1], documents[:, 0]))
     changes = (documents[order[1:]] != documents[order[:-1]]).any(axis=1)

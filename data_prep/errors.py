@@ -1,11 +1,14 @@
-"""The errors that alma-prep reports to its user."""
+"""Exceptions whose messages alma-prep prints for its user."""
 
 from fairseq_alma.core.errors import AlmaError
 
 
 class PrepError(AlmaError):
-    """An error that says what was found, what was expected and what to do. The command prints it and exits with 2."""
+    """An error whose message says what was found, what was expected and what to do.
+
+    The command prints the message and exits with code 2.
+    """
 
 
 class Unworkable(PrepError):  # noqa: N818, an adjective describes it better
-    """An error of settings that cannot work on this text. Unfinished work cannot be resumed and is removed."""
+    """An error for settings that cannot work on this text. Unfinished work cannot be resumed, so it is removed."""

@@ -1,4 +1,4 @@
-"""The choice of where tasks run."""
+"""Choose where tasks run: on this machine or on a Slurm cluster."""
 
 from contextlib import AbstractContextManager
 
@@ -8,9 +8,9 @@ from data_prep.workers import Local
 
 
 def open_executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
-    """Return the executor that the settings name, as a context manager that ends its workers or jobs."""
+    """Return the executor that the settings ask for. It is a context manager that ends its workers or jobs on exit."""
     if settings.executor == "slurm":
-        # Imported here because datatrove, which it needs, is part of the optional extra `corpora`.
+        # Import here, because this module needs datatrove, which is an optional dependency (`[corpora]`).
         from data_prep.slurm import Slurm
 
         return Slurm(settings.cluster, settings.workers, settings.stall_seconds)

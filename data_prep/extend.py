@@ -1,4 +1,4 @@
-"""Extend a finished stream: add mega-batches that use its tokenizer, and leave out copies of its documents."""
+"""Extend a finished stream: add mega-batches encoded with the stream's tokenizer, without copies of its documents."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     """Add mega-batches to a stream, unless the same files were added before. Files of existing splits do not change.
 
     Args:
-        settings: the settings, with `extend`.
+        settings: the settings, with extend=True.
         files: the files of each source.
         finished: the stream in `settings.out`, or None if there is none.
 
@@ -29,14 +29,16 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         The content of stream.json.
 
     Raises:
-        PrepError: there is no stream that can be extended, or the files were added before with other settings.
+        PrepError: if there is no stream that can be extended, or the files were added before with other settings.
     """
     out = settings.out
     if finished is None:
-        raise PrepError(f"no stream at {out}, so nothing to extend: leave --extend out to make one.")
+        raise PrepError(f"there is no stream in {out} to extend: run the command without --extend to make one.")
     stream = dict(finished.description)
     if not (out / MANIFEST).is_file():
-        raise PrepError(f"{out} was made by a release that kept no manifest: make it again to extend it.")
+        raise PrepError(
+            f"{out} was made by an earlier release that wrote no {MANIFEST}: make the stream again to extend it."
+        )
     fingerprints = {source.name: fingerprint(found) for source, found in files.items()}
     for extension in stream.get("extensions", []):
         if extension["fingerprints"] == fingerprints:
@@ -75,7 +77,13 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
 
 
 def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension: Mapping) -> None:
-    """Raise PrepError unless the files were added with these settings and the stream is whole."""
+    """Raise PrepError unless the extension was made with these settings and the stream is complete.
+
+    Args:
+        settings: the settings of this run.
+        stream: the content of stream.json.
+        extension: the entry in stream.json of the extension that added these files.
+    """
     out = settings.out
     identity = json.loads(json.dumps(settings.identity()))
     changed = [
@@ -84,18 +92,23 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
         if value != identity[name]
     ]
     if changed:
-        raise PrepError(f"{out} was extended by these files with other settings: {'; '.join(changed)}.")
+        raise PrepError(f"{out} was extended with these files, but with other settings: {'; '.join(changed)}.")
     check_bytes(out, f"Restore it, or remove {out} and make it again.")
     remove_finished_work(out, len(stream["extensions"]))
     first, last = extension["mega_batches"]
-    note(f"{out} has these files as mega-batch {first}" + (f" to {last}" * (last > first)) + ": nothing to do")
+    added = f"mega-batch {first}" + (f" to {last}" * (last > first))
+    note(f"{out} already contains these files as {added}: nothing to do")
 
 
 def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> dict:
-    """Return the manifest of the stream before extension `number`.
+    """Return the manifest as it was before extension `number`.
 
-    An earlier run of this extension may have written its shards and its inputs into the manifest before it was killed:
-    they are left out.
+    Remove the shards and inputs of this extension, which a run that was killed may have added to the manifest.
+
+    Args:
+        manifest: the content of manifest.json.
+        num_mega_batches: number of mega-batches before the extension.
+        number: number of the extension, from 1.
     """
     outputs = {
         name: output

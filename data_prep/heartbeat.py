@@ -1,4 +1,4 @@
-"""The heartbeat of a task: a file that shows the run that a worker makes progress, and which input it reads."""
+"""The heartbeat of a task: a file that shows that a worker makes progress, and which input the worker is processing."""
 
 import json
 import os
@@ -14,17 +14,18 @@ from fairseq_alma.core.files import write_whole
 
 INTERVAL_SECONDS = 1.0
 _MIN_CPU_SHARE = 0.1
-"""The process computes if it uses more than this share of one CPU. The heartbeat's own thread uses far less."""
+"""Minimum share of one CPU above which the process counts as busy. The heartbeat thread itself uses far less."""
 
 
 class Heartbeat:
-    """A file that is rewritten while a task makes progress. A context manager: the file is removed at the end.
+    """A context manager that rewrites a file while a task makes progress, and removes the file at the end.
 
-    A thread rewrites the file every second if `beat` was called since the last time or, within `computing`, if the
-    process used its CPU. A file that becomes old belongs to a worker that hangs; its content says where.
+    Every second, a thread rewrites the file if `beat` was called since the last check. Inside a `computing` block, it
+    also rewrites the file if the process was busy. If the file has not changed for long, the worker hangs, and the
+    content of the file shows where.
 
     Args:
-        path: the file. It holds the process id, the host and the place that was passed to `beat` last.
+        path: the heartbeat file. It contains the process id, the host, and the last `place` passed to `beat`.
     """
 
     def __init__(self, path: Path):
@@ -49,17 +50,17 @@ class Heartbeat:
         """Report progress. Call it at least once per document.
 
         Args:
-            place: what the task works on now, such as the name of a file; None: the same as before.
+            place: what the task is working on, such as a file name; None: the same as in the previous call.
         """
         self._num_beats += 1
         if place is not None and place != self._place:
             self._place = place
-            # Written at once: a library call that holds the interpreter would keep the thread from writing it.
+            # Write immediately, because a long library call that holds the GIL would keep the thread from writing.
             self._write()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Count used CPU time as progress in the block: for a long call of a library that reports nothing."""
+        """Inside this block, count CPU use as progress. Use it around a long library call that reports no progress."""
         self._is_computing = True
         try:
             yield
@@ -77,6 +78,6 @@ class Heartbeat:
             num_beats_now, cpu_seconds_now = self._num_beats, time.process_time()
             used_cpu = cpu_seconds_now - cpu_seconds > _MIN_CPU_SHARE * INTERVAL_SECONDS
             if num_beats_now != num_beats or (self._is_computing and used_cpu):
-                with suppress(OSError):  # the task itself reports a full disk
+                with suppress(OSError):  # for example a full disk, which the task itself reports
                     self._write()
             num_beats, cpu_seconds = num_beats_now, cpu_seconds_now

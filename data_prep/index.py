@@ -1,4 +1,4 @@
-"""The index: one entry per document or passage. It is all that a run holds in memory of a corpus."""
+"""The index: one entry per document or passage. A run keeps only these entries of a corpus in memory, not the text."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,58 +6,63 @@ from typing import NamedTuple
 
 import numpy as np
 
-# 56 bytes per entry.
+# One entry for a document or passage, 56 bytes.
 ENTRY = np.dtype(
     [
-        ("key", "V16"),  # its place in the seeded order: hash(seed, identity, passage number)
-        ("document", "V16"),  # hash of its document's text, whatever the seed: equal only for equal documents
-        ("offset", np.int64),  # where it begins in the spool file, in bytes
+        ("key", "V16"),  # sort key of the shuffled order: hash(seed, hash of the document's text, passage number)
+        ("document", "V16"),  # hash of the document's text, without the seed: equal only for equal documents
+        ("offset", np.int64),  # start of the text in the spool file, in bytes
         ("shard", np.int32),  # number of the spool file
         ("num_bytes", np.int32),
         ("num_words", np.int32),
-        ("source", np.int16),  # number of the --source
-        ("group", np.int16),  # number of the snapshot, in a stream that drifts
+        ("source", np.int16),  # index of the --source
+        ("group", np.int16),  # index of the snapshot, in a stream that drifts; else 0
     ]
 )
 INDEX = "passages.npy"
 
 
 class Index(NamedTuple):
-    """The file with the ENTRY of every passage, in the order in which passages are written, and the splits."""
+    """The passages of a stream in their final order, and their division into splits."""
 
     path: Path
+    """The file with the ENTRY of every passage, in the order in which passages are written to the stream."""
     sha256: str
-    """Digest of the file: tasks that read another index are other tasks."""
+    """SHA-256 digest of the file. Tasks contain it, so that finished tasks are repeated if the index has changed."""
     spool: Path
+    """The folder with the text of the passages."""
     cuts: list[int]
-    """Where splits begin and end among the passages: split number s is cuts[s] to cuts[s + 1]."""
+    """Split boundaries: split s consists of the passages cuts[s] (included) to cuts[s + 1] (excluded)."""
     splits: list[str]
-    """Names of the splits."""
+    """Names of the splits, in the order of `cuts`."""
 
     @property
     def passages(self) -> np.ndarray:
-        """ENTRY of every passage."""
+        """The ENTRY of every passage, mapped from the file."""
         return read_index(self.path)
 
     def training(self) -> tuple[int, int]:
-        """Return where the passages of all mega-batches begin and end."""
+        """Return the range (start, end) of the passages that belong to mega-batches. The end is excluded."""
         which = [number for number, name in enumerate(self.splits) if name not in ("valid", "test")]
         return self.cuts[which[0]], self.cuts[which[-1] + 1]
 
 
 def read_index(path: Path) -> np.ndarray:
-    """Return the ENTRY of every passage in a file of numpy. The file is mapped into memory, not loaded."""
+    """Return the ENTRY of every passage in an index file (.npy). The file is memory-mapped, not loaded."""
     return np.load(path, mmap_mode="r")
 
 
 def byte_ranges(num_bytes: np.ndarray, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges (first, last) of the passages start..end with about `most` bytes of text, or one passage, each.
+    """Split the passages start..end into ranges with about `most` bytes of text each, and at least one passage.
 
     Args:
         num_bytes: int [n], the length of every passage in bytes.
-        start: the first passage.
-        end: the passage after the last one.
-        most: bytes per range.
+        start: index of the first passage.
+        end: index after the last passage.
+        most: approximate bytes per range.
+
+    Yields:
+        Ranges (first passage, index after the last passage).
     """
     ends = np.cumsum(num_bytes[start:end], dtype=np.int64)
     done, position = 0, start

@@ -1,4 +1,4 @@
-"""Delay Ctrl-C while workers or threads are started and ended."""
+"""Delay Ctrl-C while workers or threads are being started or ended."""
 
 import signal
 from collections.abc import Iterator
@@ -7,11 +7,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_delayed() -> Iterator[None]:
-    """Block SIGINT in the block; a Ctrl-C that arrives meanwhile raises KeyboardInterrupt after it.
+    """Delay SIGINT until the end of this block. Ctrl-C inside the block raises KeyboardInterrupt after the block.
 
-    An interrupt in the middle of starting or ending workers would leave them running without anyone to stop them.
-    Threads and processes that are started in the block never receive SIGINT. This matters for threads: Python raises
-    KeyboardInterrupt in the main thread as soon as any thread receives the signal, even if the main thread blocks it.
+    An interrupt while workers are being started or ended could leave workers running forever. Threads and processes
+    started in the block never receive SIGINT, because they inherit the signal mask. Threads must not receive it,
+    because Python raises KeyboardInterrupt in the main thread when any thread receives the signal, even if the main
+    thread blocks it.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

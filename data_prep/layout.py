@@ -1,6 +1,6 @@
-"""The layout of a stream: the seeded order of passages, the mix of sources, and the cuts between splits.
+"""Compute the layout of a stream: the shuffled order of passages, the mix of sources, and the split boundaries.
 
-Everything here is arithmetic on words. Nothing reads or writes a file.
+The functions only compute with word counts and keys. They read and write no files.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,15 @@ from data_prep.partition import MIN_MEGA_BATCH_WORDS
 
 
 def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
-    """Return the places of entries (or of `which` of them) in the order of keys. Equal keys mean equal text."""
+    """Return the indices that sort entries by key, which is a shuffled order that depends on the seed.
+
+    Args:
+        entries: ENTRY of each document or passage.
+        which: indices of the entries to sort; None: all entries.
+
+    Returns:
+        Indices into `entries`. Entries with equal keys have equal text.
+    """
     keys = entries["key"] if which is None else entries["key"][which]
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))
@@ -20,19 +28,19 @@ def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
 
 
 def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
-    """Return the order of the stream: each kind of source in the order of keys, and all kinds mixed in proportion.
+    """Return the passage order of a stream, in which every section has about the same mix of source kinds.
 
-    The position of a passage is the position of its middle among the words of its kind, as a fraction. With one kind
-    this is the order of keys.
+    The passages of each kind are sorted by key and placed evenly on the interval 0 to 1, in proportion to their words.
+    All passages are then sorted by the position of their middle word. With a single kind, the result is the key order.
 
     Args:
         passages: ENTRY of each passage.
-        kinds: int [number of sources], the kind of each source. The order does not change if text is moved from one
-            source to another of the same kind.
-        which: places in `passages`; None: all.
+        kinds: int [number of sources], index of the kind of each source. The result does not change if text is moved
+            between sources of the same kind.
+        which: indices of the passages to order; None: all.
 
     Returns:
-        Places in `passages`. Only numbers are copied: with its entry a passage takes at most 128 bytes of memory.
+        Indices into `passages`. Entries are not copied, so a passage with its entry takes at most 128 bytes of memory.
     """
     order = by_key(passages, which)
     kind_of = kinds.astype(np.int8)[passages["source"][order]]
@@ -41,20 +49,21 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
         is_kind = kind_of == kind
         kind_words = words[is_kind].astype(np.float64)
         middle[is_kind] = (np.cumsum(kind_words) - kind_words / 2) / max(1.0, kind_words.sum())
-    return order[np.argsort(middle, kind="stable")]  # stable: equal positions keep the order of keys
+    return order[np.argsort(middle, kind="stable")]  # a stable sort, so that equal positions stay sorted by key
 
 
 def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
-    """Return how many words of each source are used: as many as possible, in the wanted shares.
+    """Return how many words of each source to use: as many as possible while respecting the given shares.
 
-    Sources without a share divide the rest in proportion to their size.
+    The sources without a share divide the remaining fraction in proportion to their size.
 
     Args:
-        words: words of each source.
-        shares: the wanted fraction of the words of the stream, by source; None: no wish.
+        words: number of words of each source, by source index.
+        shares: for each source index, the fraction of the stream's words that the source should provide, or None.
 
     Raises:
-        PrepError: the sum of the shares is more than 1, or less although every source has a share.
+        PrepError: if the shares sum to more than 1, to less than 1 although every source has a share, or to 1 although
+            a source has no share.
     """
     given = {source: share for source, share in shares.items() if share is not None}
     if not given:
@@ -62,11 +71,14 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
     rest, total = sum(words[source] for source in shares if source not in given), sum(given.values())
     if total > 1 + 1e-9 or (len(given) == len(shares) and total < 1 - 1e-9):
         raise PrepError(
-            f"the shares of the sources come to {total:g}, and must come to 1 (or less, so that the other sources take "
-            "the rest). Give other shares after the @."
+            f"the source shares sum to {total:g}, but must sum to 1, or to less if there are sources without a share, "
+            "which then provide the rest. Change the shares after the @."
         )
     if len(given) < len(shares) and total > 1 - 1e-9:
-        raise PrepError("the shares of some sources come to 1, and leave nothing for the others: leave those out.")
+        raise PrepError(
+            "the given shares already sum to 1, so nothing is left for the sources without a share: remove these "
+            "sources or lower the shares."
+        )
     wanted = {
         source: given[source] if source in given else (1 - total) * words[source] / max(1, rest) for source in shares
     }
@@ -75,7 +87,12 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
 
 
 def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
-    """Return the first passages of each source, in the order of keys, up to the wanted number of words."""
+    """Return the passages to keep so that each source has about the wanted number of words.
+
+    Args:
+        passages: ENTRY of each passage.
+        wanted: number of words to keep, by source index. The passages with the smallest keys are kept.
+    """
     kept = np.ones(len(passages), bool)
     for source, num_words in wanted.items():
         which = by_key(passages, np.flatnonzero(passages["source"] == source))
@@ -84,28 +101,28 @@ def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
 
 
 class Layout(NamedTuple):
-    """The order in which passages are written, and where the splits begin and end among them."""
+    """The order in which passages are written, and the split boundaries."""
 
     order: np.ndarray
-    """Places in the array of passages."""
+    """Indices into the array of passages."""
     cuts: list[int]
-    """[0, end of valid, end of mega-batch 1, .., end of test]."""
+    """Boundaries of the splits in `order`: [0, end of valid, end of mega-batch 1, .., end of test]."""
 
 
 def equal_layout(
     passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
 ) -> Layout:
-    """Return the layout of a stream whose mega-batches have equal words and the same mix of sources.
+    """Return the layout of a stream whose mega-batches have the same number of words and the same mix of source kinds.
 
     Args:
         passages: ENTRY of each passage.
-        kinds: int [number of sources], the kind of each source.
-        valid_words: words of the validation set, which comes first.
-        num_mega_batches: B.
-        valid_kind: the kind of source from which the validation set is taken; None: all kinds.
+        kinds: int [number of sources], index of the kind of each source.
+        valid_words: number of words of the validation set, which comes first.
+        num_mega_batches: number of mega-batches, B.
+        valid_kind: index of the source kind from which the validation set is taken; None: all kinds.
 
     Raises:
-        PrepError: the sources of `valid_kind` have fewer words than the validation set needs.
+        PrepError: if the sources of `valid_kind` have fewer words than the validation set needs.
     """
     words = passages["num_words"]
     if valid_kind is None:
@@ -116,8 +133,8 @@ def equal_layout(
     found = int(words[candidates].sum(dtype=np.int64))
     if found < valid_words:
         raise PrepError(
-            f"the kind of --valid-source has {found:,} words, and the validation set needs {valid_words:,}: give fewer "
-            "--valid-words, or more of that kind."
+            f"the sources of the kind given by --valid-source have only {found:,} words, but the validation set needs "
+            f"{valid_words:,}: lower --valid-words, or add sources of this kind."
         )
     end = max(1, _nearest(_cumulative(words[candidates]), valid_words))
     rest = mixed(passages, kinds, np.concatenate([candidates[end:], np.flatnonzero(~is_valid_kind)]))
@@ -126,9 +143,12 @@ def equal_layout(
 
 
 def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: int) -> Layout:
-    """Return the layout of an extension: only mega-batches, of equal words and with the same mix of sources."""
+    """Return the layout of an extension: mega-batches with the same number of words and the same mix of source kinds.
+
+    An extension has no validation set and no test set, so `cuts` is [0, end of first new mega-batch, ..].
+    """
     order = mixed(passages, kinds)
-    # The last share is the test set of a new stream. Here it is a mega-batch.
+    # `equal_cuts` adds one more split, which is the test set in a new stream. Here it is the last mega-batch.
     cuts = equal_cuts(passages["num_words"][order], num_mega_batches - 1)
     return Layout(order, cuts)
 
@@ -136,13 +156,13 @@ def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: 
 def drifting_layout(
     passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
 ) -> Layout:
-    """Return the layout of a stream that drifts: one mega-batch per group, in the order of groups, of any size.
+    """Return the layout of a stream that drifts: one mega-batch per snapshot, in snapshot order, of any size.
 
-    The test set takes 1 / (B + 1) of the words of every group. The validation set takes the same fraction of each.
-    See `equal_layout` for the arguments.
+    The validation set takes the same fraction of the words of every snapshot (counting only sources of `valid_kind`).
+    The test set takes 1 / (B + 1) of the remaining words of every snapshot. See `equal_layout` for the arguments.
 
     Raises:
-        PrepError: a split would be too small.
+        PrepError: if a split would be too small.
     """
     words = passages["num_words"]
     is_valid_kind = np.ones(len(passages), bool)
@@ -150,7 +170,10 @@ def drifting_layout(
         is_valid_kind = kinds[passages["source"]] == valid_kind
     valid_fraction = valid_words / max(1, int(words[is_valid_kind].sum(dtype=np.int64)))
     if valid_fraction > 1:
-        raise PrepError(f"--valid-source has fewer words than the {valid_words:,} of the validation set.")
+        raise PrepError(
+            f"the sources of the kind given by --valid-source have fewer than the {valid_words:,} words that the "
+            "validation set needs: lower --valid-words, or add sources of this kind."
+        )
     valid, batches, test = [], [], []
     for group in range(num_mega_batches):
         in_group = passages["group"] == group
@@ -169,47 +192,60 @@ def drifting_layout(
         if found < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
             raise PrepError(
                 f"{name} would have {found:,} words, but needs at least {MIN_MEGA_BATCH_WORDS:,}. "
-                "Join snapshots, or add files to this one."
+                "Merge snapshots, or add files."
             )
     return Layout(np.concatenate(splits), [0, *np.cumsum([len(split) for split in splits]).tolist()])
 
 
 def split_order(num_mega_batches: int) -> list[str]:
-    """Return the names of the splits, in the order of `Layout.cuts`."""
+    """Return the names of all splits of a stream, in the order of `Layout.cuts`."""
     return ["valid", *(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "test"]
 
 
 def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> list[int]:
-    """Return where the splits end: [0, end of valid, end of mega-batch 1, .., end of test].
+    """Return the split boundaries, as passage indices: [0, end of valid, end of mega-batch 1, .., end of test].
 
-    Each cut is at the passage end nearest to its share. The size of a mega-batch therefore differs from an equal share
-    by at most the longest passage.
+    All mega-batches and the test set should have equally many words. Each boundary is the passage end nearest to the
+    ideal position, so the size of a mega-batch differs from the ideal size by at most the longest passage.
 
     Args:
-        words: int [n], the words of each passage, in order.
-        valid_words: words of the validation set, which comes first.
-        num_mega_batches: B.
+        words: int [n], the number of words of each passage, in order.
+        valid_words: number of words of the validation set, which comes first.
+        num_mega_batches: number of mega-batches, B.
     """
     valid_end = max(1, _nearest(_cumulative(words), valid_words))  # never an empty validation set
     return [0, *(valid_end + cut for cut in equal_cuts(words[valid_end:], num_mega_batches))]
 
 
 def equal_cuts(words: np.ndarray, num_mega_batches: int) -> list[int]:
-    """Return [0, end of mega-batch 1, .., end of test]. Each cut is at the passage end nearest to its share."""
+    """Return boundaries that divide passages into B mega-batches and a test set of nearly equal size.
+
+    Args:
+        words: int [n], the number of words of each passage, in order.
+        num_mega_batches: number of mega-batches, B.
+
+    Returns:
+        Passage indices [0, end of mega-batch 1, .., end of test].
+    """
     cumulative = _cumulative(words)
     shares, total = num_mega_batches + 1, int(cumulative[-1])
     return [0, *(_nearest(cumulative, total * share // shares) for share in range(1, shares)), len(words)]
 
 
 def _cumulative(words: np.ndarray) -> np.ndarray:
-    """Return the words before each passage, and at the end the words of all passages."""
+    """Return the number of words before each passage, and as last element the total. int64 [n + 1]."""
     found = np.zeros(len(words) + 1, np.int64)
     np.cumsum(words, dtype=np.int64, out=found[1:])
     return found
 
 
 def _nearest(cumulative: np.ndarray, target: int) -> int:
-    """Return the number of passages whose words together are nearest to `target`."""
+    """Return how many of the first passages have a total word count nearest to `target`.
+
+    Args:
+        cumulative: the result of `_cumulative`.
+        target: number of words.
+    """
     after = min(int(np.searchsorted(cumulative, target)), len(cumulative) - 1)
     if after > 0 and target - cumulative[after - 1] <= cumulative[after] - target:
         return after - 1

@@ -1,7 +1,7 @@
-"""fairseq's memory-mapped dataset, `.bin` and `.idx`, written directly.
+"""Write fairseq's memory-mapped dataset files, `.bin` and `.idx`.
 
-The bytes are those of fairseq's MMapIndexedDatasetBuilder (fairseq/data/indexed_dataset.py), but the tokens do not pass
-through text, tensors and Python lists of pointers.
+The bytes are the same as those of fairseq's MMapIndexedDatasetBuilder (fairseq/data/indexed_dataset.py), but the tokens
+are not converted to text, tensors or Python lists of pointers on the way.
 """
 
 import contextlib
@@ -18,19 +18,23 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPE_CODES = {"uint16": 8, "uint32": 9}
 MAX_SEQUENCE_TOKENS = 65_535
-"""The longest sequence: fairseq's TokenBlockDataset counts in 16 bits, and longer ones can overflow."""
+"""Maximum sequence length, in tokens. fairseq's TokenBlockDataset counts in 16 bits, so longer sequences can
+overflow."""
 
 
 def best_dtype(dictionary_size: int) -> str:
-    """Return the type that fairseq-preprocess chooses for a dictionary of this size."""
+    """Return the integer type of stored tokens that fairseq-preprocess uses for a dictionary of this size."""
     return "uint16" if dictionary_size < 65_500 else "uint32"
 
 
 def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
-    """Return the tokens per stored sequence: a passage longer than MAX_SEQUENCE_TOKENS becomes several sequences.
+    """Return the length of each sequence to store. A passage longer than MAX_SEQUENCE_TOKENS becomes several sequences.
 
     Args:
-        passage_tokens: int [n], the tokens of each passage, with its eos.
+        passage_tokens: int [n], the number of tokens of each passage, including eos.
+
+    Returns:
+        int [number of sequences], the number of tokens of each sequence.
     """
     if not (passage_tokens > MAX_SEQUENCE_TOKENS).any():
         return passage_tokens
@@ -42,9 +46,13 @@ def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
 
 
 class MMapWriter:
-    """A writer of one dataset: sequences go to PREFIX.bin as they come, and PREFIX.idx is written at the end.
+    """A context manager that writes one dataset: PREFIX.bin while sequences are added, and PREFIX.idx at the end.
 
-    A context manager: if the block ends without an error, both files are whole and stored on the disk.
+    If the block ends without an error, both files are complete and synced to disk.
+
+    Args:
+        prefix: the path of both files without `.bin` and `.idx`.
+        dtype: the integer type of stored tokens: uint16 or uint32.
     """
 
     def __init__(self, prefix: Path, dtype: str):
@@ -58,7 +66,8 @@ class MMapWriter:
 
     def __exit__(self, error_type, error, traceback) -> None:
         if error_type is not None:
-            # An error of closing must not hide the error that ended the block. The file is useless anyway.
+            # An error while closing the file must not hide the error that ended the block. The file is incomplete
+            # anyway.
             with contextlib.suppress(OSError):
                 self._file.close()
             return
@@ -71,7 +80,7 @@ class MMapWriter:
 
         Args:
             tokens: int [n], the tokens of all sequences, one after another.
-            sizes: int [number of sequences], the number of tokens of each; their sum is n.
+            sizes: int [number of sequences], the number of tokens of each sequence; the sum is n.
         """
         assert tokens.size == sizes.sum(), (tokens.size, sizes.sum())
         content = tokens.astype(self._dtype, copy=False).data
@@ -80,12 +89,12 @@ class MMapWriter:
         self._sizes.append(sizes.astype(np.int32))
 
     def sha256(self) -> str:
-        """Return the digest of all that was written to PREFIX.bin so far."""
+        """Return the SHA-256 digest of the bytes written to PREFIX.bin so far, in hexadecimal."""
         return self._digest.hexdigest()
 
     def _write_index(self) -> None:
         sizes = np.concatenate([np.empty(0, np.int32), *self._sizes])
-        # In 64 bits: a mega-batch has more bytes than 32 bits can count.
+        # Use 64 bits, because a mega-batch can have more than 2^32 bytes.
         pointers = np.zeros(len(sizes), dtype=np.int64)
         np.cumsum(sizes[:-1], out=pointers[1:], dtype=np.int64)
         pointers *= self._dtype.itemsize

@@ -1,6 +1,7 @@
-"""How a settings dataclass declares its command-line options: once, beside each field.
+"""Command-line options declared in a settings dataclass. Each field declares its own option.
 
-The parser, the command line that a stream records, and the identity of a stream are derived from these declarations.
+The argument parser, the command line recorded in a stream, and the list of settings that two runs of one stream must
+share are all generated from these declarations.
 """
 
 import argparse
@@ -11,34 +12,34 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """The command-line option of one setting, and what the setting affects."""
+    """The command-line option of one setting, and properties of the setting."""
 
     flag: str
     group: str
-    """Heading of --help under which the option is listed."""
+    """Section of --help in which the option is listed."""
     help: str
-    """What the setting does. argparse replaces %(default)s by the default."""
+    """Help text. argparse replaces %(default)s with the default."""
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     minimum: float | None = None
-    """The smallest value that is accepted."""
+    """Smallest accepted value."""
     shapes_stream: bool = True
-    """True if the bytes of the stream depend on it. All runs of one stream folder must agree on such a setting."""
+    """Whether the bytes of the stream depend on the setting. All runs on one stream folder must have the same value."""
     in_command: bool = True
-    """True if the recorded command line names it when it differs from the default."""
+    """Whether the command line recorded in the stream includes the option if the value differs from the default."""
     always_in_command: bool = False
-    """True if the recorded command line names it even when it has its default."""
+    """Whether the command line recorded for a new stream includes the option even if it has its default value."""
     fixed_by_stream: bool = False
-    """True if an extension takes it from the stream that it extends, so that it must not be given."""
+    """Whether an extension uses the value of the existing stream. The option must then not be given with --extend."""
 
 
 def setting(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:
-    """Return a dataclass field with a default and an `Option`. See `Option` for the other arguments."""
+    """Return a dataclass field with a default value and an `Option`. See `Option` for the arguments after `default`."""
     return dataclasses.field(default=default, metadata={"option": Option(flag, group, help, **more)})
 
 
 def options_of(settings: Any) -> dict[str, Option]:
-    """Return the options of a settings dataclass, or of an instance of one, by the name of their field."""
+    """Return the options of a settings dataclass (class or instance), by field name."""
     found = {field.name: field.metadata.get("option") for field in dataclasses.fields(settings)}
     return {name: option for name, option in found.items() if option is not None}
 
@@ -47,8 +48,8 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
     """Add the options of a settings dataclass to a parser.
 
     Args:
-        parser: the parser. The parsed value of a field has the name of the option: `slurm_time` for --slurm-time.
-        groups: the argument groups that exist already, by heading. New ones are added.
+        parser: the parser. A parsed value is named after the option, not the field: `slurm_time` for --slurm-time.
+        groups: the argument groups that exist already, by section name. Missing groups are added.
         settings: the dataclass.
     """
     types, defaults = typing.get_type_hints(settings), defaults_of(settings)
@@ -70,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
 
 
 def parsed_settings(parsed: argparse.Namespace, settings: type) -> dict[str, Any]:
-    """Return the values that a parser found for the options of a settings dataclass, by the name of their field."""
+    """Return the parsed command-line values of the fields of a settings dataclass, by field name."""
     return {
         name: getattr(parsed, option.flag.removeprefix("--").replace("-", "_"))
         for name, option in options_of(settings).items()
@@ -78,5 +79,5 @@ def parsed_settings(parsed: argparse.Namespace, settings: type) -> dict[str, Any
 
 
 def defaults_of(settings: Any) -> dict[str, Any]:
-    """Return the default of each field of a settings dataclass that has an option."""
+    """Return the default values of all fields with an option, by field name."""
     return {field.name: field.default for field in dataclasses.fields(settings) if "option" in field.metadata}

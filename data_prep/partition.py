@@ -1,4 +1,4 @@
-"""The sizes of splits, and the passages into which long documents are cut (docs/design.md)."""
+"""Compute the sizes of splits, and cut long documents into passages (docs/design.md)."""
 
 import hashlib
 import itertools
@@ -8,9 +8,9 @@ from typing import NamedTuple
 from data_prep.errors import PrepError
 
 MIN_MEGA_BATCH_WORDS = 1000
-"""In smaller mega-batches, the 1% by which they may differ would be less than ten words."""
+"""Minimum number of words in a mega-batch. Mega-batches may differ in size by 1%, which is ten words at this size."""
 
-# Each match ends where the next paragraph, line or word begins, so that the parts, joined, are the text.
+# Each match ends where the next paragraph, line or word begins. Joining the parts gives the original text.
 PARAGRAPH_END = re.compile(r"\n(?:[^\S\n]*\n)+")
 LINE_END = re.compile(r"\n")
 WORD_END = re.compile(r"(?<=\S)\s+")
@@ -20,36 +20,36 @@ class Plan(NamedTuple):
     """The sizes of splits and passages, in words."""
 
     valid_words: int
-    """Words of the validation set."""
+    """Number of words in the validation set."""
     mega_batch_words: int
-    """Words of each mega-batch and of the test set."""
+    """Number of words in each mega-batch and in the test set."""
     passage_words: int
-    """Approximate length of the passages of a long document."""
+    """Approximate length of the passages into which a long document is cut."""
     limit_words: int
-    """1% of a mega-batch: longer documents are cut."""
+    """Maximum document length, 1% of a mega-batch. Longer documents are cut."""
 
 
 def default_valid_words(total_words: int) -> int:
-    """Return the default size of the validation set."""
+    """Return the default size of the validation set, in words."""
     return max(1, min(500_000, total_words // 100))
 
 
 def default_passage_words(mega_batch_words: int) -> int:
-    """Return the default length of a passage."""
+    """Return the default length of a passage, in words."""
     return min(2000, mega_batch_words // 500)
 
 
 def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, passage_words: int | None) -> Plan:
-    """Return the sizes of the splits of a new stream.
+    """Return the sizes of the splits and passages of a new stream.
 
     Args:
-        total_words: words of all documents.
-        num_mega_batches: B.
-        valid_words: words of the validation set; None: the default.
-        passage_words: words of a passage; None: the default.
+        total_words: number of words in all documents.
+        num_mega_batches: number of mega-batches, B.
+        valid_words: number of words in the validation set; None: the default.
+        passage_words: number of words in a passage; None: the default.
 
     Raises:
-        PrepError: there is too little text, or `passage_words` is too large.
+        PrepError: if there is too little text, or `passage_words` is too large.
     """
     if valid_words is None:
         valid_words = default_valid_words(total_words)
@@ -58,7 +58,7 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     if total_words < needed_words:
         raise PrepError(
             f"too little text: found {total_words:,} words, but {num_mega_batches} mega-batches and a test set "
-            f"(at least {MIN_MEGA_BATCH_WORDS:,} words each) with {valid_words:,} validation words need at least "
+            f"(at least {MIN_MEGA_BATCH_WORDS:,} words each) and {valid_words:,} validation words need at least "
             f"{needed_words:,}. Add sources, or lower --mega-batches or --valid-words."
         )
     mega_batch_words = (total_words - valid_words) // shares
@@ -68,37 +68,44 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     if passage_words > limit_words:
         raise PrepError(
             f"passage_words={passage_words} is more than 1% of a mega-batch ({mega_batch_words:,} words), so "
-            f"mega-batches could not come out equal. Give --passage-words at most {limit_words}."
+            f"mega-batches could not have equal sizes. Set --passage-words to at most {limit_words}."
         )
     return Plan(valid_words, mega_batch_words, passage_words, limit_words)
 
 
 def extension_plan(total_words: int, num_mega_batches: int, passage_words: int | None) -> Plan:
-    """Return the sizes of mega-batches that extend a stream. They get no validation set and no test set.
+    """Return the sizes of mega-batches and passages of an extension, which has no validation set and no test set.
 
-    See `make_plan` for the arguments.
+    Args:
+        total_words: number of words in all new documents.
+        num_mega_batches: number of mega-batches to add.
+        passage_words: number of words in a passage; None: the default.
 
     Raises:
-        PrepError: there is too little text, or `passage_words` is too large.
+        PrepError: if there is too little text, or `passage_words` is too large.
     """
     needed_words = num_mega_batches * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words:
         raise PrepError(
             f"too little text: {total_words:,} new words are left, but {num_mega_batches} mega-batches need at least "
-            f"{needed_words:,}. Wait for more, or add sources."
+            f"{needed_words:,}. Wait for more text, or add sources."
         )
     mega_batch_words = total_words // num_mega_batches
     limit_words = mega_batch_words // 100
     if passage_words is not None and passage_words > limit_words:
-        raise PrepError(f"passage_words={passage_words} is more than 1% of a mega-batch: give at most {limit_words}.")
+        raise PrepError(
+            f"passage_words={passage_words} is more than 1% of a mega-batch: set --passage-words to at most "
+            f"{limit_words}."
+        )
     return Plan(0, mega_batch_words, passage_words or default_passage_words(mega_batch_words), limit_words)
 
 
 def cut_document(text: str, passage_words: int, limit_words: int) -> list[str]:
-    """Cut a document longer than `limit_words` into passages. Joined, they are the document, character by character.
+    """Cut a document into passages if it is longer than `limit_words`. Joining the passages gives the exact document.
 
-    The document is cut at paragraph ends. Only a paragraph that is itself longer than the limit is cut at line ends,
-    and only a line longer than the limit is cut between words. Neighbouring parts are joined up to `passage_words`.
+    The document is cut at paragraph ends. Only a paragraph longer than `limit_words` is also cut at line ends, and
+    only a line longer than `limit_words` is also cut between words. Then neighbouring parts are joined into passages of
+    up to `passage_words` words.
     """
     if _num_words(text) <= limit_words:
         return [text]
@@ -117,14 +124,14 @@ def _num_words(text: str) -> int:
 
 
 def _split_after(pattern: re.Pattern, text: str) -> list[str]:
-    """Split a text at the end of each match."""
+    """Split a text at the end of each match of a pattern."""
     ends = [match.end() for match in pattern.finditer(text)]
     bounds = sorted({0, *ends, len(text)})
     return [text[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def _join_up_to(passage_words: int, parts: list[str]) -> list[str]:
-    """Join neighbours while they have at most `passage_words` words. A part without words never stays alone."""
+    """Join neighbouring parts into passages of up to `passage_words` words. A part without words is never alone."""
     passages: list[str] = []
     current: list[str] = []
     current_words = 0
@@ -139,6 +146,12 @@ def _join_up_to(passage_words: int, parts: list[str]) -> list[str]:
 
 
 def order_key(seed: int, identity: bytes, passage_number: int) -> bytes:
-    """Return hash(seed, identity, passage number), 16 bytes. Passages are written in the order of their keys."""
+    """Return the 16-byte sort key of a passage. Sorting by key gives a shuffled order that depends on the seed.
+
+    Args:
+        seed: the seed of the stream.
+        identity: SHA-256 digest of the document's text.
+        passage_number: index of the passage in its document.
+    """
     digest = hashlib.sha256(f"{seed} {passage_number} ".encode() + identity)
     return digest.digest()[:16]

@@ -1,4 +1,4 @@
-"""The steps from sources to encoded splits: read, remove copies, plan, cut, order, train the tokenizer, encode."""
+"""Run all steps from sources to encoded splits: read, remove copies, plan, cut, order, train the tokenizer, encode."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,44 +27,44 @@ from fairseq_alma.core.stream_folder import FORMAT_VERSION
 
 Result = TypeVar("Result")
 _WRITTEN_PASSAGES = 1 << 20
-"""Entries of the index that are written at a time: a copy of all of them would double what is in memory."""
+"""Number of index entries that are written at a time. A copy of all entries would double the memory use."""
 
 
 class BaseStream(NamedTuple):
-    """The stream that is extended."""
+    """The finished stream that a run extends."""
 
     folder: Path
     description: Mapping
-    """The content of its stream.json."""
+    """The content of the stream's stream.json."""
     keys: np.ndarray
-    """V16 per document that was offered to it and was no exact copy: the key of its text."""
+    """V16 [n], hash of the text of each document in the stream and of each near copy that was removed from it."""
     signatures: list[list[Path]]
-    """The files with the signatures of the same documents: a list for the stream and for each extension."""
+    """The signature files of the documents in `keys`: one list for the stream and one per extension."""
 
     @property
     def num_extensions(self) -> int:
-        """Number of extensions that the stream has already."""
+        """Number of existing extensions of the stream."""
         return len(self.description.get("extensions", []))
 
 
 def build_stream(
     settings: PrepSettings, files: Files, work: WorkFolder, executor: Executor, base: BaseStream | None = None
 ) -> dict:
-    """Write all shards of a stream, or of an extension, into the work folder.
+    """Write all shards of a new stream, or of an extension, into the work folder.
 
     Args:
         settings: the settings.
         files: the files of each source.
-        work: where shards are written.
+        work: the work folder.
         executor: where tasks run.
-        base: the stream to extend; None: make a new one.
+        base: the stream to extend; None: make a new stream.
 
     Returns:
-        The content of stream.json, or the part of it that describes the extension.
+        The content of stream.json or, for an extension, the part of it that describes the extension.
 
     Raises:
-        PrepError: too many files are damaged, or a worker died or hung.
-        Unworkable: the settings cannot work on this text.
+        PrepError: if too many files are damaged, or a worker died or hung.
+        Unworkable: if the settings cannot work on this text.
     """
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
@@ -110,20 +110,20 @@ def build_stream(
 def _encode_extension(
     index: Index, base: BaseStream, spooled: Spooled, table: list[dict], work: WorkFolder, executor: Executor
 ) -> dict:
-    """Encode the passages with the tokenizer of the stream. Return what stream.json says of the extension."""
+    """Encode an extension with the stream's tokenizer. Return the part of stream.json about the extension."""
     tokenizer_file = base.folder / base.description["tokenizer"]["file"]
     encoded = encode(index, tokenizer_file, base.description["dictionary_size"], work, executor)
     return _described(spooled, table, encoded.splits) | {"num_mega_batches": len(index.splits)}
 
 
 def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> dict:
-    """Return the keys that stream.json has for a new stream and for an extension alike."""
+    """Return the part of stream.json that a new stream and an extension have in common."""
     described = {"sources": spooled.records, "cleaning": table, "splits": splits}
     return described if spooled.snapshots is None else described | {"snapshots": spooled.snapshots}
 
 
 def _workable(compute: Callable[[], Result]) -> Result:
-    """Return what `compute` returns. Its PrepError becomes Unworkable: the settings do not fit this text."""
+    """Return the result of `compute`. Turn its PrepError into Unworkable, because the settings do not fit this text."""
     try:
         return compute()
     except Unworkable:
@@ -133,34 +133,43 @@ def _workable(compute: Callable[[], Result]) -> Result:
 
 
 def _words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
-    """Return the number of words of each source."""
-    # As floats words are exact up to 2^53.
+    """Return the number of words of each source, by source index."""
+    # `bincount` adds float64 weights, which are exact up to 2^53 words.
     counts = np.bincount(entries["source"], entries["num_words"].astype(np.float64), num_sources)
     return dict(enumerate(counts.astype(np.int64).tolist()))
 
 
 def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
-    """Return how many words of each source are used, so that the shares are as the sources ask."""
+    """Return how many words of each source to use so that every source provides the share given for it.
+
+    Args:
+        files: the files of each source.
+        words: number of words of each source, by source index.
+
+    Raises:
+        Unworkable: if the shares are invalid, or no text is left of a source with a share.
+    """
     shares = {number: source.share for number, source in enumerate(files)}
     for number, source in enumerate(files):
         if source.share is not None and not words[number]:
             raise Unworkable(
-                f"{source.name} should provide {source.share:g} of the words, but nothing of it is left: cleaning "
-                "removed all its documents, or they are copies of others. Leave the source out, or change --language, "
-                "--gopher or --duplicates."
+                f"{source.name} should provide {source.share:g} of the words, but none of its text is left: cleaning "
+                "removed all of its documents, or they are copies of other documents. Remove the source, or change "
+                "--language, --gopher or --duplicates."
             )
     return _workable(lambda: layout.share_out(words, shares))
 
 
 def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
-    """Return the number of mega-batches to write. Raise Unworkable if it is not the number of snapshots."""
+    """Return the number of mega-batches to write. Raise Unworkable if it differs from the number of snapshots."""
     if spooled.snapshots is None:
         return settings.num_mega_batches or 1
     num_snapshots = len(spooled.snapshots)
     if settings.num_mega_batches not in (None, num_snapshots):
         raise Unworkable(
-            f"--mega-batches {settings.num_mega_batches}, but --partition {settings.partition} finds {num_snapshots} "
-            f"snapshots: {', '.join(spooled.snapshots[:10])}. Leave --mega-batches out, or join or split snapshots."
+            f"--mega-batches is {settings.num_mega_batches}, but --partition {settings.partition} finds "
+            f"{num_snapshots} snapshots: {', '.join(spooled.snapshots[:10])}. Omit --mega-batches, or merge or split "
+            "snapshots."
         )
     return num_snapshots
 
@@ -168,7 +177,11 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
 def _without_copies(
     settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
 ) -> tuple[np.ndarray, list[dict]]:
-    """Return the documents that stay, and the table of what each step removed. Write what later extensions need."""
+    """Remove copies, and write the files that later extensions need to find copies of these documents.
+
+    Returns:
+        The ENTRY of each remaining document, and the table of what cleaning and this step removed (for stream.json).
+    """
     table = [
         {"step": reason, "source": source, "documents": removed[0], "words": removed[1]}
         for reason, by_source in sorted(spooled.removed.items())
@@ -184,7 +197,7 @@ def _without_copies(
 
 
 def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
-    """Return the sizes of splits and passages."""
+    """Return the sizes of splits and passages. Raise Unworkable if there is too little text."""
     if base is not None:
         return _workable(lambda: partition.extension_plan(total_words, num_mega_batches, settings.passage_words))
     return _workable(
@@ -193,7 +206,7 @@ def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base:
 
 
 def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolder, executor: Executor) -> np.ndarray:
-    """Cut long documents into passages. Return the ENTRY of every passage, in any order."""
+    """Cut long documents into passages. Return the ENTRY of every passage and every uncut document, unsorted."""
     is_long = documents["num_words"] > plan.limit_words
     long_documents = documents[is_long]
     long_documents = long_documents[layout.by_key(long_documents)]
@@ -213,7 +226,7 @@ def _write_index(
     settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
     work: WorkFolder, base: BaseStream | None,
 ) -> Index:  # fmt: skip
-    """Write the index of all passages in their order. What follows depends only on content and seed."""
+    """Sort all passages into the final order and write the index file. Later steps depend only on content and seed."""
     names = layout.split_order(num_mega_batches)
     kind_names = [record["kind"] for record in spooled.records]
     known = sorted(set(kind_names))
@@ -224,21 +237,27 @@ def _write_index(
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
         order, cuts = layout.extension_layout(passages, kinds, num_mega_batches)
     else:
-        lay_out = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
-        order, cuts = _workable(lambda: lay_out(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
+        make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
+        order, cuts = _workable(lambda: make_layout(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
     path = work.folder / INDEX
     with open(path, "wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(ENTRY), "fortran_order": False, "shape": (len(order),)}
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(order), _WRITTEN_PASSAGES):
             part = passages[order[start : start + _WRITTEN_PASSAGES]]
-            part["source"] = part["group"] = 0  # used for the mixture only, which is fixed now
+            part["source"] = part["group"] = 0  # needed only to compute the order, which is fixed now
             file.write(part.data)
     return Index(path, sha256_of(path), work.spool, cuts, names)
 
 
 def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
-    """Return the rows of the table that say how many words of each source were left out because of the shares."""
+    """Return rows for the "cleaning" table: how many words of each source were left out because of the shares.
+
+    Args:
+        spooled: the sources.
+        before: number of words before shares were applied, by source index.
+        after: number of words after shares were applied, by source index.
+    """
     return [
         {"step": "share", "source": source_name(spooled.records[number]), "words": before[number] - after[number]}
         for number in before

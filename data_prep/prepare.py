@@ -1,4 +1,4 @@
-"""Make a stream folder, extend one, or check a finished one. `alma-prep` calls `prepare`."""
+"""Make a stream folder, extend it, or check a finished one. The command `alma-prep` calls `prepare`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,20 +16,20 @@ from data_prep.work_folder import full_disk_reported, publish, remove_finished_w
 
 
 def prepare(settings: PrepSettings) -> dict:
-    """Make the stream folder, extend it, or check that a finished one was made with these settings.
+    """Make the stream folder, extend it, or check that a finished stream was made with these settings.
 
-    Workers are started with multiprocessing's `spawn`: a script that calls this function needs the usual
+    Workers are started with multiprocessing's `spawn` method, so a script that calls this function needs the usual
     `if __name__ == "__main__":`.
 
     Returns:
         The content of stream.json.
 
     Raises:
-        PrepError: the stream cannot be made; the message says what to do.
+        PrepError: if the stream cannot be made; the message says what to do.
     """
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
-        # The bytes of the stream must depend neither on the order nor on the names of the sources.
+        # Sort the sources by content, because the bytes of the stream must not depend on their order and names.
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     check_installed(settings, files)
@@ -45,7 +45,7 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
     """Make a new stream, or continue one that was interrupted. Return the content of its stream.json."""
     check_free(settings.out)
     if settings.tokenizer not in TOKENIZERS:
-        given_tokenizer(settings.tokenizer)  # fails now, rather than after hours, if it cannot be read
+        given_tokenizer(settings.tokenizer)  # fail now, not after hours, if the tokenizer cannot be read
     identity = settings.identity()
     with (
         full_disk_reported(settings.out),
@@ -59,17 +59,18 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
 
 
 def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> dict:
-    """Return the content of stream.json if the stream was made with these settings and is whole, else raise."""
+    """Return the content of stream.json. Raise PrepError if the stream has different settings or is incomplete."""
     check_same_stream(settings, files, stream)
     check_bytes(settings.out, f"Restore it, or remove {settings.out} and run the same command again.")
     remove_finished_work(settings.out, len(stream.get("extensions", [])))
-    note(f"{settings.out} is whole and was made with these settings: nothing to do")
+    note(f"{settings.out} is complete and was made with these settings: nothing to do")
     return dict(stream)
 
 
 def _content_key(source: Source, files: Sequence[SourceFile]) -> tuple:
-    """Return a sort key of a source that depends on its content, and on its name only if all else is equal.
+    """Return a sort key for a source. It depends on kind, share and file sizes, and on the name only to break ties.
 
-    If two sources hold the same text, the first one keeps it. With shares, this changes the stream.
+    The order of sources matters: if two sources contain the same text, only the first one keeps it, and with shares
+    this changes the stream.
     """
     return (source.kind, source.share or 0.0, sum(file.num_bytes for file in files), len(files), source.name)

@@ -1,4 +1,4 @@
-"""What alma-prep prints on stderr while it works."""
+"""Print progress on stderr while alma-prep works."""
 
 import sys
 import time
@@ -8,17 +8,17 @@ from tqdm import tqdm
 
 
 class _Tqdm(tqdm):
-    # tqdm's monitor thread would receive a Ctrl-C that `interrupts_delayed` delays.
+    # Disable tqdm's monitor thread, because it would receive a Ctrl-C that `interrupts_delayed` must delay.
     monitor_interval = 0
 
 
 class Bar:
-    """The progress of one step of the work: a bar on a terminal, or one line at its end in a log.
+    """A context manager that shows the progress of one step: a bar on a terminal, else one line when the step ends.
 
     Args:
         name: name of the step.
-        total: the amount of work.
-        unit: what the amount counts.
+        total: the amount of work, in units.
+        unit: name of the unit in which work is counted, such as "bytes".
     """
 
     def __init__(self, name: str, total: int, unit: str):
@@ -35,7 +35,7 @@ class Bar:
         self._done = 0
 
     def advance(self, count: int) -> None:
-        """Add to the amount that is done."""
+        """Add `count` units to the finished work."""
         self._done += count
         self._bar.update(count)
 
@@ -43,7 +43,7 @@ class Bar:
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
-        in_log = self._bar.disable  # read before closing, which disables every bar
+        in_log = self._bar.disable  # read this before `close`, which sets `disable` on every bar
         self._bar.close()
         if in_log and error_type is None:
             wall_seconds = time.monotonic() - self._start_seconds
@@ -51,5 +51,5 @@ class Bar:
 
 
 def note(text: str) -> None:
-    """Print a line that is not an error."""
+    """Print an information or warning line on stderr."""
     print(text, file=sys.stderr, flush=True)

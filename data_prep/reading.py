@@ -1,4 +1,4 @@
-"""From sources to the spool: every document is read, cleaned and signed once, and what is skipped is recorded."""
+"""Read every document of all sources once, clean it, copy it to the spool, and record what is skipped."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,30 +17,36 @@ from data_prep.spool import SpoolTask, documents_path, signatures_path
 from data_prep.tasks import Executor, Step
 
 MIN_SHARD_BYTES = 2 << 20
+"""Lower limit of the target size of a spool file, in input bytes."""
 MAX_SHARD_BYTES = 256 << 20
+"""Upper limit of the target size of a spool file, in input bytes."""
 USUAL_SHARDS = 500
-"""Number of spool files of a corpus whose size allows it."""
+"""Target number of spool files. Because of the size limits, small corpora get fewer and large corpora get more."""
 SHOWN = 10
-"""Number of damaged files that the error message names."""
+"""Maximum number of skipped inputs that the error message lists."""
 
 
 class Spooled(NamedTuple):
-    """All documents that passed cleaning, and a record of those that did not."""
+    """All documents that passed cleaning, and counts of the documents that were skipped or removed."""
 
     documents: np.ndarray
-    """ENTRY of each document, in the order of spool files."""
+    """ENTRY of each document, in the order of the spool files."""
     signatures: list[Path] | None
-    """The file of signatures of each spool file; None unless near-duplicates are searched."""
+    """The signature file of each spool file; None unless near-duplicates are searched for."""
     records: list[dict]
-    """The entry of each source in stream.json."""
+    """For each source, its entry in stream.json."""
     removed: dict[str, dict[str, list[int]]]
-    """Documents and words that cleaning removed, by reason and then by name of the source."""
+    """[documents, words] that cleaning removed, by reason and then by source name."""
     snapshots: list[str] | None
-    """Names of the snapshots of a stream that drifts, else None."""
+    """Names of the snapshots, for a stream that drifts; else None."""
 
 
 def source_name(record: Mapping) -> str:
-    """Return KIND:PATH, or KIND, of a source in stream.json."""
+    """Return the name, KIND:PATH or KIND, of a source.
+
+    Args:
+        record: the entry of the source in stream.json.
+    """
     return ":".join(filter(None, (record["kind"], record["path"])))
 
 
@@ -49,14 +55,14 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
 
     Args:
         settings: the settings.
-        seed: the seed of the stream. With `extend` it is not the one of the settings.
+        seed: the seed of the stream. For an extension, it is the existing stream's seed, not `settings.seed`.
         files: the files of each source.
-        spool: the folder of the spool.
+        spool: the spool folder.
         executor: where tasks run.
 
     Raises:
-        PrepError: more files are damaged than `max_bad` allows, after all of them were read.
-        Unworkable: a source holds no document.
+        PrepError: if more files are damaged than `max_bad` allows. The error is raised after all files were read.
+        Unworkable: if no document of a source is left, or paths have no dates for partition="by-date".
     """
     try:
         groups, snapshots = groups_of(settings.partition, files)
@@ -98,7 +104,10 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
-    """Yield neighbouring parts in groups of up to `most_bytes`, so that many small files make few spool files."""
+    """Yield lists of neighbouring parts with up to `most_bytes` each, so that many small files share a spool file.
+
+    A single part can be larger.
+    """
     batch: list[Part] = []
     num_bytes = 0
     for part in parts:
@@ -113,7 +122,13 @@ def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
 def _records(
     files: Files, tasks: Sequence[SpoolTask], results: Sequence[dict]
 ) -> tuple[list[dict], dict[str, dict[str, list[int]]]]:
-    """Return the entry of each source in stream.json, and what cleaning removed by reason (see `Spooled.removed`)."""
+    """Combine the task results. Return `Spooled.records` and `Spooled.removed`.
+
+    Args:
+        files: the files of each source.
+        tasks: all tasks.
+        results: the result of each task.
+    """
     records: list[dict] = []
     removed: dict[str, dict[str, list[int]]] = {}
     for number, (source, found) in enumerate(files.items()):
@@ -144,7 +159,12 @@ def _records(
 
 
 def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) -> float:
-    """Return the number of damaged files. A file of which only some lines, records or pages are bad counts in part."""
+    """Return the number of damaged files. A partly damaged file counts as its fraction of bad lines, records or pages.
+
+    Args:
+        skipped: what was skipped in the files of a source.
+        per_file: [documents, words, bytes] that were read from each file, by file name.
+    """
     bad: dict[str, float] = {}
     for entry in skipped:
         if entry.damaged:
@@ -155,7 +175,7 @@ def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) 
 
 
 def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> None:
-    """Raise PrepError if more files are damaged than `max_bad` allows. The whole list goes to damaged.txt in `work`."""
+    """Raise PrepError if more files are damaged than `max_bad` allows. Write the full list to `work`/damaged.txt."""
     num_files = sum(record["files"] for record in records)
     num_damaged = sum(record["damaged_files"] for record in records)
     if num_damaged <= settings.max_bad * num_files:
@@ -170,17 +190,17 @@ def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> No
     shown = "; ".join(lines[:SHOWN]) + (f"; and {len(lines) - SHOWN:,} more" if len(lines) > SHOWN else "")
     raise PrepError(
         f"{num_damaged:.3g} of {num_files:,} input files are damaged, more than --max-bad {settings.max_bad:g} allows: "
-        f"{shown}. The whole list is in {report}. Replace these files, or allow more: the same command with a larger "
-        "--max-bad continues this run."
+        f"{shown}. The complete list is in {report}. Replace these files, or run the same command with a larger "
+        "--max-bad to continue this run."
     )
 
 
 def _no_documents(record: dict) -> str:
     """Return the error message for a source without documents."""
-    message = f"source {source_name(record)} holds no documents in {record['files']} files"
+    message = f"source {source_name(record)} contains no documents in {record['files']} files"
     if record["documents"]:
         message = f"none of the {record['documents']:,} documents of source {source_name(record)} passed the cleaning"
     if record["skipped"]:
         first = record["skipped"][0]
         message += f"; {len(record['skipped'])} were skipped, the first {first['name']}: {first['reason']}"
-    return f"{message}. Check the path and the kind."
+    return f"{message}. Check the path and the kind of the source."

@@ -1,4 +1,4 @@
-"""The settings of alma-prep, each declared once with its command-line option. They are checked when they are made."""
+"""The settings of alma-prep, each declared together with its command-line option. Creating settings checks them."""
 
 import os
 import shlex
@@ -19,11 +19,11 @@ _WHERE_IT_RUNS = "where it runs"
 
 @dataclass(frozen=True)
 class Cluster:
-    """The Slurm jobs that run tasks."""
+    """Settings of the Slurm jobs that run tasks."""
 
     partition: str | None = setting(
         None, "--slurm-partition", _WHERE_IT_RUNS, metavar="NAME",
-        help="Slurm partition of the jobs; default: the default partition of the cluster",
+        help="Slurm partition of the jobs; default: the cluster's default partition",
     )  # fmt: skip
     time: str = setting(
         "04:00:00", "--slurm-time", _WHERE_IT_RUNS, metavar="HH:MM:SS",
@@ -31,60 +31,64 @@ class Cluster:
     )  # fmt: skip
     memory_gb: int = setting(
         4, "--slurm-memory-gb", _WHERE_IT_RUNS, metavar="N",
-        help="memory of a job in GB per core; a job uses one core; default: %(default)s",
+        help="memory of a job in GB per core; jobs use one core, except the job that trains the tokenizer; "
+        "default: %(default)s",
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PrepSettings:
-    """How corpora become a stream. Raises ValueError if a value cannot work."""
+    """All settings of a run of alma-prep. Raises ValueError if a value is invalid."""
 
     out: Path
-    """The stream folder to write or, with `extend`, to add to."""
+    """The stream folder to write or, with `extend`, to extend."""
     sources: tuple[Source, ...]
-    """Where the text comes from. Their order matters only with `partition="as-given"`."""
+    """Where to read text from. The order of sources matters only with `partition="as-given"`."""
     num_mega_batches: int | None = setting(
         None, "--mega-batches", _MEGA_BATCHES, metavar="B", minimum=1, always_in_command=True,
-        help="number of mega-batches of the stream; one more of the same size becomes the test set. With --extend: "
-        "number of mega-batches to add; default: 1. With --partition by-date or as-given: default is one per snapshot",
+        help="number of mega-batches of the stream; the test set has the same size as a mega-batch. With --extend: "
+        "number of mega-batches to add; default: 1. With --partition by-date or as-given, the default is one per "
+        "snapshot",
     )  # fmt: skip
     vocab_size: int = setting(
         50_000, "--vocab-size", _TOKENIZER, metavar="V", always_in_command=True, fixed_by_stream=True,
-        help="number of symbols of a trained tokenizer, without fairseq's four special symbols; default: %(default)s",
+        help="number of symbols of a tokenizer that is trained here, without fairseq's four special symbols; "
+        "default: %(default)s",
     )  # fmt: skip
     seed: int = setting(
         0, "--seed", _MEGA_BATCHES, metavar="S", minimum=0, always_in_command=True, fixed_by_stream=True,
-        help="seed of the order of passages; default: %(default)s",
+        help="seed for shuffling the passages; default: %(default)s",
     )  # fmt: skip
     tokenizer: str = setting(
         "byte-bpe", "--tokenizer", _TOKENIZER, metavar="NAME|PATH", fixed_by_stream=True,
         help="byte-bpe (GPT-2 style, lossless, as in the paper; default) or sentencepiece (BPE with byte fallback), "
-        "trained on mega-batches 1..B; or the path of a tokenizer.json, a .model, or GPT-2's vocab.bpe beside its "
-        "encoder.json",
+        "which are trained on mega-batches 1..B; or the path of an existing tokenizer: a tokenizer.json, a .model, or "
+        "GPT-2's vocab.bpe with encoder.json in the same folder",
     )  # fmt: skip
     tokenizer_words: int = setting(
         200_000_000, "--tokenizer-words", _TOKENIZER, metavar="N", minimum=1000, fixed_by_stream=True,
-        help="largest number of words that train the tokenizer: of more training text an even sample is taken; "
-        "default: 200 million (sentencepiece, which holds its text in memory: at most 50 million)",
+        help="maximum number of words used to train the tokenizer; from a larger training text, every n-th passage is "
+        "used; default: 200 million (for sentencepiece at most 50 million, because its trainer keeps the text in "
+        "memory)",
     )  # fmt: skip
     valid_words: int | None = setting(
         None, "--valid-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
-        help="words of the validation set; default: min(500000, 1%% of all words)",
+        help="number of words in the validation set; default: min(500000, 1%% of all words)",
     )  # fmt: skip
     valid_source: str | None = setting(
         None, "--valid-source", _MEGA_BATCHES, metavar="KIND", fixed_by_stream=True,
-        help="kind of source from which the validation set is taken; default: all kinds",
+        help="take the validation set only from sources of this kind, such as books; default: all kinds",
     )  # fmt: skip
     passage_words: int | None = setting(
         None, "--passage-words", _MEGA_BATCHES, metavar="N", minimum=1,
-        help="length of a passage in words: documents longer than 1%% of a mega-batch are cut at paragraph ends into "
+        help="length of a passage in words. Documents longer than 1%% of a mega-batch are cut at paragraph ends into "
         "passages of about this length; default: min(2000, 0.2%% of a mega-batch)",
     )  # fmt: skip
     partition: str = setting(
         "equal", "--partition", _MEGA_BATCHES, choices=("equal", "by-date", "as-given"),
         help="equal: all mega-batches have the same number of words and the same mix of sources (default). For streams "
-        "that drift: by-date makes one mega-batch per snapshot (CC-MAIN-2019-13, 20190325 in the path), as-given one "
-        "per --source",
+        "that drift: by-date makes one mega-batch per snapshot, which is named by a date in the path (such as "
+        "CC-MAIN-2019-13 or 20190325); as-given makes one mega-batch per --source, in the given order",
     )  # fmt: skip
     language: str = setting(
         "", "--language", _CLEANING, metavar="CODE",
@@ -92,39 +96,41 @@ class PrepSettings:
     )  # fmt: skip
     gopher: str = setting(
         "crawls", "--gopher", _CLEANING, choices=("crawls", "all", "off"),
-        help="to which sources Gopher's rules of quality and repetition are applied; default: crawls, which are the "
-        "common-crawl sources",
+        help="sources to filter with the Gopher rules for quality and repetition; default: crawls, which means "
+        "common-crawl sources only",
     )  # fmt: skip
     duplicates: str = setting(
         "near", "--duplicates", _CLEANING, choices=("near", "exact", "keep"),
-        help="which copies are removed across all sources: near and exact ones (default), exact ones, or none (keep)",
+        help="which copies to remove across all sources. near: near and exact copies (default); exact: exact copies; "
+        "keep: none",
     )  # fmt: skip
     text_field: str = setting(
         "text", "--text-field", _SOURCES, metavar="NAME",
-        help="field of JSON lines and column of Parquet files that holds the text; default: %(default)s",
+        help="name of the field (JSON lines) or column (Parquet) that contains the text; default: %(default)s",
     )  # fmt: skip
     max_bad: float = setting(
         0.01, "--max-bad", _SOURCES, metavar="FRACTION", shapes_stream=False,
-        help="fraction of the input files that may be damaged. With more, the run fails after it has read all files; "
+        help="maximum fraction of damaged input files. If more are damaged, the run fails after it has read all files; "
         "default: %(default)s",
     )  # fmt: skip
     extend: bool = setting(
         False, "--extend", "options", shapes_stream=False, in_command=False,
-        help="add mega-batches to the stream in OUT: one, or --mega-batches of them. They use the tokenizer of the "
-        "stream. No existing file of a split changes, and copies of documents in the stream are left out",
+        help="add --mega-batches mega-batches (default: 1) to the stream in OUT. They are encoded with the stream's "
+        "tokenizer. Existing split files do not change, and copies of documents in the stream are left out",
     )  # fmt: skip
     workers: int = setting(
         os.cpu_count() or 1, "--workers", _WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
-        help="number of worker processes; default: all cores. With slurm: number of jobs that run at the same time",
+        help="number of worker processes; default: number of CPU cores. With --executor slurm: number of jobs that run "
+        "at the same time",
     )  # fmt: skip
     stall_seconds: float = setting(
         40.0, "--stall-seconds", _WHERE_IT_RUNS, metavar="S", minimum=2, shapes_stream=False, in_command=False,
-        help="stop the run if a worker makes no progress for this time, and name the file that it reads; "
-        "default: %(default)g",
+        help="stop the run if a worker makes no progress for this many seconds, and report which file the worker was "
+        "reading; default: %(default)g",
     )  # fmt: skip
     executor: str = setting(
         "local", "--executor", _WHERE_IT_RUNS, choices=("local", "slurm"), shapes_stream=False, in_command=False,
-        help="where tasks run: in processes of this machine, or as jobs of a Slurm cluster; default: %(default)s",
+        help="where tasks run: in processes on this machine, or as jobs on a Slurm cluster; default: %(default)s",
     )  # fmt: skip
     cluster: Cluster = Cluster()
 
@@ -138,7 +144,7 @@ class PrepSettings:
             raise ValueError(f"language={self.language} is unknown: give a code such as en, de, bg (ISO 639-1)")
         if self.valid_source is not None and self.valid_source not in {source.kind for source in self.sources}:
             known = ", ".join(sorted({source.kind for source in self.sources}))
-            raise ValueError(f"valid_source={self.valid_source} is none of the sources' kinds: {known}")
+            raise ValueError(f"valid_source={self.valid_source} is not the kind of a given source: use one of {known}")
         check_tokenizer(self.tokenizer)
         self._check_partition()
         self._check_numbers()
@@ -156,15 +162,18 @@ class PrepSettings:
             defaults = defaults_of(self)
             for name, option in options_of(self).items():
                 if option.fixed_by_stream and getattr(self, name) != defaults[name]:
-                    raise ValueError(f"an extension takes {name} from its stream: leave {option.flag} out")
+                    raise ValueError(f"an extension uses the {name} of the existing stream: omit {option.flag}")
         if self.num_mega_batches is None and self.partition == "equal" and not self.extend:
             raise ValueError("the number of mega-batches is missing: give --mega-batches")
         if self.extend and self.partition != "equal":
-            raise ValueError("an extension is cut into equal mega-batches: add snapshots one after another instead")
+            raise ValueError(
+                f"--extend does not support --partition {self.partition}, because an extension has equal mega-batches: "
+                "add snapshots one after another instead"
+            )
 
     def _check_numbers(self) -> None:
         if not 0 <= self.max_bad <= 1:
-            raise ValueError(f"max_bad={self.max_bad} is no fraction: it must be from 0 to 1")
+            raise ValueError(f"max_bad={self.max_bad} is not a fraction: it must be between 0 and 1")
         minima = {name: option.minimum for name, option in options_of(self).items()}
         if self.tokenizer in TOKENIZERS:
             minima["vocab_size"] = TOKENIZERS[self.tokenizer].smallest_vocab_size
@@ -187,10 +196,11 @@ class PrepSettings:
         return shlex.join(words)
 
     def identity(self) -> dict:
-        """Return every setting that shapes the stream, as given: two runs of one stream folder must agree on these.
+        """Return all settings that affect the bytes of the stream. All runs on one stream folder must share them.
 
-        `out`, `workers`, `max_bad` and the place where it runs are not part of it: they change no byte. Sources are
-        sorted where their order changes no byte.
+        Values are returned as given, so a default that is computed later is None. `out`, `workers`, `max_bad` and the
+        executor settings are not included, because they do not affect the bytes. Sources are sorted, except with
+        partition="as-given", where their order matters.
         """
         sources = list(map(str, self.sources))
         return {
@@ -199,7 +209,7 @@ class PrepSettings:
         }
 
     def recorded(self, num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
-        """Return `identity` with its defaults resolved, as stream.json keeps it."""
+        """Return `identity` with the values that were computed for defaults, as recorded in stream.json."""
         return self.identity() | {
             "num_mega_batches": num_mega_batches,
             "valid_words": valid_words,
@@ -207,5 +217,5 @@ class PrepSettings:
         }
 
     def applies_gopher(self, kind: str) -> bool:
-        """Return True if Gopher's rules are applied to a kind of source."""
+        """Return True if the Gopher rules are applied to sources of this kind."""
         return self.gopher == "all" or (self.gopher == "crawls" and kind == "common-crawl")

@@ -1,7 +1,7 @@
-"""Tasks as jobs of a Slurm cluster, submitted by datatrove's executor. Our done marks say which tasks are done.
+"""Run tasks as jobs on a Slurm cluster. datatrove's executor submits the jobs; done marks show which tasks are done.
 
-The command that submits the jobs keeps running until the stream is whole. Run it on a login node, in a terminal that
-stays open. Every node needs access to the stream folder, the sources, and this Python environment.
+The command `alma-prep` submits the jobs and keeps running until the stream is complete. Run it on a login node, in a
+terminal that stays open. Every node needs access to the stream folder, the sources, and this Python environment.
 """
 
 import os
@@ -24,21 +24,24 @@ from data_prep.tasks import Step, run_task
 
 POLL_SECONDS = 2.0
 MAX_CORES = 8
-"""The most cores that the job that trains the tokenizer may use."""
+"""Maximum number of cores of the job that trains the tokenizer. All other jobs use one core."""
 MAX_ARRAY = 1000
-"""The most tasks of a job array: Slurm's usual MaxArraySize."""
+"""Maximum number of tasks in a job array. This is Slurm's usual MaxArraySize."""
 _LOST_SECONDS = 20.0
-"""Seconds that the last done marks of a job may take through a network file system after it left the queue."""
+"""Seconds to wait for the last done marks after a job left the queue, because a network file system may be slow."""
 _FAILED = re.compile(r"^(?:\w+Error|PrepError|slurmstepd|srun|/bin/bash|.*: error:).*$", re.MULTILINE)
 
 
 class Slurm:
-    """An executor that runs tasks as job arrays. A context manager: an error cancels the queued jobs.
+    """An executor that runs tasks as Slurm job arrays. A context manager: if its block fails, the jobs are cancelled.
 
     Args:
-        cluster: the settings of a job.
+        cluster: settings of the jobs.
         workers: number of jobs that run at the same time.
         stall_seconds: seconds without progress after which a worker counts as hung.
+
+    Raises:
+        PrepError: if Slurm's commands are missing, or this process itself runs inside a Slurm job.
     """
 
     def __init__(self, cluster: Cluster, workers: int, stall_seconds: float):
@@ -47,10 +50,13 @@ class Slurm:
         for program in ("sbatch", "squeue", "scancel"):
             if shutil.which(program) is None:
                 raise PrepError(
-                    f"--executor slurm needs {program}, which is not on this machine: run it on a login node."
+                    f"--executor slurm needs the program {program}, which this machine does not have: run the command "
+                    "on a login node."
                 )
         if "SLURM_JOB_ID" in os.environ:
-            raise PrepError("--executor slurm submits jobs and may not run inside one: run it on a login node.")
+            raise PrepError(
+                "--executor slurm submits jobs and may not run inside one: run the command on a login node."
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -60,8 +66,8 @@ class Slurm:
             subprocess.run(["scancel", *self._jobs], capture_output=True)
 
     def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
-        """Run some tasks of a step. See `tasks.Executor`."""
-        logger.remove()  # datatrove would print every event of a job to the terminal
+        """Run some tasks of a step as one job array. See `tasks.Executor`."""
+        logger.remove()  # otherwise datatrove prints every job event to the terminal
         logs = step.folder / f"jobs_{time.time_ns()}"
         began = time.time()
         executor = _Executor(
@@ -73,7 +79,7 @@ class Slurm:
             mem_per_cpu_gb=self._cluster.memory_gb,
             workers=self._workers,
             job_name=f"alma-prep-{step.folder.name}",
-            qos="",  # not every cluster has datatrove's default, "normal"
+            qos="",  # datatrove's default, "normal", does not exist on every cluster
             env_command=f'export PATH="{Path(sys.executable).parent}:$PATH" PYTHONPATH="{_root()}:$PYTHONPATH"',
             logging_dir=str(logs),
             slurm_logs_folder=str(logs / "slurm"),
@@ -94,7 +100,18 @@ class Slurm:
     def _wait(
         self, step: Step, numbers: Sequence[int], logs: Path, began: float, on_done: Callable[[int], None]
     ) -> None:
-        """Wait until every task has its done mark. Raise PrepError if the job leaves the queue without them."""
+        """Wait until every task has a done mark.
+
+        Args:
+            step: the step.
+            numbers: numbers of the submitted tasks.
+            logs: the folder with the job logs.
+            began: when the step began, in seconds since the epoch.
+            on_done: called with the number of each task when the task is done.
+
+        Raises:
+            PrepError: if a worker hangs, or the jobs leave the queue before all tasks have a done mark.
+        """
         missing, left_at = set(numbers), 0.0
         while missing:
             for number in sorted(missing):
@@ -112,26 +129,26 @@ class Slurm:
                 left_at = time.monotonic()
             elif time.monotonic() - left_at > _LOST_SECONDS or _has_failed(logs):
                 raise PrepError(
-                    f"{len(missing)} of {len(numbers)} jobs of {step.folder.name} ended without their work: "
-                    f"{_reason(logs)} The logs are in {logs}. Run the same command again to continue."
+                    f"{len(missing)} of {len(numbers)} jobs of step {step.folder.name} ended without finishing their "
+                    f"work: {_reason(logs)} The logs are in {logs}. Run the same command again to continue."
                 )
             time.sleep(POLL_SECONDS)
 
     def _is_queued(self) -> bool:
-        """Return True if a job of this run waits or runs."""
+        """Return True if a job of this run is pending or running."""
         found = subprocess.run(["squeue", "-h", "-j", ",".join(self._jobs)], capture_output=True, text=True)
         return found.returncode == 0 and bool(found.stdout.strip())
 
 
 class _Executor(SlurmPipelineExecutor):
-    """datatrove's executor without its last job, which merges statistics that are not used."""
+    """datatrove's executor without the last job, which would merge statistics that we do not use."""
 
     def launch_merge_stats(self) -> None:
         """Do nothing."""
 
 
 class _RunTasks:
-    """A step of datatrove's pipeline that runs one task: its rank is the place of the task in a list of numbers."""
+    """A datatrove pipeline step that runs one task. The job with rank r runs task `numbers[r]` of the step folder."""
 
     def __init__(self, folder: str, numbers: list[int]):
         self._folder, self._numbers = folder, numbers
@@ -142,15 +159,15 @@ class _RunTasks:
 
 
 def _root() -> Path:
-    """Return the folder from which `data_prep` is imported."""
+    """Return the folder that contains the package `data_prep`."""
     return Path(__file__).resolve().parents[1]
 
 
 def _default_partition() -> str:
-    """Return the name of the default partition of the cluster, which datatrove needs.
+    """Return the name of the cluster's default partition. datatrove requires a partition name.
 
     Raises:
-        PrepError: the cluster has none.
+        PrepError: if the cluster has no default partition.
     """
     found = subprocess.run(["sinfo", "-h", "-o", "%P"], capture_output=True, text=True).stdout.split()
     for name in found:
@@ -162,12 +179,12 @@ def _default_partition() -> str:
 
 
 def _has_failed(logs: Path) -> bool:
-    """Return True if the logs of the jobs show an error."""
+    """Return True if the job logs show an error."""
     return bool(_FAILED.search(_tail(logs)))
 
 
 def _tail(logs: Path) -> str:
-    """Return the ends of the first logs of the jobs."""
+    """Return the last characters of each of the first job logs, joined."""
     texts = []
     for path in sorted((logs / "slurm").glob("*.out"))[:20]:
         with suppress(OSError):
@@ -176,6 +193,6 @@ def _tail(logs: Path) -> str:
 
 
 def _reason(logs: Path) -> str:
-    """Return the last error in the logs of the jobs, as part of a sentence."""
+    """Return the last error in the job logs, to complete an error message."""
     found = _FAILED.findall(_tail(logs))
     return f"{found[-1][:300]}." if found else "their logs show no error."

@@ -1,4 +1,4 @@
-"""The snapshot of each file, for streams that drift: one mega-batch per snapshot."""
+"""Find the snapshot of each file, for streams that drift. Such streams have one mega-batch per snapshot."""
 
 import re
 from datetime import date
@@ -6,13 +6,17 @@ from datetime import date
 from data_prep.errors import PrepError
 from data_prep.sources import Files, Source
 
-# CC-MAIN-2019-13: the year and the ISO week of a crawl. The names of its files also hold the second of writing.
+# CC-MAIN-2019-13 is the year and ISO week of a crawl. The file names in a crawl also contain the time of writing, as 14
+# digits, which neither pattern matches.
 _CRAWL = re.compile(r"CC-MAIN-(\d{4})-(\d{2})(?!\d)")
 _DATE = re.compile(r"(?<!\d)((?:19|20)\d{2})-?(0[1-9]|1[0-2])(?:-?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 
 
 def snapshot_of(name: str) -> str | None:
-    """Return the date in a path, as 2019-03-25 or 2019-03, or None. The date of a crawl is the Monday of its week."""
+    """Return the date in a path, as 2019-03-25 or 2019-03, or None if there is no date.
+
+    For a crawl name such as CC-MAIN-2019-13, return the Monday of that ISO week.
+    """
     crawl = _CRAWL.search(name)
     if crawl:
         try:
@@ -24,16 +28,19 @@ def snapshot_of(name: str) -> str | None:
 
 
 def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], list[str] | None]:
-    """Return the group of each file, and the names of the groups.
+    """Return the snapshot index of each file, and the names of the snapshots.
 
-    A group is a snapshot: group 0 becomes mega-batch 1. Without drift all files are of group 0, and there are no names.
+    Snapshot 0 becomes mega-batch 1. With partition="equal", all files have index 0 and the names are None.
 
     Args:
-        partition: the setting of this name: equal, by-date or as-given.
+        partition: the setting `partition`: equal, by-date or as-given.
         files: the files of each source.
 
+    Returns:
+        For each source, the snapshot index of each of its files; and the snapshot names.
+
     Raises:
-        PrepError: `partition` is by-date, and a path has no date.
+        PrepError: if `partition` is by-date, and a path has no date.
     """
     if partition == "as-given":
         return {source: [number] * len(found) for number, (source, found) in enumerate(files.items())}, [
@@ -41,7 +48,7 @@ def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], li
         ]
     if partition != "by-date":
         return {source: [0] * len(found) for source, found in files.items()}, None
-    # The name of the file comes first: the date of a folder may be the day on which somebody made it.
+    # Prefer the date in the file name. A date in the folder name may only be the day the folder was created.
     dates = {
         source: [snapshot_of(file.path.name) or snapshot_of(str(file.path)) for file in found]
         for source, found in files.items()
@@ -54,9 +61,9 @@ def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], li
     ]
     if undated:
         raise PrepError(
-            f"--partition by-date needs a date in every path (CC-MAIN-2019-13, 20190325 or 2019-03), and {undated[0]} "
-            f"has none ({len(undated):,} files in all). Put each snapshot into a folder named by its date, or give "
-            "each as a --source of its own with --partition as-given."
+            f"--partition by-date needs a date in every path (such as CC-MAIN-2019-13, 20190325 or 2019-03), but "
+            f"{undated[0]} has none ({len(undated):,} files in all). Put each snapshot into a folder named after its "
+            "date, or give each snapshot as a separate --source with --partition as-given."
         )
     snapshots = sorted({day for days in dates.values() for day in days if day})
     number_of = {day: number for number, day in enumerate(snapshots)}

@@ -1,7 +1,9 @@
-"""The spool: the text of all documents that pass cleaning, copied once into plain files, with an ENTRY for each.
+"""The spool: the text of all documents that pass cleaning, copied into plain files, and an ENTRY for each document.
 
-Sources are read once, whatever they are (a folder, compressed archives, Python modules). Later steps read any passage
-by its place, in the order of the partition, without holding the corpus in memory.
+An ENTRY is one element of the index (`index.ENTRY`): sort key, position of the text, and counts.
+
+With the spool, each source (a folder, compressed archives, Python modules) is read only once. Later steps can read any
+document or passage by file and byte offset, in any order, without keeping the corpus in memory.
 """
 
 import functools
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def text_path(folder: Path, shard: int) -> Path:
-    """Return the path of a spool file, which holds the text of documents one after another."""
+    """Return the path of a spool file, which contains the text of documents one after another."""
     return folder / f"{shard:06d}.text"
 
 
@@ -40,21 +42,26 @@ def signatures_path(folder: Path, shard: int) -> Path:
 
 @dataclass(frozen=True)
 class SpoolTask(Task):
-    """Copy the documents of some parts of a source that pass cleaning into one spool file; count and sign them."""
+    """Read parts of a source, clean the documents, and write those that pass into one spool file.
+
+    Also writes PREFIX.documents.npy with the ENTRY of each document and, with `sign`, PREFIX.signatures. The result
+    contains counts per file, and what was removed and skipped.
+    """
 
     shard: int
-    """Number of the spool file. It is also the number of the task."""
+    """Number of the spool file, equal to the number of the task."""
     seed: int
+    """Seed of the order of passages."""
     source: int
-    """Number of the source."""
+    """Index of the source."""
     parts: list[tuple[Part, int]]
-    """The parts to read, each with the number of its group (snapshot)."""
+    """The parts to read, each with its snapshot index."""
     cleaning: Cleaning | None
     """The rules that documents must pass; None: all documents pass."""
     sign: bool
-    """True if the signatures by which near-duplicates are found are computed."""
+    """Whether to compute MinHash signatures, which are used to find near-duplicates."""
     stamp: str
-    """Digest of the sizes and times of the files: a task on files that have changed is another task."""
+    """Digest of the sizes and modification times of the files. If a file has changed, the task is run again."""
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
@@ -87,7 +94,7 @@ class SpoolTask(Task):
                     if reason:
                         _add(removed.setdefault(reason, [0, 0]), 1, num_words)
                         continue
-                    # A document is known by its content: names, paths and their order do not matter.
+                    # Identify a document by its content, because file names, paths and their order must not matter.
                     identity = hashlib.sha256(content).digest()
                     key = order_key(self.seed, identity, 0)
                     place = (offset, self.shard, len(content), num_words, self.source, group)
@@ -105,11 +112,11 @@ class SpoolTask(Task):
 
 
 def _add(counts: list[int], *more: int) -> None:
-    """Add to each count in place."""
+    """Add one number to each count, in place."""
     counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
 
 
-@functools.lru_cache(maxsize=1)  # a worker runs many tasks; datatrove takes a second to import
+@functools.lru_cache(maxsize=1)  # a worker runs many tasks, and datatrove takes a second to import
 def _signer() -> "Signer":
     from data_prep.duplicates import Signer
 
@@ -118,15 +125,20 @@ def _signer() -> "Signer":
 
 @dataclass(frozen=True)
 class CutTask(Task):
-    """Cut the long documents start..end of a file into passages. Writes the ENTRY of each to PREFIX.passages.npy."""
+    """Cut the documents start (included) to end (excluded) of `long_documents` into passages.
+
+    Writes the ENTRY of each passage to PREFIX.passages.npy.
+    """
 
     spool: str
+    """Path of the spool folder."""
     seed: int
+    """Seed of the order of passages."""
     plan: Plan
     long_documents: str
     """Path of the file with the ENTRY of each long document."""
     sha256: str
-    """Digest of that file."""
+    """SHA-256 digest of the file `long_documents`."""
     start: int
     end: int
 
@@ -156,7 +168,7 @@ def read_text(folder: Path, entry: np.void) -> str:
     """Return the text of one document or passage.
 
     Args:
-        folder: the folder of the spool.
+        folder: the spool folder.
         entry: the ENTRY of the document or passage.
     """
     file = _open(text_path(folder, int(entry["shard"])))
@@ -164,8 +176,8 @@ def read_text(folder: Path, entry: np.void) -> str:
     return file.read(int(entry["num_bytes"])).decode("utf-8")
 
 
-# Passages are read in random order, so that a worker keeps files open: fewer than the usual limit of open files. A
-# file that is dropped from the cache closes itself.
+# Keep spool files open, because passages are read in random order. The cache size is below the usual limit on open
+# files. A file that is evicted from the cache is closed when it is garbage-collected.
 @functools.lru_cache(maxsize=256)
 def _open(path: Path) -> BinaryIO:
     return open(path, "rb")

@@ -1,6 +1,6 @@
-"""A finished stream folder: which shards belong to it, and whether they are whole.
+"""Read a finished stream folder and check its shards.
 
-A folder without stream.json is not a stream, and a mega-batch that stream.json does not name is not part of one.
+A folder without stream.json is not a stream. A mega-batch that stream.json does not list is not part of the stream.
 """
 
 import json
@@ -15,19 +15,19 @@ from fairseq_alma.core.stream_folder import STREAM_FILE, StreamFolder
 
 MANIFEST = "manifest.json"
 WORK = ".alma-prep"
-"""The folder inside a stream folder in which an unfinished run works."""
+"""Name of the work folder inside a stream folder. It contains the files of an unfinished run."""
 SHARD_NAME = re.compile(
     r"(mega_batch_\d+/train|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json|sentencepiece\.model"
     r"|dedup/\d{4}\.(keys|signatures)|manifest\.json"
 )
-"""The files that alma-prep writes into a stream folder, other than stream.json."""
+"""Pattern of the paths of all files that alma-prep writes into a stream folder, except stream.json."""
 
 
 def read_stream(out: Path) -> StreamFolder | None:
     """Return the finished stream in `out`, or None if there is none.
 
     Raises:
-        PrepError: the stream is damaged, or another release wrote it.
+        PrepError: if the stream is damaged, or was written by an incompatible release.
     """
     if not (out / STREAM_FILE).is_file():
         return None
@@ -40,16 +40,16 @@ def read_stream(out: Path) -> StreamFolder | None:
 
 
 def check_bytes(out: Path, what_to_do: str) -> None:
-    """Compare every shard of a finished stream with the manifest, byte for byte.
+    """Check the size and SHA-256 of every shard of a finished stream against manifest.json.
 
-    A stream of an earlier release, which wrote no manifest, is not checked.
+    A stream that was written by an earlier release without a manifest is not checked.
 
     Args:
         out: the stream folder.
-        what_to_do: the sentence that ends the error message.
+        what_to_do: advice for the user, the last sentence of the error message.
 
     Raises:
-        PrepError: a shard is missing or differs, or the manifest cannot be read.
+        PrepError: if a shard is missing or differs, or the manifest cannot be read.
     """
     if not (out / MANIFEST).is_file():
         if "given" in json.loads((out / STREAM_FILE).read_text(encoding="utf-8")):
@@ -58,24 +58,24 @@ def check_bytes(out: Path, what_to_do: str) -> None:
     try:
         manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         outputs = {name: (output["bytes"], output["sha256"]) for name, output in manifest["outputs"].items()}
-        _ = manifest["extensions"][:0]  # a list: --extend adds to it
+        _ = manifest["extensions"][:0]  # raises an error unless it is a list, which --extend needs
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PrepError(f"{out / MANIFEST} cannot be read ({error!r}). {what_to_do}") from error
     stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
     num_extensions = len(stream.get("extensions", []))
     for name, (num_bytes, digest) in outputs.items():
         if SHARD_NAME.fullmatch(name) and not belongs_to_stream(name, stream["num_mega_batches"], num_extensions):
-            # An extension was killed after it wrote the manifest and before it wrote stream.json.
+            # Skip shards of an extension that was killed after it wrote the manifest but before it wrote stream.json.
             continue
         path = out / name
         if not path.is_file():
             raise PrepError(f"{path} is missing. {what_to_do}")
         if path.stat().st_size != num_bytes or sha256_of(path) != digest:
-            raise PrepError(f"{path} is not what alma-prep wrote: it was altered since. {what_to_do}")
+            raise PrepError(f"{path} has changed since alma-prep wrote it. {what_to_do}")
 
 
 def belongs_to_stream(name: str, num_mega_batches: int, num_extensions: int) -> bool:
-    """Return True if a stream with this many mega-batches and extensions has a shard of this name."""
+    """Return True if a stream with this many mega-batches and extensions has a shard with this name."""
     mega_batch, dedup = re.match(r"mega_batch_(\d+)/", name), re.match(r"dedup/(\d+)\.", name)
     if mega_batch:
         return int(mega_batch[1]) <= num_mega_batches
@@ -86,22 +86,22 @@ def check_free(out: Path) -> None:
     """Check that a new stream can be written into `out`. Nothing is written or deleted.
 
     Raises:
-        PrepError: `out` is a file, or holds files that alma-prep did not write.
+        PrepError: if `out` is a file, or contains files that alma-prep did not write.
     """
     if out.exists() and not out.is_dir():
-        raise PrepError(f"{out} is a file: name a folder for the stream.")
+        raise PrepError(f"{out} is a file: choose a folder for the stream.")
     has_work = (out / WORK).is_dir()
     foreign = [name for name in files_beside_work(out) if not (has_work and SHARD_NAME.fullmatch(name))]
     if foreign:
         names = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else "")
         raise PrepError(
-            f"{out} holds files that are not of a stream by alma-prep: {names}. "
+            f"{out} contains files that do not belong to an unfinished stream of alma-prep: {names}. "
             "Nothing was changed. Choose an empty or new folder."
         )
 
 
 def files_beside_work(out: Path) -> list[str]:
-    """Return all files and all empty folders below `out` but outside the work folder, relative to `out`."""
+    """Return all files and empty folders in `out`, except in the work folder, as sorted paths relative to `out`."""
     found = []
     for folder, subfolders, names in os.walk(out):
         here = Path(folder).relative_to(out)

@@ -1,4 +1,4 @@
-"""The tokenizer of a stream: the file that was given, or one trained on the mega-batches; and dict.txt."""
+"""Make a stream's tokenizer file (a given file, or trained on the mega-batches) and dict.txt."""
 
 import math
 from collections.abc import Iterator
@@ -19,16 +19,22 @@ from data_prep.work_folder import WorkFolder
 
 
 def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, executor: Executor) -> Path:
-    """Write the file of the tokenizer: the one that was given, or one trained on mega-batches 1..B.
+    """Write the tokenizer file into the work folder: copy the given one, or train one on mega-batches 1..B.
+
+    Args:
+        settings: the settings.
+        index: the passages and the splits.
+        work: the work folder.
+        executor: where the training task runs.
 
     Returns:
-        The path of the file in the work folder.
+        The path of the tokenizer file.
     """
     if settings.tokenizer not in TOKENIZERS:
         name, content = given_tokenizer(settings.tokenizer)
         return _write(work.stream / name, content)
     tokenizer = TOKENIZERS[settings.tokenizer]
-    start, end = index.training()  # neither the validation set nor the test set
+    start, end = index.training()  # without the validation set and the test set
     num_words = int(index.passages["num_words"][start:end].sum(dtype=np.int64))
     most = min(settings.tokenizer_words, tokenizer.max_training_words or settings.tokenizer_words)
     stride = max(1, math.ceil(num_words / most))
@@ -43,7 +49,10 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
 
 @dataclass(frozen=True)
 class TrainTokenizerTask(Task):
-    """Train a tokenizer on every `stride`-th passage of start..end. Writes PREFIX.tokenizer."""
+    """Train a tokenizer on every `stride`-th of the passages start (included) to end (excluded).
+
+    Writes PREFIX.tokenizer.
+    """
 
     kind: str
     vocab_size: int
@@ -63,16 +72,16 @@ class TrainTokenizerTask(Task):
     def _texts(self, heartbeat: Heartbeat) -> Iterator[str]:
         passages = read_index(Path(self.index))
         for number in range(self.start, self.end, self.stride):
-            heartbeat.beat("the text for the tokenizer")
+            heartbeat.beat("tokenizer training")
             yield read_text(Path(self.spool), passages[number])
 
 
 def check_vocabulary(settings: PrepSettings, tokenizer_file: Path) -> list[str]:
-    """Return the symbols of the tokenizer. Print a warning if they are fewer than the settings ask for."""
+    """Return the tokenizer's symbols. Print a warning if a trained tokenizer has fewer than `vocab_size` symbols."""
     symbols = load_tokenizer(tokenizer_file).symbols()
     if settings.tokenizer in TOKENIZERS and len(symbols) < settings.vocab_size:
         note(
-            f"warning: the training text gives {len(symbols)} symbols, not {settings.vocab_size}: "
+            f"warning: the training text gives only {len(symbols)} symbols, not {settings.vocab_size}; "
             f"stream.json records vocab_size {len(symbols)}"
         )
     return symbols
@@ -82,9 +91,9 @@ def write_dictionary(symbols: list[str], counts: np.ndarray, work: WorkFolder) -
     """Write dict.txt and return its path.
 
     Args:
-        symbols: the symbols of the tokenizer.
-        counts: int [dictionary size], how often the training text has each fairseq id.
-        work: where to write it.
+        symbols: the tokenizer's symbols.
+        counts: int [dictionary size], number of occurrences of each fairseq id in the training text.
+        work: the work folder, whose stream folder gets the file.
     """
     assert len(counts) == dictionary_size(len(symbols))
     content = dictionary_text(dictionary_names(symbols), counts[NUM_SPECIAL:].tolist())

@@ -1,13 +1,15 @@
-"""The tables that alma-prep prints at the end."""
+"""Format the tables that alma-prep prints at the end."""
 
 SKIPPED_SHOWN = 10
+"""Maximum number of skipped inputs to list per source."""
 
 
 def summary(stream: dict) -> str:
-    """Return the text printed for a finished stream: its splits, what cleaning removed, and which files were skipped.
+    """Return tables of a finished stream's splits, of removed documents, and of skipped files, as text.
 
     Args:
-        stream: the content of stream.json. What was removed and skipped is shown for the last extension, if any.
+        stream: the content of stream.json. If the stream has extensions, removed documents and skipped files are those
+            of the last extension.
     """
     lines = [f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}"]
     for name, split in stream["splits"].items():
@@ -16,7 +18,7 @@ def summary(stream: dict) -> str:
     extensions = stream.get("extensions", [])
     last = extensions[-1] if extensions else stream
     if last.get("cleaning"):
-        lines += ["", f"{'removed as':<36}{'documents':>12}{'words':>16}  source"]
+        lines += ["", f"{'reason for removal':<36}{'documents':>12}{'words':>16}  source"]
         for row in last["cleaning"]:
             documents = f"{row['documents']:,}" if "documents" in row else ""
             lines.append(f"{row['step']:<36}{documents:>12}{row['words']:>16,}  {row['source']}")
@@ -25,9 +27,9 @@ def summary(stream: dict) -> str:
         name = ":".join(filter(None, (source["kind"], source["path"])))
         lines.append(
             f"{name}: {source['documents']:,} documents, {source['words']:,} words in {source['files']:,} files, "
-            f"{len({entry['name'] for entry in source['skipped']}):,} files skipped or skipped in part"
+            f"{len({entry['name'] for entry in source['skipped']}):,} files completely or partly skipped"
         )
         lines += [f"  skipped {entry['name']}: {entry['reason']}" for entry in source["skipped"][:SKIPPED_SHOWN]]
         if len(source["skipped"]) > SKIPPED_SHOWN:
-            lines.append(f"  and {len(source['skipped']) - SKIPPED_SHOWN:,} more: stream.json lists all of them")
+            lines.append(f"  and {len(source['skipped']) - SKIPPED_SHOWN:,} more (stream.json lists all of them)")
     return "\n".join(lines)

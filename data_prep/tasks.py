@@ -1,9 +1,10 @@
-"""Steps of tasks that survive a kill at any moment.
+"""Steps and tasks. A run that is killed at any moment can be continued without repeating finished tasks.
 
-A step is a folder and a list of tasks. A worker does a task alone: it writes the task's shards into a temporary folder,
-renames them into the step's folder, and then writes the done mark: the task, its result, and the size and SHA-256 of
-every shard. The next run skips a task only if its done mark describes the same task and the shards match the mark. It
-does all other tasks again. The output does not depend on which process did a task or how often it was started.
+A step is a folder and a list of tasks. A single worker does each task: it writes the task's shards (output files) into
+a temporary folder, renames them into the step's folder, and then writes the done mark, a file with the task, its
+result, and the size and SHA-256 of every shard. The next run skips a task only if the done mark describes the same task
+and the shards match the mark. It repeats all other tasks. The output does not depend on which process did a task or how
+often the task was started.
 """
 
 import importlib
@@ -27,9 +28,9 @@ _TASKS = "tasks.jsonl"
 
 
 class Task(ABC):
-    """One unit of work that a worker does alone. Subclasses are frozen dataclasses whose fields are JSON values.
+    """A unit of work for one worker. Subclasses are frozen dataclasses whose fields can be converted to JSON.
 
-    Two tasks with equal fields must write equal shards: the fields decide whether a done mark still holds.
+    Two tasks with equal fields must write equal shards, because a done mark is valid for every task with equal fields.
     """
 
     @abstractmethod
@@ -37,51 +38,55 @@ class Task(ABC):
         """Do the work in a worker process.
 
         Args:
-            prefix: what the paths of all shards of the task begin with.
-            heartbeat: call its `beat` at least once per document.
+            prefix: path prefix of all shards of the task. Write only files whose path begins with it.
+            heartbeat: the task's heartbeat. Call `heartbeat.beat` at least once per document.
 
         Returns:
-            The result, a JSON object that the done mark keeps.
+            The result, a JSON object, which is stored in the done mark.
         """
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
-        """Return the task with these fields, as read from JSON. Override it if a field needs a conversion."""
+        """Return the task with these field values, as read from JSON. Override it if a value needs conversion."""
         return cls(**values)
 
     def description(self) -> str:
-        """Return the task as one line of JSON: its class and its fields."""
+        """Return the task, that is its class and its fields, as one line of JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return json.dumps({"class": f"{type(self).__module__}:{type(self).__qualname__}", **values})
 
 
 def _task_from(description: dict) -> Task:
-    """Return the task of a parsed `Task.description`. Its class is imported, so that any machine can do the task."""
+    """Return the task that a description describes. Imports the task's class, so a worker on any machine can run it.
+
+    Args:
+        description: the result of `Task.description`, parsed from JSON.
+    """
     module, _, name = description["class"].partition(":")
     task_class = getattr(importlib.import_module(module), name)
     return task_class.from_fields({key: value for key, value in description.items() if key != "class"})
 
 
 class Executor(Protocol):
-    """Where tasks run: on this machine (`workers.Local`) or on a cluster (`slurm.Slurm`)."""
+    """Interface of the classes that run tasks: `workers.Local` on this machine and `slurm.Slurm` on a cluster."""
 
     def run(self, step: "Step", numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
         """Run some tasks of a step.
 
         Args:
             step: the step.
-            numbers: the numbers of the tasks to run.
-            threads: threads that each task may use.
-            on_done: called with the number of each task when the task is done.
+            numbers: the indices of the tasks to run, in `step.tasks`.
+            threads: maximum number of threads per task.
+            on_done: called with the index of each task when the task is done.
 
         Raises:
-            PrepError: a task failed, or its worker died or hung.
+            PrepError: if a worker died or hung, or a job ended without finishing its task.
         """
 
 
 @dataclass(frozen=True)
 class Step:
-    """The tasks of one step of the work, and the folder that holds their shards and done marks."""
+    """A list of tasks, and the folder with their shards and done marks. A task's number is its index in the list."""
 
     folder: Path
     tasks: Sequence[Task]
@@ -93,14 +98,14 @@ class Step:
 
         Args:
             executor: where the tasks run.
-            on_done: called once with the number of each task, also of tasks that were done before.
-            threads: threads that each task may use.
+            on_done: called once with the number of each task, including tasks that an earlier run did.
+            threads: maximum number of threads per task.
 
         Returns:
-            The results of all tasks, in the order of the tasks.
+            The result of each task, in the order of `tasks`.
 
         Raises:
-            PrepError: a worker died, hung or failed.
+            PrepError: if a worker died, hung, or left no done mark.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         descriptions = "".join(f"{task.description()}\n" for task in self.tasks)
@@ -114,7 +119,7 @@ class Step:
                 on_done(number)
         missing = [number for number in range(len(self.tasks)) if number not in results]
         for number in missing:
-            # The heartbeat of a killed run would look like the one of a worker that hangs.
+            # Remove the heartbeat that a killed run left, because it would look like the heartbeat of a hung worker.
             for ending in ("done", "alive"):
                 self._path(number, ending).unlink(missing_ok=True)
         if missing:
@@ -122,16 +127,21 @@ class Step:
         for number in missing:
             mark = self.mark(number)
             if mark is None:
-                raise PrepError(f"task {number} of {self.folder.name} left no done mark: run the same command again.")
+                raise PrepError(
+                    f"task {number} of step {self.folder.name} wrote no done mark: run the same command again."
+                )
             results[number] = mark["result"]
         return [results[number] for number in range(len(self.tasks))]
 
     def prefix(self, number: int) -> Path:
-        """Return what the paths of a task's shards begin with."""
+        """Return the path prefix of a task's shards."""
         return self.folder / f"{number:06d}"
 
     def mark(self, number: int) -> dict | None:
-        """Return the done mark of a task, or None if there is none of this very task. Shards are not checked."""
+        """Return the done mark of a task, or None if there is none or it describes another task.
+
+        The shards are not checked.
+        """
         try:
             mark = json.loads(self._path(number, "done").read_text())
         except (OSError, ValueError):
@@ -139,13 +149,14 @@ class Step:
         return mark if mark.get("task") == json.loads(self.tasks[number].description()) else None
 
     def stalled(self, since: float, stall_seconds: float) -> str | None:
-        """Return a sentence about a worker whose heartbeat stopped, or None if all workers make progress.
+        """Return an error message about a worker whose heartbeat stopped, or None if all workers make progress.
 
         Args:
-            since: when the run began, in seconds since the epoch. Older heartbeats count from then on.
+            since: when the run began, in seconds since the epoch. A heartbeat that is older counts as if it were from
+                this time.
             stall_seconds: seconds without progress after which a worker counts as hung.
         """
-        for path in self.folder.glob("[0-9]*.alive"):  # not the temporary files that become heartbeats
+        for path in self.folder.glob("[0-9]*.alive"):  # this pattern does not match temporary files of heartbeats
             with suppress(OSError, ValueError):
                 idle_seconds = time.time() - max(path.stat().st_mtime, since)
                 if idle_seconds > stall_seconds and not path.with_suffix(".done").exists():
@@ -157,7 +168,7 @@ class Step:
         return None
 
     def _checked_mark(self, number: int) -> dict | None:
-        """Return the done mark of a task if all its shards match the mark, else None."""
+        """Return the done mark of a task if all shards of the task match the mark, else None."""
         mark = self.mark(number)
         if mark is None:
             return None
@@ -172,11 +183,11 @@ class Step:
 
 
 def run_task(folder: str, number: int) -> int:
-    """Do one task of the step in `folder`. Runs in a worker process. Returns the number of the task."""
+    """Do one task of the step in `folder` and return the number of the task. Called in a worker process."""
     with open(Path(folder) / _TASKS) as file:
         description = json.loads(next(line for index, line in enumerate(file) if index == number))
     stem = f"{number:06d}"
-    # Not `written_aside`: one task has several shards, which are renamed into a folder that exists.
+    # Do not use `written_aside` here, because several shards must be renamed into a folder that already exists.
     temporary = Path(folder) / f"{stem}.{socket.gethostname()}.{os.getpid()}.part"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

@@ -1,6 +1,6 @@
-"""Tokenizers: train one, load it from its file, encode many passages at once.
+"""Tokenizers: train a tokenizer, load it from its file, and encode many passages at once.
 
-Both kinds that can be trained give the same bytes on every machine, whatever the number of threads.
+Both trainable tokenizers give the same bytes on every machine, regardless of the number of threads.
 """
 
 import io
@@ -17,55 +17,58 @@ from data_prep.errors import PrepError, Unworkable
 
 
 class Tokenizer(Protocol):
-    """A kind of tokenizer that can be trained: text becomes ids 0..V-1. An instance is loaded from a file."""
+    """Interface of the trainable tokenizers. An instance is loaded from a file and maps text to ids 0..vocab_size-1."""
 
     file_name: ClassVar[str]
-    """Name of the file in a stream folder."""
+    """Name of the tokenizer file in a stream folder."""
     smallest_vocab_size: ClassVar[int]
     max_training_words: ClassVar[int | None]
-    """The most words that it can be trained on: of more text an even sample is used. None: no limit."""
+    """Maximum number of words to train on; None: no limit. From a larger text, the caller takes every n-th passage."""
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
-        """Return the content of the file of a tokenizer trained on these texts."""
+        """Train a tokenizer on texts and return the content of its file."""
         ...
 
     def __init__(self, file: Path): ...
 
     def symbols(self) -> list[str]:
-        """Return the symbols in the order of their ids."""
+        """Return all symbols of the vocabulary, sorted by id."""
         ...
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the ids of each text, int32."""
+        """Return the token ids of each text, int32."""
         ...
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of some ids."""
+        """Decode token ids and return the text."""
         ...
 
 
-# The places where GPT-2's regular expression always cuts a text: before the space that starts a word, and around other
-# white space. It never looks beyond these places, so that a word has the same ids wherever it occurs. White space is
-# Unicode's, as in the tokenizer library; Python's \\s includes four more control characters.
+# WORD splits text at points where GPT-2's regular expression also always splits: before a space that precedes a word,
+# and around other white space. GPT-2's matches never cross these points, so a word has the same ids wherever it occurs.
+# _SPACE is Unicode white space, as in the tokenizers library. Python's \s also matches four more control characters.
 _SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
 WORD = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
 MAX_KNOWN_WORDS = 1 << 18
-"""Number of words whose ids are kept. With more, all are dropped."""
+"""Maximum number of words whose ids are cached. When there are more, the cache is emptied."""
 MAX_KNOWN_LETTERS = 64
-"""The ids of longer words are not kept."""
+"""Maximum length, in characters, of a word whose ids are cached."""
 
 
 class ByteBPE:
-    """A byte-level BPE as in GPT-2, which the paper uses. Lossless: `decode` returns any encoded text exactly."""
+    """A byte-level BPE tokenizer like GPT-2's, as used in the paper. Lossless: `decode` restores the exact text."""
 
     file_name: ClassVar[str] = "tokenizer.json"
-    smallest_vocab_size: ClassVar[int] = 256  # every byte has a symbol
+    smallest_vocab_size: ClassVar[int] = 256  # one symbol per byte
     max_training_words: ClassVar[int | None] = None  # the trainer keeps only distinct words in memory
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
-        """Return the content of tokenizer.json. It has fewer than `vocab_size` symbols if there is too little text."""
+        """Train on texts and return the content of tokenizer.json.
+
+        If there is too little text, the tokenizer has fewer than `vocab_size` symbols.
+        """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
@@ -83,18 +86,18 @@ class ByteBPE:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(file))
-        # A given file may ask for these. They would be applied to every single word.
+        # Disable truncation and padding, which a given file may request. They would be applied to every single word.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._known: dict[str, list[int]] = {}
 
     def symbols(self) -> list[str]:
-        """Return the symbols in the order of their ids."""
+        """Return all symbols of the vocabulary, sorted by id."""
         index_of = self._tokenizer.get_vocab()
         return sorted(index_of, key=index_of.__getitem__)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the ids of each text, int32. A word is encoded once and then looked up: about three times as fast."""
+        """Return the token ids of each text, int32. The ids of words are cached, which is about three times as fast."""
         words_of_texts = [WORD.findall(text) for text in texts]
         new = list(set(itertools.chain.from_iterable(words_of_texts)) - self._known.keys())
         encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
@@ -109,26 +112,27 @@ class ByteBPE:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of some ids."""
+        """Decode token ids and return the text."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 class SentencePiece:
-    """A sentencepiece BPE with byte fallback: no text gives an unknown token. Spaces and line ends are kept.
+    """A sentencepiece BPE tokenizer with byte fallback, so there are no unknown tokens. It keeps spaces and line ends.
 
-    Not quite lossless: a U+2581 in the text comes back as a space, for which sentencepiece uses this character.
+    It is not quite lossless: `decode` turns the character U+2581 into a space, because sentencepiece represents spaces
+    by this character.
     """
 
     file_name: ClassVar[str] = "sentencepiece.model"
     smallest_vocab_size: ClassVar[int] = 259  # <unk>, the line end, 256 bytes, and one letter
-    max_training_words: ClassVar[int | None] = 50_000_000  # the trainer holds its text in memory
+    max_training_words: ClassVar[int | None] = 50_000_000  # the trainer keeps the text in memory
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
-        """Return the content of the model file.
+        """Train on texts and return the content of the model file.
 
         Raises:
-            Unworkable: the text gives fewer symbols than `vocab_size`, or needs more.
+            Unworkable: if the text is too small to give `vocab_size` symbols, or has too many characters for them.
         """
         import sentencepiece
 
@@ -140,21 +144,22 @@ class SentencePiece:
                 model_type="bpe",
                 vocab_size=vocab_size,
                 byte_fallback=True,
-                # `decode` must return the text: do not normalise or trim it, and do not add a space in front.
+                # Do not normalise or trim the text or add a space in front, because `decode` must return the text.
                 normalization_rule_name="identity",
                 add_dummy_prefix=False,
                 remove_extra_whitespaces=False,
                 allow_whitespace_only_pieces=True,
-                # A symbol of its own, so that no other symbol contains a line end.
+                # Make the line end a separate symbol, so that no other symbol contains a line end.
                 user_defined_symbols=["\n"],
-                # fairseq adds <s>, <pad> and </s>.
+                # Leave out <s>, </s> and <pad>, because fairseq adds them.
                 unk_id=0,
                 bos_id=-1,
                 eos_id=-1,
                 pad_id=-1,
-                # sentencepiece silently drops longer texts. Its default is 4192 bytes; this is its maximum.
+                # Set the maximum possible value, because sentencepiece silently drops longer texts. The default is
+                # 4192 bytes.
                 max_sentence_length=2**30,
-                # The number is written into the model file, so it must not depend on the machine.
+                # Use a fixed number, because it is written into the model file, which must not depend on the machine.
                 num_threads=1,
                 minloglevel=2,
             )
@@ -172,20 +177,20 @@ class SentencePiece:
         self._processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
 
     def symbols(self) -> list[str]:
-        """Return the symbols in the order of their ids."""
+        """Return all symbols of the vocabulary, sorted by id."""
         return [self._processor.id_to_piece(index) for index in range(self._processor.vocab_size())]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the ids of each text, int32."""
+        """Return the token ids of each text, int32."""
         return self._processor.encode(texts, return_type="numpy", num_threads=1)
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of some ids."""
+        """Decode token ids and return the text."""
         return self._processor.decode(ids)
 
 
 class AnyTokenizer:
-    """Any tokenizer.json of the `tokenizers` library. Whether it is lossless depends on the file."""
+    """A tokenizer from any tokenizer.json of the `tokenizers` library. Whether it is lossless depends on the file."""
 
     file_name: ClassVar[str] = "tokenizer.json"
 
@@ -197,33 +202,39 @@ class AnyTokenizer:
         self._tokenizer.no_padding()
 
     def symbols(self) -> list[str]:
-        """Return the symbols in the order of their ids. An id without a symbol gets the name `unused-id-N`."""
+        """Return all symbols of the vocabulary, sorted by id. An id without a symbol gets the name `unused-id-N`."""
         by_id = {index: symbol for symbol, index in self._tokenizer.get_vocab(with_added_tokens=True).items()}
         return [by_id.get(index, f"unused-id-{index}") for index in range(max(by_id) + 1)]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the ids of each text, int32."""
+        """Return the token ids of each text, int32."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of some ids."""
+        """Decode token ids and return the text."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {"byte-bpe": ByteBPE, "sentencepiece": SentencePiece}
-"""The tokenizers that can be trained, by name."""
+"""The classes of trainable tokenizers, by their name in --tokenizer."""
 
 
 def load_tokenizer(file: Path) -> "ByteBPE | SentencePiece | AnyTokenizer":
-    """Load the tokenizer of a stream from its file. The class depends on the content of the file."""
+    """Load a stream's tokenizer from its file. The class depends on the name and content of the file."""
     if file.name == SentencePiece.file_name:
         return SentencePiece(file)
     return ByteBPE(file) if _is_byte_bpe(json.loads(file.read_text(encoding="utf-8"))) else AnyTokenizer(file)
 
 
 def _is_byte_bpe(described: dict) -> bool:
-    """Return True if words can be encoded one by one: the file cuts text as GPT-2 does, and changes nothing else."""
+    """Return True if ByteBPE can load this tokenizer: BPE that splits text like GPT-2 and does not change it otherwise.
+
+    ByteBPE encodes words one by one, which gives the correct ids only for such tokenizers.
+
+    Args:
+        described: the parsed content of tokenizer.json.
+    """
     cutting = described.get("pre_tokenizer") or {}
     model = described.get("model") or {}
     return (
@@ -241,7 +252,7 @@ GPT2_FILES = ("encoder.json", "vocab.bpe")
 
 
 def check_tokenizer(name: str) -> None:
-    """Raise ValueError unless `name` is a tokenizer that can be trained, or the path of one (or of GPT-2's folder)."""
+    """Raise ValueError unless `name` is a key of TOKENIZERS, or the path of a tokenizer file or of GPT-2's folder."""
     if name in TOKENIZERS:
         return
     path = Path(name)
@@ -249,26 +260,28 @@ def check_tokenizer(name: str) -> None:
         folder = path if path.is_dir() else path.parent
         missing = [file for file in GPT2_FILES if not (folder / file).is_file()]
         if missing:
-            raise ValueError(f"tokenizer={name}: {folder} has no {' and no '.join(missing)}, which belong together")
+            raise ValueError(
+                f"tokenizer={name}: {folder} has no {' and no '.join(missing)}. GPT-2's tokenizer needs both files"
+            )
         return
     known = f"use one of {', '.join(TOKENIZERS)}, or the path of a tokenizer.json, a .model, or GPT-2's vocab.bpe"
     if not path.is_file():
-        raise ValueError(f"tokenizer={name} is unknown, and there is no such file: {known}")
+        raise ValueError(f"tokenizer={name} is not a known tokenizer, and there is no such file: {known}")
     if path.suffix not in (".json", ".model"):
-        raise ValueError(f"tokenizer={name} is neither a .json nor a .model: {known}")
+        raise ValueError(f"tokenizer={name} is neither a .json file nor a .model file: {known}")
 
 
 def given_tokenizer(name: str) -> tuple[str, bytes]:
-    """Read a trained tokenizer.
+    """Read a tokenizer that the user gives with --tokenizer, and check that its library can load it.
 
     Args:
-        name: the path of its file, or of GPT-2's folder.
+        name: the path of the tokenizer file, or of GPT-2's folder.
 
     Returns:
-        The name of its file in a stream folder, and the content of the file.
+        The name that the tokenizer file gets in a stream folder, and its content.
 
     Raises:
-        PrepError: it cannot be read.
+        PrepError: if the tokenizer cannot be read.
     """
     path = Path(name)
     try:
@@ -288,5 +301,5 @@ def given_tokenizer(name: str) -> tuple[str, bytes]:
             return ByteBPE.file_name, tokenizer.to_str(pretty=False).encode("utf-8")
         Tokenizer.from_file(name)
         return AnyTokenizer.file_name, path.read_bytes()
-    except Exception as error:  # each of the two libraries raises errors of its own
+    except Exception as error:  # the two libraries raise different exception types
         raise PrepError(f"the tokenizer {name} cannot be read: {error}") from error

@@ -1,13 +1,13 @@
-"""The word tokenizer that datatrove uses here: words are separated by white space, as in the paper's counts."""
+"""A word tokenizer for datatrove that splits text at white space, as the word counts of the paper do."""
 
 from typing import Any
 
 
 def words_between_spaces() -> Any:
-    """Return a `WordTokenizer` that datatrove's filters and signatures accept in place of the name of a language.
+    """Return a word tokenizer that splits at white space, to pass to datatrove as `language`.
 
-    datatrove's own tokenizer for English counts punctuation as words, and takes a minute for every 25 MB. This one
-    cannot find sentences: none of the rules used here needs them.
+    datatrove's English tokenizer counts punctuation marks as words, and takes a minute for every 25 MB. The returned
+    `WordTokenizer` cannot split text into sentences, which no rule used here needs.
     """
     from datatrove.utils.word_tokenizers import WordTokenizer
 

@@ -1,7 +1,7 @@
-"""The work folder OUT/.alma-prep, in which a stream is made before it becomes whole in one moment.
+"""The work folder OUT/.alma-prep, in which a run makes a stream.
 
-A killed run leaves it to the next run, which continues there. When all shards are whole, they are renamed into OUT,
-stream.json last.
+If a run is killed, the next run continues in its work folder. When all shards are complete, they are moved into OUT by
+renaming. stream.json is moved last; only then OUT is a stream.
 """
 
 import errno
@@ -24,51 +24,51 @@ from fairseq_alma.core.stream_folder import STREAM_FILE
 SETTINGS = "settings.json"
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
-"""What the names of other files of a lease begin with: `Lease` writes its file aside and claims stale ones."""
+"""Name prefix of the other files of `Lease`: temporary copies of the lease file, and claims on stale leases."""
 
 
 class WorkFolder(NamedTuple):
-    """Where a stream is made before it is whole."""
+    """The paths of a work folder and its subfolders."""
 
     folder: Path
-    """The folder that holds everything else, and is removed in the end."""
+    """The work folder itself, which is removed when the stream is finished."""
 
     @property
     def spool(self) -> Path:
-        """The folder of the text of all documents."""
+        """The folder with the text of all documents."""
         return self.folder / "spool"
 
     @property
     def stream(self) -> Path:
-        """The folder of finished shards, laid out as they will be in OUT."""
+        """The folder with the finished shards, under the same relative paths as later in OUT."""
         return self.folder / "stream"
 
 
 @contextmanager
 def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFolder]:
-    """Hold the work folder of `out`: a new one, or one that a run with the same settings left unfinished.
+    """Lock and yield the work folder of `out`: a new one, or one that an unfinished run with the same settings left.
 
-    The folder is removed if the block ends without an error or with Unworkable. After any other error it stays, so
-    that the next run continues there.
+    If the block ends without an error or with Unworkable, the folder is removed. After any other error it is kept, so
+    that the next run can continue.
 
     Args:
         out: the stream folder.
-        settings: the settings that an unfinished run must have had to be continued.
-        extend: True if the stream in `out` is extended.
+        settings: the settings of this run. An unfinished run can be continued only if it had the same settings.
+        extend: True if this run extends the stream in `out`.
 
     Raises:
-        PrepError: another alma-prep works in `out`, or a run with other settings did not finish there.
+        PrepError: if another alma-prep is running in `out`, or an unfinished run there had other settings.
     """
     out_existed = out.is_dir()
     work = WorkFolder(out / WORK)
     try:
-        with _held(out):
+        with _lease_held(out):
             if (out / STREAM_FILE).exists() != extend:
                 raise PrepError(
                     f"another alma-prep has just finished in {out}. Run the same command again to check it."
                 )
             resumes = _can_resume(out, settings)
-            _remove_strays(out, settings, resumes)
+            _remove_leftover_shards(out, settings, resumes)
             write_json(work.folder / SETTINGS, settings)
             shutil.rmtree(work.stream, ignore_errors=True)
             work.spool.mkdir(exist_ok=True)
@@ -81,33 +81,34 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
             _empty(work.folder)
     except Unworkable:
         if not out_existed:
-            with suppress(OSError):  # not empty: another run has just begun in it
+            with suppress(OSError):  # the folder is not empty if another run has just started in it
                 out.rmdir()
         raise
 
 
 @contextmanager
 def full_disk_reported(out: Path) -> Iterator[None]:
-    """Turn the error of a full disk into a PrepError that says what to do."""
+    """Turn a disk-full error inside this block into a PrepError that says what to do."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise PrepError(
-            f"no space left on the disk of {out}. Finished tasks were kept in {out / WORK}: free space (the text is "
-            "copied once, and its tokens take about as much again) and run the same command."
+            f"no space left on the disk of {out}. Finished tasks are stored in {out / WORK}. Free some space and run "
+            "the same command again. alma-prep needs space for a copy of the text and for its tokens, which take about "
+            "as much as the text."
         ) from error
 
 
 def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
-    """Rename the shards into `out`, then manifest.json, then stream.json: from this moment `out` is the stream.
+    """Move the shards into `out`, then manifest.json, then stream.json. After the last move, `out` is the new stream.
 
     Args:
         out: the stream folder.
-        work: its work folder.
+        work: the work folder.
         stream: the content of stream.json.
-        manifest: the content of manifest.json. The size and the SHA-256 of every shard are added to its "outputs".
+        manifest: the content of manifest.json. Is modified: "outputs" gets the size and SHA-256 of every shard.
     """
     shards = sorted(path for path in work.stream.rglob("*") if path.is_file())
     for path in shards:
@@ -122,10 +123,10 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
         if folder.is_dir():
             sync_folder(folder)
     sync_folder(out)
-    # These two are made in the work folder, too: a kill must not leave a temporary file beside the stream.
+    # Write the last two files in the work folder first, so that a kill never leaves a temporary file in `out`.
     write_json(work.folder / MANIFEST, manifest)
     text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
-    # A path whose bytes are not UTF-8 arrives with lone surrogates: they are written as escapes.
+    # Write lone surrogates as escapes. Python uses them for paths whose bytes are not UTF-8.
     write_whole(work.folder / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))
     for name in (MANIFEST, STREAM_FILE):
         os.replace(work.folder / name, out / name)
@@ -133,52 +134,58 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
 
 
 def remove_finished_work(out: Path, num_extensions: int) -> None:
-    """Remove the work folder of a run that was killed after its stream was whole.
+    """Remove a work folder whose run was killed after it had finished the stream.
 
-    The folder of a run that is still at work, or of an unfinished extension, stays.
+    Do not remove the work folder of a run that is still running, or of an unfinished extension.
 
     Args:
         out: the stream folder.
-        num_extensions: how many extensions the stream has.
+        num_extensions: number of extensions of the stream.
     """
     if not (out / WORK).is_dir():
         return
-    with suppress(PrepError), _held(out):  # PrepError: another alma-prep is at work there
+    # `_lease_held` raises PrepError if another alma-prep is running in `out`.
+    with suppress(PrepError), _lease_held(out):
         if _previous_settings(out).get("extension", 0) <= num_extensions:
             _empty(out / WORK)
 
 
 @contextmanager
-def _held(out: Path) -> Iterator[None]:
-    """Hold the lease of the work folder of `out`, which is made if necessary. An empty folder is removed at the end.
+def _lease_held(out: Path) -> Iterator[None]:
+    """Hold the lease (lock) of `out`'s work folder during this block.
+
+    Creates the work folder if it does not exist, and removes it at the end if it is empty.
 
     Raises:
-        PrepError: another alma-prep holds it.
+        PrepError: if another alma-prep holds the lease.
     """
     lease = Lease(out / WORK)
     with ExitStack() as at_end:
         try:
-            with interrupts_delayed():  # also for the thread of the lease
+            with interrupts_delayed():  # also makes sure that the lease's thread never receives Ctrl-C
                 lease.__enter__()
                 at_end.callback(_release, lease)
         except RunError as error:
             if isinstance(error.__cause__, OSError):
                 raise error.__cause__ from None
             raise PrepError(
-                f"another alma-prep is at work in {out}{_holder(out)}. Wait for it, stop it, or choose another folder."
+                f"another alma-prep is running in {out}{_holder(out)}. Wait for it, stop it, or choose another folder."
             ) from error
         yield
 
 
 def _release(lease: Lease) -> None:
-    """Give a lease back, and remove its folder if it is empty."""
+    """Release a lease, and remove its folder if the folder is then empty."""
     with interrupts_delayed():
         lease.__exit__(None, None, None)
         _remove_if_empty(lease.path.parent)
 
 
 def _holder(out: Path) -> str:
-    """Return who holds the work folder, as part of a sentence; nothing if the lease was given back meanwhile."""
+    """Return ": process PID on HOST" for the process that holds the lease of `out`'s work folder.
+
+    Return "" if the lease was released meanwhile.
+    """
     try:
         holder = read_json(out / WORK / _LEASE)
         return f": process {holder['pid']} on {holder['host']}"
@@ -187,8 +194,8 @@ def _holder(out: Path) -> str:
 
 
 def _empty(folder: Path) -> None:
-    """Remove everything in a work folder but the lease that holds it."""
-    # The settings last: after a kill in between, the rest is still known as the work of a run with these settings.
+    """Remove everything in a work folder except the files of its lease."""
+    # Remove the settings last. If this process is killed before, the next run can still see whose work the rest is.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == SETTINGS):
         if path.name != _LEASE and not path.name.startswith(_LEASE_TEMPORARIES):
             if path.is_dir():
@@ -198,8 +205,8 @@ def _empty(folder: Path) -> None:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Remove a work folder that holds nothing but what killed leases left."""
-    with suppress(OSError):  # another run has just begun in it, or ended there
+    """Remove a work folder if it is empty or contains only temporary lease files of killed processes."""
+    with suppress(OSError):  # another run may have just started or ended in this folder
         left = list(folder.iterdir())
         if all(path.name.startswith(_LEASE_TEMPORARIES) for path in left):
             for path in left:
@@ -208,7 +215,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _previous_settings(out: Path) -> dict:
-    """Return the settings of the run that left the work folder; empty if there was none, or it had hardly begun."""
+    """Return the settings of the unfinished run that left the work folder, or {} if there are no readable settings."""
     try:
         found = json.loads((out / WORK / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -217,14 +224,16 @@ def _previous_settings(out: Path) -> dict:
 
 
 def _can_resume(out: Path, settings: Mapping) -> bool:
-    """Return True if an unfinished run had these settings. If there was none, empty the work folder.
+    """Return True if an unfinished run had these settings, so it can be continued.
+
+    If there is no unfinished run, empty the work folder and return False.
 
     Raises:
-        PrepError: an unfinished run had other settings; the message names them.
+        PrepError: if an unfinished run had other settings. The message lists the differences.
     """
     previous = _previous_settings(out)
     if previous.get("extension", 0) < settings.get("extension", 0):
-        previous = {}  # that run finished its stream, and was killed before it removed the work folder
+        previous = {}  # the previous run finished its stream, but was killed before it removed the work folder
     if not previous:
         _empty(out / WORK)
         return False
@@ -235,25 +244,25 @@ def _can_resume(out: Path, settings: Mapping) -> bool:
     ]
     if changed:
         raise PrepError(
-            f"{out} was begun with other settings, and is not finished: {'; '.join(changed)}. Give the old values to "
-            f"continue, choose another folder, or remove {out / WORK} to begin again."
+            f"{out} contains an unfinished stream with other settings: {'; '.join(changed)}. Use the old values to "
+            f"continue it, choose another folder, or remove {out / WORK} to start again."
         )
     return True
 
 
-def _remove_strays(out: Path, settings: Mapping, resumes: bool) -> None:
-    """Remove the shards beside the work folder that a run left when it was killed while it renamed them.
+def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None:
+    """Remove shards in `out` that belong to no stream, because a run was killed while it moved its shards there.
 
-    They are made again. In a stream that is extended these are the shards that do not belong to the stream, and only
-    if an extension was interrupted: other files belong to somebody else and stay.
+    This run makes them again. When a stream is extended, its own shards are kept, and other shards are removed only if
+    this run continues an interrupted extension. Otherwise they may be files of the user.
 
     Args:
         out: the stream folder.
-        settings: the settings of this run; with "extension", the number of the extension from 1.
+        settings: the settings of this run. For an extension, "extension" is its number, from 1.
         resumes: True if this run continues an unfinished one.
 
     Raises:
-        PrepError: a file that is not ours has the name of a shard of the extension.
+        PrepError: if a file of the user has the same path as a shard of the new extension.
     """
     names = list(filter(SHARD_NAME.fullmatch, files_beside_work(out)))
     if "extension" in settings:
@@ -261,8 +270,8 @@ def _remove_strays(out: Path, settings: Mapping, resumes: bool) -> None:
         names = [name for name in names if not belongs_to_stream(name, num_mega_batches, settings["extension"] - 1)]
         if names and not resumes:
             raise PrepError(
-                f"{out} holds files not of its stream, where an extension would write: {', '.join(names[:5])}. "
-                "Nothing was changed. Move them away."
+                f"{out} contains files that do not belong to its stream, where an extension would write: "
+                f"{', '.join(names[:5])}. Nothing was changed. Move these files away."
             )
     for name in names:
         (out / name).unlink()

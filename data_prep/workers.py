@@ -1,6 +1,7 @@
-"""Worker processes on this machine. A worker that dies or hangs ends the run with an error.
+"""Run tasks in worker processes on this machine. If a worker dies or hangs, the run ends with an error.
 
-datatrove's local executor waits for ever when a worker is killed; a pool of the standard library raises at once.
+This module uses a process pool of the standard library, which raises an error as soon as a worker is killed. In this
+case, datatrove's local executor would wait forever.
 """
 
 import collections
@@ -18,16 +19,17 @@ from data_prep.errors import PrepError
 from data_prep.interrupts import interrupts_delayed
 from data_prep.tasks import Step, run_task
 
-# Each worker is a fresh interpreter: forking a process whose tokenizer library has threads can deadlock.
+# Start each worker as a new interpreter, because forking a process in which the tokenizers library runs threads can
+# deadlock.
 CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Workers:
-    """A pool of worker processes, which start when they are first used. A context manager.
+    """A context manager with a pool of worker processes. The processes start when they are first needed.
 
     Args:
         processes: number of processes.
-        tokenizer_threads: threads that the tokenizer library may use in each.
+        tokenizer_threads: number of threads that the tokenizers library may use in each process.
     """
 
     def __init__(self, processes: int, tokenizer_threads: int = 1):
@@ -42,24 +44,25 @@ class Workers:
     def __exit__(self, error_type, error, traceback):
         with interrupts_delayed():
             if error_type is not None:
-                # The results are no longer needed, and training can take hours. Python 3.14 has terminate_workers().
+                # Kill the workers, because their results are no longer needed and a task can take hours. From Python
+                # 3.14 on, terminate_workers() could be used.
                 for process in list((self._pool._processes or {}).values()):
-                    process.kill()  # a stopped process reacts to no milder signal
+                    process.kill()  # SIGKILL, because a process stopped by SIGSTOP does not react to SIGTERM
             self._pool.shutdown(cancel_futures=True)
 
     def run_in_order(
         self, function: Callable, calls: Iterable[tuple], watch: Callable[[], None] = lambda: None
     ) -> Iterator:
-        """Yield function(*arguments) for each tuple of arguments, in order.
+        """Call a function in the workers, once for each tuple of arguments, and yield the results in the same order.
 
         Args:
             function: a function that worker processes can import.
-            calls: the arguments of each call. At most two calls per process are submitted ahead.
-            watch: called every second while results are awaited. It may raise to end the run.
+            calls: the arguments of each call. They are read lazily: at most two calls per process are pending.
+            watch: called every second while waiting for a result. It may raise an exception to end the run.
 
         Raises:
-            PrepError: a worker died.
-            Exception: whatever a call or `watch` raises.
+            PrepError: if a worker died.
+            Exception: any exception that a call or `watch` raises.
         """
         in_flight: collections.deque[Future] = collections.deque()
         for arguments in calls:
@@ -70,13 +73,16 @@ class Workers:
             yield _result(in_flight.popleft(), watch)
 
     def _submit(self, function: Callable, arguments: tuple) -> Future:
-        # Submitting may start a worker. It never receives Ctrl-C: the parent does, and ends its workers.
+        # Delay Ctrl-C, because `submit` may start a worker. Workers never receive Ctrl-C; this process does, and then
+        # ends its workers.
         with interrupts_delayed(), _death_reported():
             return self._pool.submit(function, *arguments)
 
 
 class Local:
-    """An executor that runs tasks in processes of this machine. A context manager: all steps share the workers.
+    """An executor that runs tasks in worker processes on this machine. A context manager.
+
+    All steps of the run share the workers.
 
     Args:
         processes: number of worker processes.
@@ -102,8 +108,8 @@ class Local:
             hung = step.stalled(began, self._stall_seconds)
             if hung:
                 raise PrepError(
-                    f"{hung}. Run the same command again to continue. If it hangs again, look at that file, or "
-                    "leave it out."
+                    f"{hung}. Run the same command again to continue. If it hangs again, check the input file named "
+                    "above, or leave it out."
                 )
 
         calls = [(str(step.folder), number) for number in numbers]
@@ -111,14 +117,15 @@ class Local:
             for number in self._workers.run_in_order(run_task, calls, watch):
                 on_done(number)
             return
-        # A separate process gives its memory back at the end, and may use all cores. Workers of the pool use one each.
+        # Use a new process, which can use several threads and releases its memory at the end. The workers of the shared
+        # pool use one thread each.
         with Workers(1, tokenizer_threads=threads) as workers:
             for number in workers.run_in_order(run_task, calls, watch):
                 on_done(number)
 
 
 def _result(future: Future, watch: Callable[[], None]) -> Any:
-    """Return the result of a call, and call `watch` every second until it is there."""
+    """Wait for the result of a call and return it. Call `watch` every second while waiting."""
     with _death_reported():
         while True:
             try:
@@ -131,27 +138,32 @@ def _result(future: Future, watch: Callable[[], None]) -> Any:
 
 @contextmanager
 def _death_reported() -> Iterator[None]:
-    """Turn the error of a pool whose worker died into a PrepError."""
+    """Turn the pool's error about a dead worker into a PrepError that says what to do."""
     try:
         yield
     except BrokenProcessPool as error:
         raise PrepError(
-            "a worker process died: it was killed, most often because memory ran out. Finished tasks were kept: "
-            "run the same command again, with fewer --workers if memory is short."
+            "a worker process died. Most often the system kills a process because memory is full. Finished tasks were "
+            "stored. Run the same command again, with fewer --workers if memory is short."
         ) from error
 
 
 def _start_worker(parent: int, tokenizer_threads: int) -> None:
-    """Prepare a new worker process."""
-    # Read by the tokenizer library when it is first used.
+    """Initialize a new worker process. Called in the worker.
+
+    Args:
+        parent: process id of the parent.
+        tokenizer_threads: number of threads that the tokenizers library may use.
+    """
+    # The tokenizers library reads these variables when it is first used.
     os.environ["RAYON_NUM_THREADS"] = str(tokenizer_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if tokenizer_threads > 1 else "false"
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 
 def _end_with_parent(parent: int) -> None:
-    """End this process when its parent is gone."""
-    # The workers of a pool wait for ever after their parent was killed.
+    """Wait until the parent process has ended, then end this process."""
+    # This is necessary because the workers of a pool would wait forever after their parent was killed.
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

@@ -56,7 +56,7 @@ install --upgrade pip setuptools wheel
 install torch torchvision numpy cython ninja
 # Without build isolation, fairseq is compiled against the torch above; otherwise pip would download a second torch.
 say "2/3 fairseq and the rest (compiles for some minutes, once)"
-install --no-build-isolation -e '.[test,corpora]'
+install --no-build-isolation -e '.[test,corpora,docs]'
 say "3/3 checking"
 .venv/bin/python -c 'import torch, torchvision, fairseq, fairseq_alma.core, data_prep' >>"$log" 2>&1 ||
     fail "the installed packages cannot be imported: see the end of $log"

@@ -1,10 +1,11 @@
-"""Make every figure and table of results/ and README.md from the committed ledgers. `make results` runs this.
+"""Make all figures and tables in results/ and README.md from the committed ledgers. `make results` runs this script.
 
 .venv/bin/python results/rebuild.py [--out FOLDER]      default: the repository itself
 
-For each study, the output of alma-report on its run folders: STUDY/COMPARISON/NAME.png and NAME.md. The tables in
-README.md and in the README.md of each study are copies of these, between `<!-- table: FILE -->` and `<!-- end -->`.
-With `without: WORD`, the copy leaves out the columns whose names begin with WORD.
+For each study, the script makes the figures and tables of alma-report for the run folders of the study:
+STUDY/COMPARISON/NAME.png and NAME.md. Then it copies tables into README.md and into the README.md of each study. Copies
+are placed between the lines `<!-- table: FILE -->` and `<!-- end -->`. If the first line is
+`<!-- table: FILE without: WORD -->`, the copy leaves out the columns whose names begin with WORD.
 """
 
 import argparse
@@ -28,7 +29,7 @@ DPI = 110
 
 
 def rebuild(out: Path) -> list[str]:
-    """Write all figures, tables and texts into `out`, and return their names relative to it."""
+    """Write all figures, tables and README files into the folder `out`. Return their paths relative to `out`."""
     written = []
     for study in STUDIES:
         data = read_runs([RESULTS / study / "ledgers"])
@@ -55,8 +56,13 @@ def rebuild(out: Path) -> list[str]:
 
 
 def _table_copy(out: Path, match: re.Match) -> str:
-    """Return the markers of a copied table with the rows of the table between them."""
-    # Title and note are left out: the text around the copy has them.
+    """Return the lines that replace a copied table in a README: start marker, table rows, end marker.
+
+    Args:
+        out: folder that contains the tables.
+        match: the present copy with its markers, matched by COPY.
+    """
+    # Leave out title and note of the table, because the text around the copy contains them.
     table = (out / match[2]).read_text(encoding="utf-8").split("\n\n")[1]
     rows = [line.strip("|").split("|") for line in table.splitlines()]
     kept = [i for i, column in enumerate(rows[0]) if not match[3] or not column.strip().startswith(match[3])]
@@ -72,5 +78,5 @@ def _write(out: Path, name: Path, text: str) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS.parent, help="folder to write into")
+    parser.add_argument("--out", type=Path, default=RESULTS.parent, help="folder to write to (default: the repository)")
     print("\n".join(rebuild(parser.parse_args().out)))

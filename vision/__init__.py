@@ -1,25 +1,25 @@
-"""Anytime learning of images: digits, MNIST, EMNIST and CIFAR, on the protocol of fairseq_alma.core.
+"""Anytime learning on image datasets (digits, MNIST, EMNIST, CIFAR), with the protocol of fairseq_alma.core.
 
 This package never imports fairseq.
 
-run.py          the command alma-vision, from settings to ledger
-settings.py     every setting, checked when it is made
-learners/       the learners: SM, Ens, UMix, gEns, gMoE, FF, and those of the paper's first version
-backbones.py    which networks the learners of a dataset are made of
-evaluator.py    scores a learner on the test set, which it alone holds
-datasets.py     reads datasets
-cifar.py        reads the files of CIFAR-10 and CIFAR-100
+run.py          the command alma-vision: runs a learner over a stream and writes its ledger
+settings.py     the settings of a run, checked when the settings object is created
+learners/       the learners: SM, Ens, UMix, gEns, gMoE, FF, and three from the first version of the paper
+backbones.py    chooses the network architecture for each dataset
+evaluator.py    computes the scores of a learner on the test set; only the evaluator uses the test set
+datasets.py     loads datasets
+cifar.py        reads the CIFAR-10 and CIFAR-100 files
 stream.py       cuts a dataset into mega-batches
 inputs.py       turns images into network inputs
-batches.py      the data of a stage, and the batches drawn from it
-training.py     trains a stack of networks in one stage and keeps the best epoch
-optimizers.py   AdaDelta and SGD for one flat tensor
+batches.py      the data of a stage, and the batches sampled from it
+training.py     trains networks in one stage and restores the parameters of the best epoch
+optimizers.py   AdaDelta and SGD for one flat tensor that contains all parameters
 voting.py       combines the outputs of ensemble members
-networks/       stacks of networks that are computed together, with hand-written gradients
-firefly/        growth of one network by gradient scores
+networks/       stacks: networks of one shape that are computed together, with hand-written gradients
+firefly/        growth of a network in width and depth, where gradients show the largest gain (Firefly)
 flops.py        counts the FLOPs of a network
 checkpoints.py  writes networks to files and reads them
-seeds.py        random generators by name
-process.py      threads, cuDNN and memory allocation of the process
+seeds.py        random generators, each seeded by a name
+process.py      sets threads, cuDNN options and memory allocation of the process
 display.py      shows the progress of a run
 """

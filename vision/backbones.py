@@ -1,4 +1,4 @@
-"""Backbones: which networks a learner uses. Perceptrons for digits, MNIST and EMNIST; the reduced VGG19 for CIFAR."""
+"""Network architectures: multilayer perceptrons (MLPs) for digits, MNIST and EMNIST, the reduced VGG19 for CIFAR."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,24 +12,31 @@ from vision.settings import CONVOLUTIONAL, VisionSettings
 
 
 class Backbone(ABC):
-    """Makes untrained networks of one kind and shape, one for each random generator."""
+    """A network architecture of fixed size. It creates untrained networks, one for each random generator."""
 
     @abstractmethod
     def network(self, generators: Sequence[torch.Generator], device: torch.device) -> Stack:
-        """Return networks without mixtures."""
+        """Return untrained networks without mixtures of experts, one for each generator, as one stack."""
 
     @abstractmethod
     def mixture(
         self, num_experts: int, hard: bool, generators: Sequence[torch.Generator], device: torch.device
     ) -> GatedStack:
-        """Return networks whose mixtures have `num_experts` experts each; `hard` gates use one branch each."""
+        """Return untrained networks with mixtures of experts, one for each generator, as one stack.
+
+        Args:
+            num_experts: number of experts in each mixture.
+            hard: if True, a gate uses only one of its branches for each example.
+            generators: random generators for the initial parameters.
+            device: device on which the networks are placed.
+        """
 
 
 class Perceptron(Backbone):
-    """Perceptrons with two hidden layers.
+    """Multilayer perceptrons (MLPs) with two hidden layers.
 
     Args:
-        sizes: numbers of inputs, of units in each hidden layer, and of classes.
+        sizes: number of inputs, number of units in the first and the second hidden layer, and number of classes.
     """
 
     def __init__(self, sizes: Sequence[int]):
@@ -45,7 +52,7 @@ class Perceptron(Backbone):
 
 
 class VGG(Backbone):
-    """The reduced VGG19, in which all convolutions have the same number of channels.
+    """The reduced VGG19. All its convolutions have the same number of channels.
 
     Args:
         num_inputs: number of channels of an image.
@@ -68,7 +75,7 @@ class VGG(Backbone):
 
 
 def backbone_for(dataset: Dataset, settings: VisionSettings) -> tuple[Backbone, Inputs]:
-    """Return the backbone for a dataset, and how its images become inputs."""
+    """Return the network architecture for a dataset, and the object that turns its images into network inputs."""
     channels, height, width = dataset.image_shape
     if dataset.name in CONVOLUTIONAL:
         border = None if settings.recipe.crop_border == "black" else float(settings.recipe.crop_border)

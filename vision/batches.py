@@ -1,9 +1,9 @@
-"""The data of a stage as tensors on the device, and the batches that are drawn from them.
+"""The data of a stage as tensors on the device, and the batches that are sampled from them.
 
-An order is a sequence in which the examples of a seed are read: every network has its own, or every seed if its
-networks are trained as one.
+An order is a random sequence in which the examples of a seed are read. Every network has a separate order, but networks
+that are trained as one model (UMix) share one order per seed.
 
-Shapes: S seeds, R orders, n examples, b examples of a batch, i inputs, C classes.
+Shapes: S seeds, R orders, n examples, b examples per batch, i inputs, C classes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,24 +19,27 @@ from vision.inputs import Inputs
 
 @dataclass(frozen=True)
 class Rows:
-    """Examples of S seeds in one table, seed after seed. Rows at the end of each seed's part may be unused."""
+    """A table with the examples of S seeds: the rows of the first seed, then those of the second seed, and so on.
+
+    Each seed has the same number of rows, and the last rows of each seed may be unused.
+    """
 
     x: Tensor
-    """The examples as they are stored (see `Inputs.to_storage`), [rows, ...]."""
+    """The stored examples (see `Inputs.to_storage`), [rows, ...]."""
     y: Tensor
     """The class of each row, [rows]."""
     one_hot: Tensor
-    """The class of each row, one-hot, [rows, C] of float."""
+    """The one-hot class of each row, float [rows, C]."""
     num_seeds: int
-    """S, the number of seeds."""
+    """Number of seeds, S."""
     num_examples: int
-    """n, the number of examples of each seed."""
+    """Number of examples of each seed, n. Unused rows do not count."""
     inputs: Inputs = field(default_factory=Inputs)
     """How stored examples are turned into network inputs."""
 
     @property
     def rows_per_seed(self) -> int:
-        """The number of rows of each seed, used and unused."""
+        """Number of rows of each seed, including unused rows."""
         return len(self.y) // self.num_seeds
 
     @property
@@ -55,26 +58,27 @@ class StageData:
     """Training and validation data of one stage."""
 
     training: Rows
-    """Training data: those of earlier mega-batches first, if the stage replays them, then the new ones."""
+    """Training examples. With replay, the examples of earlier mega-batches come first, then the new ones."""
     num_past: int
-    """Number of examples, per seed, from which replay by share draws; 0 if every example is read once per epoch."""
+    """If `replay` is a share: number of earlier examples, per seed, from which batches are sampled. Otherwise 0, since
+    an epoch then reads all training examples."""
     validation: Rows
-    """Validation data."""
+    """Validation examples."""
 
     @property
     def num_new(self) -> int:
-        """The number of examples in an epoch, per seed."""
+        """Number of examples in an epoch, per seed."""
         return self.training.num_examples - self.num_past
 
 
 class Memory:
-    """The examples of a run on the device. With replay a stage appends the new examples and does not copy earlier ones.
+    """Stores the examples of a run on the device. With replay, a stage only appends its new examples.
 
     Args:
-        inputs: how images are stored and turned into network inputs.
-        num_classes: C.
-        num_seeds: S.
-        device: where the examples are stored.
+        inputs: converts images to their storage format and to network inputs.
+        num_classes: number of classes, C.
+        num_seeds: number of seeds, S.
+        device: device on which the examples are stored.
     """
 
     def __init__(self, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device):
@@ -83,14 +87,14 @@ class Memory:
         self._training, self._validation = _Table(num_classes), _Table(num_classes)
 
     def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
-        """Return the training and validation data of a stage on `new` that follows stages on `past`.
+        """Return the training and validation data of one stage.
 
-        With replay the validation data of earlier mega-batches are included too.
+        With replay, the validation examples of earlier mega-batches are included too.
 
         Args:
             new: the mega-batches gathered for this stage.
             past: all earlier mega-batches.
-            replay: False, "all" or a share, see `StreamSettings.replay`.
+            replay: the replay setting: False, "all", or a share of each batch (see `StreamSettings.replay`).
         """
         wanted = [*past, *new] if replay else list(new)
         if self._times != [mega_batch.t for mega_batch in wanted[: len(self._times)]]:
@@ -105,11 +109,11 @@ class Memory:
         return StageData(self._training.rows(self._inputs), num_past, self._validation.rows(self._inputs))
 
     def previous_stage_data(self, stage: Stage, num_mega_batches: int) -> StageData:
-        """Return the data of the stage before `stage`.
+        """Return the training and validation data of the stage before `stage`.
 
         Args:
-            stage: the coming stage.
-            num_mega_batches: how many mega-batches the stage before it gathered.
+            stage: the stage that will be trained next.
+            num_mega_batches: number of mega-batches that the previous stage gathered.
         """
         return self.stage_data(stage.past[-num_mega_batches:], stage.past[:-num_mega_batches], stage.replay)
 
@@ -118,11 +122,11 @@ class Memory:
         self._training, self._validation = _Table(self._num_classes), _Table(self._num_classes)
 
     def _tensors(self, mega_batches: Sequence[MegaBatch], part: str) -> tuple[Tensor, Tensor]:
-        """Return the stored examples, [S, n, ...], and labels, [S, n], of one part of some mega-batches.
+        """Return the examples, [S, n, ...] in their storage format, and the labels, [S, n], of some mega-batches.
 
         Args:
-            mega_batches: in order.
-            part: "training" or "validation".
+            mega_batches: the mega-batches, in order of arrival.
+            part: which examples of the mega-batches to return: "training" or "validation".
         """
         seeds = range(self._num_seeds)
         by_seed = [[getattr(mega_batch.data[seed], part) for mega_batch in mega_batches] for seed in seeds]
@@ -132,7 +136,10 @@ class Memory:
 
 
 class _Table:
-    """Rows of S seeds, to which rows are appended: in place, as long as there are unused rows."""
+    """A table with the examples of S seeds, to which examples are appended.
+
+    The table at least doubles its size when it is full, so that most appends do not copy earlier examples.
+    """
 
     def __init__(self, num_classes: int):
         self._num_examples, self._num_classes = 0, num_classes
@@ -162,12 +169,13 @@ class Batches:
 
     Args:
         data: data of the stage.
-        generators: one per order, seed after seed.
-        batch_size: number of examples of a batch; the last batch of an epoch may be smaller.
-        replay: as in the stage. A share replaces that part of the examples of every epoch by examples of earlier
-            mega-batches, which are drawn uniformly with replacement. Which new examples are left out differs from
-            epoch to epoch.
-        bagging: if True, each order reads a bootstrap sample of its own (n draws with replacement), drawn once.
+        generators: one random generator per order: all orders of the first seed, then those of the second, and so on.
+        batch_size: number of examples per batch; the last batch of an epoch may be smaller.
+        replay: the replay setting of the stage. If it is a share, this share of the examples of every epoch is replaced
+            by examples of earlier mega-batches, sampled uniformly with replacement. Each epoch leaves out different
+            new examples.
+        bagging: if True, each order reads its own bootstrap sample of the n examples of an epoch (n draws with
+            replacement). The sample is drawn once per stage.
     """
 
     def __init__(
@@ -190,11 +198,11 @@ class Batches:
 
     @property
     def updates_per_epoch(self) -> int:
-        """The number of batches of an epoch."""
+        """Number of batches per epoch."""
         return -(-self._data.num_new // self._batch_size)
 
     def epoch(self, augmented: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of one epoch: x [R, b, ...] and y, one-hot, [R, b, C].
+        """Yield the batches of one epoch: network inputs, [R, b, ...], and one-hot classes, [R, b, C].
 
         Args:
             augmented: if True, images are cropped and flipped at random.
@@ -210,22 +218,22 @@ class Batches:
             yield x.view(num_orders, -1, *x.shape[1:]), one_hot.view(num_orders, -1, one_hot.shape[1])
 
     def _augmentation(self, num_examples: int) -> Tensor | None:
-        """Return the augmentation of each example of one epoch, [R, n, ...], or None if there is none."""
+        """Return the random augmentation parameters for one epoch, [R, n, ...], or None if there is no augmentation."""
         inputs = self._data.training.inputs
         drawn = [inputs.draw_augmentation(num_examples, generator) for generator in self._generators]
         augmentation = [values for values in drawn if values is not None]
         return torch.stack(augmentation).to(self._data.training.y.device, non_blocking=True) if augmentation else None
 
     def _indices(self) -> Tensor:
-        """Return the indices of examples among those of their seed, [R, n], in the order of one epoch."""
+        """Return the example indices of one epoch in each order, [R, n]. Within each seed, indices count from 0."""
         num_past, num_new = self._data.num_past, self._data.num_new
         order_Rn = torch.stack([torch.randperm(num_new, generator=generator) for generator in self._generators])
         if self._sample_Rn is not None:
             order_Rn = self._sample_Rn.gather(1, order_Rn)
         order_Rn += num_past
         if self._share:
-            # Replayed examples are spread evenly over the epoch, so that every batch has its share of them. 1e-9 is
-            # added because, for example, 0.29 x 100 is 28.999... in floating point.
+            # Spread the replayed examples evenly over the epoch, so that every batch contains its share of them. Add
+            # 1e-9 because, for example, 0.29 x 100 is 28.999... in floating point.
             num_due = (torch.arange(num_new + 1, dtype=torch.float64) * self._share + 1e-9).floor()
             is_past_n = num_due.diff() > 0
             num_drawn = int(is_past_n.sum())

@@ -1,4 +1,4 @@
-"""Networks in a file. A write is complete or leaves nothing, and a read executes no code from the file."""
+"""Write networks to a file and read them back. A write is atomic, and reading executes no code from the file."""
 
 from pathlib import Path
 
@@ -14,35 +14,36 @@ KINDS: dict[str, type[Stack]] = {
     "vgg": VGGStack,
     "vgg_mixture": VGGMixtureStack,
 }
-"""The class of each kind of stack, by the name that its `state` records. A new kind of stack is registered here."""
+"""Class of each kind of stack. The keys are the values of "kind" in `Stack.state`. Register new kinds here."""
 FORMAT_VERSION = 1
 
 
 def write_checkpoint(stack: Stack, path: Path) -> None:
     """Write the networks of a stack to `path`. The parent folders are created."""
-    # Not durable: after a power cut a stage can be trained again. torch gets a file object and not a path, because it
-    # writes the name of a path, which contains our process id, into the file. Equal networks must have equal digests.
+    # Do not wait until the bytes are on the disk, because after a power cut a stage can be trained again. Pass torch a
+    # file object and not a path, because torch writes the file name into the file, and the temporary name contains our
+    # process id. Files of equal networks must have equal digests.
     with written_aside(path, durable=False) as temporary, temporary.open("wb") as file:
         torch.save({"format_version": FORMAT_VERSION, **stack.state()}, file)
 
 
 def read_checkpoint(path: Path, device: torch.device) -> Stack:
-    """Return the networks that `write_checkpoint` wrote.
+    """Return the networks in a file that `write_checkpoint` wrote.
 
     Args:
         path: the file.
-        device: where the networks are stored.
+        device: device on which the networks are placed.
 
     Raises:
-        StageError: the file is missing, damaged, or of another format version.
+        StageError: if the file is missing or damaged, or has another format version.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format_version {state['format_version']}, this release reads {FORMAT_VERSION}")
+            raise ValueError(f"format_version {state['format_version']}, but this release reads {FORMAT_VERSION}")
         return KINDS[state["kind"]].from_state(state, device)
     except FileNotFoundError as error:
         raise StageError(f"{path} is missing: restore it, or start again in another out=") from error
     except Exception as error:
-        # A damaged file can raise many kinds of errors: as a zip archive, as a pickle, by a missing key.
+        # A damaged file can raise many kinds of errors, from the zip archive, from the pickle or for a missing key.
         raise StageError(f"{path} cannot be read ({error!r}): restore it, or start again in another out=") from error

@@ -1,7 +1,7 @@
-"""Read the files of CIFAR-10 and CIFAR-100.
+"""Read the CIFAR-10 and CIFAR-100 files.
 
-A file is read without executing code from it, and checked, so that no network is trained on damaged data. The files are
-pickles of Python 2: {b"data": uint8 [n, 3072], b"labels" or b"fine_labels": [n], ...}.
+Reading a file executes no code from it. Every file is checked, so that no network is trained on damaged data. Each file
+is a pickle, written by Python 2, of a dictionary {b"data": uint8 [n, 3072], b"labels" or b"fine_labels": [n], ...}.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ import numpy as np
 from fairseq_alma.core.errors import SettingError
 
 NUM_BYTES = 3 * 32 * 32
-"""Bytes of an image: channel after channel, row after row."""
+"""Number of bytes of an image. They are stored channel by channel, and row by row within a channel."""
 DOWNLOAD_AGAIN = "remove it, and the next run with network access downloads it again"
-"""What every message about a damaged file ends with."""
+"""The remedy with which every message about a damaged file ends."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class File:
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a dataset, and how they name their labels."""
+    """The files of a dataset and the key of the labels in them."""
 
     folder: str
     """Name of the folder that contains the files."""
@@ -75,15 +75,15 @@ def is_complete(data_root: Path, layout: Layout) -> bool:
 
 
 def read_files(data_root: Path, layout: Layout, files: Sequence[File]) -> tuple[np.ndarray, np.ndarray]:
-    """Return images, uint8 [n, NUM_BYTES], and labels, int64 [n], of some files, one after the other.
+    """Return the images, uint8 [n, NUM_BYTES], and labels, int64 [n], of some files, concatenated.
 
     Args:
         data_root: the data folder.
-        layout: the dataset.
-        files: which of its files are read.
+        layout: describes the dataset.
+        files: the files of the dataset to read, in this order.
 
     Raises:
-        SettingError: a file is damaged.
+        SettingError: if a file is damaged.
     """
     images, labels = zip(*(_read(data_root / layout.folder / file.name, file, layout) for file in files), strict=True)
     return np.concatenate(images), np.concatenate(labels)
@@ -95,7 +95,7 @@ def _read(path: Path, file: File, layout: Layout) -> tuple[np.ndarray, np.ndarra
     content = _unpickled(path)
     for key in (b"data", layout.labels):
         if not isinstance(content, dict) or key not in content:
-            _refuse(path, f"it does not contain {key.decode()!r}, as files of {layout.folder} do")
+            _refuse(path, f"it does not contain the key {key.decode()!r}, as all files of {layout.folder} do")
     images, labels = _images(path, content[b"data"]), content[layout.labels]
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         _refuse(path, f"its {layout.labels.decode()} are not a list of whole numbers")
@@ -110,8 +110,8 @@ def _read(path: Path, file: File, layout: Layout) -> tuple[np.ndarray, np.ndarra
 def _check_md5(path: Path, file: File) -> None:
     """Raise SettingError if the MD5 sum of a file differs from that of the published file.
 
-    Only the sum can show that a byte of a pixel or a label was changed. A file that is too small for the published
-    number of examples is not checked: it is a user's own file, with a sum of its own.
+    A changed pixel or label can only be detected with the MD5 sum. A file that is too small for the published number of
+    examples is not checked, because it is a user's own file with a different sum.
     """
     if path.stat().st_size < file.num_examples * NUM_BYTES:
         return
@@ -124,7 +124,7 @@ def _check_md5(path: Path, file: File) -> None:
 
 
 class _Recorded:
-    """Takes the place of numpy's functions and classes in a pickle: records its arguments and does nothing."""
+    """Replaces numpy's functions and classes while a pickle is read. It only records its arguments."""
 
     arguments: tuple = ()
     state: Any = None
@@ -137,9 +137,9 @@ class _Recorded:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that accepts only what an array needs, and replaces even that by `_Recorded`.
+    """An unpickler that cannot execute code from a file.
 
-    So no file can execute code.
+    It accepts only the functions and classes that a pickled numpy array needs, and replaces each by `_Recorded`.
     """
 
     known = frozenset(
@@ -153,39 +153,40 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type[_Recorded]:
         if (module, name) not in self.known:
-            raise pickle.UnpicklingError(f"it calls {module}.{name}, which a file of images does not need")
+            raise pickle.UnpicklingError(f"it calls {module}.{name}, which an image file does not need")
         return _Recorded
 
 
 def _unpickled(path: Path) -> Any:
-    """Return the content of a pickle, in which arrays and their types are `_Recorded` objects."""
+    """Return the content of a pickle file, with a `_Recorded` object in place of each array and array type."""
     with path.open("rb") as stream:
         try:
             # Python 2 stored pixels as text, which Python 3 must read as bytes.
             return _Unpickler(stream, encoding="bytes").load()
         except Exception as error:
-            # A file that is not a pickle, or that was cut off, can raise many kinds of errors.
+            # A file that is not a pickle, or that is truncated, can raise many kinds of errors.
             _refuse(path, f"it cannot be read as a pickle of images ({type(error).__name__}: {error})", error)
 
 
 def _images(path: Path, data: Any) -> np.ndarray:
-    """Return the array that was recorded, uint8 [n, NUM_BYTES]."""
+    """Return the images that `data`, the `_Recorded` form of a numpy array, describes, uint8 [n, NUM_BYTES]."""
     try:
         _, shape, dtype, by_column, values = data.state
         (kind, *_), (num_images, num_bytes) = dtype.arguments, shape
         if kind in (b"u1", "u1") and num_images and num_bytes == NUM_BYTES:
             return np.ascontiguousarray(np.frombuffer(values, np.uint8).reshape(shape, order="F" if by_column else "C"))
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not an array, or of another length
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not an array, or wrong length
         _refuse(path, f"its data are not an array of bytes [n, {NUM_BYTES}] ({error})", error)
-    _refuse(path, f"its data are {kind!r} {list(shape)}, not 'u1' [n, {NUM_BYTES}] with at least one image")
+    required = f"'u1' [n, {NUM_BYTES}] with at least one image"
+    _refuse(path, f"its data are {kind!r} {list(shape)}, but must be {required}")
 
 
 def _refuse(path: Path, found: str, cause: Exception | None = None) -> NoReturn:
-    """Raise the error that reports a damaged file.
+    """Raise a SettingError that reports a damaged file and the remedy.
 
     Args:
         path: the file.
-        found: what is wrong with it.
-        cause: the error that showed the damage.
+        found: what is wrong with the file.
+        cause: the exception that revealed the damage, if there was one.
     """
     raise SettingError(f"{path} is damaged: {found}; {DOWNLOAD_AGAIN}") from cause

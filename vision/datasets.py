@@ -1,4 +1,4 @@
-"""Labelled images: how datasets are read, and how a pixel becomes a number.
+"""Load datasets of labelled images, and normalise their pixels.
 
 The digits dataset comes with scikit-learn. torchvision downloads missing files of the other datasets.
 """
@@ -20,12 +20,12 @@ from vision.cifar import DOWNLOAD_AGAIN
 
 @dataclass(frozen=True)
 class Examples:
-    """Images and their classes. Indexing with a tensor of indices returns those examples."""
+    """Images and their classes. Indexing with a tensor of indices returns the selected examples."""
 
     images: Tensor
-    """Pixels, [n, channels * height * width] of uint8, channel after channel and row after row."""
+    """Pixels, uint8 [n, channels * height * width], stored channel by channel, and row by row within a channel."""
     labels: Tensor
-    """Classes, [n] of int64."""
+    """Class indices, int64 [n]."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -36,16 +36,16 @@ class Examples:
 
 @dataclass(frozen=True)
 class Pixels:
-    """How a pixel becomes a number: (pixel / largest - mean) / deviation.
+    """The normalisation of pixels: (pixel / largest - mean) / deviation.
 
     Raises:
-        SettingError: the numbers of means and of deviations differ.
+        SettingError: if `mean` and `deviation` have different numbers of channels.
     """
 
     largest: float
     """The largest pixel value that the format allows."""
     mean: float | tuple[float, ...]
-    """Mean of pixel / largest, one number for all channels or one per channel."""
+    """Mean of pixel / largest. It is one number for all channels, or one number per channel."""
     deviation: float | tuple[float, ...]
     """Standard deviation of pixel / largest, in the same form as `mean`."""
 
@@ -57,11 +57,12 @@ class Pixels:
         """Return images as normalised floats of the same shape.
 
         Args:
-            images: [..., channels * height * width] of uint8.
+            images: pixels, uint8 [..., channels * height * width].
         """
         x = images.float().div_(self.largest)
         means, deviations = _by_channel(self.mean), _by_channel(self.deviation)
-        # Channel by channel with Python numbers, in place: this makes no tensor of the size of the images.
+        # Normalise channel by channel, in place and with Python numbers, so that no further tensor of this size is
+        # allocated.
         channels = x.unflatten(-1, (len(means), -1)).unbind(-2)
         for channel, mean, deviation in zip(channels, means, deviations, strict=True):
             channel.sub_(mean).div_(deviation)
@@ -77,29 +78,29 @@ class Dataset:
     """A training set and a test set of labelled images."""
 
     name: str
-    """The name in `DATASETS`, as in dataset=."""
+    """Name of the dataset, a key of `DATASETS`."""
     image_shape: tuple[int, int, int]
-    """(channels, height, width)."""
+    """Shape of an image, (channels, height, width)."""
     num_classes: int
-    """C, the number of classes."""
+    """Number of classes, C."""
     pixels: Pixels
-    """How a pixel becomes a number."""
+    """The normalisation of its pixels."""
     training: Examples
-    """The training set, from which the stream is made."""
+    """The training set. It is cut into the mega-batches of the stream."""
     test: Examples
     """The test set. Only the evaluator reads it."""
 
 
 def load_dataset(name: str, data_root: str | Path, split: str = "balanced") -> Dataset:
-    """Return the dataset of a name.
+    """Return a dataset. If its files are missing, download them first.
 
     Args:
-        name: one of `DATASETS`.
-        data_root: the folder of its files. Missing files are downloaded to it.
-        split: the split of emnist; other datasets ignore it.
+        name: name of the dataset, a key of `DATASETS`.
+        data_root: folder that contains the dataset's files. Missing files are downloaded to it.
+        split: name of the EMNIST split; other datasets ignore it.
 
     Raises:
-        SettingError: there is no such dataset; its files are missing and cannot be downloaded, or are damaged.
+        SettingError: if the name is unknown, or if files are damaged, or are missing and cannot be downloaded.
     """
     if name not in DATASETS:
         raise SettingError(f"dataset={name!r} is not one of {', '.join(DATASETS)}")
@@ -110,11 +111,11 @@ def _digits(data_root: Path, split: str) -> Dataset:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    # A fixed fifth is the test set. numpy guarantees that the numbers of RandomState never change.
+    # Use a fixed fifth of the images as the test set. numpy guarantees that the numbers of RandomState never change.
     order = np.random.RandomState(0).permutation(len(labels))
     examples = Examples(torch.from_numpy(images[order].astype(np.uint8)), torch.from_numpy(labels[order]).long())
     num_test = len(order) // 5
-    # Mean and deviation of the training part, as for mnist.
+    # Mean and standard deviation of the training images, as for mnist.
     pixels = Pixels(16.0, 0.3058, 0.3764)
     which = torch.arange(len(order))
     return Dataset("digits", (1, 8, 8), 10, pixels, examples[which[num_test:]], examples[which[:num_test]])
@@ -140,7 +141,7 @@ def _emnist(data_root: Path, split: str) -> Dataset:
     ]
     if not all((folder / name).is_file() for pair in names for name in pair):
         _download("emnist", "EMNIST", data_root, "EMNIST/raw", {"split": split})
-    first = 1 if split == "letters" else 0  # the classes of letters are numbered from 1
+    first = 1 if split == "letters" else 0  # the split "letters" numbers its classes from 1
     known = range(first, first + classes[split])
     parts = [_read_pair(folder / images, folder / labels, known) for images, labels in names]
     parts = [Examples(part.images, part.labels - first) for part in parts]
@@ -159,7 +160,7 @@ def _cifar100(data_root: Path, split: str) -> Dataset:
 
 def _cifar(name: str, kind: str, data_root: Path, layout: cifar.Layout, pixels: Pixels) -> Dataset:
     if not cifar.is_complete(data_root, layout):
-        # torchvision downloads both parts and then reads one of them: the test set is the smaller one.
+        # torchvision downloads both parts and then reads one of them. Let it read the test set, which is smaller.
         _download(name, kind, data_root, layout.folder, {"train": False})
     parts = [cifar.read_files(data_root, layout, files) for files in (layout.training, layout.test)]
     examples = [Examples(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in parts]
@@ -173,29 +174,29 @@ DATASETS: dict[str, Callable[[Path, str], Dataset]] = {
     "cifar10": _cifar10,
     "cifar100": _cifar100,
 }
-"""The reader of each dataset, called with the data folder and the split. A new dataset is registered here."""
+"""Function that loads each dataset. Its arguments are the data folder and the split. Register a new dataset here."""
 
 
 def _download(name: str, kind: str, data_root: Path, folder: str, arguments: dict[str, Any]) -> None:
-    """Let torchvision download and unpack the files of a dataset.
+    """Download and unpack the files of a dataset with torchvision.
 
     Args:
-        name: the dataset's name here.
-        kind: the name of its class in torchvision.datasets.
+        name: name of the dataset, a key of `DATASETS`.
+        kind: name of the dataset's class in torchvision.datasets.
         data_root: the data folder.
-        folder: the dataset's folder in `data_root`, for messages.
-        arguments: further arguments of the class.
+        folder: the dataset's folder in `data_root`, named in the error message.
+        arguments: further keyword arguments for the class.
 
     Raises:
-        SettingError: the download failed.
+        SettingError: if the download fails.
     """
-    # Imported here, because the import takes longer than the training of a stage.
+    # Import torchvision only when it is needed, because the import takes longer than the training of a stage.
     import torchvision
 
     try:
         getattr(torchvision.datasets, kind)(data_root, download=True, **arguments)
     except Exception as error:
-        # torchvision raises a different kind of error for a missing network, a damaged archive and a short file.
+        # torchvision raises different kinds of errors for a missing network, a damaged archive and a truncated file.
         raise SettingError(
             f"dataset={name}: its files are not in {data_root / folder} and could not be downloaded "
             f"({type(error).__name__}: {error}). Set data_root= to the folder that contains {folder}/, or run the "
@@ -204,21 +205,21 @@ def _download(name: str, kind: str, data_root: Path, folder: str, arguments: dic
 
 
 def _read_pair(images: Path, labels: Path, known: range) -> Examples:
-    """Return the images and labels in two files of the MNIST format.
+    """Return the examples in two files of the MNIST format, one with images and one with labels.
 
     Args:
-        images: the file of images.
-        labels: the file of labels.
-        known: the labels that may occur.
+        images: path of the image file.
+        labels: path of the label file.
+        known: the valid labels.
 
     Raises:
-        SettingError: a file is damaged, or the files differ in the number of examples.
+        SettingError: if a file is damaged, or if the files contain different numbers of examples.
     """
     pixels, classes = _read_idx(images, 3), _read_idx(labels, 1)
     if len(pixels) != len(classes):
         raise SettingError(
-            f"{images} holds {len(pixels)} images, {labels} {len(classes)} labels: remove both, and the next run "
-            f"with network access downloads them again"
+            f"{images} contains {len(pixels)} images, but {labels} contains {len(classes)} labels: remove both files, "
+            f"and the next run with network access downloads them again"
         )
     if int(classes.min()) not in known or int(classes.max()) not in known:
         raise SettingError(
@@ -229,20 +230,20 @@ def _read_pair(images: Path, labels: Path, known: range) -> Examples:
 
 
 def _read_idx(path: Path, num_dimensions: int) -> np.ndarray:
-    """Return the array in a file of the idx format.
+    """Return the array stored in a file of the idx format.
 
-    The file contains the bytes 0, 0, 8 (for unsigned bytes) and the number of dimensions, then each size as a
-    big-endian integer of 4 bytes, then the values.
+    The file starts with the bytes 0, 0, 8 (for unsigned bytes) and the number of dimensions. The size of each dimension
+    follows as a big-endian integer of 4 bytes, and then the values.
 
     Raises:
-        SettingError: the file is damaged.
+        SettingError: if the file is damaged.
     """
     content = path.read_bytes()
     start = 4 + 4 * num_dimensions
     shape = tuple(np.frombuffer(content[4:start], dtype=">i4").tolist()) if len(content) >= start else ()
     if content[:4] != bytes([0, 0, 8, num_dimensions]) or len(content) != start + prod(shape) or not prod(shape):
         raise SettingError(
-            f"{path} is damaged: {len(content)} bytes are not the {num_dimensions}-dimensional idx file that its "
-            f"header describes; {DOWNLOAD_AGAIN}"
+            f"{path} is damaged: its header does not describe a {num_dimensions}-dimensional idx file of "
+            f"{len(content)} bytes; {DOWNLOAD_AGAIN}"
         )
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()

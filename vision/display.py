@@ -1,4 +1,4 @@
-"""The progress that a person sees while a run computes: a live line on a terminal, else a line every few seconds."""
+"""Show the progress of a run, as a live line on a terminal and otherwise as a new line every few seconds."""
 
 import sys
 import time
@@ -12,26 +12,26 @@ from fairseq_alma.app.scalars import RunScalars
 from vision.training import Watcher
 
 SECONDS_BETWEEN_LINES = 15.0
-"""Least time between two lines where the output is not a terminal."""
+"""Minimum time between two printed lines if the output is not a terminal."""
 SECONDS_BETWEEN_REFRESHES = 0.25
-"""Least time between two updates of the live line on a terminal."""
+"""Minimum time between two updates of the live line on a terminal."""
 SECONDS_BETWEEN_SCALARS = 2.0
-"""Least time between two validation errors that are written for TensorBoard."""
+"""Minimum time between two validation errors written for TensorBoard."""
 
 
 class RunDisplay(Watcher):
-    """Shows mega-batch, stage, epoch, validation error and the time left.
+    """Shows the current mega-batch, stage, epoch and validation error, and the remaining time.
 
-    It is called after every epoch and shows few of them, because an epoch can take less than a millisecond. It is a
-    context manager: the live line exists while the block runs.
+    It is called after every epoch but shows only some epochs, because an epoch can take less than a millisecond. Use it
+    as a context manager. The live line is visible while the block runs.
 
     Args:
-        title: describes the run.
-        num_mega_batches: B.
-        wait: w, in mega-batches.
+        title: text that describes the run.
+        num_mega_batches: number of mega-batches that arrive in the run.
+        wait: number of mega-batches gathered before a stage, w.
         epochs: number of epochs per stage.
-        console: where to print; by default standard error.
-        scalars: one writer per seed, each of which gets the validation error every few seconds.
+        console: console to print on; by default standard error.
+        scalars: one TensorBoard writer per seed. Each gets the validation error of its seed every few seconds.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class RunDisplay(Watcher):
 
     def begin_stage(self, index: int) -> None:
         if not self._stage:
-            # Epochs of an earlier process took this process no time, so they do not count for the time left.
+            # Do not use epochs that an earlier process trained to estimate the remaining time.
             self._first_epoch = (index - 1) * self._epochs
         self._stage = index
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
         now = time.monotonic()
         if self._scalars and now >= self._next_scalars:
-            if self._next_scalars:  # never after the first epoch, because most stages are shorter than the interval
-                error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()  # units are seed after seed
+            if self._next_scalars:  # skip the first epoch, because most stages are shorter than the interval
+                error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()  # units are ordered by seed
                 for scalars, error_rate in zip(self._scalars, error_rates, strict=True):
                     scalars.during_stage("validation_error_rate", error_rate, self._stage, epoch / self._epochs)
             self._next_scalars = now + SECONDS_BETWEEN_SCALARS

@@ -1,4 +1,7 @@
-"""The evaluator of vision learners. Only it has the test set. It also stores how mixtures route test images."""
+"""Compute the scores of a learner on the test set, and store how its mixtures route test images.
+
+No other module uses the test set.
+"""
 
 from pathlib import Path
 
@@ -16,17 +19,17 @@ from vision.voting import MemberOutputs
 
 
 class ErrorRateEvaluator:
-    """Scores every test example once, for all seeds of a learner.
+    """Computes the scores of a learner on the test set, for all seeds.
 
-    The outputs of members that will not change any more are computed once and kept.
+    The outputs of members that will not change any more are computed once and cached.
 
     Args:
-        dataset: contains the test set.
-        inputs: turns images into inputs.
-        device: device of the test set.
-        stages: RUN/stages of each seed, for routing.npz.
-        num_stages: number of stages of the whole run. The routing of the last one is always written.
-        routing_examples: number of test images in routing.npz.
+        dataset: the dataset that contains the test set.
+        inputs: turns images into network inputs.
+        device: device on which the test set is stored.
+        stages: the folder RUN/stages of each seed, in which routing.npz is written.
+        num_stages: number of stages of the complete run. After the last stage, routing.npz is always written.
+        routing_examples: number of test images in routing.npz; 0 writes no file.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class ErrorRateEvaluator:
         self._num_experts_written: int | None = None
 
     def __call__(self, learner: VisionLearner) -> list[Scores]:
-        """Return the scores of the learner's predictor, for each seed."""
+        """Return the test scores of the learner's predictor, for each seed."""
         members = learner.members
         num_seeds = len(learner.seeds)
         total = self._summed_outputs(learner, members)
@@ -87,12 +90,16 @@ class ErrorRateEvaluator:
         return MemberOutputs(parts[0].combine, summed, torch.cat(votes, dim=1) if votes else None, parts[0].num_members)
 
     def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int) -> None:
-        """Write stages/stage_k/routing.npz after a growth and at the end, for the first network of each seed.
+        """Write stages/stage_k/routing.npz for the first network of each seed, after a growth and after the last stage.
 
-        The file contains images, [n, height, width] of uint8 (in colour [n, height, width, 3]); label, [n]; weights,
-        [n, E], the gate probabilities of the first mixture; expert, [n], the expert with the largest weight; and the
-        tree of gates as root (number of branches of its root, 0 if it has no root) and splits (the expert that each
-        split divided).
+        The file contains these arrays, for n images and E experts:
+
+        images   pixels, uint8 [n, height, width]; of colour images, uint8 [n, height, width, 3]
+        label    class of each image, [n]
+        weights  gate probabilities in the first mixture, [n, E]
+        expert   index of the expert with the largest weight, [n]
+        root     number of branches at the root of the gate tree; 0 if the tree has no root
+        splits   for each split in the gate tree, the index of the expert that was split
         """
         count = self._routing_examples
         if not count or not k:
@@ -118,13 +125,16 @@ class ErrorRateEvaluator:
 
 
 def _pictures(images: Tensor, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return images as [n, height, width]; with several channels as [n, height, width, channels]."""
+    """Return images as an array [n, height, width], or [n, height, width, channels] if there are several channels."""
     pictures = images.view(-1, *shape).movedim(1, -1).numpy()
     return pictures[..., 0] if shape[0] == 1 else pictures
 
 
 def _num_experts_before(stages: Path, k: int) -> int:
-    """Return the number of experts in the last routing.npz before stage k, so that a continued run writes the same."""
+    """Return the number of experts in the newest routing.npz from before stage k, or 0 if there is none.
+
+    With this number, a resumed run writes the same files as a run without interruption.
+    """
     written = [path for index in range(k) if (path := stages / f"stage_{index:03d}" / "routing.npz").exists()]
     if not written:
         return 0

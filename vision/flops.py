@@ -1,7 +1,8 @@
-"""The FLOPs of a network: by a closed form that tests compare with torch's counter, or by that counter itself.
+"""Count the FLOPs of a network, with a formula for linear layers or with torch's FLOP counter. Tests compare the two.
 
-A multiplication and its addition are two FLOPs. Only matrix products and convolutions are counted, as torch's counter
-does. The count belongs to the model, however it is computed: every expert and every gate is counted once per example.
+A multiplication and an addition are two FLOPs. As in torch's counter, only matrix products and convolutions are
+counted. The count does not depend on how our code computes the model: every expert and every gate is counted once per
+example.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +19,22 @@ class Flops:
     forward: int
     """FLOPs of a forward pass."""
     training: int
-    """FLOPs of an update: forward and backward."""
+    """FLOPs of an update, which is a forward and a backward pass."""
     prediction: int
-    """FLOPs of a forward pass in evaluation mode: hard gates compute one expert per layer, soft gates all of them."""
+    """FLOPs of a forward pass in evaluation mode. With hard gates it computes one expert per layer, with soft gates all
+    experts."""
 
 
 def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
-    """Return the FLOPs of a network by torch's counter.
+    """Return the FLOPs of a network for one example, counted by torch's FLOP counter.
 
     Args:
-        network: maps a batch of examples to logits [b, C]. It is left in evaluation mode.
+        network: maps a batch of b examples to logits, [b, C] for C classes. This function switches it to evaluation
+            mode.
         input_shape: shape of one example.
     """
-    # In evaluation mode, because a batch of one example has no statistics. The count is the same.
+    # Use evaluation mode, because batch normalisation has no statistics of a batch of one example. The count is the
+    # same.
     network.eval()
     example = torch.zeros(1, *input_shape)
     with torch.no_grad():
@@ -40,8 +44,8 @@ def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
 
 
 def flops_of_call(call: Callable[[], object]) -> int:
-    """Return the FLOPs that torch counts while `call` runs."""
-    # Imported here, because the import takes a second.
+    """Run `call` and return the FLOPs that torch's FLOP counter counts in it."""
+    # Import FlopCounterMode only when it is needed, because the import takes a second.
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
@@ -50,14 +54,15 @@ def flops_of_call(call: Callable[[], object]) -> int:
 
 
 def linear_flops(layers: Sequence[tuple[int, int]], unused: int = 0) -> Flops:
-    """Return the FLOPs of linear layers, one after the other, by the closed form.
+    """Return the FLOPs of a sequence of linear layers for one example, computed with a formula.
 
-    A layer costs 2 x inputs x outputs FLOPs forward and twice that backward. The first layer costs only once that
-    backward, because its input needs no gradient.
+    The forward pass of a layer takes 2 x inputs x outputs FLOPs, and its backward pass takes twice as many. The
+    backward pass of the first layer takes only as many as its forward pass, because the network input needs no
+    gradient.
 
     Args:
-        layers: (inputs, outputs) of each layer.
-        unused: FLOPs of a forward pass that a prediction saves.
+        layers: (number of inputs, number of outputs) of each layer.
+        unused: FLOPs of the forward pass that a prediction does not need, because hard gates skip experts.
     """
     products = [2 * num_in * num_out for num_in, num_out in layers]
     forward = sum(products)

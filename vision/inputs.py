@@ -1,6 +1,6 @@
-"""How an image becomes a network input: the form in which it is stored on the device, and what a batch makes of it.
+"""Convert images to the format in which they are stored on the device, and stored images to network inputs.
 
-Shapes: n images, s side of an image, i inputs of a perceptron.
+Shapes: n images, s height and width of an image, i inputs of a multilayer perceptron (MLP).
 """
 
 import torch
@@ -10,39 +10,42 @@ from vision.datasets import Pixels
 
 
 class Inputs:
-    """The base class, for examples that are numbers already: they are stored as floats and read unchanged."""
+    """Base class. It stores examples as floats and uses them as network inputs without a change."""
 
     def to_storage(self, images: Tensor) -> Tensor:
-        """Return images in the form in which they are stored, [..., any shape].
+        """Return images in the format in which they are stored, [..., any shape].
 
         Args:
-            images: [..., channels * height * width] of uint8.
+            images: pixels, uint8 [..., channels * height * width].
         """
         return images.float()
 
     def to_input(self, stored: Tensor) -> Tensor:
-        """Return network inputs for evaluation, without augmentation."""
+        """Convert stored examples to network inputs for evaluation, without augmentation."""
         return stored
 
     def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
-        """Return random augmentation parameters for the examples of one epoch, [n, ...] on the CPU, or None."""
+        """Return random augmentation parameters for the examples of one epoch, [n, ...] on the CPU.
+
+        Return None if these inputs are not augmented.
+        """
         return None
 
     def augment(self, stored: Tensor, augmentation: Tensor | None) -> Tensor:
-        """Return network inputs for training.
+        """Convert stored examples to augmented network inputs for training.
 
         Args:
-            stored: [n, ...], examples as they are stored.
-            augmentation: [n, ...], drawn by `draw_augmentation`.
+            stored: stored examples, [n, ...].
+            augmentation: their parameters from `draw_augmentation`, [n, ...]. If None, nothing is augmented.
         """
         return self.to_input(stored)
 
 
 class Vectors(Inputs):
-    """The inputs of perceptrons, [..., i] of float: images are normalised once, before they are stored.
+    """Inputs of MLPs, float [..., i]. Images are normalised once, before they are stored.
 
     Args:
-        pixels: how a pixel becomes a number.
+        pixels: the normalisation of pixels.
     """
 
     def __init__(self, pixels: Pixels):
@@ -53,22 +56,23 @@ class Vectors(Inputs):
 
 
 class Images(Inputs):
-    """The inputs of convolutions: stored as bytes, [..., s, s, channels], read as floats, channels last.
+    """Inputs of convolutional networks, float [..., s, s, channels]. Images are stored as bytes in the same layout.
 
-    In training, each image is cropped at random from itself with a border of `padding` pixels, and flipped with
-    probability 1/2. Crop and flip are drawn anew for each example of each epoch, and applied on the device.
+    In training, each image gets a border of `padding` pixels, is cropped at random to its original size, and is flipped
+    horizontally with probability 1/2. Crops and flips are sampled again for each example in each epoch, and are applied
+    on the device.
 
     Args:
-        pixels: how a pixel becomes a number.
+        pixels: the normalisation of pixels.
         num_channels: number of channels of an image.
-        side: s.
+        side: height and width of an image, s.
         padding: width of the border in pixels; 0 turns off both crops and flips.
-        border: the normalised value of border pixels (the original code: -1.9). None means black, pixels of 0.
+        border: normalised value of the border pixels (-1.9 in the authors' code). None means black, the pixel value 0.
     """
 
     def __init__(self, pixels: Pixels, num_channels: int, side: int, padding: int = 4, border: float | None = None):
         self._num_channels, self._side, self._padding, self._border = num_channels, side, padding, border
-        # Normalisation is linear, so its values for the pixels 0 and 1 of each channel describe it.
+        # Normalisation is linear in the pixel value, so compute its shift and scale from the pixel values 0 and 1.
         ends = pixels.normalise(torch.arange(2, dtype=torch.uint8)[:, None].expand(2, num_channels))
         self._shift, self._scale = ends[0], ends[1] - ends[0]
 
@@ -77,23 +81,27 @@ class Images(Inputs):
         return image.movedim(-3, -1).contiguous()
 
     def to_input(self, stored: Tensor) -> Tensor:
-        # Computed on whole rows of pixels, because loops over only three channels would be slow.
+        # Compute on complete rows of pixels, because inner loops over only three channels would be slow.
         shift, scale = (value.to(stored.device).repeat(stored.shape[-2]) for value in (self._shift, self._scale))
         return torch.addcmul(shift, stored.flatten(-2).float(), scale).view(stored.shape)
 
     def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
-        """Return [n, 3]: the first row and column of the crop in the padded image, and 1 if the image is flipped."""
+        """Return the crop and flip of each example, [n, 3], or None if `padding` is 0.
+
+        The three numbers are the first row and the first column of the crop in the padded image, and 1 if the image is
+        flipped or 0 if not.
+        """
         if not self._padding:
             return None
         corners = torch.randint(2 * self._padding + 1, (num_examples, 2), generator=generator)
         return torch.cat([corners, torch.randint(2, (num_examples, 1), generator=generator)], dim=1)
 
     def augment(self, stored: Tensor, augmentation: Tensor | None) -> Tensor:
-        """Return cropped and flipped images, [n, s, s, channels] of float.
+        """Return cropped and flipped images as network inputs, float [n, s, s, channels].
 
         Args:
-            stored: [n, s, s, channels] of uint8.
-            augmentation: [n, 3], drawn by `draw_augmentation`.
+            stored: stored images, uint8 [n, s, s, channels].
+            augmentation: their crops and flips from `draw_augmentation`, [n, 3]. If None, nothing is augmented.
         """
         if augmentation is None:
             return self.to_input(stored)

@@ -1,23 +1,23 @@
-"""Optimizers that update one flat tensor, where those of torch.optim update tensor by tensor."""
+"""Optimizers that update all parameters as one flat tensor. Those of torch.optim update each tensor separately."""
 
 import torch
 from torch import Tensor
 
 
 class AdaDelta:
-    """AdaDelta (Zeiler 2012, arXiv 1212.5701), as torch.optim.Adadelta computes it.
+    """AdaDelta (Zeiler 2012, arXiv 1212.5701), with the update rule of torch.optim.Adadelta.
 
     Args:
-        parameters: a flat tensor, changed in place.
-        lr: factor of each step.
-        rho: decay of the running means.
+        parameters: all parameters as one flat tensor, which `step` changes in place.
+        lr: learning rate, a factor by which each update is multiplied.
+        rho: decay rate of the running means of squared gradients and squared updates.
         eps: added to both running means before their square roots are taken.
     """
 
     def __init__(self, parameters: Tensor, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6):
         self._parameters, self._lr, self._rho = parameters, lr, rho
-        # Both running means are stored with eps included, which saves an addition at every step: m + eps follows the
-        # same rule as m if eps is added to what is averaged.
+        # Store both running means with eps added, because this saves an addition at every step. If eps is added to each
+        # averaged value, then mean + eps follows the same update rule as the mean.
         self._eps = torch.tensor(eps, device=parameters.device)
         self._square, self._change = torch.full_like(parameters, eps), torch.full_like(parameters, eps)
         self._step, self._new = torch.empty_like(parameters), torch.empty_like(parameters)
@@ -26,7 +26,7 @@ class AdaDelta:
         """Update the parameters once.
 
         Args:
-            gradient: of the same shape as the parameters.
+            gradient: gradient of the loss, with the same shape as the parameters.
         """
         step, new, share = self._step, self._new, 1 - self._rho
         torch.addcmul(self._eps, gradient, gradient, out=new)
@@ -38,10 +38,10 @@ class AdaDelta:
 
 
 class SGD:
-    """Stochastic gradient descent with momentum and weight decay, as torch.optim.SGD computes it.
+    """Stochastic gradient descent with momentum and weight decay, with the update rule of torch.optim.SGD.
 
     Args:
-        parameters: a flat tensor, changed in place.
+        parameters: all parameters as one flat tensor, which `step` changes in place.
         lr: learning rate.
         momentum: momentum factor; 0 turns momentum off.
         weight_decay: this factor times the parameters is added to the gradient.
@@ -64,7 +64,7 @@ class SGD:
         """Update the parameters once.
 
         Args:
-            gradient: of the same shape as the parameters.
+            gradient: gradient of the loss, with the same shape as the parameters.
         """
         if self._weight_decay:
             gradient = gradient.add(self._parameters, alpha=self._weight_decay)

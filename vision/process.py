@@ -1,4 +1,4 @@
-"""Settings of the whole process that vision runs need: threads, cuDNN and memory allocation."""
+"""Process-wide settings for vision runs: threads, cuDNN and memory allocation."""
 
 import ctypes
 import sys
@@ -8,20 +8,22 @@ from contextlib import contextmanager
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's mallopt, from malloc.h."""
+"""Parameter numbers for glibc's function mallopt, from malloc.h."""
 MMAP_THRESHOLDS = (1 << 30, 1 << 25)
-"""Bytes, tried in this order, because older releases of glibc refuse the first."""
+"""Values for M_MMAP_THRESHOLD in bytes. They are tried in this order, because older glibc releases refuse the first."""
 
 
 @contextmanager
 def process_settings(threads: int) -> Iterator[None]:
-    """Compute with `threads` CPU threads and reproducible cuDNN convolutions while the block runs.
+    """Set the number of CPU threads and make cuDNN convolutions reproducible while the block runs.
 
-    cuDNN runs deterministic algorithms, because a stage that is computed again must give the same result, and no
-    TF32, because float32 means float32 here. When the block ends, also by an error, all previous values are restored.
+    cuDNN uses deterministic algorithms, because training a stage again must give the same result. TF32 is turned off,
+    because results need the full precision of float32. When the block ends, also by an error, the previous settings are
+    restored.
 
-    These are settings of the process, not of a thread: do not use two such blocks at the same time in threads of one
-    process. The allocator is not changed, because it could not be restored; see `keep_freed_memory`.
+    These settings belong to the process, not to a thread. Do not use two such blocks at the same time in different
+    threads. The memory allocator is not changed here, because its settings could not be restored; see
+    `keep_freed_memory`.
 
     Args:
         threads: number of CPU threads that torch uses within an operation.
@@ -38,14 +40,15 @@ def process_settings(threads: int) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the process, instead of returning it to the system.
+    """Make the C library keep freed memory in the process, instead of returning it to the system.
 
-    The activations of convolutions are freed and allocated again at every step. Fetching their pages from the system
-    each time takes up to a quarter of a step. Without glibc this function does nothing.
+    The activations of convolutions are freed and allocated again at every step. Requesting their memory pages from the
+    system each time takes up to a quarter of a step. Without glibc this function does nothing.
 
-    Only commands call this function, which own their process; `vision.run.run` does not. glibc has no function that
-    reads the present thresholds, and setting one turns off their automatic adjustment for good, so the previous state
-    cannot be restored. A process that calls it computes the same numbers, but it keeps memory that it has freed.
+    Only commands call this function, because a command owns its process; `vision.run.run` does not call it. The
+    previous state cannot be restored, because glibc has no function that reads the current thresholds, and setting a
+    threshold permanently turns off its automatic adjustment. Computed numbers stay the same, but the process keeps the
+    memory that it has freed.
     """
     if not sys.platform.startswith("linux"):
         return

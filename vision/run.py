@@ -3,7 +3,7 @@
 alma-vision                                                        a first result: SM and Ens on digits
 alma-vision dataset=mnist learner=gmoe wait=10 width=32 seeds=3 out=RUN
 alma-vision -m dataset=mnist learner=sm wait=1,10,50 width=4,32 out=SWEEP    a sweep, ordered by validation error
-alma-vision status RUN                                             the ledger so far, and what is left
+alma-vision status RUN                                             the ledger so far, and what remains to be done
 alma-vision --help                                                 every setting
 """
 
@@ -46,14 +46,14 @@ logger = logging.getLogger(__name__)
 
 
 def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
-    """Run all seeds, or the part of them that is not done yet. Return the ledger of each seed.
+    """Run all seeds and return the ledger of each seed. Work that an earlier process has finished is not repeated.
 
     Args:
         settings: settings of the run.
-        dataset: the data. By default the dataset that the settings name is loaded.
+        dataset: the data. By default, the dataset named in the settings is loaded.
 
     Raises:
-        AlmaError: bad settings, missing data, or a run folder with other settings.
+        AlmaError: if the settings are invalid, data are missing, or the run folder contains a run with other settings.
     """
     device = _device(settings.device)
     dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)
@@ -66,7 +66,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
 
 
 def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device) -> list[list[LedgerRow]]:
-    """Run seeds that are computed together. See `run`."""
+    """Run all seeds of `settings` together, as one stack of networks, and return the ledger of each seed."""
     first_seed, num_seeds = settings.seeding.seed, settings.seeding.seeds
     out = Path(settings.out)
     folders = [out] if num_seeds == 1 else [out / f"seed_{first_seed + number}" for number in range(num_seeds)]
@@ -86,7 +86,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         records = [
             RunRecord(
                 folder,
-                {**_identity(settings), "seed": first_seed + number, "stacked_from": first_seed},
+                {**_settings_to_record(settings), "seed": first_seed + number, "stacked_from": first_seed},
                 [arrival.digest for arrival in streams[number]],
                 settings.not_identity(settings.learner),
                 settings.defaults_for(settings.learner),
@@ -105,9 +105,10 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
 
 
 def run_and_show(settings: VisionSettings) -> float:
-    """Run, print tables and write RUN/summary.json. Return the mean final validation error rate of the seeds.
+    """Run all seeds, print their tables and write RUN/summary.json. Return the mean final validation error rate.
 
-    This is what the command does: it also changes how the process frees memory, see `keep_freed_memory`.
+    The mean is over the seeds. The command alma-vision calls this function, which also changes how the process frees
+    memory (see `keep_freed_memory`).
     """
     keep_freed_memory()
     console, out = wide_console(), Path(settings.out)
@@ -132,8 +133,8 @@ def run_and_show(settings: VisionSettings) -> float:
 
 
 def quickstart() -> None:
-    """Run SM and Ens on digits and write a report: what `alma-vision` does without arguments."""
-    from fairseq_alma.report.cli import make  # here, because it imports matplotlib, which takes a second
+    """Run SM and Ens on digits and write a report. The command `alma-vision` without arguments calls this function."""
+    from fairseq_alma.report.cli import make  # imported here, because importing matplotlib takes a second
 
     out = Path("runs/quickstart")
     for folder in (out / "sm", out / "ens"):
@@ -144,16 +145,16 @@ def quickstart() -> None:
     make([str(out)], out / "report")
 
 
-def _identity(settings: VisionSettings) -> dict[str, Any]:
-    """Return the settings that settings.json stores: with a plugin, also the digest of its source."""
-    identity = settings.to_json()
+def _settings_to_record(settings: VisionSettings) -> dict[str, Any]:
+    """Return the settings that settings.json stores. If there is a plugin, they include the digest of its source."""
+    recorded = settings.to_json()
     if settings.plugin:
-        identity["plugin_digest"] = plugin_digest(settings.plugin)
-    return identity
+        recorded["plugin_digest"] = plugin_digest(settings.plugin)
+    return recorded
 
 
 def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
-    """Return the mega-batches that arrive, for each seed."""
+    """Return for each seed the list of mega-batches that arrive in this run."""
     first, seeding = settings.seeding.first("data"), settings.seeding
     return [
         partition(dataset.training, settings.num_mega_batches, settings.validation_share, first + number)[
@@ -164,11 +165,12 @@ def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
 
 
 def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
-    assert settings.own is not None  # filled in when the settings are made
+    """Warn if the run has so few stages that a growing learner never grows."""
+    assert settings.own is not None  # set when the settings object is created
     grow_every = settings.own.stages_between_growths
     if grow_every is not None and num_stages <= grow_every:
         logger.warning(
-            "the learner never grows: the run has %d stage(s), and grow_every=%d. Give a smaller grow_every=",
+            "the learner never grows, because the run has %d stage(s) and grow_every=%d. Set a smaller grow_every=",
             num_stages,
             grow_every,
         )
@@ -176,43 +178,46 @@ def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
 
 @contextmanager
 def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) -> Iterator[None]:
-    """Raise RunError, with advice, where memory is full."""
+    """Convert an out-of-memory error raised in the block to a RunError that says what the user can do."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # For a full GPU torch has an error class of its own, for a full main memory only a message.
+        # torch has an error class for a full GPU memory. A full main memory can only be recognised by the message.
         is_full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
         if not is_full:
             raise
         raise RunError(
             f"the memory of {device} is full ({str(error).splitlines()[0][:200]}).\n"
-            f"Finished stages are kept: the same command continues on a machine with more memory. A run in another "
-            f"out= needs less with a smaller width={settings.width}, batch_size={settings.recipe.batch_size} or "
-            f"seeds={settings.seeding.seeds}, or with fewer members."
+            f"Finished stages are kept: to continue, run the same command on a machine with more memory. Or start a "
+            f"run that needs less memory in another out=, with a smaller width={settings.width}, "
+            f"batch_size={settings.recipe.batch_size} or seeds={settings.seeding.seeds}, or with fewer members."
         ) from error
 
 
 def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
-    """Raise RunError if `out` holds runs of other seeds: all seeds of a run share the files of its stages."""
-    held = [path.parent for path in [out / "settings.json", *sorted(out.glob("seed_*/settings.json"))] if path.exists()]
-    if others := [folder for folder in held if folder not in folders]:
+    """Raise RunError if `out` contains run folders that are not in `folders`, which are those of the seeds to run.
+
+    All seeds of a run share the files of its stages, so the seeds of a run cannot be changed later.
+    """
+    settings_files = [out / "settings.json", *sorted(out.glob("seed_*/settings.json"))]
+    if others := [path.parent for path in settings_files if path.exists() and path.parent not in folders]:
         raise RunError(
-            f"{out} holds a run of other seeds ({', '.join(str(folder) for folder in others)}).\n"
-            f"Give the same seed= and seeds= to continue it, or another out= for a new run."
+            f"{out} contains a run of other seeds ({', '.join(str(folder) for folder in others)}).\n"
+            f"Give the same seed= and seeds= to continue that run, or another out= for a new run."
         )
 
 
 def _device(name: str) -> torch.device:
-    """Return a device that can compute.
+    """Return the torch device with this name. "auto" is the GPU if there is one, otherwise the CPU.
 
     Raises:
-        SettingError: this machine does not have it.
+        SettingError: if the device cannot be used on this machine.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.ones(1, device=device).item()  # fails for a device without data, such as meta
+        torch.ones(1, device=device).item()  # fails on a device that stores no data, such as meta
     except Exception as error:  # torch raises many kinds of error for a missing device
         raise SettingError(f"device={name!r} cannot be used here ({error}): give auto, cpu or cuda") from error
     return device
@@ -224,14 +229,14 @@ def _display(settings: VisionSettings, scalars: Sequence[RunScalars]) -> RunDisp
 
 
 def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None) -> VisionSettings:
-    """Return checked settings. A plugin that they name is imported first.
+    """Create settings from names and values, and check them. If they name a plugin, import it first.
 
     Args:
-        values: key -> value.
-        given: the keys that the user typed; see `RunSettings.from_mapping`.
+        values: name -> value of the settings.
+        given: names of the settings that the user typed; see `RunSettings.from_mapping`.
 
     Raises:
-        SettingError: no such plugin, an unknown key, or a value out of range.
+        SettingError: if the plugin does not exist, a name is unknown, or a value is invalid.
     """
     if plugin := values.get("plugin"):
         load_plugin(str(plugin))
@@ -239,7 +244,7 @@ def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None)
 
 
 def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
-    """Return one of two values for a preset: the first for datasets with a perceptron, the second for the VGG."""
+    """Return `vgg` for the CIFAR datasets and `perceptron` for all others. Presets use this function as a resolver."""
     return vgg if _root_.dataset in CONVOLUTIONAL else perceptron
 
 
@@ -249,12 +254,12 @@ store_settings(VisionSettings)
 
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_vision")
 def hydra_main(config: DictConfig) -> float:
-    """Run one job of Hydra: a run, or one run of a sweep."""
+    """Run one Hydra job, which is a single run or one run of a sweep."""
     return run_job("alma-vision", config, lambda values, given: run_and_show(settings_of(values, given)))
 
 
 def main() -> None:
-    """Run the command alma-vision."""
+    """Entry point of the command alma-vision."""
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
     if "PYTHONWARNINGS" not in os.environ:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch")

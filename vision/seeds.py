@@ -1,4 +1,4 @@
-"""Random numbers: every purpose has a generator of its own, so that no draw shifts the numbers of another."""
+"""Random generators. Each purpose has a separate generator, so its random numbers do not depend on other purposes."""
 
 from hashlib import sha256
 
@@ -6,12 +6,12 @@ import torch
 
 
 def generator(*name: int | str) -> torch.Generator:
-    """Return a CPU generator that is seeded by a name, for example (seed, "order", member, stage).
+    """Return a CPU random generator whose seed is computed from a name, for example (seed, "order", member, stage).
 
-    The same name gives the same numbers on every machine, wherever the networks are computed.
+    The same name gives the same numbers on every machine, also if the networks are on a GPU.
 
     Args:
-        name: what the numbers are for.
+        name: the parts of the name, which say what the numbers are used for.
     """
     digest = sha256("/".join(map(str, name)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,4 +1,4 @@
-"""Cut a dataset into mega-batches. The partition depends on the data seed only, and is the same for every learner."""
+"""Cut a dataset into mega-batches. Of all seeds only data_seed affects the partition, and learners do not affect it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from vision.datasets import Examples
 
 @dataclass(frozen=True)
 class Arrival:
-    """One mega-batch of one seed. Each of its examples is either for training or for validation, in every stage."""
+    """One mega-batch of one seed. An example is used either for training or for validation, never for both."""
 
     training: Examples
-    """The examples to train on."""
+    """The examples for training."""
     validation: Examples
-    """The examples to validate on."""
+    """The examples for validation."""
 
     @property
     def digest(self) -> str:
@@ -33,20 +33,21 @@ class Arrival:
 
 
 def partition(examples: Examples, num_mega_batches: int, validation_share: float, seed: int) -> list[Arrival]:
-    """Return the examples in random order, cut into B parts whose sizes differ by at most one example.
+    """Shuffle the examples and return them as B mega-batches, whose sizes differ by at most one example.
 
-    As in the original code, the order is that of numpy's RandomState(seed).permutation, whose numbers numpy guarantees
-    never to change. The parts are those of numpy's array_split. The last examples of a part are its validation data.
+    As in the authors' code, the order is numpy's RandomState(seed).permutation, and numpy's array_split cuts it into
+    parts. numpy guarantees that the numbers of RandomState never change. The last examples of each part are its
+    validation data.
 
     Args:
         examples: the training set.
-        num_mega_batches: B.
-        validation_share: the share of each mega-batch that is validation data, rounded down to whole examples, but at
-            least one example.
-        seed: seed of the order.
+        num_mega_batches: number of mega-batches, B.
+        validation_share: share of each mega-batch that becomes validation data. The number of examples is rounded down,
+            but is at least one.
+        seed: seed for shuffling.
 
     Raises:
-        SettingError: a mega-batch would contain fewer than two examples.
+        SettingError: if a mega-batch would contain fewer than two examples.
     """
     if len(examples) < 2 * num_mega_batches:
         raise SettingError(
@@ -59,7 +60,7 @@ def partition(examples: Examples, num_mega_batches: int, validation_share: float
     for part in np.array_split(order.numpy(), num_mega_batches):
         end = start + len(part)
         middle = end - max(1, int(len(part) * validation_share))
-        # Copies, so that no tensor of one mega-batch gives access to another.
+        # Copy the examples, so that no tensor of one mega-batch shares memory with another mega-batch.
         arrivals.append(Arrival(*(Examples(ordered.images[a:b].clone(), ordered.labels[a:b].clone())
                                   for a, b in ((start, middle), (middle, end)))))  # fmt: skip
         start = end
@@ -67,10 +68,10 @@ def partition(examples: Examples, num_mega_batches: int, validation_share: float
 
 
 def stacked_stream(streams: Sequence[Sequence[Arrival]]) -> MegaBatchStream:
-    """Return one stream for S seeds: the data of mega-batch t is the list of the arrivals of all seeds.
+    """Return one stream for S seeds. The data of each of its mega-batches are a list with one `Arrival` per seed.
 
     Args:
-        streams: the partition of each seed.
+        streams: the mega-batches of each seed, as `partition` returns them.
     """
     mega_batches = []
     for t, arrivals in enumerate(zip(*streams, strict=True), start=1):

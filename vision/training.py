@@ -1,9 +1,10 @@
-"""Training of a stack of networks in one stage: epochs of updates, of which the best by validation is kept.
+"""Train a stack of networks in one stage, and restore the parameters of the best epoch on the validation data.
 
-A unit is what is selected together: one network, or the networks of a seed that are trained as one (UMix).
+A stack is a set of networks of one shape that are computed together. The best epoch is selected for each unit. A unit
+is a single network, or all networks of a seed if they are trained as one model (UMix).
 
-Shapes: S seeds, N networks per seed, M = S N networks, U units, R orders of the examples (see `Batches`), b examples
-of a batch, n examples, C classes.
+Shapes: S seeds, N networks per seed, M = S x N networks, U units, R orders of the examples (see `Batches`), b examples
+per batch, n examples, C classes.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from vision.settings import SelectBy
 
 
 class Watcher:
-    """A callback whose methods are called while a stage trains. This base class does nothing."""
+    """Base class of callbacks that are called while a stage trains. Its methods do nothing."""
 
     def begin_stage(self, index: int) -> None:
         """Called before stage `index` is trained."""
@@ -29,22 +30,22 @@ class Watcher:
         """Called after each epoch.
 
         Args:
-            epoch: its number in the stage, from 1.
-            error: computes the validation error rate of each unit, [U].
+            epoch: number of the epoch in the stage, counted from 1.
+            error: function that computes the validation error rate of each unit, [U].
         """
 
 
 class OwnLoss:
-    """A loss by which every network is trained and selected on its own: U = M units.
+    """Loss that trains every network separately. Each network is also a unit of its own in model selection, so U = M.
 
     Args:
-        num_seeds: S.
-        networks_per_seed: N.
+        num_seeds: number of seeds, S.
+        networks_per_seed: number of networks per seed, N.
     """
 
     def __init__(self, num_seeds: int, networks_per_seed: int):
         self.num_orders = num_seeds * networks_per_seed
-        """R, the number of orders in which the examples are read: one per network."""
+        """Number of random orders in which the examples are read, R. There is one order per network."""
         self._networks_per_seed = networks_per_seed
 
     def unit_logits(self, logits_MbC: Tensor) -> Tensor:
@@ -55,29 +56,30 @@ class OwnLoss:
         """Return the gradient of each unit's mean cross entropy with respect to the logits of all networks, [M, b, C].
 
         Args:
-            logits_MbC: logits of all networks.
-            one_hot_RbC: classes of the batch of each order, one-hot.
+            logits_MbC: logits of all networks for one batch.
+            one_hot_RbC: one-hot classes of the batch, for each order.
         """
         return _cross_entropy_gradient(self.unit_logits(logits_MbC), one_hot_RbC)
 
     def unit_labels(self, y_Sn: Tensor) -> Tensor:
-        """Return the labels of each unit, [U, n]."""
+        """Return the labels for each unit, [U, n], given the labels of each seed."""
         return y_Sn.repeat_interleave(self._networks_per_seed, 0) if self._networks_per_seed > 1 else y_Sn
 
     def repeat_for_networks(self, values_U: Tensor) -> Tensor:
-        """Return for each network the value of its unit, [M]."""
+        """Return for each network the value of its unit, [M], given the values of all units."""
         return values_U
 
 
 class JointLoss(OwnLoss):
-    """A loss by which the networks of a seed are trained and selected as one (UMix): U = S units.
+    """Loss that trains the N networks of each seed as a single model (UMix).
 
-    The networks of a seed read the same batches. Their logits are averaged (the paper) or summed (the original code).
+    Model selection also sees one model per seed, so U = S. The networks of a seed read the same batches. Their logits
+    are averaged (the paper) or summed (the authors' code).
 
     Args:
-        num_seeds: S.
-        networks_per_seed: N.
-        mean: True averages the logits, False sums them.
+        num_seeds: number of seeds, S.
+        networks_per_seed: number of networks per seed, N.
+        mean: if True, logits are averaged, otherwise summed.
     """
 
     def __init__(self, num_seeds: int, networks_per_seed: int, mean: bool):
@@ -102,14 +104,14 @@ class JointLoss(OwnLoss):
 
 @dataclass(frozen=True)
 class TrainingCounts:
-    """Numbers of updates and examples of a stage."""
+    """Number of updates and of processed examples in a stage."""
 
     num_updates: int
-    """Number of updates of each network. Networks that are trained as one are updated together."""
+    """Number of updates of each network. Networks that are trained as one model are updated together."""
     num_examples: int
-    """Number of examples that each network was trained on, over all epochs."""
+    """Number of training examples that each network processed, summed over all epochs."""
     num_validated: int
-    """Number of examples that each network was validated on, over all epochs."""
+    """Number of validation examples that each network processed, summed over all epochs."""
 
 
 def train_stage(
@@ -122,19 +124,20 @@ def train_stage(
     select_by: SelectBy,
     watcher: Watcher | None = None,
 ) -> TrainingCounts:
-    """Train a stack in place, and leave each unit with its parameters after its best epoch, the first among equals.
+    """Train a stack in place. At the end, each unit has its parameters from its best epoch.
 
-    A unit whose validation loss is never a finite number is left with its parameters from before the stage.
+    Of equally good epochs the first is best. If the validation loss of a unit is never finite, the unit gets back its
+    parameters from before the stage.
 
     Args:
         stack: M networks.
         batches: training data.
-        validation: validation data, by which the best epoch is selected.
-        loss: which networks are trained and selected together.
+        validation: validation data, used to select the best epoch.
+        loss: the training loss. It also defines the units.
         optimizer: updates the stack's parameters.
         epochs: number of passes over the training data.
-        select_by: the measure that the best epoch minimises (of the accuracy: the error rate).
-        watcher: its methods are called during training.
+        select_by: the best epoch has the lowest "validation_loss" or the highest "validation_accuracy".
+        watcher: callback for the progress of the training.
     """
     x_valid, y_valid_Un = validation.examples, loss.unit_labels(validation.labels)
     best = [tensors.copy() for tensors in stack.tensors]
@@ -149,7 +152,7 @@ def train_stage(
         logits_UnC = loss.unit_logits(stack.logits_of_many(x_valid))
         score_U = _cross_entropy(logits_UnC, y_valid_Un)  # lower is better
         if select_by == "validation_accuracy":
-            # The argmax of logits that are not numbers is some class, which may even be right. Such an epoch must lose.
+            # The argmax of NaN logits is some class, which may be correct by chance. Never select such an epoch.
             score_U = torch.where(score_U.isnan(), torch.inf, _error_rate(logits_UnC, y_valid_Un))
         score_U = score_U.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if watcher:
@@ -174,7 +177,7 @@ def _cross_entropy_gradient(logits: Tensor, one_hot: Tensor) -> Tensor:
 
 @lru_cache
 def _reciprocal(length: int, device: torch.device) -> Tensor:
-    """Return 1 / length as a tensor. With a Python number, torch would make a new tensor at every step."""
+    """Return 1 / length as a cached tensor. For a Python number, torch would create a new tensor at every step."""
     return torch.tensor(1.0 / length, device=device)
 
 

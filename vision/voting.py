@@ -1,6 +1,6 @@
-"""How the outputs of ensemble members become one prediction.
+"""Combine the outputs of ensemble members into one prediction.
 
-Outputs are summed over members, so that members that do not change need to be evaluated only once.
+Outputs are summed over members, so that members that do not change any more need to be evaluated only once.
 """
 
 from dataclasses import dataclass
@@ -10,24 +10,28 @@ from torch import Tensor
 
 from fairseq_alma.core.learner_settings import Combine
 
-# S seeds, N members per seed, M = S N members, b examples, C classes.
+# Shapes: S seeds, N members per seed, M = S x N members, b examples, C classes.
 
 
 @dataclass(frozen=True)
 class MemberOutputs:
-    """The outputs of some members for some examples, summed over members. Outputs of more members can be added."""
+    """The outputs of some ensemble members for some examples, summed over these members.
+
+    The sum of two such objects contains the members of both.
+    """
 
     combine: Combine
+    """What decides the prediction: the mean "probability", the mean "logit", or the majority "vote"."""
     summed_SbC: Tensor
-    """Sum of the members' probabilities (of their logits, if logits are averaged)."""
+    """Sum of the members' probabilities, or of their logits if `combine` is "logit"."""
     votes_SbC: Tensor | None
-    """Number of members that chose each class, if the majority decides; else None."""
+    """Number of members that predict each class, if `combine` is "vote"; otherwise None."""
     num_members: int
     """Number of members per seed in the sum."""
 
     @staticmethod
     def empty() -> "MemberOutputs":
-        """Return the outputs of no members, to which outputs can be added."""
+        """Return outputs of zero members, the start value of a sum."""
         return MemberOutputs("probability", torch.empty(0), None, 0)
 
     def __add__(self, other: "MemberOutputs") -> "MemberOutputs":
@@ -42,13 +46,16 @@ class MemberOutputs:
         return MemberOutputs(self.combine, self.summed_SbC + other.summed_SbC, votes, num_members)
 
     def predicted_classes(self) -> Tensor:
-        """Return the class of each example, [S, b]. Among classes with equal votes the mean probability decides."""
+        """Return the predicted class of each example, [S, b].
+
+        With majority vote, the mean probability decides between classes with the same number of votes.
+        """
         if self.votes_SbC is None:
             return self.summed_SbC.argmax(-1)
         return (self.votes_SbC + self.summed_SbC / (2 * self.num_members)).argmax(-1)
 
     def error_rate(self, y_Sb: Tensor) -> list[float]:
-        """Return for each seed the share of examples that are predicted wrongly, from an exact count.
+        """Return the error rate of each seed, computed from an exact count of wrong predictions.
 
         Args:
             y_Sb: the true classes, [S, b], or [1, b] if they are the same for all seeds.
@@ -57,9 +64,9 @@ class MemberOutputs:
         return [int(wrong) / y_Sb.shape[-1] for wrong in wrong_S]
 
     def loss(self, y_Sb: Tensor) -> list[float]:
-        """Return for each seed the mean negative log-probability of the true class, in nats.
+        """Return the loss of each seed, which is the mean negative log-probability of the true class, in nats.
 
-        If the majority decides, the loss is that of the mean probability.
+        With majority vote, the loss is computed from the mean probability of the members.
 
         Args:
             y_Sb: the true classes, [S, b], or [1, b] if they are the same for all seeds.
@@ -74,9 +81,9 @@ def sum_members(logits_MbC: Tensor, num_seeds: int, combine: Combine) -> MemberO
     """Return the outputs of M members, summed over the N members of each seed.
 
     Args:
-        logits_MbC: logits of all members, seed after seed.
-        num_seeds: S.
-        combine: what is summed.
+        logits_MbC: logits of all members, ordered by seed.
+        num_seeds: number of seeds, S.
+        combine: what decides the prediction, see `MemberOutputs`.
     """
     logits_SNbC = logits_MbC.unflatten(0, (num_seeds, -1))
     num_members = logits_SNbC.shape[1]

@@ -1,7 +1,7 @@
-"""Sources of text: list the files of a source, and read documents out of each kind of file.
+"""Sources of text: list the files of a source, and read the documents in these files.
 
-A new kind of source is one line in KINDS: a function that lists its files, and one that reads the documents of a file
-or of a part of a file.
+To add a new kind of source, add a `Kind` to KINDS. It has a function that lists the files, and a function that reads
+the documents in a file or in a part of a file.
 """
 
 import glob
@@ -34,31 +34,39 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Source:
-    """A source of text, as `--source KIND:PATH@SHARE` gives it. Raises ValueError if one of the three is wrong."""
+    """A source of text, written as `--source KIND:PATH@SHARE`.
+
+    Raises:
+        ValueError: if the kind, the path or the share is invalid.
+    """
 
     kind: str
     path: str = ""
-    """A file, a folder, or a pattern such as /data/CC-MAIN-*/*.wet.gz; empty for a kind without a path."""
+    """A file, a folder, or a pattern such as /data/CC-MAIN-*/*.wet.gz; empty for kinds that need no path."""
     share: float | None = None
-    """Fraction of the words of the stream that the source provides; None: in proportion to its size."""
+    """Fraction of the words in the stream that come from this source; None: in proportion to its number of words."""
 
     def __post_init__(self):
         if self.kind not in KINDS:
             raise ValueError(f"source kind '{self.kind}' is unknown: use one of {', '.join(KINDS)}")
         if KINDS[self.kind].wants_path and not self.path:
-            raise ValueError(f"source '{self.kind}' names no path: write {self.kind}:PATH")
+            raise ValueError(f"source '{self.kind}' needs a path: write {self.kind}:PATH")
         if self.path and not KINDS[self.kind].wants_path:
-            raise ValueError(f"source '{self}' takes no path: write {self.kind}")
+            raise ValueError(f"source '{self}' has a path, but this kind accepts none: write {self.kind}")
         if self.share is not None and not 0 < self.share <= 1:
-            raise ValueError(f"source '{self}' has a share of {self.share}: it must be above 0 and at most 1")
+            raise ValueError(f"source '{self}' has a share of {self.share}: the share must be above 0 and at most 1")
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """Return the source that the command line gives as `text:PATH`, `common-crawl:PATH@0.6` or `python-docs`."""
+        """Return the source for a text such as `text:PATH`, `common-crawl:PATH@0.6` or `python-docs`.
+
+        Raises:
+            ValueError: if the kind, the path or the share is invalid.
+        """
         kind, _, path = text.partition(":")
         last = path if path else kind
         before, at, share = last.rpartition("@")
-        if at and not Path(last).exists():  # a folder may have an @ in its name
+        if at and not Path(last).exists():  # the name of a folder may contain an @
             try:
                 number = float(share)
             except ValueError:
@@ -68,7 +76,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """KIND:PATH, or KIND: the source without its share."""
+        """The source without its share, as KIND:PATH or KIND."""
         return f"{self.kind}:{self.path}" if self.path else self.kind
 
     def __str__(self):
@@ -83,14 +91,14 @@ def list_files(source: Source) -> list[SourceFile]:
     """Return the files of a source, sorted by name.
 
     Raises:
-        PrepError: the source does not exist or has no files of its kind.
+        PrepError: if the source does not exist or has no files of its kind.
     """
     kind = KINDS[source.kind]
     root = Path(source.path) if kind.wants_path else stdlib_root()
     if not root.exists() and glob.has_magic(source.path):
         return _list_pattern(source, kind)
     if not root.exists():
-        raise PrepError(f"source {source}: no such file or folder as {root}. Check the path.")
+        raise PrepError(f"source {source}: {root} does not exist. Check the path.")
     if root.is_file() and not kind.wants_folder:
         paths, root = [root], root.parent
     elif root.is_dir():
@@ -98,28 +106,28 @@ def list_files(source: Source) -> list[SourceFile]:
     else:
         raise PrepError(f"source {source}: {root} is not a folder, and {source.kind} needs one.")
     if not paths:
-        raise PrepError(f"source {source}: {root} holds no {kind.files_are}. Check the kind and the path.")
+        raise PrepError(f"source {source}: {root} contains no {kind.files_are}. Check the kind and the path.")
     return _described(paths, root)
 
 
 def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
-    """Return the files that match a pattern, and the files of the kind in folders that match it.
+    """Return the files that match a pattern. For a folder that matches it, return the files of this kind below it.
 
-    They are named relative to the last folder of the path without a wildcard.
+    File names are relative to the longest leading part of the pattern without a wildcard.
     """
     root = Path(source.path)
     while glob.has_magic(str(root)):
         root = root.parent
     found: set[Path] = set()
-    for match in map(Path, glob.glob(source.path, recursive=True)):  # noqa: PTH207, it may be absolute
+    for match in map(Path, glob.glob(source.path, recursive=True)):  # noqa: PTH207, the pattern may be absolute
         found.update(kind.list_paths(match) if match.is_dir() else [match])
     if not found:
-        raise PrepError(f"source {source}: no file matches. Check the pattern, and put it between quotes.")
+        raise PrepError(f"source {source}: no file matches this pattern. Check the pattern, and put it in quotes.")
     return _described(sorted(found), root)
 
 
 def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
-    """Return files with their names relative to `root`, sizes and times, sorted by name."""
+    """Return a SourceFile for each path, with its name relative to `root`, its size and its time, sorted by name."""
     files = []
     for path in paths:
         status = path.stat()
@@ -128,7 +136,7 @@ def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
 
 
 def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
-    """Return the libraries outside the base installation that are needed to read these files."""
+    """Return the libraries that are needed to read these files and are not part of the base installation."""
     needed = set(KINDS[source.kind].needs)
     for file in files:
         needed.update(_NEEDED_FOR.get(Path(file.name).suffix.lower(), ()))
@@ -139,9 +147,9 @@ _NEEDED_FOR = {".epub": ("ebooklib", "resiliparse"), ".parquet": ("pyarrow",), "
 
 
 def fingerprint(files: Sequence[SourceFile]) -> str:
-    """Return a digest of the names, sizes and modification times of files: it changes when a source is changed.
+    """Return a digest of the names, sizes and modification times of files, to detect that a source was changed.
 
-    The content is not read: with hundreds of gigabytes, finding out that there is nothing to do would take an hour.
+    The content is not read, because for hundreds of gigabytes this would take an hour, even if nothing was changed.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -152,13 +160,13 @@ def fingerprint(files: Sequence[SourceFile]) -> str:
 def split_into_parts(
     source: Source, files: Sequence[SourceFile], part_bytes: int, options: dict[str, str] | None = None
 ) -> list[Part]:
-    """Divide files into parts: one per file, or one per `part_bytes` bytes of a file that can be split.
+    """Divide files into parts. A file that can be split has one part per `part_bytes` bytes, any other file one part.
 
     Args:
-        source: the source of the files.
-        files: its files.
-        part_bytes: bytes per part.
-        options: options of the kind of source, such as the name of the text field.
+        source: the source that the files belong to.
+        files: the files of the source.
+        part_bytes: maximum number of bytes in a part of a file that can be split.
+        options: options for reading this kind of source, for example the name of the JSON field with the text.
     """
     parts = []
     for file in files:
@@ -171,23 +179,23 @@ def split_into_parts(
 
 
 def read_documents(part: Part, report_progress: ReportProgress = no_report) -> Iterator[str | Skipped]:
-    """Yield the documents of one part, and a Skipped with the reason for everything that is left out.
+    """Yield the documents of one part, and a Skipped object with the reason for everything that is skipped.
 
     Args:
         part: the part to read.
-        report_progress: called while a long document is read.
+        report_progress: called repeatedly while a long document is read.
     """
     for document in KINDS[part.kind].read(part, report_progress):
         if isinstance(document, str) and not document.isascii():
             try:
                 document.encode("utf-8")
-            except UnicodeEncodeError:  # half of a surrogate pair, which no file can hold
+            except UnicodeEncodeError:  # a lone surrogate cannot be written as UTF-8
                 document = document.encode("utf-8", "replace").decode("utf-8")
         yield document
 
 
 def merge_skipped(skipped: Sequence[Skipped]) -> list[Skipped]:
-    """Merge the entries of the parts of each file: return one entry per file and reason, sorted by name."""
+    """Merge entries for different parts of the same file. Return one entry per file and reason, sorted by file name."""
     found: dict[tuple[str, str], Skipped] = {}
     for entry in skipped:
         key = (entry.name, entry.why)

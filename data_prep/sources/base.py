@@ -1,4 +1,4 @@
-"""The types that every kind of source uses: files, parts of files, and records of what was skipped."""
+"""Types that all kinds of sources use: files, parts of files, and records of skipped content."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 BOM = b"\xef\xbb\xbf"
 MAX_DOCUMENT_BYTES = 16 << 20
-"""Longer documents are skipped: this bounds the memory of a worker. War and Peace has 3 MB."""
+"""Longer documents are skipped, to limit the memory of a worker. For comparison, War and Peace has 3 MB."""
 
 
 ReportProgress = Callable[[], None]
-"""A function that a reader calls while it works on a long document, so that its worker does not count as hung."""
+"""A function that a reader calls while it reads a long document, so that the worker is not considered to hang."""
 
 
 def no_report() -> None:
-    """Report no progress: the default where nobody watches."""
+    """Do nothing. The default ReportProgress, for callers that do not monitor progress."""
 
 
 class SourceFile(NamedTuple):
@@ -23,13 +23,14 @@ class SourceFile(NamedTuple):
 
     path: Path
     name: str
-    """Its path inside the source, which messages and stream.json use."""
+    """Path relative to the folder of the source. It is used in messages and in stream.json."""
     num_bytes: int
     mtime_ns: int
+    """Modification time in nanoseconds."""
 
 
 class Part(NamedTuple):
-    """Bytes start..end of a file. It is the whole file unless files of its kind can be split."""
+    """The bytes from `start` up to `end` of a file. If the file cannot be split, they are the complete file."""
 
     kind: str
     path: str
@@ -37,7 +38,7 @@ class Part(NamedTuple):
     start: int
     end: int
     options: tuple[tuple[str, str], ...] = ()
-    """Options of the kind of source, such as the name of the text field."""
+    """Options for reading this kind of source, for example the name of the JSON field with the text."""
 
     def option(self, name: str) -> str:
         """Return the value of an option."""
@@ -45,21 +46,26 @@ class Part(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A record of what was skipped in a file: all of it, all after some damage, or some lines, records or pages."""
+    """A record of what was skipped in a file: the complete file, everything after damage, or single lines or pages."""
 
     name: str
     why: str
-    """The reason, which stream.json shows."""
+    """The reason, as written to stream.json."""
     num_units: int = 0
-    """Number of skipped lines, records or pages; 0: the whole file, or everything after the damage."""
+    """Number of skipped lines, records or pages; 0: the complete file, or everything after the damage."""
     first_byte: int = 0
-    """Position of the first of these in the file; in a compressed file, in its decompressed content."""
+    """Position of the first skipped unit.
+
+    For lines and WARC records, it is a byte of the decompressed file. For pages, rows and ARC records, it is a number
+    that counts them from the start of the part.
+    """
     unit: str = "line"
+    """What is counted: "line", "record", "page" or "row"."""
     damaged: bool = True
-    """True if it counts as damage: an empty file does not."""
+    """True if the file counts as damaged. An empty file does not."""
 
     def reason(self) -> str:
-        """Return the reason with the number of units, as stream.json shows it."""
+        """Return the reason and the number of skipped units as text for stream.json."""
         if not self.num_units:
             return self.why
         units = f"1 {self.unit}" if self.num_units == 1 else f"{self.num_units} {self.unit}s"
@@ -68,33 +74,45 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of source: how its files are listed and read."""
+    """A kind of source, with the functions that list and read the files."""
 
     files_are: str
-    """Description of its files for error messages, such as "*.txt file"."""
+    """Description of the files for error messages, such as "*.txt file"."""
     list_paths: Callable[[Path], list[Path]]
-    """Returns the files of this kind below a folder."""
+    """Function that returns the files of this kind below a folder, at any depth."""
     read: Callable[[Part, ReportProgress], Iterator[str | Skipped]]
-    """Yields the documents of a part, and a Skipped for everything that is left out."""
+    """Function that yields the documents of a part, and a Skipped object for everything that is skipped."""
     wants_path: bool = True
     """True if the source is written as KIND:PATH, False if as KIND."""
     wants_folder: bool = False
     """True if the path must be a folder."""
     splittable: Callable[[str], bool] = lambda name: False
-    """Returns True if `read` can start in the middle of a file of this name."""
+    """Function that accepts a file name and returns True if `read` can start in the middle of this file."""
     needs: tuple[str, ...] = ()
-    """Libraries of the extra `corpora` that it imports."""
+    """Libraries that `read` imports. They are installed with the optional dependencies `[corpora]`."""
 
 
 class SkippedUnits:
-    """A count of the lines, records or pages of one file that could not be read, by reason."""
+    """Counts for each reason how many lines, records or pages of one file were skipped.
+
+    Iterating over it yields one Skipped object per reason.
+
+    Args:
+        name: name of the file.
+        unit: what is counted: "line", "record", "page" or "row".
+    """
 
     def __init__(self, name: str, unit: str):
         self._name, self._unit = name, unit
         self._found: dict[str, Skipped] = {}
 
     def add(self, why: str, position: int) -> None:
-        """Count one more unit that is skipped for this reason."""
+        """Add one skipped unit.
+
+        Args:
+            why: the reason.
+            position: position of the unit; see `Skipped.first_byte`.
+        """
         before = self._found.get(why, Skipped(self._name, why, 0, position, self._unit))
         self._found[why] = before._replace(num_units=before.num_units + 1)
 

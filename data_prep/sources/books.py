@@ -1,4 +1,4 @@
-"""Books: one document per file of plain text, Markdown or EPUB, without Project Gutenberg's header and licence."""
+"""Books: each plain text, Markdown or EPUB file is one document. Project Gutenberg's header and licence are removed."""
 
 import re
 import warnings
@@ -10,7 +10,8 @@ from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, ReportPr
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
-# The text before the first of these lines and after the last is by Project Gutenberg. Old files say THIS and ETEXT.
+# _START and _END match the lines between which the book is found. Project Gutenberg added the text before and after it.
+# Old files have THIS instead of THE, and ETEXT instead of EBOOK.
 _START = re.compile(
     r"^[ \t]*\*{3}[ \t]*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n*]*(?:\n[^\n*]+)?\*{3}[ \t\r]*$", re.I | re.M
 )
@@ -25,11 +26,11 @@ _PRODUCED = re.compile(
 
 
 def without_gutenberg(text: str) -> str:
-    """Return a text without Project Gutenberg's header, note of the producers, and licence. Others are unchanged."""
+    """Return a text without the header, producer note and licence of Project Gutenberg. Other texts are unchanged."""
     start = _START.search(text)
     if start is None:
         old = _OLD_START.search(text)
-        # Small print may be at the end, too: the longer side is the book.
+        # The small print is before or after the book. Take it as the header if the longer part of the text follows it.
         start = old if old and len(text) - old.end() > old.start() else None
     end = (_END if start else _LICENCE).search(text, start.end() if start else 0)
     if start is None and end is None:
@@ -41,9 +42,9 @@ def without_gutenberg(text: str) -> str:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the book in a file."""
+    """Yield the book in a file, or a Skipped object if it cannot be read or is empty."""
     try:
-        text = _epub(part.path, report_progress) if part.name.lower().endswith(".epub") else _plain(part)
+        text = _epub_text(part.path, report_progress) if part.name.lower().endswith(".epub") else _plain_text(part)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
         return
@@ -53,8 +54,12 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
         yield Skipped(part.name, "empty file", damaged=False)
 
 
-def _plain(part: Part) -> str:
-    """Return the text of a plain file. Raise DamagedFile if it is too long or not UTF-8."""
+def _plain_text(part: Part) -> str:
+    """Return the text of a plain text or Markdown file.
+
+    Raises:
+        DamagedFile: if the file is too long or not valid UTF-8.
+    """
     if part.end > MAX_DOCUMENT_BYTES:
         raise DamagedFile(TOO_LONG)
     try:
@@ -63,10 +68,13 @@ def _plain(part: Part) -> str:
         raise DamagedFile(f"not valid UTF-8 at byte {error.start}") from error
 
 
-def _epub(path: str, report_progress: ReportProgress) -> str:
-    """Return the chapters of an EPUB in the order of its spine. Raise DamagedFile if it cannot be read.
+def _epub_text(path: str, report_progress: ReportProgress) -> str:
+    """Return the text of the chapters of an EPUB file, in the reading order that the EPUB defines (its spine).
 
-    An EPUB is a zip archive. It is read in memory, and nothing is ever unpacked to disk.
+    An EPUB file is a zip archive. It is read in memory, and nothing is unpacked to disk.
+
+    Raises:
+        DamagedFile: if the file cannot be read or is too large.
     """
     from ebooklib import ITEM_DOCUMENT, epub
     from resiliparse.extract.html2text import extract_plain_text
@@ -77,11 +85,11 @@ def _epub(path: str, report_progress: ReportProgress) -> str:
             unpacked = sum(member.file_size for member in members)
             packed = sum(member.compress_size for member in members)
             if unpacked > BOMB_FLOOR_BYTES + BOMB_RATIO * packed:
-                raise DamagedFile(f"a decompression bomb: {unpacked:,} bytes would come out of {packed:,}")
+                raise DamagedFile(f"a decompression bomb: {packed:,} bytes would decompress to {unpacked:,} bytes")
             if unpacked > 64 * MAX_DOCUMENT_BYTES:
-                raise DamagedFile(f"too large: {unpacked:,} bytes would come out of it")
+                raise DamagedFile(f"too large: it would decompress to {unpacked:,} bytes")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the library warns about its own future
+            warnings.simplefilter("ignore")  # ebooklib warns about future changes of its defaults
             book = epub.read_epub(path, {"ignore_ncx": True})
             chapters, length, html_length = [], 0, 0
             for name, _ in book.spine:
@@ -89,7 +97,7 @@ def _epub(path: str, report_progress: ReportProgress) -> str:
                 if item is not None and item.get_type() == ITEM_DOCUMENT and not isinstance(item, epub.EpubNav):
                     html = item.get_content().decode("utf-8", "replace")
                     html_length += len(html)
-                    if html_length > 4 * MAX_DOCUMENT_BYTES:  # a spine may name a chapter a thousand times
+                    if html_length > 4 * MAX_DOCUMENT_BYTES:  # a spine may list the same chapter many times
                         raise DamagedFile(TOO_LONG)
                     chapters.append(extract_plain_text(html, main_content=False, alt_texts=False).strip())
                     length += len(chapters[-1])
@@ -98,7 +106,7 @@ def _epub(path: str, report_progress: ReportProgress) -> str:
                     report_progress()
     except DamagedFile:
         raise
-    except Exception as error:  # errors of zip, XML and the library: a file may hold anything
+    except Exception as error:  # zip, XML and ebooklib errors, because a file may contain anything
         raise DamagedFile(f"damaged: not readable as EPUB ({type(error).__name__}: {str(error)[:200]})") from error
     text = "\n\n".join(filter(None, chapters))
     if len(text) > MAX_DOCUMENT_BYTES:

@@ -1,8 +1,8 @@
-"""Calls with a limit of CPU time, in a child process: pages from the web must not hang a worker.
+"""Call a function in a child process with a CPU time limit, so that no web page can make a worker hang.
 
-The parsers are compiled code that nothing interrupts, and some take quadratic time on tags that are never closed. A
-page that is long or full of tags is parsed in a child process. If it takes more than SECONDS of CPU time, the page is
-skipped and the child ends. All other pages are parsed in the worker itself.
+The HTML and wiki parsers are compiled code that cannot be interrupted, and some need quadratic time if tags are never
+closed. A page that is long or has many tags is therefore parsed in a child process. If parsing needs more than SECONDS
+of CPU time, the child process is killed and the page is skipped. All other pages are parsed in the worker itself.
 """
 
 import importlib
@@ -16,20 +16,20 @@ from typing import Any
 from data_prep.sources.base import ReportProgress, no_report
 
 SECONDS = 20
-"""Limit of CPU time: a hundred times what the longest articles and pages take, so that slow machines do not matter."""
+"""CPU time limit. The longest real pages need a hundredth of it, so that the limit is also safe on slow machines."""
 _POLL_SECONDS = 0.5
 
 
-class TooSlow(ValueError):  # noqa: N818, an adjective says it
-    """An error of a call that used more CPU time than its limit."""
+class TooSlow(ValueError):  # noqa: N818, the name needs no suffix
+    """Raised if a call exceeds its CPU time limit."""
 
 
 class Bounded:
-    """A function that runs in a child process with a limit of CPU time. The child stays for further calls.
+    """Runs a function in a child process with a CPU time limit. The child process is reused for later calls.
 
     Args:
-        function: the function, as `module:name`.
-        seconds: limit of CPU time per call.
+        function: name of the function, as `module:name`.
+        seconds: CPU time limit per call, in seconds.
     """
 
     def __init__(self, function: str, seconds: int = SECONDS):
@@ -41,12 +41,12 @@ class Bounded:
         """Call the function and return its result.
 
         Args:
-            arguments: the arguments of the function.
+            arguments: arguments of the function.
             report_progress: called twice a second while the function runs.
 
         Raises:
-            TooSlow: the call used more CPU time than its limit.
-            Exception: whatever the function raises.
+            TooSlow: if the call exceeded the CPU time limit.
+            Exception: any exception that the function raises.
         """
         if self._child is None or not self._child.is_alive():
             context = multiprocessing.get_context("spawn")
@@ -70,8 +70,8 @@ class Bounded:
 
 
 def _serve(pipe: Connection, function: str) -> None:
-    """Answer calls in the child until the parent closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and this process ends with it
+    """Run in the child process: execute the calls that arrive through the pipe, until the parent closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and this process ends with the parent
     module, _, name = function.partition(":")
     call: Callable = getattr(importlib.import_module(module), name)
     while True:

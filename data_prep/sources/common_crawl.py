@@ -1,4 +1,4 @@
-"""Web archives such as Common Crawl: WARC, WET and ARC. A page is a document: the text that a reader would see."""
+"""Web archives in the formats WARC, WET and ARC, such as Common Crawl. Each document is the text of one page."""
 
 import os
 import re
@@ -19,7 +19,7 @@ HTML = ("text/html", "application/xhtml+xml")
 
 
 def _list_paths(root: Path) -> list[Path]:
-    """Return all archives below a folder, without files of metadata."""
+    """Return all archives below a folder, except for metadata files."""
     return [
         Path(folder, name)
         for folder, _, names in os.walk(root)
@@ -29,7 +29,7 @@ def _list_paths(root: Path) -> list[Path]:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the pages of one archive. Pages before damage are kept, and the damage is recorded."""
+    """Yield the pages of one archive. If it is damaged, yield the pages before the damage and a Skipped object."""
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
         return
@@ -45,22 +45,31 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
 
 
 def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[str]:
-    """Yield the pages of a WARC or WET archive. Raise DamagedFile at damage."""
+    """Yield the pages of a WARC or WET archive.
+
+    Args:
+        file: the decompressed archive.
+        bad: counts the records that are skipped.
+        report_progress: called while a page with many tags is parsed.
+
+    Raises:
+        DamagedFile: where the archive is damaged.
+    """
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     first_line = file.peek(64).lstrip().partition(b"\n")[0]
-    # Strict parsing finds records that are cut short. Lenient parsing is for archives with other line ends.
+    # Parse strictly, to detect truncated records. Archives with other line ends or old versions need lenient parsing.
     lenient = not first_line.endswith(b"\r") or first_line.startswith(b"WARC/0.")
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     if not first_line.startswith(b"WARC/"):
-        raise DamagedFile("damaged: it begins with no WARC or ARC record")
+        raise DamagedFile("damaged: it does not begin with a WARC or ARC record")
     options = {"parse_http": False, "quirks_mode": lenient, "stream_detect": False}
     whole = Eager(file)
     records = iter(_call_library(ArchiveIterator, whole, wanted, **options))
     while True:
         record = _call_library(next, records, None)
         if record is None:
-            # Every record ends with two line ends. The library does not report a header that is cut short.
+            # Check that the file ends with two line ends, as every record does. fastwarc does not detect a cut header.
             if not lenient and not whole.tail.endswith(b"\n\r\n"):
                 raise DamagedFile("cut short: it ends within the header of a record")
             return
@@ -77,7 +86,7 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
             text = block.decode("utf-8") if is_text else _call_library(_page_of, record, block, report_progress)
         except UnicodeDecodeError:
             bad.add("not valid UTF-8", position)
-        except DamagedFile:  # two libraries on arbitrary content of the web
+        except DamagedFile:  # the parsers may fail in many ways on arbitrary web content
             bad.add("not readable as a page", position)
         else:
             if len(text) > MAX_DOCUMENT_BYTES:
@@ -87,14 +96,18 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
 
 
 def _call_library(function: Callable, *arguments, **options) -> Any:
-    """Call a library and return its result. Raise DamagedFile for any error, also for a panic of its compiled core."""
+    """Call a library function and return its result.
+
+    Raises:
+        DamagedFile: if the function raises any error, including a panic of its compiled code.
+    """
     try:
         return function(*arguments, **options)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
         cause: BaseException | None = error
-        while cause is not None:  # the file below may have raised DamagedFile already
+        while cause is not None:  # the file that the library reads may have raised DamagedFile already
             if isinstance(cause, DamagedFile):
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
@@ -104,13 +117,13 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
 
 
 def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
-    """Return the text of a response or resource; empty if it is not a page with status 200."""
+    """Return the text of a response or resource record; "" if it is not HTML or plain text with HTTP status 200."""
     content_type, charset = record.headers.get("Content-Type", ""), None
     if record.is_http:
         try:
             response = _http(block, "all")
         except OSError:
-            response = _http(block, "none")  # the crawler has decoded it already, against its header
+            response = _http(block, "none")  # the crawler has already decoded the content
         if response.http_headers.status_code != 200:
             return ""
         content_type, charset = response.http_content_type or "", response.http_charset
@@ -119,7 +132,7 @@ def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
 
 
 def _http(block: bytes, decode: Literal["all", "none"]) -> Any:
-    """Return a new record with the header of a response parsed. The record of the archive stays unchanged."""
+    """Return a new record for an HTTP response, with its header parsed. The original record stays unchanged."""
     from fastwarc.warc import WarcRecord
 
     response = WarcRecord()
@@ -132,16 +145,16 @@ def _http(block: bytes, decode: Literal["all", "none"]) -> Any:
 def page_text(
     content: bytes, content_type: str, charset: str | None, report_progress: ReportProgress = no_report
 ) -> str:
-    """Return the text that a reader of a page would see.
+    """Return the text that a visitor of a web page would see.
 
     Args:
         content: the bytes of the page.
         content_type: the value of its Content-Type header.
-        charset: the character encoding, if known from elsewhere.
+        charset: the character encoding; None: find it in `content_type` or guess it from `content`.
         report_progress: called while a page with many tags is parsed.
 
     Returns:
-        The main content of HTML, or plain text unchanged; empty for other types.
+        The main content for HTML, the complete text for plain text, and "" for other types.
     """
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
@@ -151,7 +164,7 @@ def page_text(
         charset = said[1]
     if content_type not in (*HTML, "text/plain") or len(content) > MAX_DOCUMENT_BYTES:
         return ""
-    # A label that browsers do not know is ignored.
+    # Ignore character encodings that browsers do not know.
     known = map_encoding_to_html5(charset, fallback_utf8=False) if charset else None
     text = bytes_to_str(content, known or detect_encoding(content) or "utf-8")
     if content_type == "text/plain":
@@ -169,13 +182,16 @@ def _main_text(html: str) -> str:
 
 
 _MANY_TAGS = 3000
-"""Pages with more tags are parsed with a limit of CPU time: deeply nested elements can take minutes."""
-# One child process per worker, for all its tasks: starting one for every page would take longer than parsing.
+"""Pages with at least this many tags are parsed with a CPU time limit, because deeply nested tags can take minutes."""
+# Use one child process per worker, because starting a process for every page would take longer than parsing.
 _main_text_bounded = Bounded(f"{__name__}:{_main_text.__name__}")
 
 
 def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[str]:
-    """Yield the pages of an ARC archive, the format before WARC. Raise DamagedFile at damage. Only warcio reads ARC."""
+    """Yield the pages of an ARC archive, the predecessor of WARC. It is read with warcio, because fastwarc cannot.
+
+    Args and errors are those of `_read_warc`.
+    """
     from warcio.archiveiterator import ArchiveIterator
 
     records = iter(ArchiveIterator(file, arc2warc=False))
@@ -190,7 +206,7 @@ def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportPr
         length = record.rec_headers.get_header("length") or ""
         content = _call_library(record.content_stream().read, MAX_DOCUMENT_BYTES + 1)
         if not length.isdigit() or len(content) > MAX_DOCUMENT_BYTES:
-            bad.add(TOO_LONG if length.isdigit() else "of no known length", number)
+            bad.add(TOO_LONG if length.isdigit() else "of unknown length", number)
             continue
         if record.http_headers is None or record.http_headers.get_statuscode() != "200":
             continue

@@ -1,7 +1,7 @@
-"""Read files that may be compressed as a plain stream of bytes. Truncated and damaged files and bombs raise an error.
+"""Read files as a stream of decompressed bytes. Truncated files, damaged files and decompression bombs raise an error.
 
-Archive readers handle truncated files differently, and some do not notice them. Therefore the bytes are decompressed
-here, and archive readers get them plain.
+The libraries that read archives handle truncated files differently, and some do not detect them. Therefore files are
+decompressed here, and the libraries receive decompressed bytes.
 """
 
 import io
@@ -13,18 +13,21 @@ from typing import BinaryIO, Protocol
 CHUNK_BYTES = 1 << 18
 BOMB_RATIO = 250
 BOMB_FLOOR_BYTES = 64 << 20
-"""The decompressed size may be at most the floor plus BOMB_RATIO times the compressed size.
+"""A file is a decompression bomb if its decompressed size > BOMB_FLOOR_BYTES + BOMB_RATIO x its compressed size.
 
-Text compresses about 5 to 1, and a crawl seldom 20 to 1.
+Text compresses about 5 to 1, and web archives rarely 20 to 1.
 """
 
 
-class DamagedFile(Exception):  # noqa: N818, it is the file that is
-    """An error of a file that cannot be read, or only up to this point. The text says why."""
+class DamagedFile(Exception):  # noqa: N818, the name needs no suffix
+    """Raised if a file cannot be read, or cannot be read further. The message says why."""
 
 
 class _Decompressor(Protocol):
-    """The interface that zlib, bz2 and zstandard share: a decompressor of one member (stream, frame) of a file."""
+    """The common interface of the zlib, bz2 and zstandard decompressors.
+
+    A decompressor handles one member of a compressed file: a gzip member, a bzip2 stream or a zstd frame.
+    """
 
     @property
     def eof(self) -> bool: ...
@@ -48,20 +51,21 @@ _ENDINGS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 
 
 BZIP2_STREAM = b"BZh91AY&SY"
-"""The first bytes of a stream in a .bz2 file. Streams begin at whole bytes."""
+"""The first bytes of each stream in a .bz2 file. A stream always begins at a byte boundary."""
 
 
 def bzip2_streams(path: str | Path, start: int, end: int) -> tuple[int, int]:
-    """Find the streams that begin in bytes start..end of a file of many streams, such as a multistream dump.
+    """Find the bzip2 streams that begin between the bytes `start` and `end` of a file with many streams.
 
     Returns:
-        Where the first of them begins, and where the first one after them begins. Equal if no stream begins there.
+        Byte at which the first of these streams begins, and byte at which the last of them ends. They are equal if no
+        stream begins there.
     """
     return _next_stream(path, start), _next_stream(path, end)
 
 
 def _next_stream(path: str | Path, position: int) -> int:
-    """Return where the first stream at `position` or after it begins; the end of the file if there is none."""
+    """Return the first byte >= `position` at which a stream begins, or the file size if there is none."""
     with open(path, "rb") as file:
         file.seek(position)
         kept = b""
@@ -75,14 +79,14 @@ def _next_stream(path: str | Path, position: int) -> int:
 
 
 def open_bzip2_streams(path: str | Path, first: int, last: int) -> io.BufferedReader:
-    """Open the decompressed content between two places that `bzip2_streams` returned."""
+    """Open the decompressed content of the streams between two byte positions that `bzip2_streams` returned."""
     file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
     file.seek(first)
     return io.BufferedReader(_Unpacked(_Slice(file, last - first), "bzip2", BZ2Decompressor), CHUNK_BYTES)
 
 
 class _Slice(io.RawIOBase):
-    """The next `num_bytes` bytes of a file."""
+    """A file object that reads only the next `num_bytes` bytes of another file."""
 
     def __init__(self, file: BinaryIO, num_bytes: int):
         self._file, self._left = file, num_bytes
@@ -102,12 +106,12 @@ class _Slice(io.RawIOBase):
 
 
 def open_plain(path: str | Path) -> io.BufferedReader:
-    """Open a file and decompress it if it is compressed. The first bytes decide, not the name.
+    """Open a file for reading its decompressed content. The first bytes of the file determine the compression format.
 
-    Reading raises DamagedFile where the content ends too early, fails a check, or is a decompression bomb.
+    Reading from the result raises DamagedFile if the content ends too early, is invalid, or is a decompression bomb.
 
     Raises:
-        DamagedFile: the name has the ending of a compression, but the first bytes are others.
+        DamagedFile: if the file name ends with .gz, .bz2 or .zst, but the first bytes have no such format.
     """
     file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
     magic = file.read(4)
@@ -118,20 +122,23 @@ def open_plain(path: str | Path) -> io.BufferedReader:
     wanted = next((name for ending, name in _ENDINGS.items() if str(path).endswith(ending)), None)
     if wanted and magic:
         file.close()
-        raise DamagedFile(f"its name says {wanted}, its first bytes do not")
+        raise DamagedFile(f"its name says {wanted}, but it does not begin as a {wanted} file")
     return io.BufferedReader(file, CHUNK_BYTES)
 
 
 class Eager:
-    """A reader that returns the bytes it has, rather than all that are asked for: bytes before damage are not lost."""
+    """A reader that returns available bytes at once, without waiting for the requested number.
+
+    Therefore the bytes before damaged data are returned before the error is raised.
+    """
 
     def __init__(self, file: io.BufferedReader):
         self._file = file
         self.tail = b""
-        """The last four bytes that were read."""
+        """The last four bytes read so far."""
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes; empty at the end of the file."""
+        """Return at most `size` bytes, or b"" at the end of the file."""
         content = self._file.read1(size) if size > 0 else self._file.read(size)
         self.tail = (self.tail + content[-4:])[-4:]
         return content
@@ -144,7 +151,7 @@ class Eager:
 
 
 class _Unpacked(io.RawIOBase):
-    """The decompressed content of all members of a compressed file, one after another."""
+    """A file object that reads the decompressed content of all members of a compressed file, one after another."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase, name: str, make):
         self._file, self._name, self._make = file, name, make
@@ -157,7 +164,7 @@ class _Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def tell(self) -> int:  # archive readers ask for the position at which they begin
+    def tell(self) -> int:  # archive libraries call it to find their start position
         return self.bytes_out - len(self._ready)
 
     def close(self) -> None:
@@ -170,7 +177,7 @@ class _Unpacked(io.RawIOBase):
             self._waiting = b""
             if not data:
                 if self._begun:
-                    raise DamagedFile(f"cut short: its {self._name} data end at byte {self.bytes_in:,}, too early")
+                    raise DamagedFile(f"cut short: its {self._name} data ends too early, at byte {self.bytes_in:,}")
                 return 0
             self._unpack(data)
         count = min(len(buffer), len(self._ready))
@@ -179,19 +186,17 @@ class _Unpacked(io.RawIOBase):
         return count
 
     def _unpack(self, data: bytes) -> None:
-        """Decompress the beginning of `data`, and keep the rest for later."""
+        """Decompress the first bytes of `data`, and store the rest for the next call."""
         position = self.bytes_in
         try:
-            # Chunks so small that even the output of a bomb fits into memory before it is noticed.
+            # Decompress small chunks, so that even the output of a decompression bomb fits into memory.
             chunk, rest = data[: CHUNK_BYTES // 64], data[CHUNK_BYTES // 64 :]
             out = self._member.decompress(chunk)
-        except (
-            Exception
-        ) as error:  # zlib.error, OSError, EOFError, zstandard.ZstdError: each library has errors of its own
+        except Exception as error:  # zlib.error, OSError, EOFError, zstandard.ZstdError: it depends on the library
             if not self._begun and position and not data.strip(b"\0"):
-                self.bytes_in += len(data)  # padding with zeros, as tapes and some tools write it
+                self.bytes_in += len(data)  # ignore padding with zeros, which tapes and some tools write
                 return
-            raise DamagedFile(f"damaged: {self._name} data wrong near byte {position:,} ({error})") from error
+            raise DamagedFile(f"damaged: invalid {self._name} data near byte {position:,} ({error})") from error
         self._begun = True
         if self._member.eof:
             rest = self._member.unused_data + rest
@@ -201,7 +206,7 @@ class _Unpacked(io.RawIOBase):
         self.bytes_out += len(out)
         if self.bytes_out > BOMB_FLOOR_BYTES + BOMB_RATIO * self.bytes_in:
             raise DamagedFile(
-                f"a decompression bomb: more than {BOMB_RATIO} times its size comes out of it, "
+                f"a decompression bomb: it decompresses to more than {BOMB_RATIO} times its size "
                 f"and more than {BOMB_FLOOR_BYTES >> 20} MiB"
             )
         self._ready = memoryview(out)

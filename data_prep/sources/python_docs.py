@@ -1,4 +1,4 @@
-"""The embedded corpus: the docstrings of the standard library of the running Python. Real text, no download."""
+"""A corpus that needs no download: the docstrings of the Python standard library."""
 
 import ast
 import inspect
@@ -10,17 +10,18 @@ from pathlib import Path
 
 from data_prep.sources.base import Kind, Part, ReportProgress, Skipped
 
-# Installed packages are not part of the standard library. Its tests hold odd files, and little documentation.
+# Skip installed packages, which are not part of the standard library, and tests, which contain few docstrings and some
+# invalid files.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 def stdlib_root() -> Path:
-    """Return the folder of the standard library of the running Python."""
+    """Return the folder that contains the standard library of the running Python."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def module_files() -> list[Path]:
-    """Return the files of the modules of the standard library, sorted by path."""
+    """Return the paths of all standard library modules, sorted."""
     found = []
     for folder, subfolders, names in os.walk(stdlib_root()):
         subfolders[:] = [name for name in subfolders if name not in LEFT_OUT]
@@ -29,19 +30,19 @@ def module_files() -> list[Path]:
 
 
 def docstrings(source: bytes) -> str:
-    """Return the docstrings of a module in their order in the file, without indentation, joined by blank lines.
+    """Return the docstrings of a module in file order, without indentation, separated by blank lines.
 
     Raises:
-        SyntaxError, ValueError: `source` is not Python of this version.
+        SyntaxError, ValueError: if `source` is not valid in the running Python version.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about old escapes in library code, which the user cannot change
+        warnings.simplefilter("ignore")  # ignore warnings about invalid escapes in library code
         tree = ast.parse(source)
     return "\n\n".join(inspect.cleandoc(text) for text in _in_order(tree) if text.strip())
 
 
 def _in_order(node: ast.AST) -> Iterator[str]:
-    """Yield the raw docstrings below `node`, depth first: in their order in the file."""
+    """Yield the raw docstrings of `node` and everything in it, in file order."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node, clean=False)
         if text is not None:
@@ -51,12 +52,12 @@ def _in_order(node: ast.AST) -> Iterator[str]:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the docstrings of one module as a document, if it has any."""
+    """Yield the docstrings of one module as a single document, if the module has docstrings."""
     try:
         text = docstrings(Path(part.path).read_bytes())
-        text.encode("utf-8")  # raises if a docstring holds a lone surrogate, which no UTF-8 file can hold
+        text.encode("utf-8")  # raises ValueError if a docstring contains a lone surrogate
     except (SyntaxError, ValueError) as error:
-        # The standard library may hold files of other versions of Python, as lib2to3 does: this is no damage.
+        # Do not count this as damage: the standard library may contain files for other Python versions.
         yield Skipped(part.name, f"not readable as Python: {type(error).__name__}", damaged=False)
         return
     if text:

@@ -1,4 +1,4 @@
-"""Text files: one document per line, as fairseq reads text; one per object of JSON lines and per row of Parquet."""
+"""Text files: one document per line of plain text (as in fairseq), per object of JSON lines, per row of Parquet."""
 
 import json
 import os
@@ -15,7 +15,7 @@ JSON_LINES = (".jsonl", ".ndjson")
 
 
 def paths_ending_in(*endings: str) -> Callable[[Path], list[Path]]:
-    """Return a function that lists all files below a folder whose names have one of these endings."""
+    """Return a function that lists all files below a folder, at any depth, whose names end with one of `endings`."""
 
     def list_paths(root: Path) -> list[Path]:
         return [
@@ -26,12 +26,12 @@ def paths_ending_in(*endings: str) -> Callable[[Path], list[Path]]:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a file without the ending of its compression, if any."""
+    """Return a file name without the ending of a compressed file (.gz, .bz2, .zst), if it has one."""
     return next((name[: -len(ending)] for ending in COMPRESSED if name.lower().endswith(ending)), name)
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the documents of one part."""
+    """Yield the documents of one part of a text, JSON lines or Parquet file."""
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
     elif part.name.lower().endswith(".parquet"):
@@ -41,19 +41,19 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
 
 
 def _read_lines(part: Part) -> Iterator[str | Skipped]:
-    """Yield one document per line that is not blank: the line without its line end, as in fairseq, or its JSON field.
+    """Yield one document per line that is not blank. In JSON lines, the document is the text field of the object.
 
-    A line belongs to the part that holds its first byte. A compressed file is a single part.
+    A line belongs to the part that contains its first byte. A compressed file is a single part.
     """
     bad = SkippedUnits(part.name, "line")
     is_json = plain_name(part.name).lower().endswith(JSON_LINES)
     try:
-        # Compressed files are not split: their part is the whole file.
+        # Read compressed files completely, because they are not split.
         whole = part.name != plain_name(part.name)
         with open_plain(part.path) if whole else open(part.path, "rb") as file:
             position = 0 if whole else part.start
             if position > 0:
-                # Start one byte earlier: if it is a line end, the line that starts here belongs to this part.
+                # Start one byte earlier. If this byte is a line end, the line after it belongs to this part.
                 file.seek(position - 1)
                 position += _skip_line(file) - 1
             while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
@@ -83,7 +83,7 @@ def _read_lines(part: Part) -> Iterator[str | Skipped]:
 
 
 def _skip_line(file: BinaryIO) -> int:
-    """Read to the end of the line with little memory. Return the number of bytes."""
+    """Skip the rest of a line without storing it in memory. Return the number of bytes skipped."""
     count = 0
     while chunk := file.readline(1 << 20):
         count += len(chunk)
@@ -93,7 +93,11 @@ def _skip_line(file: BinaryIO) -> int:
 
 
 def _field_of(row: object, name: str) -> str:
-    """Return the text in a field of a JSON object. Raise KeyError with the reason if there is none."""
+    """Return the text in the field `name` of a JSON object.
+
+    Raises:
+        KeyError: if there is no such text. Its argument is the reason.
+    """
     if not isinstance(row, dict):
         raise KeyError("not a JSON object")
     if name not in row:
@@ -101,16 +105,16 @@ def _field_of(row: object, name: str) -> str:
     if not isinstance(row[name], str):
         raise KeyError(f"whose field '{name}' is not text")
     text = row[name]
-    # JSON can express half of a surrogate pair, which no UTF-8 file can hold.
+    # Replace lone surrogates, which JSON can express but UTF-8 cannot.
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
 
 
 _ROWS = 16
-"""Rows of Parquet that are read at a time: few compressed bytes may hold as many documents of 16 MiB."""
+"""Number of Parquet rows read at a time. It is small, because every row may decompress to 16 MiB or more."""
 
 
 def _read_parquet(part: Part) -> Iterator[str | Skipped]:
-    """Yield one document per row."""
+    """Yield one document per row of a Parquet file: the text in the column `text_field`."""
     import pyarrow
     import pyarrow.parquet
 
@@ -120,7 +124,7 @@ def _read_parquet(part: Part) -> Iterator[str | Skipped]:
         with pyarrow.parquet.ParquetFile(part.path) as file:
             columns = file.schema_arrow.names
             if field not in columns:
-                yield Skipped(part.name, f"without a column '{field}': it has {', '.join(columns)}")
+                yield Skipped(part.name, f"no column '{field}': the columns are {', '.join(columns)}")
                 return
             number = 0
             for batch in file.iter_batches(batch_size=_ROWS, columns=[field]):
@@ -131,7 +135,7 @@ def _read_parquet(part: Part) -> Iterator[str | Skipped]:
                         bad.add("not valid UTF-8", number)
                         number += 1
                         continue
-                    except (ValueError, OverflowError):  # a date before our era, perhaps
+                    except (ValueError, OverflowError):  # for example, a date that Python cannot represent
                         text = None
                     if not isinstance(text, str):
                         bad.add(f"whose column '{field}' is not text", number)

@@ -1,6 +1,7 @@
-"""Wikipedia: page-article dumps. An article is a document: its title, then its text without markup and tables.
+"""Wikipedia dumps (pages-articles). Each article is one document: its title and its text without markup.
 
-References are removed, too. Redirects and pages of other namespaces (talk, templates, categories, files) are skipped.
+Tables and references are removed. Redirects and pages of other namespaces (talk, templates, categories, files) are
+skipped.
 """
 
 import re
@@ -23,7 +24,7 @@ from data_prep.sources.compression import (
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
 _ARTICLES = 0
-# Content for the wiki software, or beside the text. `math` and `code` are no sentences.
+# Tags that are removed with their content, because it is not running text.
 _DROPPED_TAGS = frozenset(
     [
         "ref",
@@ -48,21 +49,25 @@ _DROPPED_TAGS = frozenset(
         "maplink",
     ]
 )
-# Links that show a picture or put the page into a category, in every language: their prefix ends with a colon without a
-# space after it. A link with such a prefix that is shown as text has a |.
+# Match links that show a picture or add the page to a category, in any language. They begin with a word and a colon
+# without a space after it. A link of this form that contains a | is shown as text, unless it shows a file.
 _FILE_LINK = re.compile(r"^\s*(?:[^\W\d_][\w -]{1,20}):(?!\s)", re.UNICODE)
 _QUOTES = re.compile(r"'{5}|'{2,3}")
-"""The marks of bold and italic text."""
+"""Matches the quotes that mark bold and italic text."""
 _HEADING = "\x02"
-"""Begins the line of a heading, before its level. XML cannot hold this character, and it is removed from entities."""
+"""Marks a heading. It is placed before the level and the text of the heading.
+
+Articles cannot contain this character: it is not allowed in XML, and it is removed from HTML entities.
+"""
 _DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")
 _EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")
 _SPACES = re.compile(r"[ \t\xa0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
-# More openings than any article has: such text is made to hang a parser.
+# Limit on the number of opening brackets and tags. No real article has so many; such a text is meant to hang a parser.
 _MAX_OPENINGS = 20_000
 _OPENING = re.compile(r"\{\{|\[\[|\{\||<[a-zA-Z]")
-# For each opening that is never closed the parser reads the rest of the page again. This many characters take seconds.
+# Limit on the number of unclosed brackets and tags x page length. For each of them, the parser reads the rest of the
+# page again. At the limit, this takes seconds.
 _MAX_UNCLOSED_CHARACTERS = 100_000_000
 _PAIRS = (("{{", "}}"), ("[[", "]]"), ("{|", "|}"))
 _TAG = re.compile(r"<(/?)([a-zA-Z]+)(?:[^<>]*?(/)\s*>)?", re.ASCII)
@@ -70,45 +75,53 @@ _NEVER_CLOSED = frozenset(("br", "wbr", "hr", "img", "meta", "link", "li", "dt",
 
 
 def article_text(markup: str) -> str:
-    """Return the running text of an article, with its headings. Raise ValueError for markup that no article has."""
+    """Return the running text of an article, with its headings.
+
+    Raises:
+        ValueError: if the markup has more brackets and tags, or more unclosed ones, than any real article.
+    """
     import mwparserfromhell
 
     if len(_OPENING.findall(markup)) > _MAX_OPENINGS:
         raise ValueError("too many templates and links for an article")
     if _num_unclosed(markup) * len(markup) > _MAX_UNCLOSED_CHARACTERS:
         raise ValueError("too many templates, links or tags that are never closed")
-    text = _shown(mwparserfromhell.parse(_QUOTES.sub("", markup), skip_style_tags=True))
+    text = _visible_text(mwparserfromhell.parse(_QUOTES.sub("", markup), skip_style_tags=True))
     text = _EMPTY_BRACKETS.sub("", _SPACES.sub(" ", _DOUBLE_UNDERSCORE.sub("", text)))
     lines = [line.lstrip(" *#:;").rstrip(" ") for line in text.split("\n")]
     return _BLANK_LINES.sub("\n\n", "\n".join(_without_empty_sections(lines))).strip()
 
 
 _LONG = 20_000
-"""Articles with more characters are parsed with a limit of CPU time."""
-# One child process per worker, for all its tasks: starting one for every article would take longer than parsing.
+"""Articles with at least this many characters are parsed with a CPU time limit."""
+# Use one child process per worker, because starting a process for every article would take longer than parsing.
 _article_text_bounded = Bounded(f"{__name__}:{article_text.__name__}")
 
 
 def _bounded_text(markup: str, report_progress: ReportProgress) -> str:
-    """Return `article_text`, computed with a limit of CPU time if the article is long. TooSlow is a ValueError."""
+    """Return `article_text(markup)`, computed with a CPU time limit if the article is long.
+
+    Raises:
+        ValueError: as `article_text`, or TooSlow, which is a ValueError.
+    """
     if len(markup) < _LONG:
         return article_text(markup)
     return _article_text_bounded(markup, report_progress=report_progress)
 
 
 def _num_unclosed(markup: str) -> int:
-    """Return how many templates, links, tables and tags are opened but not closed."""
+    """Return the number of templates, links, tables and tags that are opened but not closed."""
     unclosed = sum(max(0, markup.count(opening) - markup.count(closing)) for opening, closing in _PAIRS)
     tags: Counter[str] = Counter()
-    for closes, name, itself in _TAG.findall(markup):
-        tags[name.lower()] += -1 if closes else 0 if itself else 1
+    for is_end_tag, name, is_empty_tag in _TAG.findall(markup):
+        tags[name.lower()] += -1 if is_end_tag else 0 if is_empty_tag else 1
     return unclosed + sum(max(0, count) for name, count in tags.items() if name not in _NEVER_CLOSED)
 
 
-def _shown(code: Any) -> str:
-    """Return what a reader sees of parsed markup, without tables, files and references. Headings are marked.
+def _visible_text(code: Any) -> str:
+    """Return the visible text of parsed markup, without tables, files and references. Headings begin with _HEADING.
 
-    The library's own way is to remove nodes and then ask for the text: it searches the whole page for every node.
+    The node removal of mwparserfromhell is not used, because it searches the complete page for every removed node.
     """
     from mwparserfromhell import nodes
     from mwparserfromhell.definitions import is_visible
@@ -118,29 +131,29 @@ def _shown(code: Any) -> str:
         if isinstance(node, nodes.Text):
             parts.append(node.value)
         elif isinstance(node, nodes.Wikilink):
-            # [[File:...]], [[Category:...]], [[de:...]]; [[:Category:...]] is shown.
+            # Skip [[File:...]], [[Category:...]] and [[de:...]], but not [[:Category:...]], which is visible.
             if _FILE_LINK.match(str(node.title)) and (node.text is None or _is_file(str(node))):
                 continue
-            parts.append(_shown(node.title if node.text is None else node.text))
+            parts.append(_visible_text(node.title if node.text is None else node.text))
         elif isinstance(node, nodes.Tag):
             if node.contents and is_visible(str(node.tag)) and str(node.tag).strip().lower() not in _DROPPED_TAGS:
-                parts.append(_shown(node.contents))
+                parts.append(_visible_text(node.contents))
         elif isinstance(node, nodes.Heading):
-            parts.append(f"{_HEADING}{node.level}{_shown(node.title).strip()}")
+            parts.append(f"{_HEADING}{node.level}{_visible_text(node.title).strip()}")
         elif isinstance(node, nodes.ExternalLink):
             if not node.brackets:
                 parts.append(str(node.url))
             elif node.title is not None:
-                parts.append(_shown(node.title))
+                parts.append(_visible_text(node.title))
         elif isinstance(node, nodes.HTMLEntity):
-            parts.append(node.normalize().replace(_HEADING, ""))  # an entity may be any character
+            parts.append(node.normalize().replace(_HEADING, ""))  # an entity can encode any character
     return "".join(parts)
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
-    """Remove the headings under which no text is left (references, links), and the marks of the other headings."""
+    """Remove the headings of sections that contain no text, and remove the _HEADING marks of the other headings."""
     kept: list[str] = []
-    deepest_with_text = 0  # level of the section, read from the end, whose text was seen last
+    deepest_with_text = 0  # a heading is kept if its level is below this
     for line in reversed(lines):
         if not line.startswith(_HEADING):
             kept.append(line)
@@ -154,12 +167,12 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
 
 
 def _is_file(link: str) -> bool:
-    """Return True if a link with several fields shows a picture: it has the ending of a file before a |."""
+    """Return True if a link shows a file, such as a picture: it contains a file name ending before a |."""
     return bool(re.search(r"\.(?:jpe?g|png|gif|svg|tiff?|webp|ogg|ogv|oga|webm|pdf|djvu|mid)\s*\|", link, re.I))
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the articles of one dump. Articles before damage are kept, and the damage is recorded."""
+    """Yield the articles in one part of a dump. If it is damaged, yield those before the damage and a Skipped."""
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
         return
@@ -187,14 +200,20 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
 
 
 def _open_part(part: Part) -> "Eager | _Streams":
-    """Open a part of a dump as a whole dump."""
+    """Open a part of a dump for reading as if it were a complete dump."""
     if part.start == 0 and part.end == Path(part.path).stat().st_size:
         return Eager(open_plain(part.path))
     return _Streams(part.path, *bzip2_streams(part.path, part.start, part.end))
 
 
 class _Streams:
-    """Some streams of a multistream dump as a dump of their own: the head of the dump, the streams, and an end."""
+    """Reads some streams of a multistream dump as a complete dump: the XML header, the streams, and the end tag.
+
+    Args:
+        path: the dump, a .bz2 file.
+        first: byte at which the first stream begins.
+        last: byte at which the last stream ends.
+    """
 
     _END = b"</mediawiki>"
 
@@ -204,7 +223,7 @@ class _Streams:
         self._current, self._tail = 0, b""
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes; empty at the end."""
+        """Return at most `size` bytes, or b"" at the end."""
         while self._current < len(self._files):
             data = self._files[self._current].read1(size if size > 0 else CHUNK_BYTES)
             if data:
@@ -223,7 +242,11 @@ class _Streams:
 
 
 def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
-    """Yield (title, markup of the last revision, number of the page) of each article. Raise DamagedFile at damage."""
+    """Yield (title, markup of the last revision, page number) for each article. Pages are numbered from 1.
+
+    Raises:
+        DamagedFile: where the dump is damaged.
+    """
     import mwxml
 
     number = 0
@@ -236,11 +259,11 @@ def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
             for revision in page:
                 text = revision.text
             if text:
-                # A dump may write halves of surrogate pairs as character references.
+                # Replace lone surrogates, which a dump may contain as character references.
                 yield page.title or "", text.encode("utf-8", "replace").decode("utf-8"), number
     except DamagedFile:
         raise
-    except Exception as error:  # errors of XML, of mwxml, and of the values that it converts
+    except Exception as error:  # XML parse errors, mwxml errors, and errors from values that mwxml cannot convert
         raise DamagedFile(f"damaged: not readable as a MediaWiki dump after page {number} ({error})") from error
 
 
@@ -248,7 +271,7 @@ _DUMP = re.compile(r"\.xml(?:\.|-|$)", re.IGNORECASE)
 
 
 def _list_paths(root: Path) -> list[Path]:
-    """Return all dumps below a folder."""
+    """Return all dumps below a folder, at any depth."""
     return [path for path in paths_ending_in("")(root) if _DUMP.search(path.name)]
 
 

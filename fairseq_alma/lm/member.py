@@ -341,7 +341,7 @@ def failure_message(
     if "FloatingPointError" in end:
         advice = f"lower lr={settings.lr}, raise warmup_updates= or set clip_norm=1 in a new out="
     elif "No space left" in end or "Disk quota exceeded" in end:
-        advice = "make room on the disk and run the same command again to continue"
+        advice = "free space on the disk and run the same command again to continue"
     elif "out of memory" in end.lower() or status == -9:
         advice = f"halve batch_size={settings.batch_size} (the size of an update does not change) in a new out="
         if num_members > 1:

@@ -1,7 +1,7 @@
-"""Colours and symbols of learners, and line styles of waits, in figures and on the page.
+"""Colours and markers of learners, and line styles for each wait, in figures and on the page.
 
-This table is the only place in the report that lists learners. A test checks that it has every learner of the catalogue
-(core/catalogue.py). The learner of a plugin gets a colour that depends on its name.
+`APPEARANCES` is the only place in the report that lists learners. A test checks that it contains every learner of the
+catalogue (core/catalogue.py). A learner that a plugin adds gets a colour that depends on its name.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FEW_ARRIVALS = 12
-"""Up to this number of arrivals, a curve has a marker at each arrival."""
+"""On a stream with at most this many arrivals, a curve has a marker at each arrival."""
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class Appearance:
 
     colour: str
     marker: str
-    """The marker of matplotlib."""
+    """The matplotlib marker."""
     symbol: str
-    """The marker of plotly, in the same shape if plotly has it."""
+    """The plotly marker, with the same shape as `marker` if plotly has it."""
 
 
-# The palette of Okabe and Ito without its yellow, which is hard to see in print; then three colours of Paul Tol.
-# Readers who are colour-blind, or have a print without colours, tell the learners apart by their markers.
+# Use the palette of Okabe and Ito without yellow, which is hard to see in print, and then three colours of Paul Tol.
+# The markers also differ, for colour-blind readers and for prints in black and white.
 APPEARANCES = {
     "sm": Appearance("#0072B2", "o", "circle"),
     "ens": Appearance("#D55E00", "s", "square"),
@@ -43,7 +43,7 @@ _PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def appearance_of(learner: str) -> Appearance:
-    """Return how a learner is drawn. A learner that is not in the table always gets the same colour and a star."""
+    """Return how a learner is drawn. A learner that is not in `APPEARANCES` gets a star and a fixed colour."""
     if learner in APPEARANCES:
         return APPEARANCES[learner]
     colour = _COLOURS_OF_PLUGINS[sum(learner.encode()) % len(_COLOURS_OF_PLUGINS)]
@@ -51,10 +51,10 @@ def appearance_of(learner: str) -> Appearance:
 
 
 def matplotlib_dashes(wait: int, waits: Sequence[int]) -> Any:
-    """Return the line style of a wait for matplotlib, by its position among all `waits` in order."""
+    """Return the matplotlib line style of a wait. It depends on the index of the wait in `waits`."""
     return _MATPLOTLIB_DASHES[waits.index(wait) % len(_MATPLOTLIB_DASHES)]
 
 
 def plotly_dashes(wait: int, waits: Sequence[int]) -> str:
-    """Return the line style of a wait for plotly, by its position among all `waits` in order."""
+    """Return the plotly line style of a wait. It depends on the index of the wait in `waits`."""
     return _PLOTLY_DASHES[waits.index(wait) % len(_PLOTLY_DASHES)]

@@ -1,8 +1,8 @@
-"""Which run to choose: the best within a budget, the Pareto front, and what other decisions would have given.
+"""Functions for choosing a run: the best run within a budget, the Pareto front, and runs that differ in one decision.
 
 Runs are chosen by validation data alone (numbers.validation_score); the page then shows the test results of the chosen
-run. When a slider moves, the page computes the front and the choice again with its own short code
-(page/choice.js); a test compares the two.
+run. When a slider moves, the page computes the best run and the Pareto front again in JavaScript (page/choice.js). A
+test compares the results of the two implementations.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 Change = Literal["wait", "replay", "growth"]
-"""A decision in which two runs differ."""
+"""A decision of the user: how long to wait, whether to replay, whether to grow."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits that a run must keep. None means no limit."""
+    """Limits that a run must not exceed. None means no limit."""
 
     comp: float | None = None
     """Maximum training FLOPs over the stream."""
@@ -29,7 +29,7 @@ class Budget:
     """Maximum error rate or perplexity on validation data after the last arrival."""
 
     def allows(self, numbers: Numbers) -> bool:
-        """Return True if a run with these numbers keeps all limits."""
+        """Return True if a run with these numbers exceeds none of the limits."""
         if self.comp is not None and numbers.comp > self.comp:
             return False
         if self.num_params is not None and numbers.num_params > self.num_params:
@@ -42,7 +42,7 @@ class Budget:
 def pareto_front(points: Sequence[tuple[float, ...]]) -> list[int]:
     """Return the indices of the points that no other point beats.
 
-    A point beats another if it is less or equal in every coordinate and less in at least one.
+    A point beats another if it is smaller in at least one coordinate and larger in none. Small values are good.
     """
 
     def beats(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
@@ -52,9 +52,10 @@ def pareto_front(points: Sequence[tuple[float, ...]]) -> list[int]:
 
 
 def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
-    """Return the index of the lowest validation score within the budget, or None if no run keeps it.
+    """Return the index of the run with the lowest validation score within the budget, or None if there is no such run.
 
-    Ties go to fewer training FLOPs, then to fewer parameters, then to the first.
+    Among runs with equal scores, the one with the fewest training FLOPs is chosen, then the one with the fewest
+    parameters, then the first.
     """
     candidates = [
         (result.validation_score, result.comp, result.num_params, index)
@@ -65,21 +66,24 @@ def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
 
 
 def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
-    """Return for each group the finished groups that differ from it in one decision, with that decision.
+    """Find for each group the finished groups that differ from it in a single decision.
 
-    wait: everything else is equal, except for the number of updates and how often the learner grows, which both depend
-    on the number of stages.
-    replay: everything else is equal.
-    growth: one learner grows and the other does not; wait, replay, initial size and training are equal.
+    Which settings may differ depends on the decision:
+
+    wait: the wait, and the number of updates and the growth interval, because both depend on the number of stages.
+    replay: only the replay setting.
+    growth: the learner and the settings that only some learners have. One learner grows and the other does not.
+
+    All other settings are equal.
 
     Returns:
-        For each group of the comparison, pairs of the decision and the index of the other group.
+        For each group of the comparison, a list of (decision, index of the other group).
     """
     names = {name for group in comparison.groups for name in group.settings}
     may_differ: dict[Change, set[str]] = {
         "wait": set(WAIT_SETTINGS),
         "replay": {"replay"},
-        # The settings that only some learners take: in vision, not in language models, `experts` is one of them.
+        # Settings that only some learners have. `experts` is one of them in vision, but not in language models.
         "growth": {"learner", *(name for name in names if learners_that_take(name, comparison.half))},
     }
     keys = [{change: _key_without(group, may_differ[change]) for change in may_differ} for group in comparison.groups]
@@ -100,7 +104,7 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
 
 
 def _differ(change: Change, a: RunGroup, b: RunGroup) -> bool:
-    """Return True if two groups made this decision differently."""
+    """Return True if two groups differ in this decision."""
     if change == "wait":
         return a.wait != b.wait
     if change == "replay":
@@ -109,5 +113,5 @@ def _differ(change: Change, a: RunGroup, b: RunGroup) -> bool:
 
 
 def _key_without(group: RunGroup, names: set[str]) -> tuple:
-    """Return all settings but these, as a key that is equal for groups with equal settings."""
+    """Return all settings except `names` as a tuple, which is equal for two groups if these settings are equal."""
     return tuple(sorted((name, repr(value)) for name, value in group.settings.items() if name not in names))

@@ -1,8 +1,8 @@
-"""alma-report: the paper's figures and tables, and a page for choosing a run, from run folders.
+"""alma-report makes the paper's figures and tables, and a page for choosing a run, from run folders.
 
 alma-report runs/mnist --out report                   report on all runs in a folder, at any depth
 alma-report RUN RUN ... --out report --watch          repeat while the runs are running; open report/index.html
-tensorboard --logdir RUN                              the same numbers while a run is running
+tensorboard --logdir RUN                              the numbers of a run while it is running
 """
 
 import argparse
@@ -16,23 +16,23 @@ from fairseq_alma.report.runs import ReportData
 from fairseq_alma.report.write import write_report
 
 MAX_IDLE_POLLS = 3
-"""Number of polls in a row without a running process after which --watch exits. A sweep may pause between two runs."""
+"""--watch exits after this many polls in a row without a running process. A sweep may pause between two runs."""
 
 
 def main() -> None:
-    """Run the command. It exits with 2 after an error of the input or the disk."""
+    """Run the command. It exits with code 2 if the input is invalid or a file cannot be read or written."""
     parser = argparse.ArgumentParser(
         prog="alma-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or a folder of them at any depth")
-    parser.add_argument("--out", required=True, type=Path, metavar="REPORT", help="folder of the report")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or folder with run folders at any depth")
+    parser.add_argument("--out", required=True, type=Path, metavar="REPORT", help="folder to write the report to")
     parser.add_argument(
         "--watch", nargs="?", type=float, const=30.0, metavar="SECONDS",
-        help="write the report again after this time (default: 30) while runs are running; the page reloads itself",
+        help="write the report again every SECONDS (default: 30) while runs are running; the page reloads itself",
     )  # fmt: skip
     parser.add_argument("--page-only", action="store_true", help="write index.html only, without figures and tables")
     arguments = parser.parse_args()
-    # This form also refuses nan.
+    # Written with `not` because NaN must be rejected, too.
     if arguments.watch is not None and not arguments.watch >= 1:
         parser.error(f"--watch {arguments.watch:g}: give at least 1 second")
     try:
@@ -42,10 +42,10 @@ def main() -> None:
             watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
     except AlmaError as error:
         sys.exit(_print_error(str(error)))
-    except BrokenPipeError:  # the reader of our output, perhaps `head`, has closed it
+    except BrokenPipeError:  # the program that reads our output, for example `head`, has closed the pipe
         sys.stdout = None
     except OSError as error:
-        sys.exit(_print_error(f"{error}: make room or give access, then run the same command"))
+        sys.exit(_print_error(f"{error}: free disk space or allow access, then run the same command"))
     except KeyboardInterrupt:
         sys.exit("alma-report: stopped")
 
@@ -55,12 +55,15 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
 
     Args:
         runs: run folders, or folders that contain run folders.
-        out: the folder of the report.
+        out: folder that the report is written to.
         page_only: if True, write index.html only.
-        reload_seconds: if given, the page reloads itself after this time.
+        reload_seconds: seconds after which the page reloads itself; None: it does not reload.
+
+    Returns:
+        The runs that were read, with error messages for the skipped ones.
 
     Raises:
-        RunError: there is no run to report on, or `out` is a file.
+        RunError: if there is no run to report on, or `out` is a file.
     """
     start = time.monotonic()
     data = read_runs(runs)
@@ -79,12 +82,12 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
 
 
 def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
-    """Write the report again and again until no process holds a run. The last page does not reload itself.
+    """Write the report repeatedly until no process is working on a run. The last page does not reload itself.
 
     Args:
         runs: run folders, or folders that contain run folders.
-        out: the folder of the report.
-        seconds: time between two reports.
+        out: folder that the report is written to.
+        seconds: seconds to wait between two reports.
         page_only: if True, write index.html only.
     """
     idle_polls = 0
@@ -92,7 +95,7 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
         try:
             is_any_running = make(runs, out, page_only, reload_seconds=seconds).is_any_running
         except AlmaError as error:
-            print(f"alma-report: {error}", file=sys.stderr, flush=True)  # perhaps no run has an arrival yet
+            print(f"alma-report: {error}", file=sys.stderr, flush=True)  # perhaps no run has recorded an arrival
             is_any_running = is_any_run_held(runs)
         idle_polls = 0 if is_any_running else idle_polls + 1
         if idle_polls >= MAX_IDLE_POLLS:

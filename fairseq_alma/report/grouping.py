@@ -1,4 +1,4 @@
-"""Which runs belong together: seeds of one setting form a RunGroup, groups on one stream form a Comparison."""
+"""Group runs: runs that differ only in the seed form a RunGroup, and groups on the same stream form a Comparison."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,21 @@ from fairseq_alma.report.runs import Comparison, Run, RunGroup, hashable
 
 
 class Stream(NamedTuple):
-    """What runs must share so that their numbers can be compared."""
+    """The properties that runs must have in common so that their numbers can be compared."""
 
     half: Half
     data: Any
     """Vision: (dataset, first arrival that CER counts). Language models: the digests of the evaluation data."""
     split: Any
-    """The split of emnist; None for all other data."""
+    """Name of the emnist split; None for all other data."""
     num_mega_batches: int
-    """B of the stream, of which `num_arrivals` may be fewer."""
+    """Number of mega-batches in the stream, B."""
     num_arrivals: int
+    """Number of mega-batches that a run receives. It is smaller than B for a run on the first part of the stream."""
 
 
 def group_runs(runs: Sequence[Run]) -> list[Comparison]:
-    """Group runs by setting and by stream. The groups of a comparison are sorted; see `labels.sort_key`."""
+    """Group runs by settings and by stream. The groups of each comparison are sorted by `labels.sort_key`."""
     groups_by_stream: dict[Stream, list[RunGroup]] = {}
     for stream, group in _groups_with_streams(runs):
         groups_by_stream.setdefault(stream, []).append(group)
@@ -36,7 +37,7 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
         while title in taken_titles:
             number += 1
             title = f"{name} ({number}), {details}"
-        # Two titles can differ in characters that are not allowed here.
+        # Append a number if the slug is taken. Titles may differ only in characters that a slug cannot contain.
         taken_slugs = {comparison.slug for comparison in comparisons}
         slug = base = re.sub(r"\W+", "_", title.replace(" = ", "")).strip("_")
         number = 1
@@ -49,46 +50,50 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def first_charged_arrival(settings: Mapping[str, Any]) -> int:
-    """Return the first arrival that CER counts: 0 with the setting `cer_from=0` (the paper's first version), else 1."""
+    """Return the first arrival that is included in CER: 0 if `cer_from=0` (as in v1 of the paper), otherwise 1."""
     return 0 if settings.get("cer_from") == 0 else 1
 
 
 def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
-    """Return every group with its stream. Runs are of one group if all their settings but the seeds are equal.
+    """Return every group together with its stream. Runs with equal settings, apart from the seeds, form one group.
 
-    A run whose settings and seeds equal those of another folder starts a further group, a repeat.
+    If two folders have the same settings and also the same seeds, the second run is put into another group, a repeat.
     """
     runs_of: dict[tuple, list[Run]] = {}
     streams: dict[tuple, Stream] = {}
-    identities: dict[tuple, dict[str, Any]] = {}
+    settings_of: dict[tuple, dict[str, Any]] = {}
     shared = _shared_settings(runs)
     for run in runs:
         stream = _stream_of(run)
-        identity = _identity(stream.half, {**shared.get((stream, _learner_of(run.settings)), {}), **run.settings})
-        settings = tuple(sorted((name, hashable(value)) for name, value in identity.items()))
-        # Runs with other kinds of seeds (data_seed besides seed, say) are of different groups.
+        filled = {**shared.get((stream, _learner_of(run.settings)), {}), **run.settings}
+        compared = _compared_settings(stream.half, filled)
+        settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
+        # Runs that set different seed options (`seed` only, or `seed` and `data_seed`) belong to different groups.
         given = tuple(name for name in SEED_SETTINGS if run.settings.get(name) is not None)
         repeat = 0
         while _seeds_of(run) in map(_seeds_of, runs_of.get((stream, settings, given, repeat), [])):
             repeat += 1
         key = (stream, settings, given, repeat)
         runs_of.setdefault(key, []).append(run)
-        streams[key], identities[key] = stream, identity
+        streams[key], settings_of[key] = stream, compared
     groups = []
     for key, members in runs_of.items():
         members.sort(key=lambda run: (run.seed is None, run.seed, str(run.folder)))
         stream = streams[key]
-        group = RunGroup(stream.half, stream.num_arrivals, tuple(members), identities[key], repeat=key[-1])
+        group = RunGroup(stream.half, stream.num_arrivals, tuple(members), settings_of[key], repeat=key[-1])
         groups.append((stream, group))
     return groups
 
 
 def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, Any]]:
-    """Return for each stream and learner the settings that have the same value in every run that has them.
+    """Return the settings that have a single value on a stream, to fill in settings that a run did not record.
 
-    A run of an older release lacks settings that were added later. It is taken to have the value of the other runs,
-    because otherwise it would not be grouped with its own further seeds. A setting that only one other learner has is
-    left out: it may be the own setting of a plugin's learner, which the catalogue does not know.
+    A run of an older release lacks the settings that were added later. For these settings it gets the value of the
+    other runs. Otherwise it would not be grouped with seeds that were run by a newer release. A setting that occurs
+    with only one other learner is left out, because it may be specific to the learner of a plugin.
+
+    Returns:
+        (stream, learner) -> name -> value.
     """
     values: dict[Stream, dict[str, dict[Any, Any]]] = {}
     learners: dict[Stream, dict[str, set[str]]] = {}
@@ -116,8 +121,8 @@ def _learner_of(settings: Mapping[str, Any]) -> str:
     return str(settings.get("learner"))
 
 
-def _identity(half: Half, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide what is computed, without seeds and without those the learner does not take."""
+def _compared_settings(half: Half, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that affect the results, without the seeds and without settings of other learners."""
     learner = _learner_of(settings)
     return {
         name: value
@@ -142,13 +147,13 @@ def _stream_of(run: Run) -> Stream:
 
 
 def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
-    """Return the name of the data, such as `mnist`, and the details of the stream, such as `first 2 of B = 500`."""
+    """Return the two parts of a title: name of the data, such as `mnist`, and details, such as `first 2 of B = 500`."""
     count = f"B = {stream.num_arrivals}"
     if stream.num_mega_batches != stream.num_arrivals:
         count = f"first {stream.num_arrivals} of B = {stream.num_mega_batches}"
     if stream.half == "language model":
         path = Path(str(group.runs[0].settings.get("stream", "stream")))
-        # Many stream folders are called `stream`: the folder above has the better name.
+        # Many stream folders are called `stream`, so use the name of the parent folder instead.
         name = path.parent.name if path.name == "stream" and path.parent.name else path.name
     else:
         dataset, first_charged = stream.data

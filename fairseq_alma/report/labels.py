@@ -1,4 +1,4 @@
-"""How settings and groups of runs are named and ordered in tables, figures and on the page."""
+"""Names and sort order of settings and groups of runs in tables, in figures and on the page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,15 +7,15 @@ from fairseq_alma.core import catalogue
 from fairseq_alma.report.runs import RunGroup
 
 MAX_CHARACTERS = 60
-"""Maximum length of a value in a label; a longer value is cut."""
+"""Maximum length of a setting's value in a label, in characters. A longer value is cut."""
 
 
 def group_label(group: RunGroup, varied_settings: Sequence[str]) -> str:
-    """Return a label such as `gMoE, wait 10, width 32`: the learner, and what differs from the groups beside it.
+    """Return a label such as `gMoE, wait 10, width 32`: the learner, and the settings that differ between the groups.
 
     Args:
         group: the group to name.
-        varied_settings: the settings that differ (Comparison.varied_settings), in the order of the label.
+        varied_settings: names of the settings that differ between groups, in label order (Comparison.varied_settings).
     """
     words = [catalogue.label_of(group.learner)]
     for name in varied_settings:
@@ -35,13 +35,13 @@ def group_label(group: RunGroup, varied_settings: Sequence[str]) -> str:
 
 
 def learner_position(name: str) -> int:
-    """Return the position of a learner in the paper's order; learners of plugins come after all others."""
+    """Return the index of a learner in the order in which the paper lists them. Learners of plugins come last."""
     names = [entry.name for entry in catalogue.learners()]
     return names.index(name) if name in names else len(names)
 
 
 def sort_key(group: RunGroup) -> tuple:
-    """Return the key that sorts groups: learners as in the paper, then size, wait, replay and the other settings."""
+    """Return the sort key of a group: learner (in the paper's order), size, wait, replay, then the other settings."""
     size = tuple(_sortable(group.settings.get(name)) for name in catalogue.SIZE_SETTINGS)
     others = [(name, repr(value)) for name, value in sorted(group.settings.items())]
     position = learner_position(group.learner)
@@ -49,15 +49,15 @@ def sort_key(group: RunGroup) -> tuple:
 
 
 def printable(text: str) -> str:
-    """Return the text with lone surrogates spelled as escapes, so that it can be encoded as UTF-8.
+    """Return the text with lone surrogates replaced by escapes such as `\\udcff`, so that it can be encoded as UTF-8.
 
-    Python represents a path whose bytes are not UTF-8 by lone surrogates.
+    Python uses lone surrogates to represent the bytes of a path that is not valid UTF-8.
     """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _sortable(value: Any) -> tuple:
-    # Numbers come first, by value; everything else follows, by its text.
+    # Sort numbers first, by value, and then all other values, by their text.
     return (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
 
 

@@ -1,4 +1,4 @@
-"""The scalar results of a group of runs: the paper's metrics, as mean and standard error over seeds."""
+"""Scalar results of a group of runs: mean and standard error over seeds of the paper's metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fairseq_alma.report.runs import Array, Comparison, Run, RunGroup
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its standard error, which is None for a single seed."""
+    """A mean over seeds and its standard error. The standard error is None for a single seed."""
 
     mean: float
     stderr: float | None = None
@@ -22,7 +22,7 @@ class Estimate:
 
         Args:
             digits: number of decimals.
-            scale: factor by which both values are multiplied; 100 for percent.
+            scale: factor that multiplies the mean and the standard error; 100 for percent.
         """
         text = f"{scale * self.mean:.{digits}f}"
         return text if self.stderr is None else f"{text} ± {scale * self.stderr:.{digits}f}"
@@ -30,30 +30,30 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The results of a group's counted runs up to the last arrival. Results that do not exist yet are None."""
+    """Results of a group, as means over its `counted_runs`. Results that do not exist yet are None."""
 
     quality: Estimate | None
-    """Vision: CER (equation 1). Language models: average test perplexity over t = 1..B."""
+    """Quality over the complete stream: CER (equation 1) in vision, average test perplexity over t = 1..B otherwise."""
     after_first_stage: Estimate | None
-    """Language models: average test perplexity from the first stage on."""
+    """Average test perplexity from the first stage on; None in vision."""
     final: Estimate
     """Test error rate or perplexity after the last arrival."""
     final_validation: Estimate | None
     """Validation error rate or perplexity after the last arrival."""
     validation_score: float | None
-    """The value by which runs are chosen, mean over seeds: like `quality`, but on validation data."""
+    """Score that is used to choose the best run, a mean over seeds: like `quality`, but on validation data."""
     num_params: float
     """Number of parameters of the predictor after the last arrival."""
     forward_flops: float
-    """FLOPs of one forward pass after the last arrival: one example, or one input of tokens_per_sample tokens."""
+    """FLOPs of one forward pass after the last arrival, on one example or one input of tokens_per_sample tokens."""
     mem: float
     """Mem: number of parameters summed over t = 0..B."""
     comp: float
     """Comp: training FLOPs over the stream."""
     num_updates: float
-    """Optimizer updates over the stream, of all members together."""
+    """Optimizer updates over the stream, summed over all members."""
     wall_seconds: float | None
-    """Wall time of the run if summary.json has it, else the seconds of training."""
+    """Wall time of the run in seconds. If summary.json does not contain it, the seconds spent in training."""
 
 
 def all_numbers(comparison: Comparison) -> list[Numbers]:
@@ -66,15 +66,15 @@ def numbers_of(group: RunGroup, untrained: float) -> Numbers:
     """Return the results of one group, finished or not.
 
     Args:
-        group: the runs of one setting.
-        untrained: the value charged for arrivals before the first stage; see `validation_score`.
+        group: runs with equal settings.
+        untrained: validation value for the arrivals before the first stage; see `validation_score`.
     """
     runs = group.counted_runs
     summaries = [dict(run.summary) for run in runs if run.summary]
     is_complete = group.is_finished and bool(summaries)
     if is_complete:
         last = [run.last_t for run in runs]
-    else:  # unfinished seeds may have come to different arrivals: take all of them at the last common one
+    else:  # unfinished seeds may have reached different arrivals: use the last arrival that all have
         last = [group.last_t] * len(runs)
         summaries = [_summary_until(run, group.last_t) for run in runs]
     statistics = mean_and_standard_error(summaries)
@@ -103,7 +103,7 @@ def numbers_of(group: RunGroup, untrained: float) -> Numbers:
 
 
 def _summary_until(run: Run, t: int) -> dict[str, Any]:
-    """Return the entries of `run.summary` that exist for an unfinished run, computed at arrival t."""
+    """Return the entries of `run.summary` that are defined for an unfinished run, computed over arrivals 0..t."""
     summary = {
         "final": float(run.quality[t]),
         "mem": float(run.num_params[: t + 1].sum()),
@@ -118,31 +118,31 @@ def _summary_until(run: Run, t: int) -> dict[str, Any]:
 def validation_score(run: Run, untrained: float) -> float:
     """Return CER (vision) or average perplexity (language models) on validation data, over t = 1..B.
 
-    This is how runs are chosen without test data.
+    The report uses this score to choose runs without test data.
 
     Args:
         run: a finished run.
-        untrained: charged for arrivals before the first stage, where a vision ledger has no validation value. It is
-            the same for all runs of a comparison, so that it cannot change their order.
+        untrained: value used for the arrivals before the first stage, because a vision ledger has no validation value
+            there. All runs of a comparison must use the same value, so that it does not favour any of them.
 
     Returns:
-        The sum or mean, or NaN if a trained arrival has no validation value.
+        The sum (CER) or mean (perplexity), or NaN if an arrival after the first stage has no validation value.
     """
     values = np.where(np.isnan(run.validation) & (run.stage == 0), untrained, run.validation)[1:]
     return float(values.sum() if "cer" in run.summary else values.mean())
 
 
 def untrained_value(comparison: Comparison) -> float:
-    """Return the error rate or perplexity of untrained learners on this stream: the mean over all runs at t = 0."""
+    """Return the mean error rate or perplexity of the untrained learners (t = 0), over all runs of the comparison."""
     return _mean([run.quality[0] for group in comparison.groups for run in group.counted_runs])
 
 
 def running_average(quality: Array, stage: Array) -> Array:
-    """Return the mean of `quality` from the first stage up to each arrival; NaN before the first stage.
+    """Return for each arrival the mean of `quality` from the first stage to this arrival; NaN before the first stage.
 
     Args:
-        quality: error rate or perplexity of each arrival, of shape [T].
-        stage: number of the last finished stage at each arrival, of shape [T].
+        quality: error rate or perplexity at each arrival, an array [T].
+        stage: number of the last finished stage at each arrival, an array [T].
     """
     trained = (stage > 0) & (np.arange(len(quality)) >= 1)
     total, count = np.cumsum(np.where(trained, quality, 0.0)), np.cumsum(trained)
@@ -150,10 +150,10 @@ def running_average(quality: Array, stage: Array) -> Array:
 
 
 def standard_error(values_ST: Array) -> Array | None:
-    """Return the standard error over seeds at each arrival, of shape [T]; None for a single seed.
+    """Return the standard error over seeds at each arrival, as an array [T]; None for a single seed.
 
     Args:
-        values_ST: one row per seed, one column per arrival.
+        values_ST: values with one row per seed (S) and one column per arrival (T).
     """
     if len(values_ST) < 2:
         return None

@@ -1,8 +1,8 @@
 """The test perplexities that the paper reports for its language models (arXiv 2106.09563, appendix D, Table 2).
 
-The stream has B = 4 mega-batches of 440M words; a stage has 120,000 updates per mega-batch. The paper's t0..t3 are our
-t = 1..4. For one run (Ens_w4, 4x steps, large), the paper's Table 1 has 17.88 and its Table 2 has 17.84; this file has
-the value of Table 2.
+The paper's stream has B = 4 mega-batches of 440M words, and a stage has 120,000 updates per mega-batch. The paper's
+t0..t3 are our t = 1..4. For one run (Ens_w4, 4x steps, large), the paper's Table 1 reports 17.88 and its Table 2 17.84;
+this file contains the value of Table 2.
 """
 
 from typing import NamedTuple
@@ -16,19 +16,19 @@ class Row(NamedTuple):
     learner: str
     wait: int
     steps: int
-    """Updates of a stage, as a multiple of the updates for one mega-batch: 3 in `SM_w3 (3x steps)`."""
+    """Number of updates of a stage divided by the updates for one mega-batch; 3 in `SM_w3 (3x steps)`."""
     experts: tuple[int, ...]
-    """Experts of each member: one number, or one per stage if the learner grows."""
+    """Number of experts of each member: one number, or one number per stage if the learner grows."""
     members: tuple[int, ...]
-    """Members of the ensemble: one number, or one per stage if the learner grows."""
+    """Number of members of the ensemble: one number, or one number per stage if the learner grows."""
     base: tuple[float | None, ...]
-    """Perplexity of the base model at t = 1..4; None where the learner is untrained or the table is blank."""
+    """Perplexity of the base model at t = 1..4; None where the learner is untrained or the paper's cell is empty."""
     large: tuple[float | None, ...]
     """Perplexity of the large model at t = 1..4."""
 
 
-def _only(t: int, value: float) -> tuple[float | None, ...]:
-    """Return the values at t = 1..4 of a row that has a single value, at arrival t."""
+def _single_value(t: int, value: float) -> tuple[float | None, ...]:
+    """Return `value` for arrival t and None for the other arrivals, t = 1..4."""
     return tuple(value if arrival == t else None for arrival in range(1, 5))
 
 
@@ -36,26 +36,26 @@ TABLE2 = (
     Row("sm", 1, 1, (4,), (1,), (28.57, 27.45, 26.91, 26.53), (22.47, 21.62, 20.84, 20.54)),
     Row("sm", 1, 1, (8,), (1,), (26.29, 25.29, 24.74, 24.40), (21.52, 20.38, 19.64, 19.22)),
     Row("sm", 1, 1, (12,), (1,), (25.63, 24.70, 24.17, 23.78), (21.63, 20.26, 19.44, 18.98)),
-    Row("sm", 3, 1, (8,), (1,), _only(3, 25.18), _only(3, 19.29)),
-    Row("sm", 3, 3, (8,), (1,), _only(3, 24.21), _only(3, 18.48)),
-    Row("sm", 4, 1, (12,), (1,), _only(4, 24.41), _only(4, 19.01)),
-    Row("sm", 4, 4, (12,), (1,), _only(4, 22.87), _only(4, 17.70)),
+    Row("sm", 3, 1, (8,), (1,), _single_value(3, 25.18), _single_value(3, 19.29)),
+    Row("sm", 3, 3, (8,), (1,), _single_value(3, 24.21), _single_value(3, 18.48)),
+    Row("sm", 4, 1, (12,), (1,), _single_value(4, 24.41), _single_value(4, 19.01)),
+    Row("sm", 4, 4, (12,), (1,), _single_value(4, 22.87), _single_value(4, 17.70)),
     Row("ens", 1, 1, (4,), (2,), (26.20, 25.12, 24.57, 24.35), (20.32, 19.55, 19.14, 18.92)),
     Row("ens", 1, 1, (4,), (4,), (25.03, 24.03, 23.45, 23.29), (19.27, 18.52, 18.22, 18.07)),
-    Row("ens", 3, 1, (4,), (2,), _only(3, 25.52), _only(3, 19.11)),
-    Row("ens", 3, 3, (4,), (2,), _only(3, 24.30), _only(3, 18.04)),
-    Row("ens", 4, 1, (4,), (2,), _only(4, 25.49), _only(4, 19.03)),
-    Row("ens", 4, 4, (4,), (2,), _only(4, 24.13), _only(4, 17.84)),
+    Row("ens", 3, 1, (4,), (2,), _single_value(3, 25.52), _single_value(3, 19.11)),
+    Row("ens", 3, 3, (4,), (2,), _single_value(3, 24.30), _single_value(3, 18.04)),
+    Row("ens", 4, 1, (4,), (2,), _single_value(4, 25.49), _single_value(4, 19.03)),
+    Row("ens", 4, 4, (4,), (2,), _single_value(4, 24.13), _single_value(4, 17.84)),
     Row("gens", 1, 1, (4,), (1, 2, 3, 4), (28.57, 26.27, 25.41, 25.01), (22.47, 20.25, 19.49, 19.18)),
     Row("gmoe", 1, 1, (4, 6, 8, 12), (1,), (28.57, 26.46, 25.66, 25.28), (22.47, 21.22, 20.39, 20.15)),
 )
 
 
 def row_of(group: RunGroup) -> Row | None:
-    """Return the row of the paper with the settings of this group, or None if there is none.
+    """Return the row of the paper's Table 2 with the same settings as this group, or None if there is no such row.
 
-    Learner, wait, steps, experts and members must be equal, and replay off. The data may be different. Vision runs have
-    no row.
+    The learner, wait, steps, experts and members must be equal, and replay must be off. The data may differ. For vision
+    runs the result is None.
     """
     if group.half != "language model" or group.replay or group.num_arrivals < max(3, group.wait):
         return None
@@ -65,13 +65,16 @@ def row_of(group: RunGroup) -> Row | None:
     for row in TABLE2:
         if (row.learner, row.wait, row.steps) != (group.learner, group.wait, steps):
             continue
-        if _agree(experts, row.experts, num_stages) and _agree(members, row.members, num_stages):
+        if _sizes_match(experts, row.experts, num_stages) and _sizes_match(members, row.members, num_stages):
             return row
     return None
 
 
 def sizes(group: RunGroup) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (experts per member, members) of the trained learner, each with a further number per change of size."""
+    """Return (experts per member, members) of the trained learner, each as the sequence of different sizes over time.
+
+    For a learner that does not grow, each sequence has one number.
+    """
     trained = group.mean_column("stage") > 0
     if not trained.any():
         return (), ()
@@ -79,7 +82,7 @@ def sizes(group: RunGroup) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _changes(values: Array) -> tuple[int, ...]:
-    """Return the values without NaN and without those that repeat the one before."""
+    """Return the values as integers, without NaN and without values that are equal to the previous one."""
     changes: list[int] = []
     for value in values:
         is_number = value == value
@@ -88,6 +91,12 @@ def _changes(values: Array) -> tuple[int, ...]:
     return tuple(changes)
 
 
-def _agree(ours: tuple[int, ...], paper: tuple[int, ...], num_stages: int) -> bool:
-    """Return True if a learner that grew for `num_stages` stages had the paper's sizes in these stages."""
+def _sizes_match(ours: tuple[int, ...], paper: tuple[int, ...], num_stages: int) -> bool:
+    """Return True if our sizes after `num_stages` stages are equal to the paper's sizes.
+
+    Args:
+        ours: sizes over time, as returned by `sizes`.
+        paper: `Row.experts` or `Row.members`.
+        num_stages: number of stages that our run has.
+    """
     return ours == paper[: max(1, min(num_stages, len(paper)))] if len(paper) > 1 else ours == paper

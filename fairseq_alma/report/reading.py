@@ -1,7 +1,8 @@
 """Read run folders into Run objects, and group them.
 
-A file in a run folder is never trusted: a process may be writing it, a kill or a full disk may have damaged it, and
-another release may have written it. A run that cannot be read is skipped; the report names the file and the line.
+Any file in a run folder can be incomplete or damaged: a process may be writing it now, a killed process or a full disk
+may have damaged it, or another release may have written it. A run that cannot be read is skipped, and the report names
+the file and the line.
 """
 
 import multiprocessing
@@ -24,14 +25,17 @@ from fairseq_alma.report.grouping import first_charged_arrival, group_runs
 from fairseq_alma.report.runs import Array, ReportData, Run
 
 PARALLEL_FROM = 200
-"""Number of run folders from which on several processes read them."""
+"""Minimum number of run folders that are read by several processes; fewer are read by this process alone."""
 MAX_PROCESSES = 16
 """Maximum number of processes that read run folders."""
 
 SCORE_COLUMNS = ("num_params", "forward_flops", "num_members", "num_experts", "overflow")
-"""Names that `Run` and `LedgerRow.scores` share. Quality and validation depend on the kind of run."""
+"""Attributes with the same name in `Run` and `LedgerRow.scores`.
+
+`Run.quality` and `Run.validation` are not among them: they are error rates in vision and perplexities otherwise.
+"""
 SPENT_COLUMNS = ("train_flops", "num_updates", "train_seconds")
-"""Names that `Run` and `LedgerRow.spent` share."""
+"""Attributes with the same name in `Run` and `LedgerRow.spent`."""
 OPTIONAL_COLUMNS = ("validation", "num_members", "num_experts", "overflow")
 """Attributes of Run for which a ledger row may have no value."""
 
@@ -43,10 +47,10 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
         folders: run folders, or folders that contain run folders at any depth.
 
     Raises:
-        RunError: a folder does not exist, or no folder contains a run with an arrival.
+        RunError: if a folder does not exist, or no folder contains a run that has recorded an arrival.
     """
     data = ReportData()
-    paths: dict[Path, None] = {}  # a dictionary keeps the order and drops folders that are given twice
+    paths: dict[Path, None] = {}  # a dictionary, to keep the order and to drop duplicate folders
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise RunError(f"{folder} is not a folder: give run folders (out= of a run), or folders that contain them")
@@ -71,7 +75,7 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
 
 
 def is_any_run_held(folders: Iterable[str | Path]) -> bool:
-    """Return True if a process holds a run folder in `folders`, at any depth."""
+    """Return True if a process is working on a run (holds the lease of its folder) in `folders`, at any depth."""
     return any(_is_held(path.resolve()) for folder in folders for path in find_runs(Path(folder)))
 
 
@@ -79,11 +83,11 @@ def read_run(folder: Path) -> Run:
     """Read one run folder.
 
     Raises:
-        RunError: the settings or the ledger are damaged; the message names the file and the line.
+        RunError: if the settings or the ledger are damaged. The message names the file and the line.
     """
     settings = read_json(folder / "settings.json")
     if not isinstance(settings, dict):
-        raise RunError(f"{folder / 'settings.json'} is not an object of settings: restore it or remove {folder}")
+        raise RunError(f"{folder / 'settings.json'} is not a JSON object with settings: restore it or remove {folder}")
     if not isinstance(settings.get("learner", ""), str):
         raise RunError(f"{folder / 'settings.json'}: learner is {settings['learner']!r}, expected a name")
     path = folder / "ledger.jsonl"
@@ -109,32 +113,36 @@ def read_run(folder: Path) -> Run:
 
 
 def _read_all(folders: Sequence[Path]) -> list[Run | str]:
-    """Read run folders, many of them in several processes. An unreadable one gives a message instead of a Run."""
+    """Read run folders, in parallel if there are many.
+
+    Returns:
+        One entry per folder: the Run, or an error message if the folder cannot be read.
+    """
     num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(folders) < PARALLEL_FROM or num_processes < 2:
         return [_read_or_explain(folder) for folder in folders]
-    # Spawned, not forked: a library that this process has imported may have started threads.
+    # Spawn the processes. Forking is unsafe if an imported library has started threads.
     with ProcessPoolExecutor(min(num_processes, MAX_PROCESSES), multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(_read_or_explain, folders, chunksize=16))
 
 
 def _read_or_explain(folder: Path) -> Run | str:
-    """Return the run, or a message that says why it cannot be read."""
+    """Return the run, or an error message if it cannot be read."""
     try:
         return read_run(folder)
     except (RunError, OSError) as error:
         return str(error)
-    except Exception as error:  # a file may contain anything, and one run must not stop the report on the others
+    except Exception as error:  # a file may contain anything, and a bad run must not stop the report
         return f"{folder} cannot be read ({error!r}): restore its files"
 
 
 def _is_held(folder: Path) -> bool:
-    # A command that runs several seeds holds one lease, in the folder above the seeds.
+    # A command that runs several seeds holds a single lease, in the parent folder of the seed folders.
     return is_held(folder) or (folder.name.startswith("seed_") and is_held(folder.parent))
 
 
 def _read_optional_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file that a report can do without; {} if the file is missing or damaged."""
+    """Return the object in a JSON file, or {} if the file is missing or damaged."""
     try:
         value = read_json(path)
     except (RunError, OSError):
@@ -143,13 +151,16 @@ def _read_optional_json(path: Path) -> dict[str, Any]:
 
 
 def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int:
-    """Return the number of arrivals of the finished run: from arrivals.json, else the settings, else the ledger."""
+    """Return the number of arrivals that the run will have when it is finished.
+
+    The number is read from arrivals.json. If this fails, it is taken from the settings, and otherwise from the ledger.
+    """
     path = folder / "arrivals.json"
     if path.exists():
         try:
             return max(len(read_json(path)["digests"]), last_t)
         except (RunError, KeyError, TypeError):
-            pass  # another process is writing it, or another release wrote it
+            pass  # a process may be writing the file, or another release wrote it
     for name in ("arrivals", "mega_batches"):
         if isinstance(value := settings.get(name), int) and value >= last_t:
             return value
@@ -157,10 +168,10 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
 
 
 def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[float]]]:
-    """Return t -> load of every expert, layer by layer, for each update that recorded it.
+    """Return `Run.expert_load`: arrival t -> layer -> load of each expert, for each update that recorded the loads.
 
     Raises:
-        RunError: a load is not a list of numbers for each layer.
+        RunError: if the load of a layer is not a list of numbers.
     """
     load_by_t: dict[int, list[list[float]]] = {}
     for row in rows:
@@ -169,21 +180,21 @@ def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[f
             continue
         for layer in layers if isinstance(layers, list) else [None]:
             if not isinstance(layer, list) or not layer or not set(map(type, layer)) <= {int, float}:
-                raise RunError(f"{path}, line {row.t + 1}: expert_load holds {layer!r}, expected a list of numbers")
+                raise RunError(f"{path}, line {row.t + 1}: expert_load contains {layer!r}, expected a list of numbers")
         load_by_t[row.t] = layers
     return load_by_t
 
 
 def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, Array]:
-    """Return the array attributes of `Run`, one entry per row.
+    """Return attribute name -> array for `Run`, with one array entry per ledger row.
 
     Args:
-        path: the ledger, for messages.
+        path: path of the ledger, for error messages.
         rows: the rows of the ledger.
-        quality: "error_rate" or "perplexity".
+        quality: the score that becomes `Run.quality`, "error_rate" or "perplexity".
 
     Raises:
-        RunError: a value is not a number, or not a finite one where it must be.
+        RunError: if a value is not a number, or is infinite or NaN in a column that must be finite.
     """
     scores, spent = [row.scores for row in rows], [row.spent for row in rows]
     sources: dict[str, tuple[Sequence[Scores | Spent], str]]
@@ -193,7 +204,7 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
     columns = {"stage": np.array([row.stage for row in rows])}
     for column, (objects, name) in sources.items():
         values = _column(path, name, list(map(attrgetter(name), objects)), column in OPTIONAL_COLUMNS)
-        # Everything is finite in an intact ledger, except for the quality of a run that diverged.
+        # In an undamaged ledger, all values except the quality of a diverged run are finite.
         if column not in ("quality", *OPTIONAL_COLUMNS) and not np.isfinite(values).all():
             t = int(np.flatnonzero(~np.isfinite(values))[0])
             raise RunError(f"{path}, line {t + 1}: {name} is {values[t]}, expected a finite number: restore the file")
@@ -202,12 +213,12 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
 
 
 def _column(path: Path, name: str, values: list[Any], may_be_missing: bool) -> Array:
-    """Return the values of one ledger column as float64; missing values become NaN.
+    """Return the values of one ledger column as float64; None becomes NaN if `may_be_missing`.
 
     Raises:
-        RunError: a value is not a number.
+        RunError: if a value is not a number.
     """
-    # The common case is one check of the whole column: a ledger can have many thousand values.
+    # Check the types of all values at once, because a ledger can have many thousand rows. Loop only if this fails.
     if not set(map(type, values)) <= {int, float}:
         for t, value in enumerate(values):
             if value is None and may_be_missing:
@@ -217,4 +228,4 @@ def _column(path: Path, name: str, values: list[Any], may_be_missing: bool) -> A
     try:
         return np.array(values, np.float64)
     except OverflowError as error:
-        raise RunError(f"{path}: {name} holds a number of hundreds of digits: restore the file") from error
+        raise RunError(f"{path}: {name} contains a number that is too large for float64: restore the file") from error

@@ -1,7 +1,7 @@
-"""The data that a report is made of: Run (one run folder), RunGroup (one setting, several seeds) and Comparison.
+"""The data of a report: Run (one run folder), RunGroup (one setting, several seeds), Comparison (groups on one stream).
 
-In tables, figures and on the page, a row, point or curve labelled as a run is a RunGroup: the mean over its seeds.
-`reading.py` makes these objects from run folders, `grouping.py` decides which of them belong together.
+Tables, figures and the page use the word "run" for a RunGroup: each row, point or curve shows the mean over its seeds.
+`reading.py` creates Run objects from run folders; `grouping.py` puts them into groups and comparisons.
 """
 
 import os
@@ -21,44 +21,51 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Run:
-    """The content of one run folder: one setting, one seed. Arrays have one entry per arrival, t = 0..last_t."""
+    """The content of one run folder: one setting and one seed.
+
+    Arrays have one entry per arrival, t = 0..last_t. Here t counts the mega-batches that have arrived; t = 0 is the
+    untrained learner.
+    """
 
     folder: Path
     seed: int | None
     num_arrivals: int
-    """How many mega-batches will have arrived when the run is finished."""
+    """Number of mega-batches that will have arrived when the run is finished."""
     quality: Array
-    """Test error rate (a fraction) or test perplexity."""
+    """Test error rate (as a fraction) in vision, test perplexity of a language model."""
     validation: Array
-    """Validation error rate or perplexity. NaN where the ledger has none, as in vision before the first stage."""
+    """Validation error rate or perplexity; NaN where the ledger has no value, for example in vision before stage 1."""
     num_params: Array
     """Number of parameters of the predictor."""
     forward_flops: Array
     """FLOPs of one forward pass on one example, or on one input of tokens_per_sample tokens."""
     train_flops: Array
-    """Training FLOPs since the previous arrival, in float64, for curves. `summary` has the exact sum."""
+    """Training FLOPs since the previous arrival, as rounded float64 values for curves. `summary` has the exact sum."""
     num_updates: Array
-    """Optimizer updates since the previous arrival, of all members together."""
+    """Optimizer updates since the previous arrival, summed over all members."""
     train_seconds: Array
     """Seconds of training since the previous arrival."""
     stage: Array
     """Number of the last finished stage; 0 while the learner is untrained."""
     num_members: Array
-    """Number of members; NaN where the ledger has none."""
+    """Number of members; NaN where the ledger has no value."""
     num_experts: Array
-    """Number of experts of each member; NaN where the ledger has none."""
+    """Number of experts of each member; NaN where the ledger has no value."""
     overflow: Array
-    """Share of the tokens that an expert dropped because it was full; NaN where the ledger has none."""
+    """Fraction of the tokens that were dropped because their expert was full; NaN where the ledger has no value."""
     expert_load: Mapping[int, list[list[float]]]
-    """t of each update -> for each mixture layer, the share of the validation data that each expert received."""
+    """Fraction of the validation data that each expert received.
+
+    expert_load[t][layer][expert], for every arrival t at which the learner was updated and every mixture layer.
+    """
     summary: Mapping[str, Any]
-    """The scalars of the ledger (core.ledger.summarize), and wall_seconds if summary.json has it."""
+    """Scalar results computed from the ledger by core.ledger.summarize, and wall_seconds if summary.json has it."""
     settings: Mapping[str, Any]
     """The content of settings.json."""
     provenance: Mapping[str, Any]
     """The content of provenance.json; empty if the file is missing or damaged."""
     is_running: bool
-    """True if a process held the run folder when it was read."""
+    """True if a process was working on the run (held the lease of the folder) when the folder was read."""
 
     @property
     def last_t(self) -> int:
@@ -71,7 +78,7 @@ class Run:
         return self.last_t >= self.num_arrivals
 
     def routing_files(self) -> list[tuple[int, Path]]:
-        """Return (stage, path of routing.npz) of every stage that wrote one, in the order of the stages."""
+        """Return (stage, path of routing.npz) for every stage that wrote this file, in the order of the stages."""
         files = []
         for path in sorted((self.folder / "stages").glob("stage_*/routing.npz")):
             if number := re.fullmatch(r"stage_(\d+)", path.parent.name):
@@ -81,17 +88,17 @@ class Run:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The runs of one setting, one for each seed."""
+    """Runs with equal settings, one for each seed."""
 
     half: Half
     """The command that made the runs: "vision" is alma-vision, "language model" is alma-lm."""
     num_arrivals: int
-    """How many mega-batches arrive in each run."""
+    """Number of mega-batches that arrive in each run."""
     runs: tuple[Run, ...]
     settings: Mapping[str, Any]
-    """The settings that distinguish this group from others: without seeds, paths and devices."""
+    """The settings that can distinguish groups. Seeds, paths and devices are left out."""
     repeat: int = 0
-    """0, or the number of groups before this one with the same settings and seeds, in other folders."""
+    """Number of earlier groups with the same settings and seeds, which are in other folders; usually 0."""
 
     @cached_property
     def is_finished(self) -> bool:
@@ -100,18 +107,22 @@ class RunGroup:
 
     @cached_property
     def counted_runs(self) -> tuple[Run, ...]:
-        """The runs from which numbers and curves are computed: the finished ones, else those that have trained."""
+        """Runs used to compute numbers and curves.
+
+        These are the finished runs or, if there are none, the runs with at least one arrival after t = 0. If there are
+        none of these either, they are all runs.
+        """
         finished = tuple(run for run in self.runs if run.is_finished)
         return finished or tuple(run for run in self.runs if run.last_t > 0) or self.runs
 
     @property
     def is_running(self) -> bool:
-        """True if a process held one of the run folders when it was read."""
+        """True if a process was working on at least one of the runs when they were read."""
         return any(run.is_running for run in self.runs)
 
     @property
     def last_t(self) -> int:
-        """The last arrival that all counted runs have reached."""
+        """The last arrival that every run in `counted_runs` has reached."""
         return min(run.last_t for run in self.counted_runs)
 
     @property
@@ -127,45 +138,45 @@ class RunGroup:
 
     @property
     def replay(self) -> Any:
-        """The setting `replay`: False, "all" or a share."""
+        """The setting `replay`: False, "all", or the fraction of each batch that comes from earlier mega-batches."""
         return self.settings.get("replay", False)
 
     @property
     def folder(self) -> Path:
-        """The run folder, or for several runs the deepest folder that contains all of them."""
+        """The run folder. For several runs, the deepest folder that contains all of them."""
         if len(self.runs) == 1:
             return self.runs[0].folder
         return Path(os.path.commonpath([run.folder for run in self.runs]))
 
     @property
     def command(self) -> list[str]:
-        """The words of the command that made the first run; empty if its provenance has none."""
+        """The command line of the first run, as a list of words; empty if provenance.json does not contain it."""
         command = self.runs[0].provenance.get("command", [])
         return [str(word) for word in command] if isinstance(command, list) else []
 
     def column(self, name: str) -> Array:
-        """Return one ledger column of all counted runs, of shape [counted runs, last_t + 1].
+        """Return one ledger column for all counted runs, as an array [counted runs, last_t + 1].
 
         Args:
-            name: an array attribute of `Run`.
+            name: name of an array attribute of `Run`.
         """
         return np.stack([getattr(run, name)[: self.last_t + 1] for run in self.counted_runs])
 
     def mean_column(self, name: str) -> Array:
-        """Return the mean of `column(name)` over the counted runs, of shape [last_t + 1]."""
+        """Return the mean of `column(name)` over the counted runs, as an array [last_t + 1]."""
         return self.column(name).mean(axis=0)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs whose numbers can be compared: they share the command, the stream and B."""
+    """Groups of runs whose numbers can be compared, because they share the command, the stream and B."""
 
     half: Half
     """The command that made the runs: "vision" is alma-vision, "language model" is alma-lm."""
     name: str
     """The title, such as `mnist, B = 500`."""
     slug: str
-    """The title as the name of a folder, such as `mnist_B500`."""
+    """The title in a form that can be a folder name, such as `mnist_B500`."""
     num_arrivals: int
     groups: tuple[RunGroup, ...]
 
@@ -176,13 +187,13 @@ class Comparison:
 
     @cached_property
     def varied_settings(self) -> list[str]:
-        """Names of the settings that differ between groups; learner, wait and the size of the learner come first."""
+        """Names of the settings that differ between groups. Learner, wait, replay and the sizes come first."""
         names = {name for group in self.groups for name in group.settings}
         first = ["learner", "wait", "replay", *SIZE_SETTINGS]
         ordered = [*first, *sorted(names - set(first))]
 
         def values(name: str) -> set:
-            # A group lacks the settings that its learner does not take: that alone is no difference.
+            # Ignore groups without this setting: their learner does not have it.
             return {hashable(group.settings[name]) for group in self.groups if name in group.settings}
 
         return [name for name in ordered if len(values(name)) > 1]
@@ -190,7 +201,8 @@ class Comparison:
     def follows_from_learner_and_wait(self, name: str) -> bool:
         """Return True if all groups of the same learner and wait have the same value of this setting.
 
-        This is often so for `grow_every`: it counts stages, so that a longer wait usually comes with a smaller value.
+        This often holds for `grow_every`. It counts stages, and a longer wait gives fewer stages, so usually both are
+        changed together.
         """
         values: dict[tuple, set] = {}
         for group in self.groups:
@@ -209,15 +221,15 @@ class ReportData:
 
     comparisons: list[Comparison] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    """One message for each folder or file that could not be read; it names the file, and the line if there is one."""
+    """One message for each folder or file that could not be read. It names the file and, if possible, the line."""
     notes: list[str] = field(default_factory=list)
-    """One message for each run that is left out although nothing is wrong with it: it has no arrival yet."""
+    """One message for each run that is left out because it has not recorded an arrival yet. This is not an error."""
     is_any_running: bool = False
-    """True if a process held any of the run folders, including those without an arrival."""
+    """True if a process was working on any of the runs, including runs that have no recorded arrival yet."""
 
 
 def hashable(value: Any) -> Any:
-    """Return a JSON value with its lists and objects replaced by tuples, so that it can be compared in a set."""
+    """Return a JSON value with all lists and objects replaced by tuples, so that a set can contain it."""
     if isinstance(value, list | tuple):
         return tuple(hashable(item) for item in value)
     if isinstance(value, Mapping):

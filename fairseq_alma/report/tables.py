@@ -19,24 +19,27 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 UNTRAINED = "*"
-"""The cell of an untrained learner, as in the paper's tables."""
+"""Content of a table cell if the learner was still untrained, as in the paper's tables."""
 EQUAL_COMPUTE = 0.02
-"""Table 1 compares runs whose training FLOPs differ by at most this share: the last batch of a stage may be partial."""
+"""Table 1 compares two runs if their training FLOPs differ by at most this fraction.
+
+The FLOPs are not exactly equal because the last batch of a stage may be incomplete.
+"""
 MAX_ARRIVALS = 24
-"""Maximum number of arrivals for which Table 2 is made: it has one column per arrival."""
+"""Table 2 is only made for streams of at most this many arrivals, because it has one column per arrival."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text cells."""
+    """A table whose cells are text."""
 
     name: str
-    """The name of its files, without suffix."""
+    """File name of the table, without suffix."""
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    """A sentence below the table."""
+    """Text below the table."""
 
     def csv(self) -> str:
         """Return the table as CSV, without title and note."""
@@ -49,20 +52,20 @@ class Table:
         cells = [[_escape_markdown(cell) for cell in row] for row in self.rows]
         columns = [_escape_markdown(column) for column in self.columns]
         table = tabulate(cells, columns, tablefmt="pipe", disable_numparse=True, colalign=self._alignment())
-        # Without the padding of tabulate: with it, one wider cell would change every line of a committed table.
+        # Remove the padding that tabulate adds. With it, one wider cell would change all lines of a committed table.
         table = re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", table))
         note = f"\n{_escape_markdown(self.note)}\n" if self.note else ""
         return f"**{_escape_markdown(self.title)}**\n\n{table}\n{note}"
 
     def latex(self) -> str:
-        """Return a LaTeX tabular (it needs booktabs), with title and note as comments."""
-        # tabulate would escape the $ of $\pm$: put it in afterwards.
+        """Return a LaTeX tabular, with title and note as comments. It needs the LaTeX package booktabs."""
+        # Insert $\pm$ after the call, because tabulate would escape the dollar signs.
         rows = [[cell.replace("±", r"+-") for cell in row] for row in self.rows]
         table = tabulate(
             rows, self.columns, tablefmt="latex_booktabs", disable_numparse=True, colalign=self._alignment()
         )
         table = table.replace("+-", r"$\pm$")
-        # A line break would end the comment.
+        # Remove line breaks, because a line break would end a LaTeX comment.
         comments = [" ".join(text.split()) for text in (self.title, self.note) if text]
         return "".join(f"% {text}\n" for text in comments) + table + "\n"
 
@@ -72,17 +75,17 @@ class Table:
 
 
 def tables_of(comparison: Comparison, numbers: Sequence[Numbers]) -> list[Table]:
-    """Return all tables that can be made of a comparison.
+    """Return all tables that can be made for a comparison.
 
     Args:
-        comparison: the groups of runs, one row each.
+        comparison: the groups of runs; each group is one row of the summary.
         numbers: the results of each group (numbers.all_numbers).
     """
     return [table for table in (summary(comparison, numbers), table1(comparison), table2(comparison)) if table]
 
 
 def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
-    """Return the table of all runs with their results; it marks the run that is best on validation data."""
+    """Return the table of all runs with their results. The run with the best validation score is marked."""
     best = best_within(numbers, Budget())
     is_vision = comparison.is_vision
     quality_columns = (
@@ -113,10 +116,10 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
 
 
 def table1(comparison: Comparison) -> Table | None:
-    """Return the paper's Table 1: learning in sequence against learning i.i.d., with equal data and compute.
+    """Return the paper's Table 1, which compares learning in sequence and learning i.i.d. on equal data and compute.
 
-    Each row is a pair of groups: one with wait 1, the other with wait k and otherwise equal settings. They are compared
-    at t = k, where the second has been trained once, on all data so far.
+    Each row compares two groups with equal settings except for the wait. The first has wait 1 (in sequence). The second
+    has wait k (i.i.d.). They are compared after mega-batch k, when the second has finished its first stage.
 
     Returns:
         The table, or None if the comparison has no such pair.
@@ -150,7 +153,11 @@ def table1(comparison: Comparison) -> Table | None:
 
 
 def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:
-    """Return the paper's two values after mega-batch k for the base and the large model; "" where it has none."""
+    """Return the paper's values after mega-batch k as texts.
+
+    Returns:
+        "IN SEQUENCE against I.I.D." for the base model, and for the large model; "" if the paper has no such values.
+    """
     ours, other = paper.row_of(in_sequence), paper.row_of(iid)
     if not ours or not other:
         return ["", ""]
@@ -159,10 +166,10 @@ def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:
 
 
 def table2(comparison: Comparison) -> Table | None:
-    """Return the paper's Table 2: perplexity after each mega-batch, beside the paper's value for the same setting.
+    """Return the paper's Table 2: the perplexity after each mega-batch, with the paper's values for the same setting.
 
     Returns:
-        The table, or None for vision and for streams of more than MAX_ARRIVALS arrivals.
+        The table, or None for vision runs and for streams of more than MAX_ARRIVALS arrivals.
     """
     if comparison.is_vision or comparison.num_arrivals > MAX_ARRIVALS:
         return None
@@ -210,7 +217,7 @@ def duration(seconds: float | None) -> str:
 
 
 def state(group: RunGroup) -> str:
-    """Return the progress of a group: `finished`, `running, 12 of 100`, `stopped, 12 of 100`."""
+    """Return the progress of a group in words, such as `finished`, `running, 12 of 100` or `stopped, 12 of 100`."""
     if group.is_finished:
         num_unfinished = len(group.runs) - len(group.counted_runs)
         return f"finished, {num_unfinished} more seed(s) not" if num_unfinished else "finished"
@@ -218,14 +225,14 @@ def state(group: RunGroup) -> str:
 
 
 def _quality_text(group: RunGroup, t: int, scale: float) -> str:
-    """Return the error rate or perplexity at arrival t, with the standard error over seeds if there are several."""
+    """Return the error rate or perplexity at arrival t as text, with the standard error if there are several seeds."""
     values = scale * group.column("quality")[:, t]
     text = f"{values.mean():.2f}"
     return text if len(values) < 2 else f"{text} ± {values.std(ddof=1) / len(values) ** 0.5:.2f}"
 
 
 def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
-    """Return True if two groups differ only in the wait and what depends on it. Table 1 compares such pairs."""
+    """Return True if two groups differ only in the wait and settings that depend on the wait. Table 1 compares them."""
     names = {*a.settings, *b.settings} - set(catalogue.WAIT_SETTINGS)
     return all(a.settings.get(name) == b.settings.get(name) for name in names)
 

@@ -17,21 +17,21 @@ from fairseq_alma.report.tables import Table, tables_of
 
 
 def write_report(data: ReportData, out: Path, page_only: bool = False, reload_seconds: float | None = None) -> int:
-    """Write the files of a report. A reader never sees a half-written file.
+    """Write the files of a report. Each file is replaced atomically, so that readers never see an incomplete file.
 
     Args:
-        data: what was read. If a figure cannot be drawn because a routing file is damaged, the figure is left out and
-            the reason is appended to `data.errors`.
-        out: the folder of the report.
+        data: the runs that were read. If a figure cannot be drawn because a routing file is damaged, the figure is
+            left out and the error message is appended to `data.errors`.
+        out: folder that the report is written to.
         page_only: if True, write index.html only.
-        reload_seconds: if given, the page reloads itself after this time.
+        reload_seconds: seconds after which the page reloads itself; None: it does not reload.
 
     Returns:
         The number of files written.
 
     Raises:
-        RunError: `out` is a file.
-        OSError: no space or no access.
+        RunError: if `out` is a file.
+        OSError: if the disk is full or `out` is not writable.
     """
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file: give a folder for the report")
@@ -48,7 +48,7 @@ def write_report(data: ReportData, out: Path, page_only: bool = False, reload_se
                 continue
             save(figure, out / "figures" / comparison.slug / name)
             count += 2
-    # The page is last because it lists the errors of the figures.
+    # Write the page last, because it lists the figures that could not be drawn.
     write_whole(out / "index.html", printable(page(data, reload_seconds)), durable=False)
     return count
 
@@ -60,8 +60,8 @@ def write_table(table: Table, folder: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write PATH.png and PATH.pdf. They hold no date, so that the same runs give the same bytes."""
-    # Not Figure.savefig: it draws everything twice and computes the layout each time, which takes most of the time.
+    """Write PATH.png and PATH.pdf. The files contain no date, so that the same runs always give identical files."""
+    # Do not use Figure.savefig, because it draws everything twice and computes the layout each time, which is slow.
     with written_aside(path.with_suffix(".png"), durable=False) as temporary:
         FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
     figure.set_layout_engine("none")

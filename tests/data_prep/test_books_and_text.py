@@ -165,7 +165,7 @@ def test_parquet_gives_its_column(tmp_path):
     assert texts == ["one two", "three"]
     assert [(one.name, one.num_units) for one in skipped] == [("a.parquet", 1), ("b.parquet", 0)]
     texts, [other, *_] = read_all(Source("text", str(tmp_path)), text_field="body")
-    assert (texts, other.why) == ([], "without a column 'body': it has text, n")
+    assert (texts, other.why) == ([], "no column 'body': the columns are text, n")
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path, monkeypatch):
@@ -183,7 +183,7 @@ def test_shares_and_at_signs():
     assert Source.parse("books:/a@b") == Source("books", "/a@b")
     assert Source.parse("python-docs@0.5") == Source("python-docs", "", 0.5)
     assert str(Source.parse("text:/x@0.5")) == "text:/x@0.5"
-    with pytest.raises(ValueError, match=r"share of 1\.5: it must be above 0"):
+    with pytest.raises(ValueError, match=r"share of 1\.5: the share must be above 0"):
         Source.parse("text:/x@1.5")
 
 

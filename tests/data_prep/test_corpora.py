@@ -137,7 +137,7 @@ def test_a_source_with_a_share_of_which_nothing_is_left_is_named(tmp_path, corpo
     (tmp_path / "longer.txt").write_text("".join(f"{page} And more.\n" for page in pages))
     sources = [sources_of(corpora)[2], f"text:{tmp_path / 'longer.txt'}", f"text:{copies}@0.1"]
     assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2) == 2
-    assert f"text:{copies} should provide 0.1 of the words, but nothing of it is left" in capsys.readouterr().err
+    assert f"text:{copies} should provide 0.1 of the words, but none of its text is left" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -279,7 +279,7 @@ def test_extending_with_the_same_files_changes_nothing_and_with_others_adds_more
     after = folder_bytes(out)
     capsys.readouterr()
     assert main(argv) == 0  # the same files: done
-    assert "has these files as mega-batch 4: nothing to do" in capsys.readouterr().err
+    assert "already contains these files as mega-batch 4: nothing to do" in capsys.readouterr().err
     assert folder_bytes(out) == after
     (tmp_path / "more").mkdir()
     for seed in range(240):
@@ -342,10 +342,10 @@ def test_an_extension_leaves_what_is_not_its_own(extended, capsys, tmp_path):
     assert (out / "notes.txt").read_text() == "mine"
     capsys.readouterr()
     assert main([*argv, "--language", "en"]) == 2  # the first extension, with another setting
-    assert "was extended by these files with other settings: language was" in capsys.readouterr().err
+    assert "was extended with these files, but with other settings: language was" in capsys.readouterr().err
     for option in (["--seed", "3"], ["--vocab-size", "999"], ["--valid-words", "9"]):
         assert main([*argv, *option]) == 2
-        assert "an extension takes" in capsys.readouterr().err
+        assert "an extension uses" in capsys.readouterr().err
 
 
 def test_the_work_of_an_extension_that_is_not_finished_is_left_alone(extended, capsys, corpora):
@@ -406,12 +406,12 @@ def test_an_extension_that_cannot_work_is_refused(extended, capsys, corpora, tmp
         assert main([*argv]) == 2
         return capsys.readouterr().err
 
-    assert "nothing is left: each of" in refused("--extend", str(out), "--source", crawl)
-    assert "no stream at" in refused("--extend", str(tmp_path / "none"), "--source", crawl)
+    assert "no document is left: each of" in refused("--extend", str(out), "--source", crawl)
+    assert "there is no stream in" in refused("--extend", str(tmp_path / "none"), "--source", crawl)
     with open(out / "mega_batch_2" / "train.bin", "r+b") as file:
         file.seek(10)
         file.write(b"\xff")
-    assert "was altered since" in refused("--extend", str(out), "--source", books)
+    assert "has changed since alma-prep wrote it" in refused("--extend", str(out), "--source", books)
     assert not (out / ".alma-prep").exists()
 
 
@@ -473,9 +473,9 @@ def test_given_tokenizers(tmp_path, corpora, three, alma_prep, capsys):
         assert (tmp_path / "sp2" / name).read_bytes() == (tmp_path / "sp" / name).read_bytes()
     capsys.readouterr()
     for given, message in (
-        ("bpe-dropout", "is unknown, and there is no such file"),
+        ("bpe-dropout", "is not a known tokenizer, and there is no such file"),
         (str(tmp_path), "has no encoder.json and no vocab.bpe"),
-        (str(three / "dict.txt"), "is neither a .json nor a .model"),
+        (str(three / "dict.txt"), "is neither a .json file nor a .model file"),
     ):
         assert alma_prep(tmp_path / "no", books, more=["--tokenizer", given]) == 2
         assert message in capsys.readouterr().err
@@ -495,7 +495,7 @@ def test_an_altered_output_is_never_called_whole(tmp_path, three, corpora, alma_
         (out / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         capsys.readouterr()
         assert alma_prep(out, *sources_of(corpora), num_mega_batches=4) == 2
-        assert f"{name} is not what alma-prep wrote: it was altered since" in capsys.readouterr().err
+        assert f"{name} has changed since alma-prep wrote it" in capsys.readouterr().err
         (out / name).write_bytes(content)
     assert alma_prep(out, *sources_of(corpora), num_mega_batches=4) == 0
     manifest = json.loads((out / "manifest.json").read_text())

@@ -60,11 +60,11 @@ def test_shares_use_as_much_as_they_can():
     # Those without a share divide the rest as they are.
     assert share_out({0: 100, 1: 300, 2: 100}, {0: 0.2, 1: None, 2: None}) == {0: 100, 1: 300, 2: 100}
     assert share_out({0: 100, 1: 300, 2: 100}, {0: 0.5, 1: None, 2: None}) == {0: 100, 1: 75, 2: 25}
-    with pytest.raises(PrepError, match=r"come to 1\.2, and must come to 1"):
+    with pytest.raises(PrepError, match=r"sum to 1\.2, but must sum to 1"):
         share_out({0: 1, 1: 1}, {0: 0.6, 1: 0.6})
-    with pytest.raises(PrepError, match=r"come to 0\.5"):
+    with pytest.raises(PrepError, match=r"sum to 0\.5"):
         share_out({0: 1, 1: 1}, {0: 0.2, 1: 0.3})
-    with pytest.raises(PrepError, match="leave nothing for the others"):
+    with pytest.raises(PrepError, match="nothing is left for the sources without a share"):
         share_out({0: 1, 1: 1}, {0: 1.0, 1: None})
 
 

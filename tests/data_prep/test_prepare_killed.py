@@ -139,7 +139,7 @@ def test_an_unfinished_stream_refuses_other_settings_by_name(tmp_path, large_tex
     process.wait()
     other = subprocess.run([*argv, "--seed", "7"], capture_output=True, text=True)
     assert other.returncode == 2
-    assert "begun with other settings, and is not finished: seed was 0 and is now 7." in other.stderr
+    assert "contains an unfinished stream with other settings: seed was 0 and is now 7." in other.stderr
     # Where and how fast it runs is no such setting.
     subprocess.run([*argv, "--workers", "1", "--max-bad", "0.5"], check=True, capture_output=True)
 
@@ -245,7 +245,7 @@ def test_a_second_run_is_refused_while_the_first_one_works_and_names_it(tmp_path
     stop_when(process, out / ".alma-prep" / "spool")
     second = subprocess.run(argv, capture_output=True, text=True)
     assert second.returncode == 2
-    assert f"another alma-prep is at work in {out}: process {process.pid} on {socket.gethostname()}." in second.stderr
+    assert f"another alma-prep is running in {out}: process {process.pid} on {socket.gethostname()}." in second.stderr
     assert (out / ".alma-prep" / "spool").exists()  # the first one's work is untouched
     process.kill()
     process.wait()
@@ -272,7 +272,7 @@ def test_a_run_on_another_machine_is_not_disturbed(tmp_path, books, alma_prep, c
     (out / ".alma-prep").mkdir(parents=True)
     (out / ".alma-prep" / "lease.json").write_text(json.dumps(lease))
     assert alma_prep(out, f"books:{books}") == 2
-    assert f"another alma-prep is at work in {out}: process 7 on elsewhere." in capsys.readouterr().err
+    assert f"another alma-prep is running in {out}: process 7 on elsewhere." in capsys.readouterr().err
     # Its heartbeat stopped three minutes ago: that machine is gone.
     past = time.time() - 180
     os.utime(out / ".alma-prep" / "lease.json", (past, past))

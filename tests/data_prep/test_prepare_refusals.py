@@ -45,7 +45,7 @@ def stream_copy(finished, tmp_path):
 
 
 def test_a_missing_path(tmp_path, refused):
-    assert "no such file or folder" in refused(tmp_path / "out", f"text:{tmp_path}/missing")
+    assert "missing does not exist" in refused(tmp_path / "out", f"text:{tmp_path}/missing")
     assert not (tmp_path / "out").exists()
 
 
@@ -139,7 +139,7 @@ def test_a_folder_with_files_that_are_not_ours(finished, tmp_path, refused):
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
     # The name of a shard alone does not make it ours: no run of alma-prep was killed here.
     (tmp_path / "out" / "dict.txt").write_text("my own")
-    assert "not of a stream by alma-prep: dict.txt, thesis.tex, valid." in refused(
+    assert "do not belong to an unfinished stream of alma-prep: dict.txt, thesis.tex, valid." in refused(
         tmp_path / "out", f"books:{finished}/books"
     )
     assert (tmp_path / "out" / "dict.txt").read_text() == "my own"

@@ -65,7 +65,7 @@ def test_a_job_that_ends_without_its_work_ends_the_command_with_its_reason(tmp_p
     os.kill(json.loads(alive[0].read_text())["pid"], 9)
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 2, errors
-    assert "ended without their work" in errors
+    assert "ended without finishing their work" in errors
     assert "Run the same command again to continue" in errors
     deadline = time.monotonic() + 20
     while any(name.startswith("alma-prep") for name in jobs()) and time.monotonic() < deadline:

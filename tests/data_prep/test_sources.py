@@ -73,17 +73,17 @@ def test_sources_are_read_from_the_command_line():
     assert str(Source.parse("python-docs")) == "python-docs"
     for text, message in {
         "tweets:x": "unknown",
-        "text": "names no path",
-        "python-docs:x": "takes no path",
+        "text": "needs a path",
+        "python-docs:x": "but this kind accepts none",
     }.items():
         with pytest.raises(ValueError, match=message):
             Source.parse(text)
 
 
 def test_an_impossible_source_is_an_error(tmp_path):
-    with pytest.raises(PrepError, match="no such file or folder"):
+    with pytest.raises(PrepError, match="missing does not exist"):
         list_files(Source("text", str(tmp_path / "missing")))
-    with pytest.raises(PrepError, match=r"holds no \*.txt, \*.jsonl or \*.parquet file"):
+    with pytest.raises(PrepError, match=r"contains no \*.txt, \*.jsonl or \*.parquet file"):
         list_files(Source("text", str(tmp_path)))
     (tmp_path / "book.txt").write_text("a")
     with pytest.raises(PrepError, match="is not a folder"):

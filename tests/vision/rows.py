@@ -1,4 +1,4 @@
-"""Tiny data for tests of stages: tables of examples, and mega-batches whose pixels identify the example."""
+"""Tiny data for tests of stages: tables of examples, and mega-batches whose pixel values identify the example."""
 
 import torch
 from torch.nn import functional as F
@@ -10,7 +10,7 @@ from vision.inputs import Vectors
 from vision.stream import Arrival
 
 UNCHANGED = Vectors(Pixels(1.0, 0.0, 1.0))
-"""Pixels are converted to float and not scaled: 7 becomes 7.0."""
+"""Network inputs that are pixels converted to float without scaling; pixel value 7 becomes 7.0."""
 
 
 def rows_of(x_Sni, y_Sn, num_classes):
@@ -20,7 +20,7 @@ def rows_of(x_Sni, y_Sn, num_classes):
 
 
 def numbered(num_seeds, num_examples, num_past=0):
-    """Return the data of a stage. Example j of seed s has one pixel, 1000 s + j, and class j mod 3."""
+    """Return the data of a stage. Example j of seed s has a single pixel with value 1000 s + j, and class j mod 3."""
     y = (torch.arange(num_examples) % 3).repeat(num_seeds, 1)
     x = torch.arange(num_examples) + 1000 * torch.arange(num_seeds)[:, None]
     rows = rows_of(x.float()[..., None], y, num_classes=3)
@@ -28,7 +28,10 @@ def numbered(num_seeds, num_examples, num_past=0):
 
 
 def numbered_mega_batch(t, num_seeds=1, num_training=3, num_validation=1):
-    """Return mega-batch t. Example j of seed s has one pixel, 50 s + 10 t + j, and class t mod 3; the last validate."""
+    """Return mega-batch t. Example j of seed s has a single pixel with value 50 s + 10 t + j, and class t mod 3.
+
+    The last `num_validation` examples of each seed are its validation data.
+    """
     data = []
     for seed in range(num_seeds):
         images = (50 * seed + 10 * t + torch.arange(num_training + num_validation)).to(torch.uint8)[:, None]

@@ -217,7 +217,7 @@ def test_a_file_that_contains_code_is_refused_and_its_code_not_executed(tmp_path
     message = refusal("cifar10", tmp_path)
     assert not mark.exists()
     assert f"{folder / 'data_batch_4'} is damaged: " in message
-    assert f"it calls {os.system.__module__}.system, which a file of images does not need" in message
+    assert f"it calls {os.system.__module__}.system, which an image file does not need" in message
     with (folder / "data_batch_4").open("rb") as stream:
         pickle.load(stream)
     assert mark.exists()  # an ordinary unpickler executes the code
@@ -230,28 +230,28 @@ def test_only_arrays_may_be_unpickled(tmp_path, no_network, function):
     path = write_cifar10(tmp_path) / "test_batch"
     path.write_bytes(f"c{function.replace(' ', chr(10))}\n(S'1'\ntR.".encode())
     assert f"{path} is damaged: " in (message := refusal("cifar10", tmp_path))
-    assert f"it calls {function.replace(' ', '.')}, which a file of images does not need" in message
+    assert f"it calls {function.replace(' ', '.')}, which an image file does not need" in message
 
 
 @pytest.mark.parametrize(
     ("change", "message_part"),
     [
-        ({b"data": None}, "it does not contain 'data', as files of cifar-10-batches-py do"),
-        ({b"labels": None}, "it does not contain 'labels', as files of cifar-10-batches-py do"),
+        ({b"data": None}, "it does not contain the key 'data', as all files of cifar-10-batches-py do"),
+        ({b"labels": None}, "it does not contain the key 'labels', as all files of cifar-10-batches-py do"),
         ({b"labels": [1, 2, 3]}, "it contains 2 images, but 3 labels"),
         ({b"labels": [1]}, "it contains 2 images, but 1 labels"),
         ({b"labels": [3, 10]}, "its labels 3..10 are not all in 0..9"),
         ({b"labels": [-1, 3]}, "its labels -1..3 are not all in 0..9"),
         ({b"labels": [1.5, 2]}, "its labels are not a list of whole numbers"),
         ({b"labels": 7}, "its labels are not a list of whole numbers"),
-        ({b"labels": [], b"data": images(0)}, "[0, 3072], not 'u1' [n, 3072] with at least one image"),
-        ({b"data": images(2)[:, :1024]}, "[2, 1024], not 'u1' [n, 3072] with at least one image"),
-        ({b"data": images(2).astype(np.int16)}, "its data are b'i2' [2, 3072], not 'u1' [n, 3072]"),
+        ({b"labels": [], b"data": images(0)}, "[0, 3072], but must be 'u1' [n, 3072] with at least one image"),
+        ({b"data": images(2)[:, :1024]}, "[2, 1024], but must be 'u1' [n, 3072] with at least one image"),
+        ({b"data": images(2).astype(np.int16)}, "its data are b'i2' [2, 3072], but must be 'u1' [n, 3072]"),
         ({b"data": images(2).reshape(2, 3, 32, 32)}, "its data are not an array of bytes [n, 3072]"),
         ({b"data": images(2).ravel()}, "its data are not an array of bytes [n, 3072]"),
         ({b"data": images(2).tolist()}, "its data are not an array of bytes [n, 3072]"),
         ({b"data": b"\0" * 6144}, "its data are not an array of bytes [n, 3072]"),
-        ({b"data": np.array([[None] * 3072] * 2)}, "its data are b'O8' [2, 3072], not 'u1' [n, 3072]"),
+        ({b"data": np.array([[None] * 3072] * 2)}, "its data are b'O8' [2, 3072], but must be 'u1' [n, 3072]"),
     ],
 )
 def test_content_that_is_not_images_with_labels_is_reported(tmp_path, no_network, change, message_part):
@@ -277,7 +277,7 @@ def test_an_array_with_a_wrong_shape_is_reported(tmp_path, no_network):
 def test_cifar100_without_fine_labels_is_reported(tmp_path, no_network):
     path = write_cifar100(tmp_path) / "test"
     write_pickle(path, {b"data": images(1), b"coarse_labels": [3]})
-    assert f"{path} is damaged: it does not contain 'fine_labels', as files of cifar-100" in refusal(
+    assert f"{path} is damaged: it does not contain the key 'fine_labels', as all files of cifar-100" in refusal(
         "cifar100", tmp_path
     )
 

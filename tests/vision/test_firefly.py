@@ -102,7 +102,7 @@ def test_a_chain_computes_what_its_stack_does(kind):
 
 
 def test_mixtures_do_not_grow_by_firefly():
-    with pytest.raises(TypeError, match="MixtureStack does not grow by Firefly"):
+    with pytest.raises(TypeError, match="Firefly cannot grow a MixtureStack"):
         chain_from_stack(MixtureStack.initialised((4, 3, 3, 2), 2, False, [generator(0)], CPU))
 
 
@@ -241,8 +241,8 @@ def test_the_number_of_added_candidates(caplog):
     assert count_by_width_ratio(chain, 0.05)(order) == 0
     caplog.clear()
     assert count_by_width_ratio(chain, 0.5)(order) == 4
-    assert "4 candidates are too few for 5 units" in caplog.text
-    with pytest.raises(SettingError, match="grow_depth=3 is more than one new layer after each of 2"):
+    assert "4 candidates are too few to add 5 units" in caplog.text
+    with pytest.raises(SettingError, match="grow_depth=3 is more than one new layer after each of the 2 layers"):
         grow_depth(chain, batches_for("perceptron"), 3, generator(0))
 
 
@@ -314,7 +314,7 @@ def test_layers_that_would_exceed_max_params_are_not_added(caplog):
     chain, batches = four_layers(), batches_for("perceptron")
     layer_params = 6 * 6 + 6
     assert len(grow_depth(chain, batches, 4, generator("g"), chain.num_params() + 2 * layer_params).chain.layers) == 6
-    assert "2 of 4 new layers fit" in caplog.text
+    assert "added only 2 of 4 new layers" in caplog.text
     grown = grow_depth(chain, batches, 1, generator("g"), chain.num_params())
     assert len(grown.chain.layers) == 4
     assert torch.equal(grown.chain.layers[3].weight, chain.layers[3].weight)

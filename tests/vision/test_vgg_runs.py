@@ -220,7 +220,7 @@ def test_firefly_refuses_more_depth_than_there_is_at_once(tmp_path):
 
 def test_firefly_refuses_a_folder_of_other_seeds(tmp_path):
     small_run(tmp_path, "ff", candidates=5, arrivals=1)
-    with pytest.raises(RunError, match="holds a run of other seeds"):
+    with pytest.raises(RunError, match="contains a run of other seeds"):
         small_run(tmp_path, "ff", candidates=5, arrivals=1, seed=1)
     small_run(tmp_path, "ff", candidates=5, arrivals=2)  # the same go on
 

@@ -1,20 +1,22 @@
-"""Firefly (Wu et al., "Firefly neural architecture descent", NeurIPS 2020): growth of one network by gradient scores.
+"""Firefly (Wu et al., "Firefly neural architecture descent", NeurIPS 2020): grow one network by gradient scores.
 
-In width, every unit can be split in two and every layer can get new units. One ranking orders splits and new units by
-how fast they lower the loss, and the best ones are added. This follows the authors' code, with these differences:
+Growth in width splits units in two and adds new units to layers. Splits and new units are ranked together by how fast
+they lower the loss, and the best ones are added. This follows the authors' code, with these differences:
 
 - The bias of the head does not change.
-- The head reads new units with the weights that they were ranked with. In the authors' code it does not read them.
-- A growth by n units adds n units. The authors' code adds n + 1.
-- The layer before a flattening head can be widened.
-- The noise of a split is a convolution. The authors' code multiplies unfolded images, which needs more memory.
+- The head reads the new units with the weights used in the ranking. In the authors' code it does not read them.
+- Growth by n units adds n units. The authors' code adds n + 1.
+- The last layer can be widened even if the head flattens its output. In the authors' code it cannot.
+- The noise of a split is computed by a convolution. The authors' code multiplies unfolded images, which needs more
+  memory.
 
-In depth, a layer that does almost nothing can be added after any layer. The same gradient ranks these layers. The
-ALMA paper names growth in depth; neither the ALMA code nor the Firefly code contains it.
+Growth in depth adds new layers that change their input only slightly. A new layer can follow any layer, and new layers
+are ranked by the same gradient scores. The ALMA paper mentions growth in depth, but neither the ALMA code nor the
+Firefly code contains it.
 
-chain.py    the network that growth works on: a chain of layers, as tensors
-convert.py  from stacks of networks to chains and back
-ranking.py  the two passes over the data that score candidates
+chain.py    the network as growth sees it: a chain of layers, stored as tensors
+convert.py  converts stacks of networks to chains and back
+ranking.py  the two passes over the data that score the candidates
 width.py    candidates and growth in width
 depth.py    candidates and growth in depth
 """

@@ -1,10 +1,10 @@
-"""The network that growth works on: a chain of layers with ReLU, and a linear head.
+"""The network as growth sees it: a chain of layers with ReLU, followed by a linear head.
 
-A unit is a channel of a convolution, or a hidden unit of a perceptron. All passes are in evaluation mode: the
-statistics of the norms do not change.
+A unit is an output channel of a convolution or a hidden unit of a multilayer perceptron. A norm is a batch
+normalisation layer. All passes run in evaluation mode, so the running statistics of the norms do not change.
 
-Shapes: b examples, C inputs and D outputs of a layer, k the 3 x 3 kernel of a convolution (nothing for a linear
-layer).
+Shapes: b examples, s x s pixels of an image, C inputs and D outputs of a layer. *k stands for the two kernel
+dimensions (3, 3) of a convolution, and for no dimension in a linear layer.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from vision.networks.conv import EPS
 
 @dataclass(frozen=True)
 class Norm:
-    """Batch normalisation in evaluation mode. Every tensor is [D]."""
+    """Batch normalisation in evaluation mode. Every tensor has shape [D]."""
 
     scale: Tensor
     shift: Tensor
@@ -27,15 +27,15 @@ class Norm:
     variance: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the normalised `x`, of the same shape."""
+        """Return `x` normalised. The shape does not change."""
         return F.batch_norm(x, self.mean, self.variance, self.scale, self.shift, training=False, eps=EPS)
 
     def select(self, units: Tensor) -> "Norm":
-        """Return the norm of the units with these indices."""
+        """Return a norm for only the units with these indices."""
         return Norm(self.scale[units], self.shift[units], self.mean[units], self.variance[units])
 
     def join(self, other: "Norm") -> "Norm":
-        """Return the norm of the units of both, those of `other` last."""
+        """Return a norm for the units of both norms: first the units of `self`, then the units of `other`."""
         return Norm(
             torch.cat([self.scale, other.scale]),
             torch.cat([self.shift, other.shift]),
@@ -45,11 +45,11 @@ class Norm:
 
     @staticmethod
     def identity(like: Tensor, num_units: int) -> "Norm":
-        """Return a norm of `num_units` units with mean 0, variance 1, scale 1 and shift 0.
+        """Return a norm for `num_units` units with mean 0, variance 1, scale 1 and shift 0.
 
         Args:
-            like: gives the device and the dtype.
-            num_units: D.
+            like: a tensor with the device and the dtype of the new norm.
+            num_units: number of units, D.
         """
         zeros, ones = like.new_zeros(num_units), like.new_ones(num_units)
         return Norm(ones, zeros, zeros, ones)
@@ -57,28 +57,28 @@ class Norm:
 
 @dataclass(frozen=True)
 class Layer:
-    """Units with ReLU: relu(norm(W x)) for a convolution, relu(W x + bias) for a linear layer."""
+    """One layer with ReLU. A convolution computes relu(norm(W x)), a linear layer relu(W x + bias)."""
 
     weight: Tensor
     """Weights, [D, C, *k]."""
     bias: Tensor | None
     """Biases, [D], or None if the layer has a norm."""
     norm: Norm | None
-    """Batch normalisation between the product and ReLU, or None."""
+    """Batch normalisation between the convolution and ReLU. None for a linear layer."""
     is_pooled: bool = False
     """True if 2 x 2 max pooling follows the layer."""
 
     @property
     def width(self) -> int:
-        """D, the number of units."""
+        """Number of units, D."""
         return len(self.weight)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return W x for any weights of this layer's kind.
+        """Return the convolution or the matrix product of `x` with the given weights, without a bias.
 
         Args:
-            x: [b, C] or [b, C, s, s].
-            weight: [any number of outputs, C, *k].
+            x: input of this layer, [b, C] or [b, C, s, s].
+            weight: weights with any number of outputs, [outputs, C, *k].
         """
         return F.conv2d(x, weight, padding=1) if weight.dim() == 4 else F.linear(x, weight)
 
@@ -91,24 +91,24 @@ class Layer:
         return x if self.bias is None else x + self.bias
 
     def output(self, x: Tensor) -> Tensor:
-        """Return what the layer computes from `x`, before pooling: [b, D] or [b, D, s, s]."""
+        """Return the output of the layer for the input `x`, before pooling: [b, D] or [b, D, s, s]."""
         return self.activate(self.add_bias(self.product(x, self.weight)), self.norm)
 
     def pool(self, x: Tensor) -> Tensor:
-        """Return `x` after 2 x 2 max pooling, or `x` itself if no pooling follows this layer."""
+        """Return `x` after 2 x 2 max pooling, or `x` unchanged if no pooling follows this layer."""
         return F.max_pool2d(x, 2) if self.is_pooled else x
 
     def num_params_of_added_layer(self) -> int:
-        """Return the number of parameters of a new layer after this one, with as many outputs as inputs."""
+        """Return the number of parameters of a new layer inserted after this one. It has D inputs and D outputs."""
         return self.width**2 * self.weight[0, 0].numel() + (self.width if self.norm is None else 2 * self.width)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """One network: layers, one after the other, and a linear head."""
+    """One network: a sequence of layers, followed by a linear head."""
 
     layers: list[Layer]
-    """All layers but the head, in order."""
+    """All layers except the head, in order."""
     head_weight: Tensor
     """Weights of the head, [classes, D of the last layer]."""
     head_bias: Tensor
@@ -116,14 +116,14 @@ class Chain:
 
     @property
     def widths(self) -> list[int]:
-        """The number of units of each layer."""
+        """Number of units of each layer."""
         return [layer.width for layer in self.layers]
 
     def num_params(self, widths: Sequence[int] | None = None) -> int:
-        """Return the number of parameters, of this network or of one with other widths.
+        """Return the number of parameters of this network, or of a network like it with the given widths.
 
         Args:
-            widths: one per layer; by default this network's own.
+            widths: number of units of each layer. By default the widths of this network.
         """
         first = self.layers[0].weight
         num_in, kernel_size, total = first.shape[1], first[0, 0].numel(), 0

@@ -1,4 +1,4 @@
-"""Convert a stack of one network to the chain that growth works on, and back."""
+"""Convert a stack of one network to a `Chain`, the form that growth needs, and convert the grown chain back."""
 
 from itertools import accumulate
 
@@ -10,13 +10,13 @@ from vision.networks.parameters import Parameters
 
 
 def chain_from_stack(stack: Stack) -> Chain:
-    """Return the one network of a stack as a chain. Its tensors are views of the stack's.
+    """Return the only network of a stack as a chain, whose tensors are views of the tensors of the stack.
 
     Args:
-        stack: M = 1 network.
+        stack: a stack of M = 1 network.
 
     Raises:
-        TypeError: Firefly cannot grow networks of this kind.
+        TypeError: if Firefly cannot grow this kind of network.
     """
     parameters = stack.parameters
     if isinstance(stack, MLPStack):
@@ -39,7 +39,7 @@ def chain_from_stack(stack: Stack) -> Chain:
             weight = parameters[f"conv_{number}"][0].permute(0, 3, 1, 2)
             layers.append(Layer(weight, None, norm, number in last_layers_of_blocks))
         return Chain(layers, parameters["weight_head"][0], parameters["bias_head"][0])
-    raise TypeError(f"{type(stack).__name__} does not grow by Firefly")
+    raise TypeError(f"Firefly cannot grow a {type(stack).__name__}, only an MLPStack or a VGGStack")
 
 
 def stack_from_chain(chain: Chain, like: Stack) -> Stack:
@@ -47,15 +47,15 @@ def stack_from_chain(chain: Chain, like: Stack) -> Stack:
 
     Args:
         chain: the network.
-        like: a stack that gives the kind of the new one, its inputs and its device.
+        like: a stack of the same kind as the new one, with the same number of inputs and on the same device.
     """
     if isinstance(like, MLPStack):
-        return _perceptron(chain, like)
+        return _mlp_stack(chain, like)
     assert isinstance(like, VGGStack)
-    return _vgg(chain, like)
+    return _vgg_stack(chain, like)
 
 
-def _perceptron(chain: Chain, like: MLPStack) -> MLPStack:
+def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
     tensors: dict[str, Tensor] = {}
     pairs = [*((layer.weight, layer.bias) for layer in chain.layers), (chain.head_weight, chain.head_bias)]
     for number, (weight, bias) in enumerate(pairs, start=1):
@@ -65,7 +65,7 @@ def _perceptron(chain: Chain, like: MLPStack) -> MLPStack:
     return MLPStack(sizes, Parameters.from_state(tensors, like.parameters.device))
 
 
-def _vgg(chain: Chain, like: VGGStack) -> VGGStack:
+def _vgg_stack(chain: Chain, like: VGGStack) -> VGGStack:
     tensors: dict[str, Tensor] = {}
     statistics: dict[str, Tensor] = {}
     blocks = [0]

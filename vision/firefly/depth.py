@@ -1,6 +1,9 @@
-"""Growth in depth: a layer that does almost nothing is added after a layer.
+"""Growth in depth: insert new layers that change their input only slightly.
 
-Shapes: b examples, D outputs of a layer, k the 3 x 3 kernel of a convolution (nothing for a linear layer).
+A candidate is a new layer after one of the layers of the network, so there is one candidate per layer.
+
+Shapes: b examples, s x s pixels of an image, D outputs of a layer. *k stands for the two kernel dimensions (3, 3) of a
+convolution, and for no dimension in a linear layer.
 """
 
 import logging
@@ -32,13 +35,15 @@ logger = logging.getLogger(__name__)
 
 
 class DepthCandidates:
-    """A chain with a new layer after each of its layers, before pooling. Without noise a new layer changes nothing.
+    """A network with a candidate after each layer: a new layer between the layer and its pooling.
 
-    The input x of a new layer is the output of a ReLU, so that relu(x + noise(x)) = x where the noise is 0.
+    A new layer computes relu(x + noise(x)), where `noise` is a convolution or a linear map with small random weights.
+    Its input x is the output of a ReLU and therefore not negative. So if the noise is 0, the output of the new layer
+    is x, and the new layer does not change the network.
 
     Args:
         chain: the network.
-        draw_uniform: returns uniform numbers in [0, 1).
+        draw_uniform: function that returns uniform random numbers in [0, 1).
     """
 
     def __init__(self, chain: Chain, draw_uniform: Draw):
@@ -47,19 +52,19 @@ class DepthCandidates:
             trainable((draw_uniform((layer.width, layer.width, *layer.weight.shape[2:])) * 2 - 1) * 0.01)
             for layer in chain.layers
         ]
-        """Per layer, [D, D, *k]: the weights of the new layer less those of the identity."""
+        """For each layer, the weights of the new layer minus the weights of the identity, [D, D, *k]."""
 
     @property
     def variables(self) -> list[Tensor]:
-        """The noise that the first pass of a ranking trains."""
+        """The noise weights, which the first ranking pass trains."""
         return self.noise
 
     def penalty(self) -> Tensor:
-        """Return what is added to the loss to keep the noise small, a scalar."""
+        """Return the penalty that is added to the loss to keep the noise small, a scalar."""
         return SPLIT_PENALTY * sum_of_squares(self.noise)
 
     def gates(self) -> list[Tensor]:
-        """Return zeros that require gradients, [1] per layer."""
+        """Return the gates of the candidates: for each layer a tensor [1] that is 0 and requires gradients."""
         return [torch.zeros(1, device=noise.device, requires_grad=True) for noise in self.noise]
 
     def logits(self, x: Tensor, gates: Sequence[Tensor] | None = None) -> Tensor:
@@ -67,7 +72,7 @@ class DepthCandidates:
 
         Args:
             x: examples, [b, inputs] or [b, channels, s, s].
-            gates: as `gates` returns them. Only the second pass of a ranking gives them.
+            gates: the gates from `gates()`, in the second ranking pass. None in the first pass.
         """
         for number, layer in enumerate(self.chain.layers):
             x = layer.output(x)
@@ -78,15 +83,15 @@ class DepthCandidates:
         return F.linear(x.flatten(1), self.chain.head_weight, self.chain.head_bias)
 
     def grown_chain(self, places: Sequence[int], batches: BatchSource, with_noise: bool = True) -> Chain:
-        """Return the network with a new layer after each of these layers.
+        """Return the network with a new layer after each of the given layers.
 
-        The norm of a new layer must not change its input either. So its mean and variance are those of what it will
-        read, and its scale and shift undo the normalisation.
+        A new layer must not change the network except by its noise, even if it has a norm. So the mean and the variance
+        of the new norm are those of the input of the new layer, and its scale and shift undo the normalisation.
 
         Args:
-            places: numbers of layers, from 0.
-            batches: the data for the means and variances of new norms; one epoch is read.
-            with_noise: if False, the new layers change nothing at all.
+            places: indices of the layers (from 0) after which a new layer is inserted.
+            batches: the data from which the means and variances of the new norms are computed. One epoch is read.
+            with_noise: if False, the noise is left out, so the new layers do not change the output of the network.
         """
         normed = [place for place in places if self.chain.layers[place].norm]
         moments = _moments(self.chain, normed, batches()) if normed else {}
@@ -108,21 +113,23 @@ class DepthCandidates:
 def grow_depth(
     chain: Chain, batches: BatchSource, num_layers: int, generator: torch.Generator, max_params: int | None = None
 ) -> Growth:
-    """Add layers that do almost nothing, at the places where their noise lowers the loss fastest.
+    """Return the network grown in depth: new layers are inserted where their noise lowers the loss fastest.
 
     Args:
-        chain: the network. It does not change.
+        chain: the network. It is not modified.
         batches: the data that the next stage trains on.
-        num_layers: the largest number of new layers.
-        generator: draws the noise.
-        max_params: the largest number of parameters of the grown network. Layers that would exceed it are not added,
-            and a warning is logged. None sets no limit.
+        num_layers: number of new layers. Fewer are added if `max_params` does not allow so many.
+        generator: random generator for the noise.
+        max_params: largest number of parameters of the grown network, or None for no limit. The first layer that would
+            exceed this limit and all layers with worse scores are not added, and a warning is logged.
 
     Raises:
-        SettingError: `num_layers` is larger than the number of layers.
+        SettingError: if `num_layers` is larger than the number of layers of the network.
     """
     if num_layers > len(chain.layers):
-        raise SettingError(f"grow_depth={num_layers} is more than one new layer after each of {len(chain.layers)}")
+        raise SettingError(
+            f"grow_depth={num_layers} is more than one new layer after each of the {len(chain.layers)} layers"
+        )
     candidates = DepthCandidates(chain, draws(chain, generator)[0])
     scores, flops, num_examples, example = rank(candidates, batches)
     places: list[int] = []
@@ -133,28 +140,31 @@ def grow_depth(
             break
         places.append(place)
     if len(places) < num_layers:
-        logger.warning("%d of %d new layers fit into %d parameters", len(places), num_layers, max_params)
+        logger.warning(
+            "added only %d of %d new layers: the next one would exceed the limit of %d parameters",
+            len(places), num_layers, max_params,
+        )  # fmt: skip
     if places and any(layer.norm for layer in chain.layers):
-        # The statistics of new norms cost one more forward pass of the network.
+        # Computing the statistics of the new norms takes one more forward pass over all examples.
         with torch.no_grad():
             flops += flops_of_call(lambda: chain.logits(example)) * num_examples
     return Growth(candidates.grown_chain(places, batches), flops)
 
 
 def _identity_weight(layer: Layer) -> Tensor:
-    """Return the weights [D, D, *k] of a layer after `layer` whose output is its input."""
+    """Return the weights of an identity layer that can follow `layer`, [D, D, *k]. Its output equals its input."""
     eye = torch.eye(layer.width, device=layer.weight.device, dtype=layer.weight.dtype)
     return F.pad(eye[..., None, None], (1, 1, 1, 1)) if layer.weight.dim() == 4 else eye
 
 
 @torch.no_grad()
 def _moments(chain: Chain, places: Sequence[int], batches: Iterable[Batch]) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return mean [D] and variance [D] of the outputs of some layers, over all examples and pixels.
+    """Return the mean [D] and the variance [D] of the output of each given layer, over all examples and pixels.
 
     Args:
         chain: the network.
-        places: numbers of layers, from 0.
-        batches: one epoch.
+        places: indices of the layers, from 0. They are the keys of the result.
+        batches: the batches of one epoch.
     """
     like = chain.head_weight
     sums = {place: [like.new_zeros(chain.layers[place].width).double() for _ in range(2)] for place in places}

@@ -1,9 +1,10 @@
-"""The two passes over the data that score candidates, for growth in width and in depth alike.
+"""Score the candidates for growth, in width or in depth, in two passes over the data.
 
-A candidate changes the network by small weights, its noise, which are random at first. The first pass trains the noise
-of all candidates for one epoch. The second pass multiplies the noise of each candidate by 1 + gate, where all gates
-are 0, and computes the gradient of the loss with respect to the gates. This gradient is the candidate's score: the
-smallest score, along which the loss decreases fastest, is the best.
+A candidate is one possible addition to the network: the split of a unit, a new unit or a new layer. It changes the
+network through small weights, its noise, which are random at first. The first pass trains the noise of all candidates
+for one epoch. The second pass multiplies the noise of each candidate by 1 + gate, where all gates are 0, and computes
+the gradient of the loss with respect to the gates. The gradient with respect to its gate is the score of a candidate.
+The smallest (most negative) score is the best, because the loss decreases fastest along it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,29 +19,29 @@ from vision.firefly.chain import Chain
 from vision.flops import flops_of_call
 
 SPLIT_PENALTY, NEW_UNIT_PENALTY = 1e-2, 1e-4
-"""Factors of the squared noise of splits and of new layers, and of the squared weights with which new units read old
-ones."""
+"""Factors of the squared weights in the penalties. The first is for the noise of splits and of new layers. The second
+is for the weights with which new units read the old units of the layer before."""
 
 Batch = tuple[Tensor, Tensor]
 """Examples, [b, i] or [b, channels, s, s], and their classes, [b]."""
 BatchSource = Callable[[], Iterable[Batch]]
 """A function that returns the batches of one epoch. Each call starts a new epoch."""
 Draw = Callable[[tuple[int, ...]], Tensor]
-"""A function that returns random numbers of a shape."""
+"""A function that returns a tensor of random numbers with the given shape."""
 
 
 class Candidates(Protocol):
-    """A network with everything that a growth can add to it."""
+    """A network together with all candidates for its growth."""
 
     @property
     def variables(self) -> list[Tensor]:
-        """The noise that the first pass trains."""
+        """The noise weights, which the first ranking pass trains."""
 
     def penalty(self) -> Tensor:
-        """Return what is added to the loss to keep the noise small, a scalar."""
+        """Return the penalty that is added to the loss to keep the noise small, a scalar."""
 
     def gates(self) -> list[Tensor]:
-        """Return zeros that require gradients, one tensor per layer and one number per candidate."""
+        """Return the gates: per layer a tensor with one number per candidate. All are 0 and require gradients."""
 
     def logits(self, x: Tensor, gates: Sequence[Tensor] | None = None) -> Tensor:
         """Return the logits of the network with all candidates, [b, classes]."""
@@ -48,31 +49,31 @@ class Candidates(Protocol):
 
 @dataclass(frozen=True)
 class Growth:
-    """The network after a growth, and what the growth cost."""
+    """The result of a growth: the grown network and the FLOPs spent on it."""
 
     chain: Chain
     flops: int
-    """FLOPs of the passes that ranked candidates, forward and backward."""
+    """FLOPs of all passes over the data that the growth needed, forward and backward."""
 
 
 class Ranking(NamedTuple):
-    """The scores of all candidates, and what computing them cost."""
+    """The scores of all candidates, and the FLOPs spent on computing them."""
 
     scores: list[Tensor]
-    """Per layer, the gradient of the loss with respect to the gate of each candidate."""
+    """For each layer, the gradient of the loss with respect to the gate of each candidate."""
     flops: int
     """FLOPs of both passes, forward and backward."""
     num_examples: int
     """Number of examples in one pass."""
     example: Tensor
-    """One of the examples, [1, ...]."""
+    """One example of the data, [1, ...]."""
 
 
 def rank(candidates: Candidates, batches: BatchSource) -> Ranking:
     """Train the noise of candidates for one epoch, then score every candidate in a second epoch.
 
     Args:
-        candidates: the network and what can be added to it. Their noise changes.
+        candidates: the network and its candidates. Their noise is trained in place.
         batches: the data that the next stage trains on.
     """
     optimizer = torch.optim.RMSprop(candidates.variables, lr=1e-3, momentum=0.1, alpha=0.9)
@@ -90,14 +91,17 @@ def rank(candidates: Candidates, batches: BatchSource) -> Ranking:
         scores = list(gradients) if scores is None else [a + b for a, b in zip(scores, gradients, strict=True)]
         num_batches, num_examples = num_batches + 1, num_examples + len(y)
     assert scores is not None
-    # The example is cloned, because a view would keep its whole batch in memory.
+    # Clone the example, because a view would keep the complete batch in memory.
     return Ranking(
         [score / num_batches for score in scores], flops_per_example * num_examples, num_examples, x[:1].clone()
     )
 
 
 def best_first(scores: Sequence[Tensor]) -> list[int]:
-    """Return the numbers of all candidates, counted through all layers, from the best to the worst."""
+    """Return candidate indices sorted from the best (smallest score) to the worst.
+
+    Indices run consecutively over all layers.
+    """
     return torch.cat(list(scores)).argsort(stable=True).tolist()
 
 
@@ -107,14 +111,14 @@ def trainable(value: Tensor) -> Tensor:
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of the squares of all numbers, a scalar."""
+    """Return the sum of the squares of all elements of all tensors, a scalar."""
     return torch.stack([tensor.square().sum() for tensor in tensors]).sum()
 
 
 def draws(chain: Chain, generator: torch.Generator) -> tuple[Draw, Draw]:
-    """Return a function that draws uniform numbers in [0, 1), and one that draws standard normal numbers.
+    """Return two functions: one draws uniform numbers in [0, 1), the other draws standard normal numbers.
 
-    Both use the same generator, and return tensors of the chain's device and dtype.
+    Both functions use `generator` and return tensors with the device and the dtype of the chain.
     """
     like = chain.head_weight
 
@@ -128,13 +132,13 @@ def draws(chain: Chain, generator: torch.Generator) -> tuple[Draw, Draw]:
 
 
 def _flops_of_example(candidates: Candidates, x: Tensor, y: Tensor, gates: Sequence[Tensor] | None = None) -> int:
-    """Return the FLOPs of one example, forward and backward: of the second pass if gates are given, else of the first.
+    """Return the FLOPs of one example in one ranking pass, forward and backward.
 
     Args:
-        candidates: the network and what can be added to it.
+        candidates: the network and its candidates.
         x: one example, [1, ...].
-        y: its class, [1].
-        gates: as `Candidates.gates` returns them.
+        y: the class of the example, [1].
+        gates: None for the first pass, the gates from `Candidates.gates` for the second pass.
     """
 
     def forward_and_backward() -> None:

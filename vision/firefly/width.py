@@ -1,7 +1,9 @@
-"""Growth in width: units are split in two, and layers get new units.
+"""Growth in width: split units in two, and add new units to layers.
 
-Shapes: b examples, C inputs and D outputs of a layer, k the 3 x 3 kernel of a convolution (nothing for a linear
-layer), K new units that each layer is offered.
+A candidate is the split of a unit, or a new unit. Candidates are ranked, and only the best ones are added.
+
+Shapes: b examples, s x s pixels of an image, C inputs and D outputs of a layer, K new units per layer among the
+candidates. *k stands for the two kernel dimensions (3, 3) of a convolution, and for no dimension in a linear layer.
 """
 
 import logging
@@ -28,32 +30,33 @@ from vision.firefly.ranking import (
 
 logger = logging.getLogger(__name__)
 NUM_CANDIDATES = 70
-"""K by default: the number of new units that each layer is offered."""
+"""Default of K, the number of new units per layer among the candidates."""
 
 CountRule = Callable[[list[tuple[int, bool]]], int]
-"""A function that returns how many of the best candidates are added. It gets, from the best to the worst, the layer of
-each candidate, and True for a new unit or False for a split."""
+"""A function that returns how many of the best candidates to add. Its argument lists all candidates from the best to
+the worst. Each candidate is a pair: the index of its layer, and True for a new unit or False for a split."""
 
 
 class WidthCandidates:
-    """A chain with a split of every unit, and with K new units in every layer.
+    """A network with all its candidates: the split of every unit, and K new units in every layer.
 
     Args:
         chain: the network.
-        num_candidates: K.
-        draw_uniform: returns uniform numbers in [0, 1).
-        draw_normal: returns standard normal numbers.
+        num_candidates: number of new units per layer, K.
+        draw_uniform: function that returns uniform random numbers in [0, 1).
+        draw_normal: function that returns standard normal random numbers.
     """
 
     def __init__(self, chain: Chain, num_candidates: int, draw_uniform: Draw, draw_normal: Draw):
         self.chain, self.num_candidates = chain, num_candidates
         self.splits: list[Tensor] = []
-        """Per layer, v [D, C, *k]: the two halves of a split unit have the weights W + v and W - v."""
+        """For each layer, the noise v of the splits, [D, C, *k]. The two halves of a split unit with weights W have the
+        weights W + v and W - v."""
         self.new_units: list[Tensor] = []
-        """Per layer, [K, C, *k]: the weights with which new units read the old units of the layer before."""
+        """For each layer, the weights with which the new units read the old units of the layer before, [K, C, *k]."""
         self.weights_on_new: list[Tensor | None] = []
-        """Per layer, [D + K, K, *k]: the weights with which units, old ones first, read the new units of the layer
-        before. None for the first layer, which has no layer before."""
+        """For each layer, the weights with which its D old units and then its K new units read the new units of the
+        layer before, [D + K, K, *k]. None for the first layer, because no layer comes before it."""
         for number, layer in enumerate(chain.layers):
             num_in, *kernel = layer.weight.shape[1:]
             self.splits.append(trainable((draw_uniform((layer.width, num_in, *kernel)) * 2 - 1) * 0.1))
@@ -62,20 +65,23 @@ class WidthCandidates:
             self.weights_on_new.append(trainable((draw_uniform(shape) * 2 - 1) * 0.01) if number else None)
         shape = (len(chain.head_bias), num_candidates)
         self.head_weight_on_new = trainable((draw_uniform(shape) * 2 - 1) * 0.01)
-        """[classes, K]: the weights with which the head reads the new units of the last layer."""
+        """The weights with which the head reads the new units of the last layer, [classes, K]."""
 
     @property
     def variables(self) -> list[Tensor]:
-        """The noise that the first pass of a ranking trains."""
+        """The noise weights, which the first ranking pass trains."""
         weights_on_new = [weight for weight in self.weights_on_new if weight is not None]
         return [*self.splits, *self.new_units, *weights_on_new, self.head_weight_on_new]
 
     def penalty(self) -> Tensor:
-        """Return what is added to the loss to keep the noise small, a scalar."""
+        """Return the penalty that is added to the loss to keep the noise small, a scalar."""
         return SPLIT_PENALTY * sum_of_squares(self.splits) + NEW_UNIT_PENALTY * sum_of_squares(self.new_units)
 
     def gates(self) -> list[Tensor]:
-        """Return zeros that require gradients, [D + K] per layer: one per split, then one per new unit."""
+        """Return the gates of the candidates: per layer a tensor [D + K] of zeros that requires gradients.
+
+        The first D numbers belong to the splits, the other K to the new units.
+        """
         return [
             torch.zeros(layer.width + self.num_candidates, device=layer.weight.device, requires_grad=True)
             for layer in self.chain.layers
@@ -86,12 +92,12 @@ class WidthCandidates:
 
         Args:
             x: examples, [b, inputs] or [b, channels, s, s].
-            gates: as `gates` returns them. Only the second pass of a ranking gives them.
+            gates: the gates from `gates()`, in the second ranking pass. None in the first pass.
         """
         x_new: Tensor | None = None
         for number, layer in enumerate(self.chain.layers):
             width = layer.width
-            # One product computes everything that reads x: the units, the noise of their splits, the new units.
+            # Compute everything that reads x in one product: the units, the noise of their splits, and the new units.
             weights = torch.cat([layer.weight, self.splits[number], self.new_units[number]])
             z, noise, z_new = layer.product(x, weights).split([width, width, self.num_candidates], dim=1)
             if gates is not None:
@@ -104,7 +110,7 @@ class WidthCandidates:
                 z, z_new = z + more, z_new + more_new
             halves = layer.activate(z + noise, layer.norm) + layer.activate(z - noise, layer.norm)
             new_norm = None if layer.norm is None else Norm.identity(layer.weight, self.num_candidates)
-            # As in the authors' code, pooling follows the mean of the two halves. The grown network pools each half.
+            # Pool the mean of the two halves, as in the authors' code. The grown network pools each half separately.
             x, x_new = layer.pool(halves / 2), layer.pool(layer.activate(z_new, new_norm))
         assert x_new is not None
         head = self.chain
@@ -112,14 +118,14 @@ class WidthCandidates:
         return old + F.linear(x_new.flatten(1), self.head_weight_on_new)
 
     def grown_chain(self, splits: Sequence[Tensor], new_units: Sequence[Tensor]) -> Chain:
-        """Return the network with some of the candidates.
+        """Return the network grown by the chosen candidates.
 
-        The units of a grown layer are the old ones (the first halves of those that are split), the second halves,
-        and the new units.
+        The units of a grown layer are ordered as follows: the old units (a split unit is replaced by its first half),
+        the second halves of the split units, the new units.
 
         Args:
-            splits: per layer, the indices of the units that are split.
-            new_units: per layer, the indices of the new units that are added.
+            splits: for each layer, the indices of the units to split.
+            new_units: for each layer, the indices of the new units to add, from 0 to K - 1.
         """
         layers = []
         split_inputs = new_inputs = None
@@ -153,19 +159,19 @@ def grow_width(
     generator: torch.Generator,
     num_candidates: int = NUM_CANDIDATES,
 ) -> Growth:
-    """Split units and add new ones: those that lower the loss fastest.
+    """Return the network grown in width by the splits and new units that lower the loss fastest.
 
     Args:
-        chain: the network. It does not change.
+        chain: the network. It is not modified.
         batches: the data that the next stage trains on.
         count_rule: decides how many candidates are added.
-        generator: draws the noise.
-        num_candidates: K.
+        generator: random generator for the noise.
+        num_candidates: number of new units per layer among the candidates, K.
     """
     candidates = WidthCandidates(chain, num_candidates, *draws(chain, generator))
     scores, flops, *_ = rank(candidates, batches)
-    places = [(layer, unit) for layer, layer_scores in enumerate(scores) for unit in range(len(layer_scores))]
-    order = [places[number] for number in best_first(scores)]
+    layers_and_units = [(layer, unit) for layer, layer_scores in enumerate(scores) for unit in range(len(layer_scores))]
+    order = [layers_and_units[index] for index in best_first(scores)]
     widths = chain.widths
     count = count_rule([(layer, unit >= widths[layer]) for layer, unit in order])
     splits: list[list[int]] = [[] for _ in widths]
@@ -180,9 +186,9 @@ def grow_width(
 
 
 def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
-    """Return the rule that adds the fewest candidates with which the network has `num_params` parameters or more.
+    """Return a rule that adds candidates, best first, until the network has at least `num_params` parameters.
 
-    The rule logs a warning if all candidates together are too few.
+    The rule logs a warning if there are too few candidates to reach this number.
     """
 
     def count_rule(order: list[tuple[int, bool]]) -> int:
@@ -193,7 +199,7 @@ def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
             widths[layer] += 1
         if chain.num_params(widths) < num_params:
             logger.warning(
-                "%d candidates are too few to reach %d parameters: raise candidates=", len(order), num_params
+                "%d candidates are too few to reach %d parameters: increase candidates=", len(order), num_params
             )
         return len(order)
 
@@ -201,27 +207,27 @@ def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
 
 
 def count_by_width_ratio(chain: Chain, ratio: float) -> CountRule:
-    """Return the rule that adds `ratio` times the present number of units, rounded down (the Firefly authors' rule).
+    """Return a rule that adds `ratio` times the current number of units, rounded down (the Firefly authors' rule).
 
-    The rule logs a warning if there are fewer candidates than that.
+    The rule logs a warning if there are too few candidates, and then adds all of them.
     """
 
     def count_rule(order: list[tuple[int, bool]]) -> int:
-        # 1e-9 is added because a product that is a whole number can come out slightly smaller in floating point.
+        # Add 1e-9, because floating-point rounding can make an integer product slightly too small.
         wanted = int(ratio * sum(chain.widths) + 1e-9)
         if wanted > len(order):
-            logger.warning("%d candidates are too few for %d units: raise candidates=", len(order), wanted)
+            logger.warning("%d candidates are too few to add %d units: increase candidates=", len(order), wanted)
         return min(len(order), wanted)
 
     return count_rule
 
 
 def _with_split_inputs(weight: Tensor, split: Tensor) -> Tensor:
-    """Return weights that read both halves of split inputs, each half with half the weight.
+    """Return the weights of a layer after some of its inputs were split in two. Each half gets half of the old weight.
 
     Args:
-        weight: [D, C, *k].
-        split: indices of the inputs that are split. Their second halves are the last columns of the result.
+        weight: weights before the split, [D, C, *k].
+        split: indices of the inputs that were split. The weights for their second halves are appended as new columns.
     """
     weight = weight.clone()
     weight[:, split] /= 2

@@ -1,13 +1,13 @@
-"""The vision learners: which networks a stage trains, from where, and which of them predict.
+"""The vision learners. A learner decides which networks a stage trains, from which parameters, and which ones predict.
 
-base.py       what all have in common, and the registry
-files.py      their files: networks after each step, predictor.json
+base.py       base class and registry of the learners
+files.py      files of a learner: its networks after each step, and predictor.json
 ensembles.py  SM, Ens, UMix, gEns
 mixtures.py   MoE, gMoE, gMoE with a flat gate, ensemble of mixtures
 firefly.py    FF
 
-Labels and settings of the learners are in `fairseq_alma.core.catalogue`. A learner of your own is a subclass with the
-decorator `register_learner`.
+Names and settings of the learners are listed in `fairseq_alma.core.catalogue`. To add a learner, write a subclass of
+`VisionLearner` and decorate it with `register_learner`.
 """
 
 from fairseq_alma.core.learner_settings import LearnerSettings

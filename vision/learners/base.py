@@ -1,7 +1,7 @@
-"""What all vision learners have in common: a stack of networks that trains in stages, is saved and predicts.
+"""Base class of all vision learners: a stack of networks that is trained in stages, saved, and used to predict.
 
-A learner computes all seeds of a run at once, as a stack of S x N networks, seed after seed (Firefly: one seed at a
-time).
+A learner computes all seeds of a run together, as a stack of S x N networks ordered by seed. Only Firefly computes one
+seed at a time.
 """
 
 import os
@@ -30,22 +30,22 @@ from vision.settings import VisionSettings
 from vision.training import OwnLoss, Watcher, train_stage
 from vision.voting import MemberOutputs, sum_members
 
-# S seeds, N networks per seed, M = S N networks, b examples, C classes.
+# Shapes: S seeds, N networks per seed, M = S x N networks, b examples, C classes.
 
 
 class VisionLearner:
-    """Base class of all vision learners. Without overrides it is SM: one network that every stage trains further.
+    """Base class of all vision learners. Its own methods implement SM, one network that every stage trains further.
 
     Args:
         settings: settings of the run.
-        backbone: makes the learner's networks.
-        memory: turns mega-batches into tensors.
-        device: device of the networks.
-        watcher: is called at every epoch.
+        backbone: creates the learner's networks.
+        memory: stores the mega-batches as tensors.
+        device: device on which the networks are placed.
+        watcher: callback for the progress of the training.
     """
 
     stacks_seeds: ClassVar[bool] = True
-    """Whether all seeds are computed at once. If False, each seed is a run of its own, one after another."""
+    """Whether all seeds are computed together. If False, each seed is a separate run, one after another."""
 
     def __init__(
         self,
@@ -57,40 +57,40 @@ class VisionLearner:
     ):
         self.settings, self.backbone, self.memory, self.device = settings, backbone, memory, device
         self.own: Any = settings.own
-        """The learner's own settings (see `fairseq_alma.core.catalogue`)."""
+        """Settings that belong to this learner (see `fairseq_alma.core.catalogue`)."""
         self.watcher = watcher or Watcher()
         seeding = settings.seeding
         self.seeds = list(range(seeding.seed, seeding.seed + seeding.seeds))
         self.stage_index = self.stage_length = 0
-        """Number of the last trained stage, and how many mega-batches it gathered."""
+        """Index of the last trained stage (0 before the first), and number of mega-batches that it gathered."""
         self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
         """Loss and error rate of the predictor on the last stage's validation data, for each seed."""
         self.expert_load: list[list[list[float]]] | None = None
-        """Mixtures: share of the validation examples that each expert gets, by seed and layer."""
+        """Mixtures: share of the validation examples that each expert gets, indexed by seed, layer and expert."""
         self._files = StackFiles(settings.keep_stages)
         out = Path(settings.out)
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
         self._predictor_file = PredictorFile(folders, self.networks_per_seed)
         self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
 
-    # ---- Overridden by learners.
+    # ---- Subclasses override these methods.
 
     @property
     def networks_per_seed(self) -> int:
-        """Number of networks that a stage trains for each seed, N."""
+        """Number of networks per seed that a stage trains, N."""
         return 1
 
     @property
     def combine(self) -> Combine:
-        """How the outputs of the members become one prediction."""
+        """How the outputs of the members are combined into one prediction."""
         return "probability"
 
     @property
     def members(self) -> list[tuple[str | None, Stack]]:
-        """Name and networks of the members that predict together.
+        """The stacks of networks that predict together, each with a name.
 
-        Members that will not change any more come first and have unique names, so that an evaluator can keep their
-        outputs. A member that may still change has the name None and comes last.
+        Stacks that will not change any more come first and have unique names, so that an evaluator can cache their
+        outputs. A stack that may still change comes last and has the name None.
         """
         return [(None, self.stack)]
 
@@ -99,29 +99,32 @@ class VisionLearner:
         return self.backbone.network(generators, self.device)
 
     def loss(self) -> OwnLoss:
-        """Return the loss: it says which networks are trained and selected together."""
+        """Return the training loss. It also defines which networks are trained and selected together."""
         return OwnLoss(len(self.seeds), self.networks_per_seed)
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Add capacity before a stage, from the second on; return the cost for each seed. The base class adds none."""
+        """Add capacity before a stage and return the cost for each seed. The base class adds no capacity.
+
+        This method is called before each stage except the first.
+        """
         return [Spent() for _ in self.seeds]
 
     def extra_state(self) -> dict[str, Any]:
-        """Return JSON values that `save` stores beside the networks."""
+        """Return further state of the learner, as JSON values by name, that `save` stores in learner.json."""
         return {}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over what `extra_state` returned when the learner was saved."""
+        """Restore the values that `extra_state` returned when the learner was saved."""
 
     def predictor_files(self) -> list[Path]:
-        """Return the checkpoints of `members`, in the order of the stages."""
+        """Return the checkpoint files of `members`, ordered by stage."""
         return [self._files.current] if self._files.current else []
 
-    # ---- The same for all learners.
+    # ---- Methods that most learners inherit.
 
     @property
     def stack(self) -> Stack:
-        """The networks that train. They are read from their file when they are first needed."""
+        """The networks that are being trained. After `load`, they are read from their file at the first access."""
         if self._stack is None:
             self._stack = self._prepared(self._files.read(self.device))
         return self._stack
@@ -131,11 +134,14 @@ class VisionLearner:
         self._stack, self._files.current = self._prepared(stack), None
 
     def new_stack(self, stage_index: int) -> Stack:
-        """Return untrained networks for all seeds, S x N of them, each initialised from its own seed."""
+        """Return S x N untrained networks, ordered by seed. Each is initialised with its own random generator."""
         return self.new_network(self.generators("initialisation", stage_index))
 
     def generators(self, purpose: str, stage_index: int, networks_per_seed: int | None = None) -> list[torch.Generator]:
-        """Return a random generator for each network of the stack, seeded by its seed, its number and the stage."""
+        """Return a random generator for each network of the stack, ordered by seed.
+
+        The generator depends on the seed, the purpose, the index of the network among those of its seed, and the stage.
+        """
         first = self.settings.seeding.first(purpose)
         count = networks_per_seed or self.networks_per_seed
         return [
@@ -145,9 +151,9 @@ class VisionLearner:
         ]
 
     def train(self, stage: Stage) -> list[Spent]:
-        """Train the stack on a stage with a new optimizer, and keep each network's best epoch.
+        """Train the stack for one stage with a new optimizer, and return the cost for each seed.
 
-        Returns the cost for each seed.
+        Afterwards the networks have the parameters of their best epoch.
         """
         recipe, began = self.settings.recipe, time.perf_counter()
         self.watcher.begin_stage(stage.index)
@@ -159,7 +165,7 @@ class VisionLearner:
         batches = Batches(data, orders, recipe.batch_size, stage.replay, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
             stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
-        self.stack = stack  # from here on it differs from its file
+        self.stack = stack  # the setter records that the file is outdated
         trained = train_stage(
             stack, batches, data.validation, loss, self._optimizer(stack), recipe.epochs, recipe.select_by, self.watcher
         )
@@ -176,28 +182,28 @@ class VisionLearner:
 
     @property
     def bagging(self) -> bool:
-        """Whether each network trains on its own bootstrap sample."""
+        """Whether each network trains on its own bootstrap sample of the examples."""
         return False
 
     def member_outputs(self, x: Tensor, stack: Stack) -> MemberOutputs:
-        """Return the summed outputs of the networks of one stack, for each seed.
+        """Return the outputs of a stack of networks, summed over the networks of each seed.
 
         Args:
-            x: examples, [1, b, ...] (the same for all networks) or [S, b, ...].
-            stack: one of `members`.
+            x: examples, [S, b, ...], or [1, b, ...] if they are the same for all seeds.
+            stack: one of the stacks in `members`.
         """
         return sum_members(self.loss().unit_logits(stack.logits_of_many(x)), len(self.seeds), self.combine)
 
     @property
     def num_members(self) -> int | None:
-        """Number of networks of one seed that predict; None for a single one."""
+        """Number of networks per seed that predict together, or None if there is only one."""
         count = sum(len(stack) for _, stack in self.members) // len(self.seeds)
         return count if count > 1 else None
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs to `folder`; after training also predictor.json.
+        """Write everything that `load` needs to `folder`. After training, also write predictor.json.
 
-        Deletes networks that nothing continues from, unless `keep_stages` is set.
+        Unless the setting `keep_stages` is true, delete older network files that are not needed any more.
         """
         self._files.write(self.stack, folder / "networks.pt")
         assert self._files.current is not None
@@ -215,10 +221,10 @@ class VisionLearner:
         self._files.delete_unneeded(needed)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote to `folder`. The networks are read when they are first needed.
+        """Restore the state that `save` wrote to `folder`. The networks are read later, at their first use.
 
         Raises:
-            RunError: learner.json is damaged.
+            RunError: if learner.json is damaged.
         """
         state = read_json(folder / "learner.json")
         self._stack = None
@@ -228,7 +234,7 @@ class VisionLearner:
         self.set_extra_state(state)
 
     def _prepared(self, stack: Stack) -> Stack:
-        """Set the data type in which a stack computes; return the stack."""
+        """Set the data type in which a stack computes, as in the setting `precision`. Return the stack."""
         stack.set_compute_dtype(torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32)
         return stack
 
@@ -250,7 +256,7 @@ def _uniform(generators: Sequence[torch.Generator], shape: tuple[int, ...]) -> T
 
 
 LEARNERS: dict[str, type[VisionLearner]] = {}
-"""Name -> class of every vision learner. `register_learner` adds to it."""
+"""The class of each vision learner, by name. `register_learner` adds entries."""
 
 
 def register_learner(
@@ -265,20 +271,21 @@ def register_learner(
 
     Args:
         name: the value of `learner=`.
-        label: its name in figures and tables; by default `name`. A learner of the catalogue has one already.
+        label: name of the learner in figures and tables; by default `name`. Learners in the catalogue have a label
+            already.
         summary: one sentence for `--help`.
-        settings: the class of its own settings; by default it has none.
-        grows: whether it adds capacity between stages.
+        settings: class of the settings that belong to this learner; by default there are none.
+        grows: whether the learner adds capacity between stages.
 
     Raises:
-        ValueError: one of its settings has the name of a setting of every run.
+        ValueError: if a setting of the learner has the same name as a setting that all runs have.
     """
     in_catalogue = name in {entry.name for entry in learners("vision")}
     if not in_catalogue or label is not None or settings is not None:
         own = settings or LearnerSettings
         if taken := {one.name for one in describe(own)} & {one.name for one in describe(VisionSettings)}:
             raise ValueError(
-                f"learner {name!r}: every run has a setting {', '.join(sorted(taken))}: choose another name"
+                f"learner {name!r}: all runs already have the settings {', '.join(sorted(taken))}; choose other names"
             )
         add_learner(LearnerEntry(name, label or name, summary, grows, vision=own))
 

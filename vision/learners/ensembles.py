@@ -1,4 +1,4 @@
-"""Learners of several networks: SM (one network), Ens, UMix and gEns."""
+"""The single model SM and the ensembles Ens, UMix and gEns."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ class SingleModel(VisionLearner):
 
 @register_learner("ens")
 class Ensemble(VisionLearner):
-    """Ens: N networks, each with its own seed and its own best epoch. Bagging and majority vote are options."""
+    """Ens: N networks that are trained and selected separately. Bagging and majority vote are options."""
 
     own: EnsembleSettings
 
@@ -38,7 +38,7 @@ class Ensemble(VisionLearner):
 
 @register_learner("umix")
 class UnionMix(VisionLearner):
-    """UMix: N networks trained as one, by the mean of their logits (the authors' code: by their sum)."""
+    """UMix: N networks trained as one model, with the mean (authors' code: sum) of the networks' logits as output."""
 
     own: UnionMixSettings
 
@@ -64,7 +64,7 @@ class GrowingEnsemble(VisionLearner):
         super().__init__(*args, **kwargs)
         self._frozen: list[tuple[str, Stack]] = []
         self._num_frozen = 0
-        """Number of stages whose networks are frozen: stages 1, 2, ..."""
+        """Number of stages whose networks are frozen. They are the first stages of the run."""
 
     @property
     def networks_per_seed(self) -> int:
@@ -81,7 +81,7 @@ class GrowingEnsemble(VisionLearner):
 
     @property
     def frozen(self) -> list[tuple[str, Stack]]:
-        """Name and networks of each earlier stage."""
+        """The frozen networks of each earlier stage, as (name, stack). They are read from their files when needed."""
         del self._frozen[self._num_frozen :]
         for index in range(len(self._frozen) + 1, self._num_frozen + 1):
             stack = self._prepared(read_checkpoint(self._file_of_stage(index), self.device))
@@ -89,7 +89,7 @@ class GrowingEnsemble(VisionLearner):
         return self._frozen
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Freeze the networks of the last stage. The new ones are random, or a copy of the last (authors' code)."""
+        """Freeze the networks of the last stage and create new ones: random, or copies as in the authors' code."""
         last, frozen = self.stack, self.frozen
         frozen.append((f"stage {self.stage_index}", last))
         self._num_frozen = len(frozen)

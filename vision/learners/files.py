@@ -1,4 +1,4 @@
-"""The files of a vision learner: its networks after each step, and predictor.json."""
+"""Write, read and delete the files of a vision learner: its networks after each step, and predictor.json."""
 
 import os
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from vision.networks import Stack
 
 
 class StackFiles:
-    """Stores the networks that train, after each step, and deletes the files that nothing needs any more.
+    """Stores the networks of a learner after each step, and deletes files that are not needed any more.
 
-    Until the done mark of a step is written, the next process continues from the step before. So the files of the
-    last two steps always stay.
+    The files of the last two steps are always kept. If the process is killed before the done mark of a step is written,
+    the next process continues from the step before.
 
     Args:
         keep_all: if True, no file is deleted.
@@ -23,7 +23,7 @@ class StackFiles:
 
     def __init__(self, keep_all: bool):
         self.current: Path | None = None
-        """File that holds the networks in their present state; None after they have changed."""
+        """File that contains the networks in their current state, or None if the networks have changed since."""
         self._keep_all = keep_all
         self._recent: list[Path] = []
 
@@ -31,19 +31,19 @@ class StackFiles:
         """Return the networks in `current`.
 
         Raises:
-            StageError: the file is missing or damaged.
+            StageError: if the file is missing or damaged.
         """
         assert self.current is not None, "networks that are not in memory are always in a file"
         return read_checkpoint(self.current, device)
 
     def write(self, stack: Stack, path: Path) -> None:
-        """Write the networks to `path`, unless a file already holds them in their present state."""
+        """Write the networks to `path`, unless a file already contains them in their current state."""
         if self.current is None:
             write_checkpoint(stack, path)
             self.use(path)
 
     def use(self, path: Path) -> None:
-        """Note that `path` holds the networks in their present state."""
+        """Record that the file `path` contains the networks in their current state."""
         self.current = path
         if path not in self._recent:
             self._recent.append(path)
@@ -57,11 +57,11 @@ class StackFiles:
 
 
 class PredictorFile:
-    """Writes predictor.json, which lists the checkpoints that a run would deploy now.
+    """Writes predictor.json, the list of checkpoints that form the current predictor of a run.
 
     Args:
-        run_folders: the folder of each seed's run.
-        networks_per_seed: number of networks of each seed in one checkpoint.
+        run_folders: run folder of each seed.
+        networks_per_seed: number of networks per seed in each checkpoint.
     """
 
     def __init__(self, run_folders: Sequence[Path], networks_per_seed: int):
@@ -69,11 +69,12 @@ class PredictorFile:
         self._digests: list[str] = []
 
     def write(self, paths: Sequence[Path], combine: str, dataset: str) -> None:
-        """Write predictor.json of each seed.
+        """Write the predictor.json of each seed.
 
         Args:
-            paths: checkpoints, in the order of the stages. Only the last may have changed since the last call.
-            combine: how the outputs of the members are combined.
+            paths: checkpoints, ordered by stage. Digests are cached, so a checkpoint that was passed in an earlier call
+                must not have changed, except for the last in this list.
+            combine: how the outputs of the members are combined into one prediction.
             dataset: name of the dataset.
         """
         for path in paths[len(self._digests) :]:

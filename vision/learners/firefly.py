@@ -1,4 +1,4 @@
-"""FF: a network that grows in width, and optionally in depth, by Firefly."""
+"""The learner FF: a network that grows in width, and optionally in depth, with the Firefly method."""
 
 import time
 from collections.abc import Iterator
@@ -25,19 +25,20 @@ from vision.learners.base import VisionLearner, register_learner
 
 @register_learner("ff")
 class Firefly(VisionLearner):
-    """FF: one network that grows before a stage where that lowers the loss fastest (Firefly, Wu et al. 2020).
+    """FF: one network that grows between stages, in the places that lower the loss fastest (Firefly, Wu et al. 2020).
 
-    The networks of different seeds grow differently, so each seed is computed by itself.
+    The networks of different seeds grow to different shapes, so each seed is computed separately.
     """
 
     stacks_seeds = False
     own: FireflySettings
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Grow every `grow_every` stages; return the cost of the passes that rank the candidates.
+        """Grow the network every `grow_every` stages, and return the cost of ranking the candidates.
 
-        Candidates are ranked on the training data of the coming stage, without augmentation, as the authors' code
-        does: the validation data of one mega-batch are too few.
+        Candidates are new units, splits of units and new layers. As in the authors' code, they are ranked on the
+        training data of the coming stage, without augmentation, because the validation data of one mega-batch are too
+        few.
         """
         own = self.own
         if (stage.index - 1) % own.grow_every:
@@ -57,20 +58,24 @@ class Firefly(VisionLearner):
         return [Spent(train_flops=flops + wider.flops, train_seconds=time.perf_counter() - began)]
 
     def _count_rule(self, chain: Chain, stage_index: int) -> CountRule:
-        """Return the rule that decides how many candidates are added."""
+        """Return the rule that decides how many of the best candidates are added."""
         if self.own.grow_by == "width":
-            # The authors' code: the width is about c (1 + g t) at stage t + 1.
+            # As in the authors' code, the width at stage t + 1 is about c (1 + g t), where c is the first width and
+            # g is grow_ratio.
             t, g = stage_index - 1, self.own.grow_ratio
             return count_by_width_ratio(chain, (g * t + 1) / (g * (t - 1) + 1) - 1)
         return count_by_num_params(chain, self._target_params(stage_index))
 
     def _target_params(self, stage_index: int) -> int:
-        """Return how many parameters the network should have after the growth before this stage."""
+        """Return the number of parameters that the network should have after the growth before this stage."""
         first = chain_from_stack(self.new_stack(1)).num_params()
         return first + round(self.own.grow_ratio * first) * ((stage_index - 1) // self.own.grow_every)
 
 
 def _chain_batches(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield one epoch as chains read it: images [b, channels, height, width] without augmentation, and classes."""
+    """Yield the batches of one epoch as (examples, classes) in the format of `Chain`, without augmentation.
+
+    Images have the shape [b, channels, height, width], and classes are indices, [b].
+    """
     for (x,), (one_hot,) in batches.epoch(augmented=False):
         yield x.movedim(-1, 1) if x.dim() == 4 else x, one_hot.argmax(-1)

@@ -20,11 +20,14 @@ from vision.learners.base import VisionLearner, register_learner
 from vision.learners.ensembles import GrowingEnsemble
 from vision.networks import GatedStack, Stack
 
-# M networks (one for each of S seeds), E experts, b examples of a batch, n examples, C classes.
+# Shapes: M networks (one for each of S seeds), E experts, b examples per batch, n examples, C classes.
 
 
 class _MixtureLearner(VisionLearner):
-    """A mixture of experts in both hidden layers of the perceptron, or in blocks 2 to 5 of the VGG."""
+    """Base class of learners with one mixture network per seed.
+
+    Both hidden layers of the multilayer perceptron, or blocks 2 to 5 of the VGG, are mixtures of experts.
+    """
 
     own: GatedSettings
     stack: GatedStack
@@ -34,7 +37,7 @@ class _MixtureLearner(VisionLearner):
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         scores = super()._validate(data)
-        # The last forward pass was over the validation examples: its gate weights give the load of each expert.
+        # The last forward pass computed the validation examples, so its gate weights give the load of each expert.
         loads = [weights_MbE.mean(1) for weights_MbE in self.stack.expert_weights]
         self.expert_load = [[load_ME[number].tolist() for load_ME in loads] for number in range(len(self.seeds))]
         return scores
@@ -55,14 +58,14 @@ class Mixture(_MixtureLearner):
 
 @register_learner("gmoe")
 class GrowingMixture(_MixtureLearner):
-    """gMoE: before a stage, the expert with the largest loss in each mixture is split in two under a new gate."""
+    """gMoE: before a stage, each mixture splits its expert with the largest loss into two experts under a new gate."""
 
     own: GrowingMixtureSettings
     flat = False
-    """Whether the gate is one softmax over all experts instead of a tree."""
+    """Whether each mixture has one softmax gate over all experts, instead of a tree of gates."""
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Split one expert per mixture, every `grow_every` stages. The validation data of the last stage rank them."""
+        """Every `grow_every` stages, split one expert per mixture, chosen on the validation data of the last stage."""
         if (stage.index - 1) % self.own.grow_every:
             return super().grow(stage)
         stack, data = self.stack, self.memory.previous_stage_data(stage, self.stage_length).validation
@@ -74,14 +77,17 @@ class GrowingMixture(_MixtureLearner):
 
 @register_learner("gmoe_flat")
 class GrowingFlatMixture(GrowingMixture):
-    """gMoE with one softmax over all experts (ablation in version 1). Its output changes at each growth."""
+    """gMoE with one softmax gate over all experts (ablation in version 1). Each growth changes the network's output."""
 
     flat = True
 
 
 @register_learner("ens_moe")
 class EnsembleOfMixtures(GrowingEnsemble):
-    """A growing ensemble of mixtures: each stage adds one and freezes the others (ablation in version 1)."""
+    """A growing ensemble of mixture networks (ablation in version 1).
+
+    Each stage adds new networks and freezes the earlier ones.
+    """
 
     own: EnsembleOfMixturesSettings  # type: ignore[assignment]  # both parents' settings
 
@@ -93,12 +99,13 @@ def worst_experts(stack: GatedStack, x: Tensor, y_Sn: Tensor, split_by: SplitBy)
     """Return the index of the expert to split, for each mixture and each network.
 
     Args:
-        stack: M = S networks.
+        stack: one network per seed, so M = S.
         x: examples, [S, n, ...].
-        y_Sn: their classes.
-        split_by: "validation_loss" gives each expert the sum of the examples' losses, weighted by its gate
-            probability (with hard gates: the losses of the examples that use it). "gate_mass" gives it the sum of its
-            gate probabilities (the authors' code). The expert with the largest sum is split.
+        y_Sn: classes of the examples.
+        split_by: how experts are compared. The expert with the largest sum over all examples is split.
+            "validation_loss" sums the loss of each example times the expert's gate probability; with hard gates, the
+            losses of the examples that use the expert. "gate_mass" sums the expert's gate probabilities (the authors'
+            code).
     """
     sums: list[Tensor] = []
     at_once = stack.examples_at_once

@@ -1,4 +1,4 @@
-"""A block of the VGG, convolutions and max pooling: computed by narrow.c where that is faster, else by torch."""
+"""A block of the VGG: convolutions and max pooling. It is computed by narrow.c where that is faster, else by torch."""
 
 from collections.abc import Sequence
 
@@ -10,19 +10,21 @@ from vision.networks.narrow import NarrowBlock
 
 
 class ConvBlock:
-    """Convolutions, one after the other, and max pooling, for one network: [b, s, s, C] to [b, s/2, s/2, D].
+    """A block of one network: a sequence of convolutions, then max pooling. Maps [b, s, s, C] to [b, s/2, s/2, D].
+
+    Shapes: b examples, s x s pixels of an image, C input and D output channels.
 
     Args:
-        layers: the convolutions.
+        layers: the convolutional layers, in order.
     """
 
     def __init__(self, layers: Sequence[ConvLayer]):
         self._layers, self._pool, self._narrow = list(layers), MaxPool(), NarrowBlock(layers)
         self._was_narrow = False
-        """True if narrow.c computed the last pass in training."""
+        """True if narrow.c computed the last forward pass in training mode."""
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
-        """Set the dtype in which convolutions are computed: float32 or bfloat16."""
+        """Set the dtype of the convolutions: float32 or bfloat16."""
         for layer in self._layers:
             layer.compute_dtype = dtype
 
@@ -30,8 +32,9 @@ class ConvBlock:
         """Return the output of the block, [b, s/2, s/2, D].
 
         Args:
-            x: [b, s, s, C].
-            training: if True, use the statistics of the batch, update the running ones, and save what `backward` needs.
+            x: images or activations, [b, s, s, C].
+            training: if True, normalise with the batch statistics, update the running statistics, and save what
+                `backward` needs.
         """
         is_narrow = self._layers[0].compute_dtype is torch.float32 and self._narrow.can_compute(x)
         if training:
@@ -45,18 +48,18 @@ class ConvBlock:
         return self._pool.forward(x, training)
 
     def free_activations(self) -> None:
-        """Free what was saved for `backward`."""
+        """Free the tensors saved for `backward`."""
         self._narrow.free_activations()
         self._pool.free_activations()
         for layer in self._layers:
             layer.free_activations()
 
     def backward(self, dy: Tensor, wants_dx: bool = True) -> Tensor | None:
-        """Fill the gradients of all layers.
+        """Write the gradients of the parameters of all layers.
 
         Args:
-            dy: the gradient of the output of the last pass in training, [b, s/2, s/2, D].
-            wants_dx: if True, return the gradient of the input, [b, s, s, C]; else return None.
+            dy: gradient with respect to the output of the last forward pass in training mode, [b, s/2, s/2, D].
+            wants_dx: if True, return the gradient with respect to the input, [b, s, s, C]; else return None.
         """
         if self._was_narrow:
             return self._narrow.backward(dy, wants_dx)

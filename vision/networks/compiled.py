@@ -1,13 +1,14 @@
 """Compile C code for this machine when it is first needed, and cache the library for other processes.
 
-    ALMA_COMPILE=0      do not compile; torch's operations compute the same results, more slowly
-    CC=clang            the compiler, by default cc
-    XDG_CACHE_HOME      the cache is $XDG_CACHE_HOME/alma, by default ~/.cache/alma
+Environment variables:
+    ALMA_COMPILE=0      do not compile: torch operations compute the same results, more slowly
+    CC=clang            use this compiler instead of cc
+    XDG_CACHE_HOME      store the cache in $XDG_CACHE_HOME/alma instead of ~/.cache/alma
 
 The file name of a cached library contains two digests. The first is the digest of everything that the library depends
 on (source and headers, compiler, flags, processor), so that machines of different kinds can share a home folder. The
-second is the digest of the library itself, so that a damaged file is detected and compiled again. A file that another
-user could have written is not loaded. If nothing can be cached, the library is compiled for this process only.
+second is the digest of the library file itself, so that a damaged file is detected and compiled again. A file that
+another user could have written is not loaded. If the library cannot be cached, it is compiled for this process only.
 """
 
 import ctypes
@@ -26,38 +27,38 @@ logger = logging.getLogger(__name__)
 
 
 class CompileError(RuntimeError):
-    """Raised if there is no C compiler, or if it reports an error."""
+    """Raised if there is no C compiler, or if the compiler reports an error."""
 
 
 @lru_cache
 def load_or_warn(source: Path, real: str) -> ctypes.CDLL | None:
-    """Return the library of a C file, or None if it is turned off or cannot be compiled.
+    """Return the compiled library of a C file, or None if ALMA_COMPILE=0 or the compilation fails.
 
-    A failure is logged once per process, as a warning.
+    A failure is logged as a warning, once per process.
 
     Args:
         source: the C file.
-        real: the value of the macro REAL, "float" or "double".
+        real: number type of the C code, the value of the macro REAL: "float" or "double".
     """
     if os.environ.get("ALMA_COMPILE", "1") == "0":
         return None
     try:
         return load(source, real)
     except (CompileError, OSError) as error:
-        logger.warning("%s is not used: %s. torch computes the same results, more slowly.", source.name, error)
+        logger.warning("%s is not used: %s. torch will compute the same results, more slowly.", source.name, error)
         return None
 
 
 def load(source: Path, real: str) -> ctypes.CDLL:
-    """Return the library of a C file: from the cache, or else compiled.
+    """Return the compiled library of a C file. It is loaded from the cache, or compiled if it is not in the cache.
 
     Args:
-        source: the C file. It may include header files (.h) of its folder.
-        real: the value of the macro REAL, "float" or "double".
+        source: the C file. It may include header files (.h) from its folder.
+        real: number type of the C code, the value of the macro REAL: "float" or "double".
 
     Raises:
-        CompileError: the compiler failed; the message contains its output.
-        OSError: a temporary folder could not be created.
+        CompileError: if the compiler failed. The message contains the output of the compiler.
+        OSError: if a temporary folder cannot be created.
     """
     command = [*_compiler(), *_flags(), f"-DREAL={real}", "-shared", "-fPIC"]
     version = _run([command[0], "--version"])
@@ -87,8 +88,9 @@ def load(source: Path, real: str) -> ctypes.CDLL:
 def _add_to_cache(library: Path, folder: Path) -> Path:
     """Copy a library to the cache folder and return its path there.
 
-    A whole file of this name is not replaced, because another process, perhaps on another machine, may have loaded
-    it. Hence a hard link, which fails if the name exists, in place of the rename in core/files.py.
+    If the cache already contains an undamaged file of this name, it is not replaced, because another process, perhaps
+    on another machine, may have loaded it. So the file is added with a hard link, which fails if the name exists, and
+    not with a rename as in core/files.py.
     """
     content = library.read_bytes()
     path = folder / f"{library.stem}-{_digest(content)}.so"
@@ -112,7 +114,7 @@ def _cache_folder() -> Path:
     """Return the folder of cached libraries. It is created if necessary.
 
     Raises:
-        OSError: the folder cannot be created, or other users can write to it.
+        OSError: if the folder cannot be created, or if other users can write to it.
     """
     root = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -126,16 +128,16 @@ def _cache_folder() -> Path:
 
 
 def _is_private(path: Path) -> bool:
-    """Return True if this user owns a file or folder and nobody else can write to it."""
+    """Return True if the current user owns this file or folder and nobody else can write to it."""
     status = path.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _compiler() -> list[str]:
-    """Return the compiler's command and its first arguments.
+    """Return the command that starts the compiler: the program, and arguments if the variable CC contains any.
 
     Raises:
-        CompileError: the variable CC is not a valid command.
+        CompileError: if the variable CC is not a valid command.
     """
     command = os.environ.get("CC") or "cc"
     try:
@@ -145,7 +147,7 @@ def _compiler() -> list[str]:
 
 
 def _flags() -> list[str]:
-    """Return the flags for fast code for exactly this processor. Their names depend on the architecture."""
+    """Return the compiler flags that optimise for exactly this processor. They depend on the architecture."""
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         return ["-O3", "-march=native"]
@@ -156,13 +158,13 @@ def _run(command: list[str]) -> str:
     """Run a command and return its standard output.
 
     Raises:
-        CompileError: the command cannot be started, or failed.
+        CompileError: if the command cannot be started or fails.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
         raise CompileError(
-            f"{command[0]} cannot be started ({error}); install a C compiler, or name one by the variable CC"
+            f"{command[0]} cannot be started ({error}); install a C compiler, or set the variable CC to one"
         ) from error
     if done.returncode:
         raise CompileError(f"{shlex.join(command)} failed with status {done.returncode}: {done.stderr.strip()[-500:]}")
@@ -174,7 +176,7 @@ def _digest(content: bytes) -> str:
 
 
 def _processor() -> str:
-    """Return the processor's name and features, as far as the system reports them."""
+    """Return the name and the features of the processor, as far as the operating system reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

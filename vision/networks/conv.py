@@ -1,12 +1,12 @@
-"""A 3 x 3 convolution with batch normalisation and ReLU, and max pooling: forward, and hand-written gradients.
+"""A 3 x 3 convolution with batch normalisation and ReLU, and max pooling: forward passes and hand-written gradients.
 
-Images are [b, side, side, channels], channels last. Convolutions of few channels are fastest in this format, and
-everything else is then an operation on a table of pixels whose columns are channels. torch's own batch normalisation
-and pooling are slow on such a table if there are few channels, because their inner loops run over channels. So this
-module reads tables in rows of a few hundred numbers, whatever the number of channels; the factor of each channel is
-repeated to the length of such a row.
+Images have the shape [b, s, s, C] (channels last), because convolutions with few channels are fastest in this format.
+All other operations then work on a table with one row per pixel and one column per channel. The batch normalisation
+and the pooling of torch are slow on such a table if there are few channels, because their inner loops run over
+channels. So this module views the table with longer rows: a row contains several pixels, up to ROW_LENGTH numbers. A
+value per channel, such as a scale, is repeated for each pixel of a row.
 
-Shapes: b examples, s side of an image, C input and D output channels, n = b s s pixels.
+Shapes: b examples, s x s pixels of an image, C input and D output channels.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from torch import Tensor
 from vision.networks.linear import relu_backward
 
 EPS = 1e-5
-"""Added to variances, as torch.nn.BatchNorm2d does."""
+"""Small number that is added to variances, as in torch.nn.BatchNorm2d."""
 MOMENTUM = 0.1
-"""Weight of a batch in the running statistics, as in torch.nn.BatchNorm2d."""
+"""Weight of the current batch in the running statistics, as in torch.nn.BatchNorm2d."""
 MAX_DENSE_SIZE = 128
-"""Up to so many numbers per image, a convolution is computed as one matrix product."""
+"""Largest number of values per image (pixels x channels) for which a convolution is computed as one matrix product."""
 ROW_LENGTH = 256
-"""Largest length of the rows in which tables are read. With more channels than that, a row is one pixel."""
+"""Largest number of values in a row of the viewed table. With more channels than this, a row is a single pixel."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,21 @@ class ConvTensors:
     weight_D33C: Tensor
     """Weights of the convolution."""
     scale_D: Tensor
-    """Factor of each normalised channel."""
+    """Scale of each channel after normalisation."""
     shift_D: Tensor
-    """Added to each normalised channel."""
+    """Shift of each channel after normalisation, added after the scale."""
 
 
 class ConvLayer:
-    """One layer relu(norm(conv(x))) of one network. The convolution has no bias, which the norm would subtract.
+    """One layer relu(norm(conv(x))) of one network, where norm is batch normalisation.
+
+    The convolution has no bias, because the norm would subtract it.
 
     Args:
         parameters: parameters of the layer.
-        gradient: `backward` writes their gradients here.
-        mean_D: running mean, for evaluation; training updates it in place.
-        variance_D: running variance; training updates it in place.
+        gradient: `backward` writes the gradients of the parameters here.
+        mean_D: running mean, used in evaluation. Training updates it in place.
+        variance_D: running variance, used in evaluation. Training updates it in place.
     """
 
     def __init__(self, parameters: ConvTensors, gradient: ConvTensors, mean_D: Tensor, variance_D: Tensor):
@@ -56,15 +58,16 @@ class ConvLayer:
         self._weight_DC33 = parameters.weight_D33C.permute(0, 3, 1, 2)
         self._d_weight_DC33 = gradient.weight_D33C.permute(0, 3, 1, 2)
         self.compute_dtype = torch.float32
-        """The dtype of the convolution, float32 or bfloat16. All else is computed in the dtype of the parameters."""
+        """Dtype of the convolution, float32 or bfloat16. The rest is computed in the dtype of the parameters."""
         self._saved: tuple[Tensor, ...] = ()
 
     def forward(self, x_bssC: Tensor, training: bool = False) -> Tensor:
         """Return the output, [b, s, s, D].
 
         Args:
-            x_bssC: images.
-            training: if True, use the statistics of the batch, update the running ones, and save what `backward` needs.
+            x_bssC: images or activations.
+            training: if True, normalise with the batch statistics, update the running statistics, and save what
+                `backward` needs.
         """
         if self.compute_dtype is torch.bfloat16:
             x_bssC = x_bssC.bfloat16()
@@ -88,15 +91,15 @@ class ConvLayer:
         return y.view(z_bssD.shape)
 
     def free_activations(self) -> None:
-        """Free what was saved for `backward`."""
+        """Free the tensors saved for `backward`."""
         self._saved = ()
 
     def backward(self, dy_bssD: Tensor, wants_dx: bool = True) -> Tensor | None:
         """Write the gradients of the parameters.
 
         Args:
-            dy_bssD: the gradient of the output of the last pass in training.
-            wants_dx: if True, return the gradient of the input, [b, s, s, C]; else return None.
+            dy_bssD: gradient with respect to the output of the last forward pass in training mode.
+            wants_dx: if True, return the gradient with respect to the input, [b, s, s, C]; else return None.
         """
         x_bssC, centred, y, inverse_D, factor_D = self._saved
         repeats = centred.shape[1] // len(factor_D)
@@ -104,8 +107,9 @@ class ConvLayer:
         d_shift_D, d_factor_D = _channel_sums(dy, repeats), _channel_sums(dy * centred, repeats)
         torch.mul(d_factor_D, inverse_D, out=self.gradient.scale_D)
         self.gradient.shift_D.copy_(d_shift_D)
-        # The gradient of the convolution's output is (dy - mean of dy - projection of dy on the centred values) times
-        # the factor. It is computed as dy * factor + centred * slope + constant.
+        # The gradient with respect to the output of the convolution is
+        # (dy - mean of dy - projection of dy on the centred values) * factor.
+        # Compute it as dy * factor + centred * slope + constant.
         num_pixels = y.numel() // len(factor_D)
         slope_D = (d_factor_D * inverse_D.square()).mul_(factor_D).div_(-num_pixels)
         constant_D = d_shift_D.mul_(factor_D).div_(-num_pixels)
@@ -114,7 +118,7 @@ class ConvLayer:
         return self._conv_backward(dz.view(dy_bssD.shape), x_bssC, wants_dx)
 
     def _conv(self, x_bssC: Tensor) -> Tensor:
-        """Return the convolution, [b, s, s, D], in the dtype of the parameters."""
+        """Return the output of the convolution, [b, s, s, D], in the dtype of the parameters."""
         side, num_out, num_in = x_bssC.shape[1], *self._weight_DC33.shape[:2]
         if side * side * max(num_in, num_out) <= MAX_DENSE_SIZE:
             dense = _dense_weight(self.parameters.weight_D33C.to(x_bssC.dtype), side)
@@ -128,7 +132,7 @@ class ConvLayer:
         return z_bDss.permute(0, 2, 3, 1).to(self._weight_DC33.dtype).contiguous()
 
     def _conv_backward(self, dz_bssD: Tensor, x_bssC: Tensor, wants_dx: bool) -> Tensor | None:
-        """Write the gradient of the weights; return that of the input if `wants_dx` is True, else None."""
+        """Write the gradient of the weights. If `wants_dx` is True, return the gradient with respect to the input."""
         dtype, own_dtype = x_bssC.dtype, dz_bssD.dtype
         side, num_out, num_in = x_bssC.shape[1], *self._weight_DC33.shape[:2]
         if side * side * max(num_in, num_out) <= MAX_DENSE_SIZE:
@@ -149,10 +153,11 @@ class ConvLayer:
 
 
 class MaxPool:
-    """2 x 2 max pooling of images with even sides: first the larger of two rows, then the larger of two columns.
+    """2 x 2 max pooling of images with even sides. Take the maximum of the two rows, then of the two columns.
 
-    Among equal pixels the upper one gets the gradient, then the left one. torch.nn.MaxPool2d compares row by row and
-    can choose another pixel if exactly two are equal and they are diagonal neighbours. Both are valid subgradients.
+    If two compared pixels are equal, the gradient goes to the upper one (rows) or to the left one (columns).
+    torch.nn.MaxPool2d compares in another order. It can choose another pixel if exactly two pixels are equal and they
+    are diagonal neighbours. Both choices are valid subgradients.
     """
 
     def __init__(self) -> None:
@@ -162,33 +167,34 @@ class MaxPool:
         """Return the pooled images, [b, s/2, s/2, C].
 
         Args:
-            x_bssC: images.
+            x_bssC: images or activations.
             training: if True, save what `backward` needs.
         """
         num_examples, side, _, channels = x_bssC.shape
         half = side // 2
-        # Rows of pixels are compared first, because they are long. The slow comparison of columns, which are as short
-        # as the channels are few, then has half as many numbers.
+        # Compare rows first: a row is a long contiguous block of numbers, so this is fast. Comparing columns is slow,
+        # because the contiguous blocks are single pixels of a few channels. After the rows, only half of the numbers
+        # are left for it.
         row_pairs = x_bssC.view(num_examples * half, 2, side * channels)
         upper, lower = row_pairs[:, 0], row_pairs[:, 1]
         larger_row = torch.maximum(upper, lower)
         pixel_pairs = larger_row.view(-1, 2, channels)
         left, right = pixel_pairs[:, 0], pixel_pairs[:, 1]
         if training:
-            # Stored as floats and not as bools, because products with bools are much slower.
+            # Store the comparisons as floats, not as bools, because products with bools are much slower.
             is_upper = torch.ge(upper, lower, out=torch.empty_like(larger_row))
             self._saved = (is_upper, torch.ge(left, right, out=torch.empty_like(left)))
         return torch.maximum(left, right).view(num_examples, half, half, channels)
 
     def free_activations(self) -> None:
-        """Free what was saved for `backward`."""
+        """Free the tensors saved for `backward`."""
         self._saved = None
 
     def backward(self, dy_bssC: Tensor) -> Tensor:
-        """Return the gradient of the input, [b, s, s, C].
+        """Return the gradient with respect to the input, [b, s, s, C].
 
         Args:
-            dy_bssC: the gradient of the output of the last pass in training, [b, s/2, s/2, C].
+            dy_bssC: gradient with respect to the output of the last forward pass in training mode, [b, s/2, s/2, C].
         """
         assert self._saved is not None
         is_upper, is_left = self._saved
@@ -206,14 +212,14 @@ class MaxPool:
 
 
 def draw_conv(num_out: int, num_in: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Return random weights [M, out, 3, 3, in], initialised as by torch.nn.Conv2d.
+    """Return weights [M, out, 3, 3, in] for M networks, with the random initialisation of torch.nn.Conv2d.
 
-    They are uniform between -1/sqrt(9 in) and 1/sqrt(9 in).
+    The weights are uniform between -1/sqrt(9 in) and 1/sqrt(9 in).
 
     Args:
         num_out: number of output channels.
         num_in: number of input channels.
-        generators: one per network.
+        generators: random generators, one per network.
     """
     bound = (9 * num_in) ** -0.5
     weight = torch.stack([torch.rand(num_out, 3, 3, num_in, generator=generator) for generator in generators])
@@ -222,12 +228,13 @@ def draw_conv(num_out: int, num_in: int, generators: Sequence[torch.Generator]) 
 
 @lru_cache(maxsize=1000)
 def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
-    """Return for each entry of a convolution's matrix [s s D, s s C] the index of its weight among [D, 3, 3, C].
+    """Return, for each entry of the matrix that computes a convolution, the index of the weight that it contains.
 
-    The index is one past the last weight where the output pixel does not read the input pixel.
+    The matrix is [s s D, s s C], see `_dense_weight`; the result is flat. Indices refer to the flattened weights
+    [D, 3, 3, C]. Where the output pixel does not read the input pixel, the index is one past the last weight.
     """
     positions = torch.arange(side)
-    offset = positions - positions[:, None] + 1  # of the input pixel in the kernel: 0, 1 or 2, else outside
+    offset = positions - positions[:, None] + 1  # index of the input pixel in the kernel: 0, 1 or 2, else outside
     row, column = offset[:, None, None, :, None, None], offset[None, :, None, None, :, None]
     out = torch.arange(num_out)[None, None, :, None, None, None]
     inside = (row >= 0) & (row < 3) & (column >= 0) & (column < 3)
@@ -237,10 +244,11 @@ def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.devi
 
 @lru_cache(maxsize=1000)
 def _entries_of_weights(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
-    """Return for each weight the indices of its entries in a convolution's matrix, [9 D C * s s].
+    """Return, for each weight of a convolution, the indices of the matrix entries that contain it, [9 D C * s s].
 
-    A weight has at most s s entries; if it has fewer, the index one past the last entry fills up the rest. A sum over
-    these entries gives the same result every time, whereas a scatter-add on a GPU does not.
+    The matrix is the flattened result of `_dense_weight`. A weight occurs in at most s s entries. If it occurs in
+    fewer, the remaining indices are one past the last entry. Use these indices to sum gradients over entries, because
+    such a sum is deterministic, whereas a scatter-add on a GPU is not.
     """
     weights = _weights_of_entries(side, num_out, num_in, torch.device("cpu"))
     num_weights, max_entries = 9 * num_out * num_in, side * side
@@ -253,7 +261,7 @@ def _entries_of_weights(side: int, num_out: int, num_in: int, device: torch.devi
 
 
 def _dense_weight(weight_D33C: Tensor, side: int) -> Tensor:
-    """Return the matrix [s s D, s s C] that computes a convolution of whole images."""
+    """Return the matrix [s s D, s s C] that maps a flattened image [s s C] to the flattened output of a convolution."""
     num_out, _, _, num_in = weight_D33C.shape
     weights = _weights_of_entries(side, num_out, num_in, weight_D33C.device)
     padded = torch.cat([weight_D33C.reshape(-1), weight_D33C.new_zeros(1)])
@@ -261,7 +269,7 @@ def _dense_weight(weight_D33C: Tensor, side: int) -> Tensor:
 
 
 def _rows(table_bssD: Tensor) -> tuple[Tensor, int]:
-    """Return a view of the table in rows of several pixels each, and the number of pixels per row."""
+    """Return a view of the table with several pixels per row, and the number of pixels per row."""
     num_pixels, num_channels = table_bssD.shape[:3].numel(), table_bssD.shape[3]
     repeats = 1
     while 2 * repeats * num_channels <= ROW_LENGTH and num_pixels % (2 * repeats) == 0:
@@ -270,7 +278,7 @@ def _rows(table_bssD: Tensor) -> tuple[Tensor, int]:
 
 
 def _repeat(value_D: Tensor, repeats: int) -> Tensor:
-    """Return the value of its channel for each number of a row, [repeats * D]."""
+    """Return the values per channel, repeated for each pixel of a row, [repeats * D]."""
     return value_D.expand(repeats, -1).reshape(-1)
 
 

@@ -1,4 +1,4 @@
-"""The interface of stacks with mixtures of experts, whose experts can be split."""
+"""The interface of stacks with mixtures of experts. Such a stack grows by splitting experts in two."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -12,22 +12,23 @@ from vision.networks.stack import Stack
 
 
 class GatedStack(Stack):
-    """M networks, some layers of which are mixtures of experts. All mixtures have the same number of experts.
+    """M networks in which some layers are mixtures of experts. All mixtures have the same number of experts.
 
-    Shapes: M networks, b examples, E experts.
+    Shapes: M networks in G groups of M / G networks that read the same examples, b examples of a batch, n examples of
+    any number, E experts, C classes.
     """
 
     gates: list[Gates]
-    """The gates of each mixture."""
+    """Gates of each mixture."""
     expert_weights: list[Tensor]
-    """Per mixture, [M, b, E]: the weights of the experts in the last pass."""
+    """For each mixture, the weights of the experts in the last forward pass, [M, b, E]."""
 
     @property
     def num_experts(self) -> int:
         return self.gates[0].num_experts
 
     def set_gate_noise(self, noise: Noise) -> None:
-        """Set the random numbers with which hard gates draw branches in training."""
+        """Set the function that returns the random numbers with which hard gates sample branches in training."""
         for gates in self.gates:
             gates.noise = noise
 
@@ -36,10 +37,10 @@ class GatedStack(Stack):
             gates.free_activations()
 
     def logits_of_many(self, x: Tensor) -> Tensor:
-        """Return the logits of any number of examples, [M, n, C]; `expert_weights` are then those of all examples.
+        """Return the logits of any number of examples, [M, n, C], and set `expert_weights` for all of them.
 
         Args:
-            x: [M, n, ...] or [G, n, ...].
+            x: examples, [M, n, ...] or [G, n, ...].
         """
         if x.shape[1] <= self.examples_at_once:
             return self.logits(x)
@@ -51,45 +52,48 @@ class GatedStack(Stack):
         return torch.cat(logits, dim=1)
 
     def split(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "GatedStack":
-        """Return a new stack in which one expert of each mixture has a twin. This stack does not change.
+        """Return a new stack in which one expert of each mixture is split in two. This stack is not modified.
 
-        The twins are equal and share the weight of the split expert by a new, random gate. So every output is equal up
-        to rounding, for soft gates always and for hard gates in evaluation.
+        The two experts are equal, and a new gate with random weights divides the weight of the split expert between
+        them. So the outputs of the network do not change, up to rounding. With hard gates, this holds in evaluation
+        only.
 
         Args:
-            experts: per mixture and network, the expert that is split.
-            generators: one per network, which draw the new gates.
+            experts: for each mixture and each network, the index of the expert to split.
+            generators: random generators for the new gates, one per network.
         """
         return self._with_twins(experts, generators, flat=False)
 
     def split_flat(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "GatedStack":
-        """Return a new stack as `split` does, but with the twin as a further entry of one flat softmax.
+        """Return a new stack as `split` does, but add the new expert as a further entry of one flat softmax.
 
-        The new row of the gate is random. The twin takes weight from all experts, so that outputs jump; the tree of
-        gates exists to avoid this. A copied row would not help: outputs would jump too, as a weight p would become
-        2p / (1 + p), and equal twins with equal rows would stay equal for ever.
+        The weights of the new softmax entry are random. The new expert takes weight from all experts, so the outputs
+        change abruptly. The tree of gates avoids this. Copying the softmax entry of the split expert would not help:
+        its weight p would become 2p / (1 + p), so the outputs would change too, and the two equal experts would get
+        equal gradients and stay equal forever.
 
         Args:
-            experts: per mixture and network, the expert that is split.
-            generators: one per network, which draw the new rows.
+            experts: for each mixture and each network, the index of the expert to split.
+            generators: random generators for the new softmax entries, one per network.
 
         Raises:
-            ValueError: an expert has been split under a tree before.
+            ValueError: if an expert has been split by `split` before.
         """
         if any(gates.splits[0] for gates in self.gates):
-            raise ValueError("split_flat cannot follow split: a tree of gates cannot become flat")
+            raise ValueError("split_flat() cannot be called after split(): a tree of gates cannot become flat")
         return self._with_twins(experts, generators, flat=True)
 
     @abstractmethod
     def _with_twins(
         self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
     ) -> "GatedStack":
-        """Return a new stack in which one expert of each mixture has a twin, see `split` and `split_flat`."""
+        """Return a new stack in which one expert of each mixture is split in two, see `split` and `split_flat`."""
 
     def routing(self, x: Tensor) -> list[dict[str, Any]]:
-        """Return for each network how the gates of its first mixture weigh the experts, and the tree of these gates.
+        """Return, for each network, the expert weights in its first mixture and the structure of the gates.
 
-        Each dictionary contains "weights" [b, E], "root" and "splits" (see `gates.expert_paths`).
+        Each dictionary contains "weights", an array [b, E], and "root" and "splits", the arguments of
+        `gates.expert_paths`.
 
         Args:
             x: examples, [1, b, ...].

@@ -1,10 +1,13 @@
 """The gates that weigh the experts of a mixture: a tree of gates (appendix A of the paper), or one flat softmax.
 
-A tree has a root with R branches (no root if the mixture began with one expert), and a node with two branches for
-every split since then. Each node is a softmax over its branches, linear in the features of the layer's input. The
-weight of an expert is the product of the probabilities of the branches that lead to it. So the two halves of a split
-expert share its weight, and as long as they are equal, the split does not change the output of the layer. A flat gate
-is a root that gets more branches.
+The root of the tree has one branch per initial expert. (There is no root if the mixture began with one expert.) Growth
+splits an expert in two: the expert and its twin, a copy of it. Each split adds a node with two branches to the tree, in
+place of the expert. Each node is a softmax over its branches, whose logits are linear functions of the layer input or
+of features computed from it. The weight of an expert is the product of the probabilities of the branches on its path,
+from the root to the expert. So the expert and its twin share the weight that the expert had, and as long as they are
+equal, the split does not change the output of the layer.
+
+A flat softmax is a root to which growth adds branches instead of nodes below it.
 
 Shapes: M networks, b examples, n nodes, K branches, E experts.
 """
@@ -15,16 +18,18 @@ import torch
 from torch import Tensor
 
 Noise = Callable[[tuple[int, ...]], Tensor]
-"""A function that returns uniform numbers in [0, 1), [M, *shape]. Each network has a generator of its own."""
+"""A function that takes a shape and returns uniform random numbers in [0, 1), [M, *shape]. It uses a separate random
+generator for each of the M networks."""
 
 
 def expert_paths(root: int, splits: Sequence[int]) -> list[list[int]]:
-    """Return for each expert the numbers of the branches that lead to it, from the root on.
+    """Return, for each expert, the indices of the branches on its path, starting at the root.
 
     Args:
-        root: number of branches of the root, which have the first numbers; 0 for one expert without a gate.
-        splits: the expert that each split halved, in order. This expert keeps the first of the two new branches. Its
-            twin, which becomes the last expert, gets the second.
+        root: number of branches of the root, whose indices are 0 to root - 1. 0 if there is no root, because the
+            mixture began with one expert.
+        splits: for each split in order, the index of the expert that was split. Each split adds two branches. The first
+            leads to this expert, the second to its twin, which becomes the last expert.
     """
     paths = [[branch] for branch in range(root)] or [[]]
     for number, expert in enumerate(splits):
@@ -35,16 +40,18 @@ def expert_paths(root: int, splits: Sequence[int]) -> list[list[int]]:
 
 
 class Gates:
-    """The gates of one mixture layer of M networks. Each network may have split different experts.
+    """The gates of one mixture layer of M networks. The networks can differ in which experts were split.
 
     Args:
-        root: number of branches of the root.
-        splits: per network, the expert that each split halved, see `expert_paths`. All networks have equally many.
-        hard: if True, each node passes the whole weight to one branch. In training the branch is drawn by its
-            probability, and the gradient is passed straight through (version 1 of the paper). In evaluation it is the
-            likeliest branch. The choice is made node by node, so that a split does not change the output. An argmax
-            over all experts would change it: both halves of the likeliest expert may be less likely than the next.
-        device: where the gates are computed.
+        root: number of branches of the root, see `expert_paths`.
+        splits: for each network, the experts that were split, see `expert_paths`. All networks have the same number of
+            splits.
+        hard: if True, each node gives weight 1 to one branch and 0 to the others. In training this branch is sampled
+            with its probability, and the gradient is straight-through (version 1 of the paper). In evaluation it is
+            the most likely branch. Each node chooses separately, so that a split does not change the output. An argmax
+            over all experts could change the output, because after a split of the most likely expert, both halves
+            can be less likely than another expert.
+        device: device on which the gates are computed.
     """
 
     def __init__(self, root: int, splits: Sequence[Sequence[int]], hard: bool, device: torch.device):
@@ -52,10 +59,10 @@ class Gates:
         self.splits = [list(experts) for experts in splits]
         self.hard = hard
         self.noise: Noise | None = None
-        """What hard gates draw branches with in training."""
+        """Function that returns the random numbers with which hard gates sample branches in training."""
         paths_M = [expert_paths(root, experts) for experts in self.splits]
         self._on_path_MKE = torch.zeros(len(paths_M), self.num_branches, self.num_experts, device=device)
-        """1 where a branch is on the path to an expert."""
+        """1 where a branch is on the path to an expert, else 0."""
         for network, paths in enumerate(paths_M):
             for expert, path in enumerate(paths):
                 self._on_path_MKE[network, path, expert] = 1
@@ -63,21 +70,21 @@ class Gates:
 
     @property
     def num_experts(self) -> int:
-        """E, the number of experts."""
+        """Number of experts, E."""
         return max(self.root, 1) + len(self.splits[0])
 
     @property
     def num_branches(self) -> int:
-        """K, the number of branches of all nodes together."""
+        """Number of branches of all nodes together, K."""
         return self.root + 2 * len(self.splits[0])
 
     def with_twins(self, experts: Sequence[int], flat: bool) -> "tuple[Gates, int]":
-        """Return gates in which one expert of each network has a twin, and the number of new branches.
+        """Return new gates, in which one expert of each network has been split in two, and the number of new branches.
 
         Args:
-            experts: one per network.
-            flat: if True, the twin is a further branch of the root (or the second of two, if there was no gate);
-                else a node with two branches takes the place of the expert.
+            experts: for each network, the index of the expert to split.
+            flat: if True, add a branch for the twin to the root. (If there was no root, add a root with two branches.)
+                If False, put a node with two branches in place of the expert.
         """
         if flat:
             root = self.num_experts + 1
@@ -90,7 +97,7 @@ class Gates:
 
         Args:
             logits_MbK: logits of all branches.
-            training: if True, save what `backward` needs; hard gates draw branches.
+            training: if True, save what `backward` needs, and let hard gates sample branches.
         """
         log_probability_MbK = self._apply_per_node(logits_MbK, lambda z: z.log_softmax(-1))
         if self.hard:
@@ -105,12 +112,12 @@ class Gates:
         return weights_MbE
 
     def backward(self, d_weights_MbE: Tensor) -> Tensor:
-        """Return the gradient with respect to the logits of the last call in training, [M, b, K]."""
+        """Return the gradient with respect to the logits of the last call of `weights` in training mode, [M, b, K]."""
         if self.hard:
             probability_MbK, chosen_MbK, failed_MbE = self._saved
-            # Straight-through gradients at each node: the weight of an expert is the product of the choices on its
-            # path, and a choice gets the gradient of its probability. So a branch gets gradient from those experts
-            # below it for which all other choices on the path are made.
+            # Straight-through gradients: the weight of an expert is the product of the choices (1 if the branch was
+            # chosen, else 0) on its path, and the gradient of a choice is used as the gradient of its probability. So
+            # a branch gets a gradient from an expert only if all other branches on the path to the expert were chosen.
             others_MbKE = failed_MbE[:, :, None] - (1 - chosen_MbK)[..., None]
             reached_MbKE = (others_MbKE == 0) * self._on_path_MKE[:, None]
             d_probability = torch.einsum("mbke,mbe->mbk", reached_MbKE, d_weights_MbE)
@@ -124,20 +131,20 @@ class Gates:
         return d_log.addcmul_(probability_MbK, total, value=-1)
 
     def free_activations(self) -> None:
-        """Free what was saved for `backward`."""
+        """Free the tensors saved for `backward`."""
         self._saved = ()
 
     def _hard_weights(self, probability_MbK: Tensor, training: bool) -> Tensor:
-        """Return 1 for the expert that the choices of all nodes lead to and 0 for the others, [M, b, E]."""
+        """Return 1 for the expert whose branches were all chosen and 0 for all other experts, [M, b, E]."""
         if training:
             if self.noise is None:
-                raise RuntimeError("hard gates draw branches in training: call set_gate_noise() first")
+                raise RuntimeError("hard gates need random numbers in training: call set_gate_noise() first")
             num_nodes = bool(self.root) + len(self.splits[0])
             noise_Mbn = self.noise((probability_MbK.shape[1], num_nodes)).to(probability_MbK.device)
             chosen_MbK = self._apply_per_node(probability_MbK, _draw_one_hot, noise_Mbn)
         else:
             chosen_MbK = self._apply_per_node(probability_MbK, _argmax_one_hot)
-        # The number of branches on an expert's path that were not chosen.
+        # Count the branches on the path to each expert that were not chosen.
         failed_MbE = torch.bmm(1 - chosen_MbK, self._on_path_MKE)
         if training:
             self._saved = (probability_MbK, chosen_MbK, failed_MbE)
@@ -146,13 +153,13 @@ class Gates:
     def _apply_per_node(
         self, value_MbK: Tensor, function: Callable[..., Tensor], noise_Mbn: Tensor | None = None
     ) -> Tensor:
-        """Return the results of `function` for each node, joined to [M, b, K].
+        """Apply a function to each node separately, and return the results for all branches, [M, b, K].
 
         Args:
-            value_MbK: a value per branch.
-            function: maps the values of a node, [..., its branches], to a tensor of the same shape. With noise it
-                gets one number per node, [...], as a second argument.
-            noise_Mbn: a number per node.
+            value_MbK: the input values, one per branch.
+            function: maps the values of one node, [..., branches of the node], to a tensor of the same shape. If
+                `noise_Mbn` is given, the second argument of the function is the random number of the node, [...].
+            noise_Mbn: one random number per node, or None.
         """
         root, parts = self.root, []
         start = int(root > 0)
@@ -167,7 +174,7 @@ class Gates:
 
 
 def _draw_one_hot(probability: Tensor, uniform: Tensor) -> Tensor:
-    """Return a one-hot choice over the last dimension, drawn by probability with a uniform number in [0, 1)."""
+    """Sample an index of the last dimension by probability, with a uniform number in [0, 1). Return it one-hot."""
     index = (probability.cumsum(-1)[..., :-1] <= uniform[..., None]).sum(-1)
     return torch.nn.functional.one_hot(index, probability.shape[-1]).to(probability.dtype)
 

@@ -1,6 +1,6 @@
-"""Linear layers of M networks at once, and their gradients.
+"""Compute a linear layer of M networks at once, and its gradients.
 
-Shapes: M networks in G groups of N = M / G that read the same examples, b examples, i inputs, o outputs.
+Shapes: M networks in G groups of M / G networks that read the same examples, b examples, i inputs, o outputs.
 """
 
 import torch
@@ -10,13 +10,14 @@ from vision.networks.parameters import Parameters
 
 
 class LinearLayers:
-    """One linear layer x W^T + bias of each network.
+    """One linear layer, x W^T + bias, in each of M networks.
 
-    All views are made once: at these sizes, making a view takes as long as using it.
+    The constructor creates all views of the tensors, because for small layers creating a view takes as long as
+    computing with it.
 
     Args:
-        weight_Moi: weights.
-        bias_Mo: biases.
+        weight_Moi: weights of the layer in each network.
+        bias_Mo: biases of the layer in each network.
         d_weight_Moi: `backward` writes the gradient of the weights here.
         d_bias_Mo: `backward` writes the gradient of the biases here.
     """
@@ -30,7 +31,7 @@ class LinearLayers:
             d_bias_Mo,
         )
         self._weight_Mio, self._bias_M1o = weight_Moi.transpose(1, 2), bias_Mo[:, None]
-        # For a single network, a product of two matrices is faster than a batched product of one pair.
+        # Views for a single network: a plain matrix product is faster than a batched product with batch size 1.
         self._weight_oi, self._d_weight_oi = weight_Moi[0], d_weight_Moi[0]
         self._weight_io, self._bias_o, self._d_bias_o = self._weight_oi.t(), bias_Mo[0], d_bias_Mo[0]
         self._last_ones: Tensor | None = None
@@ -39,7 +40,7 @@ class LinearLayers:
         """Return the outputs, [M, b, o], or [b, o] for a single network.
 
         Args:
-            x: [M, b, i], or [G, b, i] if the networks of a group read the same examples, or [b, i] for a single
+            x: inputs, [M, b, i], or [G, b, i] if the networks of a group read the same inputs, or [b, i] for a single
                 network.
         """
         num_networks = self._num_networks
@@ -48,7 +49,7 @@ class LinearLayers:
         num_groups = x.shape[0]
         if num_networks == num_groups:
             return torch.baddbmm(self._bias_M1o, x, self._weight_Mio)
-        # The layers of the networks of a group are computed as one wide layer.
+        # Compute the layers of all networks in a group as one wide layer.
         if num_groups == 1:
             wide = torch.addmm(self._bias_Mo.view(-1), x[0], self._weight_Moi.view(-1, self._num_inputs).t())
         else:
@@ -58,16 +59,16 @@ class LinearLayers:
         return by_network.reshape(num_networks, x.shape[1], self._num_outputs)
 
     def backward(self, x: Tensor, dy: Tensor) -> None:
-        """Write the gradients of weights and biases.
+        """Write the gradients of the weights and the biases.
 
         Args:
-            x: the input of `forward`.
-            dy: the gradient of the output of `forward`.
+            x: the input that `forward` was called with.
+            dy: gradient with respect to the output of `forward`.
         """
         num_networks = self._num_networks
         if num_networks == 1:
             dy_ob = dy.t()
-            # A product with ones is faster than a sum.
+            # Sum over the examples by a product with ones, which is faster than torch.sum.
             torch.mv(dy_ob, self._ones(len(dy)), out=self._d_bias_o)
             torch.mm(dy_ob, x, out=self._d_weight_oi)
             return
@@ -86,7 +87,11 @@ class LinearLayers:
             torch.bmm(wide.transpose(1, 2), x, out=out)
 
     def input_gradient(self, dy: Tensor) -> Tensor:
-        """Return the gradient of the input, [M, b, i], or [b, i] for a single network."""
+        """Return the gradient with respect to the input, [M, b, i], or [b, i] for a single network.
+
+        Args:
+            dy: gradient with respect to the output of `forward`.
+        """
         if self._num_networks == 1:
             return torch.mm(dy, self._weight_oi)
         return torch.bmm(dy, self._weight_Moi)
@@ -98,21 +103,21 @@ class LinearLayers:
 
 
 def relu_backward(dy: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient of the input of a ReLU.
+    """Return the gradient with respect to the input of a ReLU.
 
     Args:
-        dy: the gradient of its output.
-        y: its output.
+        dy: gradient with respect to the output of the ReLU.
+        y: output of the ReLU.
     """
     return torch.ops.aten.threshold_backward(dy, y, 0)
 
 
 def linear_layers(parameters: Parameters, gradient: Parameters) -> list[LinearLayers]:
-    """Return the layers of weight_1 and bias_1, weight_2 and bias_2, ...
+    """Return the linear layers with the parameters weight_1 and bias_1, weight_2 and bias_2, and so on.
 
     Args:
-        parameters: weights and biases.
-        gradient: where the layers write their gradients.
+        parameters: weights and biases of all layers.
+        gradient: the layers write their gradients here.
     """
     return [
         LinearLayers(*(tensors[f"{name}_{layer}"] for tensors in (parameters, gradient) for name in ("weight", "bias")))

@@ -1,4 +1,4 @@
-"""The perceptron whose two hidden layers are mixtures of experts, and its growth."""
+"""The multilayer perceptron (MLP) whose two hidden layers are mixtures of experts, and its growth."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,17 +16,20 @@ from vision.networks.parameters import Parameters, draw_layers, draw_linear
 
 
 class MixtureStack(GatedStack):
-    """M perceptrons with mixtures. An expert is a linear layer with ReLU; a mixture is the weighted sum of experts.
+    """M MLPs whose hidden layers are mixtures of experts.
 
-    The parameters of a mixture are one matrix: the rows of its experts, h rows each, then one row per branch of its
-    gates.
+    An expert is a linear layer with ReLU. A mixture is the weighted sum of the expert outputs.
 
-    Shapes: M networks, b examples, i inputs, h width, E experts, K branches of gates, C classes.
+    The weights of the experts and the gates of a mixture are stored in one matrix: h rows for each expert, then one
+    row for each branch of the gates.
+
+    Shapes: M networks, b examples, i inputs, h hidden units of an expert, E experts, K branches of the gates, C
+    classes.
 
     Args:
-        sizes: number of inputs, hidden widths, number of classes.
-        gates: one per hidden layer.
-        parameters: weight_1, bias_1, weight_2, bias_2, ... of all layers.
+        sizes: number of inputs, width of each hidden layer, number of classes.
+        gates: gates of each hidden layer.
+        parameters: weight_1, bias_1, weight_2, bias_2, and so on for all layers.
     """
 
     def __init__(self, sizes: Sequence[int], gates: Sequence[Gates], parameters: Parameters):
@@ -47,14 +50,14 @@ class MixtureStack(GatedStack):
         generators: Sequence[torch.Generator],
         device: torch.device,
     ) -> "MixtureStack":
-        """Return untrained networks. Experts and gates are initialised as by torch.nn.Linear.
+        """Return untrained networks. Experts and gates have the initialisation of torch.nn.Linear.
 
         Args:
-            sizes: number of inputs, hidden widths, number of classes.
-            num_experts: number of experts in each hidden layer, under one root.
+            sizes: number of inputs, width of each hidden layer, number of classes.
+            num_experts: number of experts in each hidden layer. The root of the gates has a branch for each.
             hard: if True, the gates are hard, see `Gates`.
-            generators: one per network.
-            device: where the networks are stored.
+            generators: random generators, one per network.
+            device: device on which the networks are stored.
         """
         root = num_experts if num_experts > 1 else 0
         gates = [Gates(root, [[] for _ in generators], hard, device) for _ in sizes[1:-1]]
@@ -116,11 +119,11 @@ class MixtureStack(GatedStack):
                 dx = self._add_axis(layer.input_gradient(self._drop_axis(dy)))
 
     def _drop_axis(self, value: Tensor) -> Tensor:
-        """Return `value` without the axis of networks if there is a single network, as `LinearLayers` reads it."""
+        """Return `value` without its first axis if the stack has a single network, as `LinearLayers` expects it."""
         return value[0] if len(self) == 1 else value
 
     def _add_axis(self, value: Tensor) -> Tensor:
-        """Return `value` with an axis of networks; the inverse of `_drop_axis`."""
+        """Undo `_drop_axis`: return `value` with a first axis for the networks."""
         return value[None] if len(self) == 1 else value
 
     def _with_twins(

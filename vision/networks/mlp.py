@@ -16,10 +16,10 @@ from vision.networks.stack import Stack
 
 
 class MLPStack(Stack):
-    """M perceptrons of equal sizes.
+    """M multilayer perceptrons of equal sizes.
 
     Args:
-        sizes: number of inputs, hidden widths, number of classes, for example (784, h, h, 10).
+        sizes: number of inputs, width of each hidden layer, number of classes, for example (784, h, h, 10).
         parameters: weight_1 [M, h, 784], bias_1 [M, h], and so on for each layer.
     """
 
@@ -35,12 +35,12 @@ class MLPStack(Stack):
     def initialised(
         cls, sizes: Sequence[int], generators: Sequence[torch.Generator], device: torch.device
     ) -> "MLPStack":
-        """Return untrained networks, initialised as by torch.nn.Linear.
+        """Return untrained networks. All layers have the initialisation of torch.nn.Linear.
 
         Args:
-            sizes: number of inputs, hidden widths, number of classes.
-            generators: one per network.
-            device: where the networks are stored.
+            sizes: number of inputs, width of each hidden layer, number of classes.
+            generators: random generators, one per network.
+            device: device on which the networks are stored.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         for layer in range(1, len(sizes)):

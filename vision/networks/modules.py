@@ -1,8 +1,9 @@
 """One network with mixtures of experts as a torch.nn.Module, written for clarity and not for speed.
 
-Tests compare stacks with these modules step by step, FLOPs are counted on them, and they are what a run deploys.
+These modules have three uses: tests compare stacks with them step by step, FLOPs are counted on them, and a run
+deploys its networks as such modules.
 
-Shapes: b examples, E experts, K branches of gates, n nodes of gates, C classes.
+Shapes: b examples, E experts, K branches of the gates, n nodes of the gates, C classes.
 """
 
 from collections.abc import Sequence
@@ -14,17 +15,17 @@ from vision.networks.gates import expert_paths
 
 
 class MixtureLayerModule(nn.Module):
-    """A mixture: the sum of the experts' outputs after ReLU, weighed by a tree of gates.
+    """A mixture of experts: the weighted sum of their outputs after ReLU. A tree of gates computes the weights.
 
-    The outputs of the VGG's experts are not negative, so that ReLU does not change them.
+    The outputs of VGG experts are not negative, so the ReLU does not change them.
 
     Args:
-        experts: one module per leaf of the tree.
-        features: maps the input [b, ...] to what the gates read, [b, num_features].
+        experts: the experts. Each is a leaf of the tree of gates.
+        features: module that maps the input [b, ...] to the features that the gates read, [b, num_features].
         num_features: number of features that the gates read.
         root: number of branches of the root, see `gates.expert_paths`.
-        splits: the expert that each split halved, see `gates.expert_paths`.
-        hard: if True, each node passes the whole weight to one branch.
+        splits: the experts that were split, in order, see `gates.expert_paths`.
+        hard: if True, each node gives weight 1 to one branch and 0 to the others.
     """
 
     def __init__(
@@ -38,9 +39,9 @@ class MixtureLayerModule(nn.Module):
     ):
         super().__init__()
         self.paths = expert_paths(root, splits)
-        """Per expert, the branches that lead to it."""
+        """For each expert, the indices of the branches on its path from the root."""
         self.branches_per_node = ([root] if root else []) + [2] * len(splits)
-        """The number of branches of each node."""
+        """Number of branches of each node."""
         self.hard = hard
         self.experts, self.features = nn.ModuleList(experts), features
         self.nodes = nn.ModuleList(nn.Linear(num_features, branches) for branches in self.branches_per_node)
@@ -49,7 +50,7 @@ class MixtureLayerModule(nn.Module):
         """Return the weighted sum of the experts' outputs.
 
         Args:
-            x: [b, ...].
+            x: input of the layer, [b, ...].
             uniform_bn: see `weights`.
         """
         weights_bE = self.weights(x, uniform_bn)
@@ -60,9 +61,9 @@ class MixtureLayerModule(nn.Module):
         """Return the weight of each expert for each example, [b, E].
 
         Args:
-            x: [b, ...].
-            uniform_bn: for hard gates in training, a uniform number in [0, 1) for each example and node, by which
-                the branch is drawn.
+            x: input of the layer, [b, ...].
+            uniform_bn: for hard gates in training, a uniform random number in [0, 1) for each example and node, used to
+                sample the branch. If None, the most likely branch is used.
         """
         branches, features = [], self.features(x)
         for number, node in enumerate(self.nodes):
@@ -82,11 +83,11 @@ class MixtureLayerModule(nn.Module):
 
 
 class MixtureModule(nn.Module):
-    """A network with mixtures: maps a batch of examples to logits [b, C].
+    """A network with mixtures. It maps a batch of examples to logits [b, C].
 
     Args:
-        layers: in order, some of them `MixtureLayerModule`.
-        head: the last layer, which is no mixture.
+        layers: all layers except the last, in order. Some are a `MixtureLayerModule`.
+        head: the last layer, which is not a mixture.
     """
 
     def __init__(self, layers: Sequence[nn.Module], head: nn.Module):
@@ -98,7 +99,8 @@ class MixtureModule(nn.Module):
 
         Args:
             x: examples, [b, ...].
-            uniforms: for hard gates in training, `uniform_bn` of each mixture.
+            uniforms: for hard gates in training, the argument `uniform_bn` of each mixture, see
+                `MixtureLayerModule.weights`.
         """
         uniform_bn = iter(uniforms or [])
         for layer in self.layers:
@@ -122,12 +124,12 @@ def linear_module(weight: Tensor, bias: Tensor) -> nn.Linear:
 
 
 def set_nodes(layer: MixtureLayerModule, weight: Tensor, bias: Tensor) -> None:
-    """Copy the parameters of the gates into the nodes of a layer.
+    """Copy the parameters of the gates of a mixture to the nodes of its module.
 
     Args:
-        layer: its nodes change.
-        weight: [K, features], branch after branch.
-        bias: [K].
+        layer: the module. Its nodes are changed in place.
+        weight: weights of all branches, [K, features].
+        bias: biases of all branches, [K].
     """
     sizes = layer.branches_per_node
     with torch.no_grad():

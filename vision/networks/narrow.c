@@ -1,23 +1,29 @@
-/* 3 x 3 convolutions of few channels with batch normalisation, ReLU and 2 x 2 max pooling, forward and backward.
+/* 3 x 3 convolutions with few channels, with batch normalisation, ReLU and 2 x 2 max pooling, forward and backward.
 
-   A vector contains one number of each of LANES examples, so that neither channels nor pixels need to fill it. The
-   images of a batch are stored in groups of LANES examples, as vectors [groups][side][side][channels]. The last group
-   may have fewer examples than lanes; every sum leaves the other lanes out. Of each layer only z, the output of its
-   convolution, is stored. Its norm and ReLU are computed again wherever they are read, one group at a time in a buffer
-   with a border of zeros, which fits into the cache.
+   A vector contains LANES numbers, one for each of LANES examples, so vectors are full even if there are few channels
+   or pixels. The images of a batch are stored in groups of LANES examples, as vectors [groups][side][side][channels].
+   The last group may have fewer examples than lanes. Sums do not include its unused lanes.
 
-   Every sum has a fixed order, so that one build always gives the same result.
+   For each layer, only z is stored, the output of the convolution. Its normalisation and ReLU are computed again
+   wherever their result is needed, for one group at a time. The result is written to a buffer with a border of zeros,
+   which is small enough for the cache.
 
-   Names: C input and D output channels; w weights [D][3][3][C]; norm is the table of a norm, see vectors.h. */
+   Every sum has a fixed order, so that one build always returns the same result.
+
+   Names: C input channels, D output channels, side = side of an image in pixels, w = weights [D][3][3][C], norm = table
+   of a batch normalisation (see vectors.h), d_x = gradient of the loss with respect to x. "The layer below" is the
+   layer before, whose z is the input. */
 
 #include "vectors.h"
 
 #define BLOCK 4 /* number of output channels that are computed together */
 
+/* Return LANES, the number of examples in a group. */
 int alma_lanes(void) { return LANES; }
 
-/* Write weights [D][3][3][C] in the order that `convolve` reads, [D / BLOCK][3][3][C][BLOCK]. If `turned`, write those
-   of the convolution that maps gradients of the output to gradients of the input. */
+/* Write the weights [D][3][3][C] to `packed` in the order in which `convolve` reads them, [D / BLOCK][3][3][C][BLOCK].
+   If `turned` is 1, write the weights of the convolution that computes the gradient of the input from the gradient of
+   the output, [C / BLOCK][3][3][D][BLOCK]. Missing channels of the last block are 0. */
 static void pack_weights(const REAL *w, REAL *packed, long C, long D, int turned) {
     long out = turned ? C : D, in = turned ? D : C;
     for (long block = 0; block < (out + BLOCK - 1) / BLOCK; block++)
@@ -31,7 +37,8 @@ static void pack_weights(const REAL *w, REAL *packed, long C, long D, int turned
                 }
 }
 
-/* Compute BLOCK output channels of PIXELS neighbouring pixels of a row. */
+/* Define the function tile_PIXELS, which computes BLOCK output channels for PIXELS neighbouring pixels of a row. It
+   writes only the first `valid` channels. */
 #define TILE(PIXELS)                                                                                                   \
     INLINE void tile_##PIXELS(const vec *x, long row, long C, const REAL *w, vec *z, long D, long valid) {             \
         vec sums[PIXELS][BLOCK];                                                                                       \
@@ -55,7 +62,8 @@ TILE(1)
 TILE(2)
 TILE(3)
 
-/* Convolve one group: x [side + 2][side + 2][C], which includes a border of zeros, to z [side][side][D]. */
+/* Compute the convolution for one group. The input x [side + 2][side + 2][C] includes a border of zeros. The output is
+   z [side][side][D]. */
 static void convolve(const vec *x, const REAL *packed, vec *z, long side, long C, long D) {
     long row = (side + 2) * C;
     for (long y = 0; y < side; y++)
@@ -70,8 +78,8 @@ static void convolve(const vec *x, const REAL *packed, vec *z, long side, long C
         }
 }
 
-/* Write the input of a layer inside the border of `padded`: relu(norm(z)) of the layer below, or z itself if `norm` is
-   NULL because the input is images. */
+/* Write the input of a layer to `padded`, inside the border. The input is relu(norm(z)), where z and norm belong to the
+   layer below. In the first layer `norm` is NULL, and z contains the input images, which are copied. */
 static void read_input(const vec *z, const REAL *norm, vec *padded, long side, long C) {
     for (long y = 0; y < side; y++) {
         vec *to = padded + ((y + 1) * (side + 2) + 1) * C;
@@ -85,14 +93,14 @@ static void read_input(const vec *z, const REAL *norm, vec *padded, long side, l
     }
 }
 
-/* Return z - centre in the lanes of the mask, or its square. */
+/* Return z - centre, or its square if `is_squared`, in the lanes where the mask is set, and 0 in the other lanes. */
 INLINE vec channel_term(vec z, vec centre, bits mask, int is_squared) {
     vec value = masked(mask, z - centre);
     if (is_squared) value *= value;
     return value;
 }
 
-/* Sum each channel over the pixels and examples of a group: z, or its squared distance to `mean` if that is given. */
+/* Sum z over the pixels and examples of a group, for each channel. If `mean` is not NULL, sum (z - mean)^2 instead. */
 static void channel_sums(const vec *z, long pixels, long D, const double *mean, bits mask, double *sums) {
     for (long d = 0; d < D; d += BLOCK) {
         long valid = D - d < BLOCK ? D - d : BLOCK;
@@ -138,13 +146,15 @@ void alma_unpack(const vec *packed, REAL *x, long examples, long pixels, long C)
     }
 }
 
-/* Mean of each channel over `count` pixels, and the sum of squared distances to it. Each pointer is [D]. */
+/* For each channel, the mean over `count` pixels, and the sum of the squared differences from the mean. Both arrays
+   have the length D. */
 typedef struct {
     double *mean, *squares, count;
 } moments;
 
-/* Compute the mean and squares of a group while it is in the cache, and merge them with those of the groups before
-   (Chan, Golub and LeVeque 1979). sums and local are work buffers [D]. */
+/* Compute the mean and the squared differences of one group while the group is in the cache, and merge them into `all`,
+   which contains the moments of the groups before (Chan, Golub and LeVeque 1979). `valid` is the number of examples in
+   the group. `sums` and `local` are work buffers [D]. */
 static void add_group(moments *all, const vec *z, long pixels, long D, long valid, bits mask, double *sums,
                       double *local) {
     double more = (double)valid * pixels, total = all->count + more;
@@ -159,9 +169,11 @@ static void add_group(moments *all, const vec *z, long pixels, long D, long vali
     all->count = total;
 }
 
-/* Write z = conv(input) and the table of the layer's norm. In training the norm is that of the batch, which also
-   updates the running statistics with weight `momentum`; else it is that of the running statistics. `below` is the norm
-   of the layer whose z is the input, or NULL if the input is images. Return 1 if memory is full, else 0. */
+/* Forward pass of one layer: write z, the output of the convolution, and the table `norm` of the batch normalisation.
+   In training, `norm` uses the mean and variance of the batch, and the running statistics are updated with weight
+   `momentum` for the batch. In evaluation, `norm` uses the running statistics. `below` is the norm of the layer below,
+   whose z is `input`. It is NULL in the first layer, where `input` contains images. Return 1 if there is not enough
+   memory for the work buffers, else 0. */
 int alma_conv_forward(const vec *input, const REAL *below, const REAL *w, const REAL *scale, const REAL *shift,
                       REAL *running_mean, REAL *running_variance, vec *z, REAL *norm, long examples, long side, long C,
                       long D, int training, double momentum, double eps) {
@@ -206,7 +218,8 @@ int alma_conv_forward(const vec *input, const REAL *below, const REAL *w, const 
     return failed;
 }
 
-/* Write the maximum over 2 x 2 pixels of relu(norm(z)) to out [examples][side / 2][side / 2][D]. */
+/* Forward pass of the pooling: write the maximum of relu(norm(z)) over each 2 x 2 pixels to
+   out [examples][side / 2][side / 2][D]. */
 void alma_pool_forward(const vec *z, const REAL *norm, REAL *out, long examples, long side, long D) {
     long groups = (examples + LANES - 1) / LANES, half = side / 2;
     for (long g = 0; g < groups; g++) {
@@ -225,9 +238,10 @@ void alma_pool_forward(const vec *z, const REAL *norm, REAL *out, long examples,
     }
 }
 
-/* From the gradient of the pooled output, write d_z, the gradient of the output of the layer's norm, and for each
-   channel the sums of d_z and of d_z * (z - mean). Among equal pixels the upper one gets the gradient, then the left
-   one. */
+/* Backward pass of the pooling and the ReLU before it. From d_out, the gradient of the pooled output, compute the
+   gradient of the output of the norm and write it to d_z. Write to `sums` [2][D], for each channel, the sum of d_z and
+   the sum of d_z * (z - mean). If pixels are equal, the upper one of a column gets the gradient, and then the left one
+   of the two columns. */
 void alma_pool_backward(const REAL *d_out, const vec *z, const REAL *norm, vec *d_z, double *sums, long examples,
                         long side, long D) {
     long groups = (examples + LANES - 1) / LANES, half = side / 2;
@@ -250,7 +264,7 @@ void alma_pool_backward(const REAL *d_out, const vec *z, const REAL *norm, vec *
                     vec ll = activated(z_ll, norm, D, d), lr = activated(z_lr, norm, D, d);
                     vec left = maximum(ul, ll), right = maximum(ur, lr);
                     bits of_left = left >= right, upper_left = ul >= ll, upper_right = ur >= lr;
-                    /* Where the maximum is 0, the gradient of ReLU is 0. */
+                    /* Where the maximum is 0, ReLU has the gradient 0. */
                     gradient = relu_gate(gradient, maximum(left, right));
                     vec d_left = masked(of_left, gradient), d_right = masked(~of_left, gradient);
                     vec d_ul = masked(upper_left, d_left), d_ll = masked(~upper_left, d_left);
@@ -266,7 +280,9 @@ void alma_pool_backward(const REAL *d_out, const vec *z, const REAL *norm, vec *
     }
 }
 
-/* Add a group's part of the weight gradient to totals, vectors [D / BLOCK][3][C][3][BLOCK]. */
+/* Add the weight gradient of one group to `totals`, vectors [D / BLOCK][3][C][3][BLOCK] that still have one sum per
+   lane. x is the input and d_z the gradient of z, both with a border of zeros. The outer loop splits the image into
+   bands of rows, so that the rows of d_z stay in the cache while they are read several times. */
 static void weight_gradient(const vec *x, const vec *d_z, vec *totals, long side, long C, long D) {
     long x_row = (side + 2) * C, d_row = (side + 2) * D;
     long rows = 8192 / (side * D * LANES * (long)sizeof(REAL));
@@ -293,8 +309,9 @@ static void weight_gradient(const vec *x, const vec *d_z, vec *totals, long side
     }
 }
 
-/* Write d_z, the gradient of a group's z, inside its border, from d, the gradient of the output of the norm. factors is
-   a table [3][D]: d_z = d * factors[0] + factors[1] + (z - mean) * factors[2]. */
+/* Backward pass of the norm for one group: from d, the gradient of the output of the norm, compute the gradient of z
+   and write it to d_z, inside the border. `factors` is a table [3][D] such that
+   d_z = d * factors[0] + factors[1] + (z - mean) * factors[2]. */
 static void norm_backward(const vec *d, const vec *z, const REAL *norm, const REAL *factors, bits mask, vec *d_z,
                           long side, long D) {
     for (long y = 0; y < side; y++)
@@ -305,8 +322,9 @@ static void norm_backward(const vec *d, const vec *z, const REAL *norm, const RE
         }
 }
 
-/* Turn d, the gradient of a group's input, into that of the output of the norm below, by the gradient of ReLU. Add the
-   sums of d and of d * (z - mean) to sums [2][C]. x is the input inside its border, z that of the layer below. */
+/* Backward pass of the ReLU below a layer, for one group. On entry, d is the gradient of the input of the layer. It is
+   replaced by the gradient of the output of the norm below. Then the sums of d and of d * (z - mean) are added to
+   `sums` [2][C]. x is the input of the layer with its border. z and `below` belong to the layer below. */
 static void input_relu_backward(vec *d, const vec *x, const vec *z, const REAL *below, double *sums, long side,
                                 long C) {
     for (long c = 0; c < C; c++) {
@@ -324,9 +342,11 @@ static void input_relu_backward(vec *d, const vec *x, const vec *z, const REAL *
     }
 }
 
-/* From d, the gradient of the output of the layer's norm, and its sums, write the gradients of weights, scale and
-   shift. If d_input is not NULL, write the gradient of the input too; if `below` is not NULL, it is that of the output
-   of the norm below, and its sums are written to sums_below. Return 1 if memory is full, else 0. */
+/* Backward pass of one layer. d is the gradient of the output of the norm. `sums` [2][D] contains the sums of d and of
+   d * (z - mean). Write the gradients of weights, scale and shift. If d_input is not NULL, also write a gradient to it:
+   in the first layer (where `below` is NULL) the gradient of the input, in other layers the gradient of the output of
+   the norm below, with its sums in sums_below [2][C]. Return 1 if there is not enough memory for the work buffers, else
+   0. */
 int alma_conv_backward(const vec *d, const double *sums, const vec *z, const REAL *norm, const vec *input,
                        const REAL *below, const REAL *w, REAL *d_w, REAL *d_scale, REAL *d_shift, vec *d_input,
                        double *sums_below, long examples, long side, long C, long D) {

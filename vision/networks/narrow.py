@@ -1,11 +1,11 @@
-"""A block of few channels on a CPU, computed by the C code in narrow.c in place of torch's convolutions.
+"""A block with few channels on a CPU. It is computed by the C code in narrow.c instead of torch operations.
 
-torch's CPU convolutions fill a vector register with channels. With four channels half of the register is empty, and
-the operations between convolutions, which pass over all activations, take as much time again. narrow.c fills vector
-registers with examples.
+torch's CPU convolutions fill a vector register with numbers of different channels. With four channels, half of the
+register is empty. Also, the operations between the convolutions read and write all activations, which takes as long as
+the convolutions. narrow.c fills vector registers with numbers of different examples.
 
-Shapes: g groups of l examples (as many as a vector register holds numbers), b examples, s side of an image, C input
-and D output channels.
+Shapes: b examples, g groups of l examples (l is how many numbers fit into a vector register), s x s pixels of an image,
+C input and D output channels.
 """
 
 from collections.abc import Sequence
@@ -21,30 +21,31 @@ from vision.networks.conv import EPS, MOMENTUM, ConvLayer
 
 SOURCE = Path(__file__).with_name("narrow.c")
 MAX_CHANNELS = 16
-"""Largest number of channels for which narrow.c is faster on one thread. More threads speed up only torch."""
+"""Largest number of channels for which narrow.c is faster than torch on one thread. Additional threads speed up
+only torch."""
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
-"""The C type that narrow.c is compiled for, by the dtype of the parameters."""
+"""Dtype of the parameters -> C type for which narrow.c is compiled."""
 
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """The tensors of a layer that the backward pass needs."""
+    """The tensors of one layer that the backward pass needs."""
 
     input_gssCl: Tensor
-    """The input of the layer, before `input_norm_4C` and ReLU are applied."""
+    """Stored input: the output of the convolution of the layer before, or the input of the block in the first layer."""
     input_norm_4C: Tensor | None
-    """The norm to apply to the input, which is the output of another convolution; None where the input is images."""
+    """Batch normalisation of the layer before. It and ReLU are applied to the stored input. None in the first layer."""
     z_gssDl: Tensor
-    """The output of the convolution."""
+    """Output of the convolution, before batch normalisation."""
     norm_4D: Tensor
-    """Mean, factor, shift and inverse deviation of the layer's norm."""
+    """Batch normalisation of this layer, in four rows: mean, factor, shift, and inverse standard deviation."""
 
 
 class NarrowBlock:
-    """Convolutions, one after the other, and max pooling, for one network: [b, s, s, C] to [b, s/2, s/2, D].
+    """A block of one network: a sequence of convolutions, then max pooling. Maps [b, s, s, C] to [b, s/2, s/2, D].
 
     Args:
-        layers: the convolutions.
+        layers: the convolutional layers, in order.
     """
 
     def __init__(self, layers: Sequence[ConvLayer]):
@@ -56,7 +57,7 @@ class NarrowBlock:
         self._saved: list[SavedLayer] = []
 
     def can_compute(self, x_bssC: Tensor) -> bool:
-        """Return True if narrow.c can compute the block for these images, and is faster than torch."""
+        """Return True if narrow.c can compute the block for these inputs and is faster than torch."""
         return (
             self._is_cpu
             and x_bssC.device.type == "cpu"
@@ -70,16 +71,20 @@ class NarrowBlock:
         """Return the output of the block, [b, s/2, s/2, D].
 
         Args:
-            x_bssC: images.
-            training: if True, use the statistics of the batch, update the running ones, and save what `backward` needs.
+            x_bssC: images or activations.
+            training: if True, normalise with the batch statistics, update the running statistics, and save what
+                `backward` needs.
 
         Raises:
-            ValueError: images are not square, have an odd side, or do not have C channels.
-            MemoryError: narrow.c could not allocate its work buffers.
+            ValueError: if the images are not square, have an odd side, or have the wrong number of channels.
+            MemoryError: if narrow.c cannot allocate its work buffers.
         """
         library, pointer, (num_examples, side, width, channels) = self._library(), self._pointer, x_bssC.shape
         if side != width or side % 2 or channels != self._layers[0].parameters.weight_D33C.shape[3]:
-            raise ValueError(f"images of {list(x_bssC.shape[1:])} do not fit this block: sides must be equal and even")
+            raise ValueError(
+                f"images of shape {list(x_bssC.shape[1:])} do not fit this block: both sides must be equal and even, "
+                f"and the number of channels must be {self._layers[0].parameters.weight_D33C.shape[3]}"
+            )
         lanes = library.alma_lanes()
         groups = -(-num_examples // lanes)
         b, s = c_long(num_examples), c_long(side)
@@ -108,25 +113,26 @@ class NarrowBlock:
         return out
 
     def free_activations(self) -> None:
-        """Free what was saved for `backward`."""
+        """Free the tensors saved for `backward`."""
         self._saved = []
 
     def backward(self, dy_bssD: Tensor, wants_dx: bool = True) -> Tensor | None:
-        """Fill the gradients of all layers.
+        """Write the gradients of the parameters of all layers.
 
         Args:
-            dy_bssD: the gradient of the output of the last pass in training, [b, s/2, s/2, D].
-            wants_dx: if True, return the gradient of the input, [b, s, s, C]; else return None.
+            dy_bssD: gradient with respect to the output of the last forward pass in training mode, [b, s/2, s/2, D].
+            wants_dx: if True, return the gradient with respect to the input, [b, s, s, C]; else return None.
 
         Raises:
-            ValueError: the gradient does not have the shape of the output.
-            MemoryError: narrow.c could not allocate its work buffers.
+            ValueError: if the gradient does not have the shape of the output.
+            MemoryError: if narrow.c cannot allocate its work buffers.
         """
         assert self._saved, "backward needs a forward pass with training=True before it"
         library, pointer, last = self._library(), self._pointer, self._saved[-1]
         side, num_out = last.z_gssDl.shape[1], last.z_gssDl.shape[3]
-        if dy_bssD.shape != (self._num_examples, side // 2, side // 2, num_out):
-            raise ValueError(f"a gradient of {list(dy_bssD.shape)} does not have the shape of this block's output")
+        output_shape = (self._num_examples, side // 2, side // 2, num_out)
+        if dy_bssD.shape != output_shape:
+            raise ValueError(f"the gradient has shape {list(dy_bssD.shape)}, but the output has {list(output_shape)}")
         b, s = c_long(self._num_examples), c_long(side)
         d, sums = torch.empty_like(last.z_gssDl), dy_bssD.new_empty(2 * num_out, dtype=torch.float64)
         dy_bssD = dy_bssD.contiguous()
@@ -162,10 +168,10 @@ class NarrowBlock:
         return library
 
     def _pointer(self, tensor: Tensor | None) -> c_void_p:
-        """Return the address of a tensor's numbers, or a null pointer for None.
+        """Return the address of the data of a tensor, or a null pointer for None.
 
         Raises:
-            TypeError: the tensor is not contiguous, not on the CPU, or of another dtype than the parameters.
+            TypeError: if the tensor is not contiguous, is not on the CPU, or does not have the dtype of the parameters.
         """
         if tensor is None:
             return c_void_p(0)
@@ -178,7 +184,7 @@ class NarrowBlock:
 
 
 def _sums_pointer(sums: Tensor | None) -> c_void_p:
-    """Return the address of sums over channels, which are float64 for every dtype of the block."""
+    """Return the address of the sums per channel, which are always float64, or a null pointer for None."""
     return c_void_p(0 if sums is None else sums.data_ptr())
 
 

@@ -1,4 +1,4 @@
-"""The parameters of M networks of one shape as one flat tensor."""
+"""The parameters of M networks of one shape, stored in one flat tensor."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -10,17 +10,17 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Parameters:
-    """Tensors by name, each [M, *shape], which are views of one flat tensor.
+    """Named tensors of M networks. Each tensor is a view of one flat tensor and has shape [M, *shape].
 
-    The flat tensor contains tensor after tensor, and within each tensor network after network. So an optimizer
-    updates all networks in a few operations, and the first layers of networks that read the same examples are one
-    matrix.
+    The flat tensor contains one named tensor after the other, each with the values of all networks in order. So an
+    optimizer updates all networks in a few operations, and the first layers of networks that read the same examples
+    can be used as one matrix.
 
     Args:
-        shapes: shape of each tensor in one network, by name.
-        num_networks: M.
-        device: where the tensors are stored.
-        dtype: by default torch's default dtype.
+        shapes: name -> shape of this tensor in one network.
+        num_networks: number of networks, M.
+        device: device on which the tensors are stored.
+        dtype: dtype of the tensors. None means torch's default dtype.
     """
 
     def __init__(
@@ -37,20 +37,20 @@ class Parameters:
 
     @property
     def size(self) -> int:
-        """The number of parameters of one network."""
+        """Number of parameters of one network."""
         return sum(prod(shape) for shape in self.shapes.values())
 
     @property
     def device(self) -> torch.device:
-        """The device of all tensors."""
+        """Device on which the tensors are stored."""
         return self.flat.device
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a view of the tensor of this name, [M, *shape]."""
+        """Return the tensor with this name, [M, *shape]. It is a view of the flat tensor."""
         return self._tensors[name]
 
     def zeros_like(self) -> "Parameters":
-        """Return zeros of the same shapes."""
+        """Return new `Parameters` with the same names, shapes, device and dtype, filled with zeros."""
         return Parameters(self.shapes, self.num_networks, self.device, self.flat.dtype)
 
     def copy(self) -> "Parameters":
@@ -60,11 +60,11 @@ class Parameters:
         return copy
 
     def copy_networks(self, other: "Parameters", which_M: Tensor) -> None:
-        """Copy the parameters of some networks from another object.
+        """Copy the parameters of selected networks from `other` to this object.
 
         Args:
-            other: has the same shapes.
-            which_M: [M] of bool, True for the networks that are copied.
+            other: parameters with the same names and shapes.
+            which_M: bool tensor, True for the networks to copy.
         """
         if bool(which_M.all()):
             self.flat.copy_(other.flat)
@@ -78,7 +78,7 @@ class Parameters:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], device: torch.device | str = "cpu") -> "Parameters":
-        """Return the parameters whose `state` this is, as copies."""
+        """Return new `Parameters` with copies of the tensors that `state()` returned."""
         num_networks = len(next(iter(state.values())))
         parameters = cls({name: tuple(tensor.shape[1:]) for name, tensor in state.items()}, num_networks, device)
         for name, tensor in state.items():
@@ -95,14 +95,14 @@ class Parameters:
 
 
 def draw_linear(num_out: int, num_in: int, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-    """Return random weights [M, out, in] and biases [M, out], initialised as by torch.nn.Linear.
+    """Return weights [M, out, in] and biases [M, out] for M networks, with the initialisation of torch.nn.Linear.
 
-    They are uniform between -1/sqrt(in) and 1/sqrt(in).
+    Weights and biases are random and uniform between -1/sqrt(in) and 1/sqrt(in).
 
     Args:
         num_out: number of outputs.
         num_in: number of inputs.
-        generators: one per network, so that a network draws the same numbers alone and in a stack.
+        generators: random generators, one per network, so that a network gets the same numbers alone and in a stack.
     """
     bound = num_in**-0.5
     rows_Moi = torch.stack([torch.rand(num_out, num_in + 1, generator=generator) for generator in generators])
@@ -111,7 +111,7 @@ def draw_linear(num_out: int, num_in: int, generators: Sequence[torch.Generator]
 
 
 def draw_layers(parameters: Parameters, generators: Sequence[torch.Generator]) -> None:
-    """Initialise the layers weight_1 and bias_1, weight_2 and bias_2, ... in place, each as by `draw_linear`."""
+    """Initialise all linear layers in place, with `draw_linear`. Layer n has the parameters weight_n and bias_n."""
     for layer in range(1, len(parameters.shapes) // 2 + 1):
         num_out, num_in = parameters.shapes[f"weight_{layer}"]
         weight, bias = draw_linear(num_out, num_in, generators)

@@ -13,27 +13,27 @@ from vision.networks.parameters import Parameters
 
 
 class Stack(ABC):
-    """M networks of one shape. Subclasses implement `logits` and `backward`.
+    """M networks of one shape that are computed together. Subclasses implement `logits` and `backward`.
 
-    Shapes: M networks, G groups of M / G networks that read the same examples, b examples of a batch, n examples of
-    any number, C classes. An example is a vector of i inputs, or an image of s x s pixels, channels last.
+    Shapes: M networks in G groups of M / G networks that read the same examples, b examples of a batch, n examples of
+    any number, C classes. An example is a vector of i inputs, or an image of s x s pixels with channels last.
     """
 
     parameters: Parameters
-    """The trained parameters."""
+    """Parameters of all networks, which the optimizer trains."""
     gradient: Parameters
-    """Gradients of the parameters, of the same shapes. `backward` fills them."""
+    """Gradients with respect to `parameters`, with the same names and shapes. `backward` writes them."""
     statistics: Parameters | None = None
-    """Running means and variances of networks with batch normalisation, which training updates too."""
+    """Running means and variances of batch normalisation, which training updates. None for networks without it."""
     examples_at_once: int = 2000
-    """The largest number of examples in one pass of `logits_of_many`. It bounds the memory of a pass."""
+    """Largest number of examples in one forward pass of `logits_of_many`. It limits the memory of the pass."""
 
     def __len__(self) -> int:
         """Return M, the number of networks."""
         return self.parameters.num_networks
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:  # noqa: B027 (most stacks have nothing to set)
-        """Set the dtype in which convolutions are computed: float32 or bfloat16. Perceptrons ignore it."""
+        """Set the dtype of the convolutions: float32 or bfloat16. Networks without convolutions ignore it."""
 
     @property
     def tensors(self) -> list[Parameters]:
@@ -42,29 +42,29 @@ class Stack(ABC):
 
     @property
     def num_params(self) -> int:
-        """The number of parameters of one network."""
+        """Number of parameters of one network."""
         return self.parameters.size
 
     @property
     def num_experts(self) -> int | None:
-        """The number of experts in each mixture of a network, or None for networks without mixtures."""
+        """Number of experts in each mixture of a network, or None for networks without mixtures."""
         return None
 
     @cached_property
     def flops(self) -> Flops:
-        """FLOPs of one network, by torch's counter unless a subclass has a closed form."""
+        """FLOPs of one network for one example. torch's counter counts them unless a subclass has a closed form."""
         return count_flops(self.to_module(0), self.module_input_shape)
 
     @property
     def module_input_shape(self) -> tuple[int, ...]:
-        """The shape of one example as the modules of `to_module` read it."""
+        """Shape of one example for the modules that `to_module` returns."""
         return (self.parameters.shapes["weight_1"][1],)
 
     def logits_of_many(self, x: Tensor) -> Tensor:
-        """Return the logits of any number of examples, [M, n, C], computed in parts.
+        """Return the logits of any number of examples, [M, n, C], computed in several passes if there are many.
 
         Args:
-            x: [M, n, ...] or [G, n, ...].
+            x: examples, [M, n, ...] or [G, n, ...].
         """
         if x.shape[1] <= self.examples_at_once:
             return self.logits(x)
@@ -81,39 +81,42 @@ class Stack(ABC):
 
     @abstractmethod
     def backward(self, d_logits_MbC: Tensor) -> None:
-        """Fill `gradient`.
+        """Compute the gradients of the parameters and write them to `gradient`.
 
         Args:
-            d_logits_MbC: the gradient with respect to the logits of the last call with `training=True`.
+            d_logits_MbC: gradient with respect to the logits that the last call with `training=True` returned.
         """
 
     @abstractmethod
     def free_activations(self) -> None:
-        """Free the activations saved for `backward`. Call it after training, because stacks are kept for long."""
+        """Free the activations saved for `backward`.
+
+        Call this after training, because a stack stays in memory for long.
+        """
 
     @abstractmethod
     def reset_parameters(self, generators: Sequence[torch.Generator]) -> None:
         """Initialise all parameters again, in place.
 
         Args:
-            generators: one per network.
+            generators: random generators, one per network.
         """
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return everything that a file needs: Python values, and copies of all tensors on the CPU."""
+        """Return a dictionary from which `from_state` restores the stack. Its tensors are copies on the CPU."""
 
     @classmethod
     @abstractmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> "Stack":
-        """Return the stack whose `state` this is."""
+        """Return a new stack with the state that `state()` returned."""
 
     @abstractmethod
     def to_module(self, network: int) -> nn.Module:
         """Return one network as a torch.nn.Module with copies of its parameters.
 
-        The module maps [b, i], or images [b, channels, s, s], to logits [b, C].
+        The module maps vectors [b, i] or images [b, channels, s, s] to logits [b, C].
 
         Args:
-            network: its index in the stack.
+            network: index of the network in the stack.
         """

@@ -1,12 +1,12 @@
-"""The reduced VGG19: 16 convolutions of 3 x 3 with c channels each, batch normalised, and a linear head.
+"""The reduced VGG19: 16 convolutions (3 x 3, c channels each) with batch normalisation and ReLU, and a linear head.
 
-Max pooling follows convolutions 2, 4, 8, 12 and 16, so that an image of 32 x 32 pixels ends as one pixel of c
-channels. The network has 27c + 135c^2 + 32c + 10c + 10 parameters. It is the network of the Firefly paper's authors,
-whose convolutions have no bias. The convolutions of the original ALMA code have one, which changes nothing that the
-network computes, because the batch normalisation subtracts it.
+Max pooling follows convolutions 2, 4, 8, 12 and 16, so that an image of 32 x 32 pixels is reduced to one pixel of c
+channels. The network has 27c + 135c^2 + 32c + 10c + 10 parameters. It is the network of the authors of Firefly, whose
+convolutions have no bias. The convolutions in the original ALMA code have a bias, but it does not change the output of
+the network, because the batch normalisation subtracts it.
 
-Shapes: M networks in G groups of M / G that read the same examples, b examples, s side of an image, C input and D
-output channels of a convolution.
+Shapes: M networks in G groups of M / G networks that read the same examples, b examples, s x s pixels of an image, C
+input and D output channels of a convolution.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ from vision.networks.parameters import Parameters, draw_linear
 from vision.networks.stack import Stack
 
 BLOCKS = (2, 2, 4, 4, 4)
-"""Number of convolutions before each pooling."""
+"""Number of convolutions in each block. Max pooling follows every block."""
 SIDE = 32
-"""Side of an image in pixels. Five poolings reduce it to one pixel."""
+"""Side of an image in pixels. The five poolings reduce the image to one pixel."""
 
 
 class VGGStack(Stack):
     """M networks of equal widths, computed one after the other.
 
-    Unlike the layers of perceptrons, even convolutions of 4 channels have so much arithmetic that overhead does not
-    matter.
+    They are not computed together like multilayer perceptrons, because even a convolution with 4 channels has so much
+    arithmetic that the overhead of each operation does not matter.
 
     Args:
         num_inputs: number of channels of an image.
         widths: number of output channels of each convolution.
-        blocks: number of convolutions before each pooling.
+        blocks: number of convolutions in each block, which is followed by pooling.
         parameters: conv_1 [M, D, 3, 3, C], scale_1 [M, D], shift_1 [M, D], ..., weight_head, bias_head.
         statistics: mean_1 [M, D], variance_1 [M, D], ...
     """
@@ -73,15 +73,15 @@ class VGGStack(Stack):
         device: torch.device,
         blocks: Sequence[int] = BLOCKS,
     ) -> "VGGStack":
-        """Return untrained networks, initialised as torch's modules are.
+        """Return untrained networks, with the initialisation of the corresponding torch modules.
 
         Args:
             num_inputs: number of channels of an image.
             widths: number of output channels of each convolution.
             num_classes: number of classes.
-            generators: one per network.
-            device: where the networks are stored.
-            blocks: number of convolutions before each pooling.
+            generators: random generators, one per network.
+            device: device on which the networks are stored.
+            blocks: number of convolutions in each block, which is followed by pooling.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         statistics: dict[str, tuple[int, ...]] = {}
@@ -166,14 +166,14 @@ class VGGStack(Stack):
 def add_conv_shapes(
     name: str, num_in: int, num_out: int, shapes: dict[str, tuple[int, ...]], statistics: dict[str, tuple[int, ...]]
 ) -> None:
-    """Add the shapes of a convolutional layer and its norm.
+    """Add the shapes of the tensors of a convolutional layer and its batch normalisation to two dictionaries.
 
     Args:
-        name: what the names of the layer's tensors end with.
-        num_in: C.
-        num_out: D.
-        shapes: shapes of all parameters; changed in place.
-        statistics: shapes of all running statistics; changed in place.
+        name: suffix of the names of the tensors of this layer.
+        num_in: number of input channels, C.
+        num_out: number of output channels, D.
+        shapes: shapes of all parameters by name, extended in place.
+        statistics: shapes of all running statistics by name, extended in place.
     """
     shapes |= {f"conv_{name}": (num_out, 3, 3, num_in), f"scale_{name}": (num_out,), f"shift_{name}": (num_out,)}
     statistics |= {f"mean_{name}": (num_out,), f"variance_{name}": (num_out,)}
@@ -182,13 +182,15 @@ def add_conv_shapes(
 def reset_conv_layer(
     name: str, parameters: Parameters, statistics: Parameters, generators: Sequence[torch.Generator]
 ) -> None:
-    """Initialise a layer as torch does: a random convolution, and a norm with scale 1, shift 0, mean 0, variance 1.
+    """Initialise a convolutional layer in place, as torch does.
+
+    The convolution is random. The batch normalisation gets scale 1, shift 0, mean 0 and variance 1.
 
     Args:
-        name: what the names of the layer's tensors end with.
-        parameters: changed in place.
-        statistics: changed in place.
-        generators: one per network.
+        name: suffix of the names of the tensors of this layer.
+        parameters: parameters of all layers. Those of this layer are changed in place.
+        statistics: running statistics of all layers. Those of this layer are changed in place.
+        generators: random generators, one per network.
     """
     num_out, _, _, num_in = parameters.shapes[f"conv_{name}"]
     parameters[f"conv_{name}"].copy_(draw_conv(num_out, num_in, generators))
@@ -198,7 +200,7 @@ def reset_conv_layer(
 
 
 def reset_head(parameters: Parameters, generators: Sequence[torch.Generator]) -> None:
-    """Initialise the linear head as torch.nn.Linear does."""
+    """Initialise the linear head in place, as torch.nn.Linear does."""
     num_classes, num_inputs = parameters.shapes["weight_head"]
     weight, bias = draw_linear(num_classes, num_inputs, generators)
     parameters["weight_head"].copy_(weight)
@@ -213,14 +215,14 @@ def make_blocks(
     gradient: Parameters,
     statistics: Parameters,
 ) -> list[ConvBlock]:
-    """Return the blocks of one network, as views of its tensors.
+    """Return the blocks of one network. Their parameters, gradients and statistics are views of the given tensors.
 
     Args:
-        names: per layer, what the names of its tensors end with.
+        names: for each layer, the suffix of the names of its tensors.
         blocks: number of layers in each block.
-        network: its index.
+        network: index of the network.
         parameters: parameters of all networks.
-        gradient: their gradients.
+        gradient: gradients of the parameters of all networks.
         statistics: running statistics of all networks.
     """
     layers = []
@@ -235,7 +237,14 @@ def make_blocks(
 
 
 def conv_modules(name: str, network: int, parameters: Parameters, statistics: Parameters) -> list[nn.Module]:
-    """Return the convolution, the norm and the ReLU of one layer as torch's modules, with copies of its tensors."""
+    """Return the torch modules of one layer: convolution, batch normalisation and ReLU, with copies of the tensors.
+
+    Args:
+        name: suffix of the names of the tensors of this layer.
+        network: index of the network.
+        parameters: parameters of all networks.
+        statistics: running statistics of all networks.
+    """
     weight = parameters[f"conv_{name}"][network].permute(0, 3, 1, 2)
     conv, norm = nn.Conv2d(weight.shape[1], weight.shape[0], 3, padding=1, bias=False), nn.BatchNorm2d(weight.shape[0])
     with torch.no_grad():

@@ -1,11 +1,11 @@
 """The reduced VGG19 whose blocks are mixtures of experts, and its growth.
 
-Blocks 2 to 5, each with its pooling, are mixtures of blocks of one shape. The first block is not a mixture, as in the
-original code (the paper names the mixture modules for MNIST only). The gates of a block read its input, averaged over
-a grid of 4 x 4 cells.
+Blocks 2 to 5 are mixtures. An expert of a mixture is a complete block with its pooling, and all experts of a mixture
+have the same shape. The first block is not a mixture, as in the original ALMA code (the paper describes mixtures for
+MNIST only). The gates of a mixture read its input, averaged over a grid of 4 x 4 cells.
 
-Shapes: M networks in G groups of M / G that read the same examples, b examples, s side of an image, C channels, E
-experts, K branches of gates, f = 16 C features that gates read.
+Shapes: M networks in G groups of M / G networks that read the same examples, b examples, s x s pixels of an image, C
+channels, E experts, K branches of the gates, f = 16 C features that the gates read.
 """
 
 from collections.abc import Sequence
@@ -32,21 +32,21 @@ from vision.networks.vgg import (
 )
 
 GRID = 4
-"""Side of the grid of cells over which the gates average their input."""
+"""Number of cells along each side of the grid over which the input of the gates is averaged."""
 
 
 class VGGMixtureStack(GatedStack):
-    """M networks in which all blocks but the first are mixtures.
+    """M networks in which all blocks except the first are mixtures.
 
     Args:
         num_inputs: number of channels of an image.
         width: number of channels of all convolutions.
-        gates: gates of blocks 2, 3, ...
-        parameters: conv_k_e_l, scale_k_e_l and shift_k_e_l for layer l of expert e of block k, all counted from 0 (in
-            the first block e = 0); gate_k [M, K, 4 x 4 x C] and gate_bias_k [M, K] for the gates of block k;
-            weight_head, bias_head.
-        statistics: mean_k_e_l, variance_k_e_l.
-        blocks: number of convolutions before each pooling.
+        gates: gates of each mixture, that is, of all blocks except the first.
+        parameters: conv_k_e_l, scale_k_e_l and shift_k_e_l for layer l of expert e of block k, where k, e and l are
+            indices from 0 (the first block has only e = 0). gate_k [M, K, 4 x 4 x C] and gate_bias_k [M, K] for the
+            gates of block k. weight_head and bias_head.
+        statistics: mean_k_e_l and variance_k_e_l, with the same indices.
+        blocks: number of convolutions in each block, which is followed by pooling.
     """
 
     statistics: Parameters
@@ -71,8 +71,8 @@ class VGGMixtureStack(GatedStack):
             for number in range(len(blocks))
         ]
         self._saved: list[list[tuple[Tensor, ...]]] = []
-        """Per mixture, the features and weights of its gates, then the input and the experts' outputs of each network.
-        The last entry is the input of the head."""
+        """What `backward` needs. For each mixture a list: first the features that the gates read and the weights of the
+        experts, then for each network the input and the expert outputs. The last entry contains the head input."""
 
     @classmethod
     def initialised(
@@ -86,19 +86,20 @@ class VGGMixtureStack(GatedStack):
         device: torch.device,
         blocks: Sequence[int] = BLOCKS,
     ) -> "VGGMixtureStack":
-        """Return untrained networks, initialised as torch's modules are.
+        """Return untrained networks, with the initialisation of the corresponding torch modules.
 
-        The experts of the original code begin as copies of one another. Ours differ from the start.
+        In the original ALMA code, the experts of a mixture start as copies of each other. Here they differ from the
+        start.
 
         Args:
             num_inputs: number of channels of an image.
             width: number of channels of all convolutions.
             num_classes: number of classes.
-            num_experts: number of experts in each mixture, under one root.
+            num_experts: number of experts in each mixture. The root of the gates has a branch for each.
             hard: if True, the gates are hard, see `Gates`.
-            generators: one per network.
-            device: where the networks are stored.
-            blocks: number of convolutions before each pooling.
+            generators: random generators, one per network.
+            device: device on which the networks are stored.
+            blocks: number of convolutions in each block, which is followed by pooling.
         """
         root = num_experts if num_experts > 1 else 0
         gates = [Gates(root, [[] for _ in generators], hard, device) for _ in blocks[1:]]
@@ -141,7 +142,7 @@ class VGGMixtureStack(GatedStack):
         counted = count_flops(self.to_module(0), self.module_input_shape)
         if not self.gates[0].hard:
             return counted
-        # With hard gates a prediction computes only one expert of each mixture.
+        # With hard gates, a prediction needs only one expert of each mixture.
         sides = [SIDE >> number for number in range(len(self.blocks))]
         block_flops = [2 * 9 * self.width**2 * side**2 * count for side, count in zip(sides, self.blocks, strict=True)]
         unused = sum((gates.num_experts - 1) * block_flops[number] for number, gates in enumerate(self.gates, start=1))
@@ -207,14 +208,17 @@ class VGGMixtureStack(GatedStack):
             self._experts_of(network, 0)[0].backward(dy, wants_dx=False)
 
     def _weights(self, number: int, gates: Gates, features_Mbf: Tensor, training: bool) -> Tensor:
-        """Return the weights of the experts of block `number`, [M, b, E]."""
+        """Return the weights of the experts in block `number`, [M, b, E]."""
         if not gates.num_branches:
             return features_Mbf.new_ones(*features_Mbf.shape[:2], 1)
         weight, bias = self.parameters[f"gate_{number}"], self.parameters[f"gate_bias_{number}"]
         return gates.weights(torch.baddbmm(bias[:, None], features_Mbf, weight.transpose(1, 2)), training)
 
     def _gates_backward(self, number: int, gates: Gates, features_Mbf: Tensor, d_weights_MbE: Tensor) -> Tensor | None:
-        """Fill the gradient of the gates of block `number`; return that of their features, or None without gates."""
+        """Write the gradient of the gates of block `number`. Return the gradient with respect to their input features.
+
+        Returns None if the block has no gates, because it has a single expert.
+        """
         if not gates.num_branches:
             return None
         d_logits_MbK = gates.backward(d_weights_MbE)
@@ -278,7 +282,8 @@ class VGGMixtureStack(GatedStack):
             num_features = GRID * GRID * self.width
             layer = MixtureLayerModule(experts, features, num_features, gates.root, gates.splits[network], gates.hard)
             if gates.num_branches:
-                # Our features are ordered cell by cell, those of torch's modules channel by channel.
+                # Reorder the gate weights: the features of this stack are ordered by cell, then by channel, but the
+                # features of the torch modules are ordered by channel, then by cell.
                 rows = self.parameters[f"gate_{number}"][network].unflatten(1, (-1, self.width))
                 set_nodes(layer, rows.transpose(1, 2).flatten(1), self.parameters[f"gate_bias_{number}"][network])
             layers.append(layer)
@@ -294,16 +299,19 @@ class VGGMixtureStack(GatedStack):
         return self.gates[number - 1].num_experts if number else 1
 
     def _make_block(self, network: int, number: int, expert: int) -> ConvBlock:
-        """Return one expert of block `number` of one network, as views of the stack's tensors."""
+        """Return one expert of block `number` of one network. Its tensors are views of the tensors of the stack."""
         names = [f"{number}_{expert}_{layer}" for layer in range(self.blocks[number])]
         return make_blocks(names, [len(names)], network, self.parameters, self.gradient, self.statistics)[0]
 
 
 def pooled_features(x_bssC: Tensor) -> Tensor:
-    """Return the means over the cells of a 4 x 4 grid, [b, 16 C], cell by cell, as torch.nn.AdaptiveAvgPool2d(4) does.
+    """Return the mean over each cell of a 4 x 4 grid, [b, 16 C], like torch.nn.AdaptiveAvgPool2d(4).
+
+    The result is ordered by cell, then by channel.
 
     Args:
-        x_bssC: [b, s, s, C], where s is a multiple of 4, or 2 or 1. If s is less than 4, a pixel fills several cells.
+        x_bssC: images or activations, where s is a multiple of 4, or 2 or 1. If s is less than 4, a pixel fills several
+            cells.
     """
     num_examples, side, _, channels = x_bssC.shape
     if side < GRID:
@@ -314,7 +322,12 @@ def pooled_features(x_bssC: Tensor) -> Tensor:
 
 
 def pooled_features_backward(d_features_bf: Tensor, side: int) -> Tensor:
-    """Return the gradient of the image, [b, s, s, C], from that of its features, [b, 16 C]."""
+    """Return the gradient with respect to the input of `pooled_features`, [b, s, s, C].
+
+    Args:
+        d_features_bf: gradient with respect to the result of `pooled_features`, [b, 16 C].
+        side: side of the input in pixels, s.
+    """
     cells = d_features_bf.view(len(d_features_bf), GRID, GRID, -1)
     if side < GRID:
         repeats = GRID // side

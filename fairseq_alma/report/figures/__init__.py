@@ -1,4 +1,4 @@
-"""The paper's figures, drawn with matplotlib. Each module draws one kind of figure; `FIGURES` lists them all."""
+"""The paper's figures, drawn with matplotlib. Each module draws one kind of figure; `FIGURES` lists the functions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison
 
 Drawing = Callable[[Comparison, Sequence[Numbers]], Figure | None]
-"""A function that draws a comparison and its numbers. It returns None if the runs have nothing to show."""
+"""A function that draws a figure from a comparison and its numbers, or returns None if the figure would be empty."""
 
 FIGURES: dict[str, Drawing] = {
     "over_the_stream": over_the_stream,
@@ -33,17 +33,20 @@ FIGURES: dict[str, Drawing] = {
     "radar": radar,
     "expert_load": expert_loads,
 }
-"""Name of the file, without suffix -> the function that draws it."""
+"""File name without suffix -> the function that draws the figure.
+
+The figures of `routing_maps` are not listed, because there is one per run.
+"""
 
 PLAIN_TEXT: dict[Any, Any] = {"text.parse_math": False}
-"""matplotlib parameters for all figures: a setting that contains dollar signs is text, not a formula."""
+"""matplotlib parameters for all figures. Dollar signs in a setting are drawn as text, not read as a formula."""
 
 
 def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure]]:
-    """Yield (name of the file, figure) for every figure that these runs have something to show in.
+    """Yield (file name without suffix, figure) for every figure that is not empty.
 
     Raises:
-        RunError: a routing file is damaged. `figures_or_errors` yields the error and continues.
+        RunError: if a routing file is damaged. `figures_or_errors` yields the error instead and continues.
     """
     for name, figure in figures_or_errors(comparison, numbers):
         if isinstance(figure, RunError):
@@ -52,7 +55,7 @@ def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[
 
 
 def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure | RunError]]:
-    """Yield (name of the file, figure) like `all_figures`, with the error in place of a figure that cannot be drawn."""
+    """Yield (file name without suffix, figure) like `all_figures`, or an error instead of a figure that fails."""
     for name, draw in FIGURES.items():
         with rc_context(PLAIN_TEXT):
             figure = draw(comparison, numbers)

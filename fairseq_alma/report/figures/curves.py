@@ -1,4 +1,4 @@
-"""Error rate or perplexity over the stream (figures 1, 3, 7, 9), and running averages against cost (figure 5)."""
+"""Error rate or perplexity over the stream (figures 1, 3, 7, 9 of the paper), and running averages against cost (5)."""
 
 from collections.abc import Sequence
 
@@ -33,26 +33,28 @@ def panels_of(
     within_panel: Sequence[str] = ("learner", "wait"),
     max_groups: int = MAX_LINES,
 ) -> tuple[dict[str, list[RunGroup]], int]:
-    """Distribute groups over panels: groups of one panel differ in the settings `within_panel` only.
+    """Distribute the groups over panels. The groups in one panel differ only in the settings `within_panel`.
+
+    If there are more than MAX_PANELS panels, or more than `max_groups` groups in a panel, only those with the best
+    validation scores are shown.
 
     Args:
-        comparison: the groups.
+        comparison: the groups to distribute.
         numbers: the results of each group.
-        within_panel: settings that colour, marker, dashes or the x axis show.
-        max_groups: maximum number of groups in a panel. If there are more panels or groups, the best by validation
-            are shown.
+        within_panel: settings that a panel can show by colour, marker, dashes or x axis.
+        max_groups: maximum number of groups in a panel.
 
     Returns:
-        Title of each panel -> its groups, and the number of groups that are left out.
+        Panel title -> groups in the panel, and the number of groups that are left out.
     """
-    # How often a learner grows usually depends on its wait, and then needs no panel of its own.
+    # Do not make separate panels for growth settings whose values follow from the learner and the wait.
     growth = [name for name in GROWTH_SETTINGS if comparison.follows_from_learner_and_wait(name)]
     between_panels = [name for name in comparison.varied_settings if name not in (*within_panel, *growth)]
     panels: dict[str, list[tuple[float, RunGroup]]] = {}
     for group, result in zip(comparison.groups, numbers, strict=True):
         if group.last_t < 1:
             continue
-        # The label without the learner's name. It lists only settings that the learner takes.
+        # Remove the learner's name from the label. The rest lists only settings that the learner has.
         title = group_label(group, between_panels).partition(", ")[2]
         score = result.validation_score if result.validation_score is not None else float("inf")
         panels.setdefault(title, []).append((score, group))
@@ -67,10 +69,10 @@ def panels_of(
 
 
 def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw the test error rate or perplexity after each arrival, with standard errors over seeds as bands.
+    """Draw the test error rate or perplexity after each arrival, with standard errors over seeds as shaded bands.
 
-    Error rates are drawn from t = 0 on, because they show what waiting costs. Perplexities are drawn from the first
-    stage on: the perplexity of an untrained model is near the size of the vocabulary.
+    Error rates are drawn from t = 0 on, because they show the cost of waiting. Perplexities are drawn from the first
+    stage on, because the perplexity of an untrained model is about the size of the vocabulary.
     """
     panels, num_left_out = panels_of(comparison, numbers)
     if not panels:
@@ -93,7 +95,10 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 
 
 def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: object) -> list[float]:
-    """Draw the curve of one group and return its finite values. A language model without a stage has no curve."""
+    """Draw the curve of one group and return the finite mean values on it.
+
+    For a language model without a finished stage, nothing is drawn.
+    """
     values = group.column("quality") * (100.0 if comparison.is_vision else 1.0)
     first_t = 0
     if not comparison.is_vision:
@@ -110,7 +115,7 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
         drawstyle="default" if is_short else "steps-post", marker=style.marker if is_short else None, markersize=4,
     )  # fmt: skip
     if not is_short:
-        # A marker at the end: the curve of a learner that waits for the whole stream changes only there.
+        # Mark the end, because the curve of a learner that waits for the complete stream changes only there.
         axes.plot(times[-1], mean[-1], style.marker, color=style.colour, markersize=4, clip_on=False)
     if error is not None:
         axes.fill_between(
@@ -168,7 +173,7 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
 def _draw_growing_markers(
     axes: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray | None, learner: str, dashes: object
 ) -> None:
-    """Draw a line whose markers grow with the arrival."""
+    """Draw a line with one marker per arrival. Markers of later arrivals are larger."""
     style = appearance_of(learner)
     axes.plot(x, y, color=style.colour, linestyle=dashes, linewidth=1)
     if error is not None:

@@ -1,4 +1,4 @@
-"""The load of experts over the stream: which share of the validation data each expert receives, and overflow."""
+"""Expert loads over the stream: the fraction of the validation data that each expert receives, and the overflow."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,12 @@ from fairseq_alma.report.runs import Comparison, Run
 
 
 def expert_loads(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw the load of each expert stage by stage, in the first and the last mixture layer, and the overflow.
+    """Draw the load of each expert in the first and in the last mixture layer, and the overflow, over the stream.
 
-    Each row is the first seed of one of the best mixtures by validation.
+    Each row of panels shows the first seed of one group. The groups are the mixtures with the best validation scores.
 
     Returns:
-        The figure, or None if no run has a mixture of two or more experts.
+        The figure, or None if no run has a mixture layer with two or more experts.
     """
     has_mixture = [
         i
@@ -53,10 +53,10 @@ def expert_loads(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure |
 
 
 def load_map(run: Run, layer: int) -> tuple[list[int], np.ndarray]:
-    """Return the load of each expert of a layer relative to an even load: 1 is an expert with its equal share.
+    """Return the load of each expert of a layer, divided by the load that it would have if all loads were equal.
 
     Returns:
-        t of each update, and an array of shape [experts, updates] with NaN where an expert does not exist yet.
+        The arrival t of each update, and the loads as an array [experts, updates] with NaN before an expert was added.
     """
     times = sorted(run.expert_load)
     loads = [run.expert_load[t][layer] for t in times]
@@ -70,7 +70,7 @@ def _draw_load(axes: Axes, run: Run, layer: int) -> QuadMesh:
     times, table = load_map(run, layer)
     edges = np.array([*times, 2 * times[-1] - times[-2] if len(times) > 1 else times[-1] + 1], float)
     if times[-1] <= FEW_ARRIVALS:
-        edges -= 0.5  # an arrival is in the middle of its column
+        edges -= 0.5  # centre each column on its arrival
     image = axes.pcolormesh(
         edges, np.arange(len(table) + 1) - 0.5, table, cmap="viridis", vmin=0, vmax=max(2.0, np.nanmax(table))
     )

@@ -1,4 +1,4 @@
-"""The radar plot of the paper's first version: quality, and the cost in memory and compute of training and testing."""
+"""The radar plot of v1 of the paper. It shows quality, and the memory and compute needed in training and testing."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,12 @@ COST_AXES = ("Mem\n(training)", "Comp\n(training)", "parameters\n(test)", "FLOPs
 
 
 def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw one polygon per learner, for its run that is best by validation. Small values are good on every axis.
+    """Draw one polygon per learner, for the run of the learner with the best validation score. Small values are good.
+
+    `radar_shares` computes the values on the axes.
 
     Returns:
-        The figure, or None if fewer than two learners have a finished run. See `radar_shares` for the axes.
+        The figure, or None if fewer than two learners have a finished run.
     """
     best: dict[str, int] = {}
     for index, result in enumerate(numbers):
@@ -29,7 +31,7 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     if len(best) < 2:
         return None
     shares, is_log = radar_shares([numbers[index] for index in best.values()])
-    # Axes at a fixed place: a layout engine does not know how wide the names around polar axes are.
+    # Place the axes by hand, because a layout engine ignores the width of the names around polar axes.
     figure = Figure(figsize=(7.2, 4.6), dpi=150)
     axes = figure.add_axes((0.16, 0.17, 0.42, 0.66), projection="polar")
     names = ("CER" if comparison.is_vision else "average\nperplexity", *COST_AXES)
@@ -55,13 +57,13 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
 
 
 def radar_shares(numbers: Sequence[Numbers]) -> tuple[list[list[float]], list[bool]]:
-    """Return the values of the radar plot as shares of the largest.
+    """Return the values of the radar plot, each divided by the largest value on the same axis.
 
-    An axis is logarithmic if its values differ by more than ten times. It then runs from a tenth of the smallest value,
-    drawn at 0, to the largest, drawn at 1.
+    An axis is logarithmic if the largest value is more than ten times the smallest. A logarithmic axis runs from a
+    tenth of the smallest value, drawn at 0, to the largest value, drawn at 1.
 
     Returns:
-        Shares in (0, 1], one list per group with one value per axis; and for each axis, whether it is logarithmic.
+        Values in (0, 1] as [group][axis], and for each axis whether it is logarithmic.
     """
     values = np.array(
         [

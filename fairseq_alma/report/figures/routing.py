@@ -1,4 +1,4 @@
-"""The map of the paper's first version: test digits by t-SNE, coloured by expert, with the tree of gates above them."""
+"""The expert map of v1 of the paper: t-SNE of test images, coloured by expert, with the tree of gates drawn on top."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,23 +17,29 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 MAX_STAGES = 4
-"""Maximum number of panels in a map, one per stage."""
+"""Maximum number of panels in a map. Each panel shows one stage."""
 MAX_EXAMPLES = 1500
-"""Maximum number of examples in a map: t-SNE takes about a second for every few hundred examples."""
+"""Maximum number of examples in a map. t-SNE needs about one second for every few hundred examples."""
 MIN_EXAMPLES = 10
 """Minimum number of examples in a map."""
 _PERPLEXITY = 30
-"""The parameter of t-SNE: roughly the number of neighbours of an example."""
+"""The perplexity parameter of t-SNE, roughly the number of neighbours that are considered for each example."""
 _MARKERS = "os^Dv<>Pp*Xd"
 
 Tree = int | list
-"""A tree of gates: a leaf is the number of its expert, a gate is the list of its branches."""
+"""A tree of gates, in which every gate routes an example to one of its branches.
+
+A leaf is the index of an expert. A gate is the list of its branches.
+"""
 
 
 def routing_maps(
     comparison: Comparison, numbers: Sequence[Numbers]
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:  # fmt: skip
-    """Yield (name of the file, function that draws it) for the best runs by validation that have routing files."""
+    """Yield (file name without suffix, function that draws the map) for runs with routing files.
+
+    If there are many, only the runs with the best validation scores are used.
+    """
     has_routing = [i for i, group in enumerate(comparison.groups) if group.counted_runs[0].routing_files()]
     for number, i in enumerate(best_by_validation(has_routing, numbers), start=1):
         group = comparison.groups[i]
@@ -41,23 +47,22 @@ def routing_maps(
 
 
 def routing_map(group: RunGroup, title: str) -> Figure:
-    """Draw test examples at their t-SNE positions, in the colour and marker of their expert, one panel per stage.
+    """Draw test images at their t-SNE positions, in the colour and marker of their expert, with one panel per stage.
 
-    All panels have the same positions, which depend on the images only: from panel to panel, the experts change. In the
-    tree of gates, a leaf is drawn where the examples of its expert are densest, and a gate in the middle of its
-    branches.
+    An image has the same position in all panels; only its expert can change. In the tree of gates, a leaf is drawn
+    where the images of its expert are densest, and a gate is drawn in the middle of its branches.
 
     Raises:
-        RunError: a routing file is damaged or has too few examples.
+        RunError: if a routing file is damaged or contains too few examples.
     """
     files = group.counted_runs[0].routing_files()
-    if len(files) > MAX_STAGES:  # evenly spread, with the first and the last
+    if len(files) > MAX_STAGES:  # choose evenly spaced stages, including the first and the last
         files = [files[round(i * (len(files) - 1) / (MAX_STAGES - 1))] for i in range(MAX_STAGES)]
     routings = [(k, _read_routing(path)) for k, path in files]
-    # A continued run may have another value of routing_examples, and files of different lengths.
+    # The files have different lengths if routing_examples was changed when the run was continued.
     num_examples = min(len(routing["expert"]) for _, routing in routings)
     if num_examples < MIN_EXAMPLES:
-        raise RunError(f"{files[0][1]} holds {num_examples} examples: too few for a map; give routing_examples=1000")
+        raise RunError(f"{files[0][1]} has {num_examples} examples, too few for a map: run with routing_examples=1000")
     positions = _embed(routings[0][1]["images"][:num_examples])
     figure = Figure(figsize=(WIDTH * len(routings) + 0.4, WIDTH + 0.6), layout="constrained", dpi=150)
     panels = figure.subplots(1, len(routings), squeeze=False)[0]
@@ -82,15 +87,15 @@ def routing_map(group: RunGroup, title: str) -> Figure:
 
 
 def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
-    """Return the tree of gates of a mixture that grew by splitting experts.
+    """Return the tree of gates of a mixture layer that grew by splitting experts.
 
     Args:
-        root: number of branches of the first gate; 0 for a single expert, all experts for a flat softmax.
-        splits: for each growth, the expert that was split. The new half becomes the next expert.
-        num_experts: the number of experts that the tree must have.
+        root: number of branches of the first gate: 0 for a single expert, the number of experts for a flat softmax.
+        splits: index of the expert that was split, for each split. The new expert gets the next free index.
+        num_experts: number of experts that the tree must have, for a check.
 
     Raises:
-        RunError: the tree has another number of experts.
+        RunError: if the tree does not have `num_experts` experts.
     """
     tree: Tree = list(range(root)) if root > 1 else 0
     count = max(1, root)
@@ -105,14 +110,14 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
         count += 1
     if count != num_experts:
         raise RunError(
-            f"the tree of gates has {count} experts and the mixture {num_experts}: the routing file is damaged, or "
-            f"another release wrote it"
+            f"the tree of gates has {count} experts, but the mixture has {num_experts}: the routing file is damaged, "
+            f"or another release wrote it"
         )
     return tree
 
 
 def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray) -> None:
-    """Draw the tree of gates above the examples. A leaf without examples is left out."""
+    """Draw the tree of gates over the examples. Leaves without examples are left out."""
     radius = np.ptp(positions, axis=0).max() / 12
     leaves = {int(leaf): _densest_position(positions[expert == leaf], radius) for leaf in np.unique(expert)}
 
@@ -138,20 +143,20 @@ def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray
 
 
 def _densest_position(positions: np.ndarray, radius: float) -> np.ndarray:
-    """Return the position with the most others within `radius`.
+    """Return the position that has the largest number of other positions within `radius`.
 
-    The mean would not do: an expert may have several classes, and their mean lies between them.
+    The mean position is not used: an expert may process several classes, and their mean lies between the classes.
     """
     distances = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
     return positions[(distances < radius).sum(axis=1).argmax()]
 
 
 def _embed(images: np.ndarray) -> np.ndarray:
-    """Return t-SNE positions of the first MAX_EXAMPLES images, of shape [n, 2].
+    """Return t-SNE positions of the first MAX_EXAMPLES images, as an array [number of images, 2].
 
     The pixels are first reduced to 50 principal components, as the authors of t-SNE advise.
     """
-    # Imported here: they take a second, and few reports have routing files.
+    # Import here, because the import takes a second and few reports have routing files.
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -166,14 +171,14 @@ def _read_routing(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a routing file.
 
     Raises:
-        RunError: the file is damaged.
+        RunError: if the file is damaged.
     """
     names = ("images", "expert", "weights", "root", "splits")
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in names}
     except Exception as error:  # zipfile, zlib and numpy raise many kinds of errors for damaged files
-        raise RunError(f"{path} cannot be read ({error!r}): remove it, and the report leaves this map out") from error
+        raise RunError(f"{path} cannot be read ({error!r}): remove it to leave this map out of the report") from error
 
 
 def _colour(number: int, count: int) -> Any:

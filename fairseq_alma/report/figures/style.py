@@ -1,4 +1,4 @@
-"""Panels, axes, legends and notes that all figures share."""
+"""Panels, axes, legends and notes that all figures use."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -16,24 +16,24 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 WIDTH = 3.4
-"""Width of a panel in inches: two panels fit a column of print."""
+"""Width of a panel in inches. Two panels fit side by side on a page."""
 HEIGHT = 2.9
 """Height of a panel in inches."""
 MAX_PANELS = 12
 """Maximum number of panels in a figure."""
 MAX_GROUPS = 4
-"""Maximum number of groups that get a row, or a figure, of their own."""
+"""Maximum number of groups in a figure with one row per group, and of figures that show a single group."""
 MAX_LINES = 40
-"""Maximum number of curves in a panel. A note below the figure counts the runs that are left out; the page has all."""
+"""Maximum number of curves in a panel. A note below the figure says how many runs are left out; the page has all."""
 
 
 def waits_of(groups: Iterable[RunGroup]) -> list[int]:
-    """Return the different waits of these groups in ascending order."""
+    """Return the distinct waits of these groups in ascending order."""
     return sorted({group.wait for group in groups})
 
 
 def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> list[int]:
-    """Return the indices of at most MAX_GROUPS of these groups: the best by validation, the best first."""
+    """Return the indices with the best validation scores, at most MAX_GROUPS, sorted from best to worst."""
 
     def score(index: int) -> float:
         value = numbers[index].validation_score
@@ -43,7 +43,7 @@ def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> li
 
 
 def new_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its panels, at most four in a row, which share their y axis."""
+    """Return a figure and its panels. A row has at most four panels, and all panels share the y axis."""
     columns = min(4, num_panels)
     rows = -(-num_panels // columns)
     figure = Figure(figsize=(WIDTH * columns + 0.8, HEIGHT * rows + 0.6), layout="constrained", dpi=150)
@@ -58,12 +58,12 @@ def new_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) -> None:
-    """Make an axis logarithmic if the values differ by three times or more, and label it with round numbers.
+    """Make an axis logarithmic if the largest value is at least three times the smallest. Label it with round numbers.
 
     Args:
         axes: the panel.
         which: the axis to change.
-        values: everything that is drawn along it. Zero and infinity are ignored.
+        values: all values that are drawn along this axis. Values <= 0, NaN and infinity are ignored.
     """
     positive = [value for value in values if value > 0 and value != float("inf")]
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -81,7 +81,7 @@ def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) ->
 
 
 def with_unit(value: float) -> str:
-    """Return a number with a unit prefix: `2.3k`, `65M`, `0.07`."""
+    """Return a number as text with a unit prefix, such as `2.3k` or `65M`; small numbers have no prefix (`0.07`)."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
@@ -89,7 +89,7 @@ def with_unit(value: float) -> str:
 
 
 def add_learners_and_waits(figure: Figure, groups: Sequence[RunGroup], dashed_waits: bool = True) -> None:
-    """Add a legend of the learners (colour, marker) and, if `dashed_waits`, of the waits (dashes)."""
+    """Add a legend that explains colours and markers (learners) and, if `dashed_waits`, line styles (waits)."""
     learners = sorted({group.learner for group in groups}, key=lambda name: (learner_position(name), name))
     handles = []
     for name in learners:
@@ -107,7 +107,7 @@ def add_learners_and_waits(figure: Figure, groups: Sequence[RunGroup], dashed_wa
 
 
 def legend_entry(comparison: Comparison, group: RunGroup, dashes: Any = "-") -> Line2D:
-    """Return the legend's line of one group, with its label."""
+    """Return the legend entry of one group: a line in the style of the group, with its label."""
     style = appearance_of(group.learner)
     return Line2D(
         [], [], color=style.colour, marker=style.marker, markersize=4, linestyle=dashes,
@@ -126,13 +126,13 @@ def add_note(figure: Figure, text: str) -> None:
 
 
 def note_left_out(figure: Figure, count: int) -> None:
-    """Note how many runs the figure leaves out; nothing if it shows all."""
+    """Add a note that says how many runs the figure leaves out. Do nothing if `count` is 0."""
     if count:
         add_note(figure, f"only the best runs by validation are shown; {count} runs are left out")
 
 
 def quality_label(comparison: Comparison) -> str:
-    """Return the axis label of the quality over the whole stream: CER or average perplexity."""
+    """Return the axis label for the quality over the complete stream: CER or average perplexity."""
     if comparison.is_vision:
         return f"CER over {comparison.num_arrivals} mega-batches"
     return "average test perplexity"

@@ -1,4 +1,4 @@
-"""Quality over the stream against its cost (figures 2, 7), and the effect of replay on both (figures 4, 8)."""
+"""Quality against cost (figures 2, 7 of the paper), and the effect of replay on quality and cost (figures 4, 8)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,12 +26,12 @@ MAX_POINTS = 400
 
 
 def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against the training TFLOPs over the stream; points are joined over sizes."""
+    """Draw CER or average perplexity against training TFLOPs. Lines join runs that differ only in size."""
     return _tradeoff(comparison, numbers, lambda result: result.comp / 1e12, "training TFLOPs over the stream")
 
 
 def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against the number of parameters after the last arrival."""
+    """Draw CER or average perplexity against the final number of parameters. Lines join runs of different sizes."""
     return _tradeoff(comparison, numbers, lambda result: result.num_params, "parameters after the last mega-batch")
 
 
@@ -89,7 +89,8 @@ def _finished_panels(
     """Return panels as `panels_of` does, without unfinished groups.
 
     Returns:
-        Title -> groups; id of each finished group -> its numbers; the number of groups that are left out.
+        Panel title -> groups in the panel; id(group) -> numbers, for each finished group; and the number of groups that
+        `panels_of` left out.
     """
     numbers_by_id = {
         id(group): result for group, result in zip(comparison.groups, numbers, strict=True) if result.quality
@@ -107,11 +108,11 @@ def _scale_quality_axes(panels: Sequence[Axes], comparison: Comparison, drawn: S
 
 
 def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
-    """Return lists of groups that have the same learner and settings, and differ in size only.
+    """Return lists of groups. The groups in a list have the same learner and differ only in size.
 
-    A line joins the points of each list.
+    The figures draw a line through the points of each list.
     """
-    # How often a learner grows has a panel of its own where it is a choice: see `panels_of`.
+    # Growth settings can be ignored, because `panels_of` makes separate panels for them where this is needed.
     ignored = (*SIZE_SETTINGS, *GROWTH_SETTINGS)
     series: dict[tuple, list[RunGroup]] = {}
     for group in groups:
@@ -121,7 +122,7 @@ def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
 
 
 def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw a segment from each run without replay to the same run with replay, as quality against compute."""
+    """Draw a line from each run without replay to the same run with replay, in a plot of quality against compute."""
     pairs = replay_pairs(comparison, numbers)
     if not pairs:
         return None
@@ -156,7 +157,7 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 def replay_pairs(
     comparison: Comparison, numbers: Sequence[Numbers]
 ) -> list[tuple[RunGroup, Numbers, Numbers]]:  # fmt: skip
-    """Return (group without replay, its numbers, numbers with replay) for groups that differ in replay only."""
+    """Return (group without replay, its numbers, numbers with replay) for each pair that differs only in replay."""
     without: dict[tuple, tuple[RunGroup, Numbers]] = {}
     for group, result in zip(comparison.groups, numbers, strict=True):
         if not group.replay and result.quality:
@@ -173,7 +174,7 @@ def _key_without_replay(group: RunGroup) -> tuple:
 
 
 def _draw_points(axes: Axes, points: Sequence[tuple[float, Numbers]], learner: str, dashes: Any) -> None:
-    """Draw points (x, numbers) joined by a line, with error bars if any point has a standard error."""
+    """Draw points (x, numbers), joined by a line. Add error bars if any point has a standard error."""
     style = appearance_of(learner)
     has_error = any(result.quality and result.quality.stderr is not None for _, result in points)
     axes.errorbar(

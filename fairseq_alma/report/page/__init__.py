@@ -1,4 +1,4 @@
-"""index.html: one file with its data, scripts and styles. It opens from disk and needs no network."""
+"""Make index.html: a single file that contains data, scripts and styles, and works from disk without a network."""
 
 import json
 import math
@@ -20,25 +20,25 @@ from fairseq_alma.report.tables import duration, state
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("data.js", "choice.js", "plots.js", "tables.js", "controls.js")
-"""The scripts of the page. They share one scope, in this order."""
+"""JavaScript files of the page. They are joined in this order, so a later file can use the names of an earlier one."""
 MAX_POINTS = 250_000
-"""Maximum number of points in all curves together. With many runs each curve gets fewer: the page stays small."""
+"""Maximum number of points of all curves together, which limits the size of the page. It is divided evenly."""
 MIN_POINTS = 40
-"""Minimum number of points in a curve, however many runs there are."""
+"""Every curve may have at least this many points, also if the page then exceeds MAX_POINTS."""
 MAX_ALTERNATIVES = 12
-"""Maximum number of alternatives that the page shows for one run and one decision."""
+"""Maximum number of alternatives that the page shows for each run and each decision (choice.alternatives)."""
 MAX_FILTER_VALUES = 20
-"""Maximum number of values of a setting that has a filter."""
+"""A setting with more values than this has no filter on the page."""
 INFINITE = "\0infinite"
-"""Replaces infinity, for which JSON has no number. data.js turns it into a number again."""
+"""Text that represents infinity, because JSON has no such number. data.js converts it back to a number."""
 
 
 def page(data: ReportData, reload_seconds: float | None = None) -> str:
     """Return the text of index.html.
 
     Args:
-        data: what was read.
-        reload_seconds: if given, the page reloads itself after this time.
+        data: the runs that were read, with error messages for the skipped ones.
+        reload_seconds: seconds after which the page reloads itself; None: it does not reload.
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(_file("template.html.j2"))
@@ -51,7 +51,7 @@ def page(data: ReportData, reload_seconds: float | None = None) -> str:
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
-    """Return the data of one comparison for the scripts, as JSON values. Error rates are fractions."""
+    """Return the data of one comparison as JSON values, for the JavaScript of the page. Error rates are fractions."""
     groups, numbers = comparison.groups, all_numbers(comparison)
     num_points = max(MIN_POINTS, MAX_POINTS // max(1, len(groups)))
     waits = sorted({group.wait for group in groups})
@@ -80,7 +80,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 
 
 def _description(comparison: Comparison, group: RunGroup, common_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what names a group: label, appearance, folder, command and settings."""
+    """Return the description of a group: label, appearance, folder, command, settings and state."""
     style = appearance_of(group.learner)
     own_settings = {
         name: setting_text(value)
@@ -104,7 +104,7 @@ def _description(comparison: Comparison, group: RunGroup, common_settings: Mappi
 
 
 def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
-    """Return the scalar results of a group."""
+    """Return the scalar results of a group as JSON values."""
     trained = np.flatnonzero(group.counted_runs[0].stage > 0)
     return {
         "quality": _estimate(numbers.quality),
@@ -128,15 +128,18 @@ def _curve_data(group: RunGroup, num_points: int) -> dict[str, Any]:
 
 
 def curve(group: RunGroup, num_points: int) -> tuple[list[int], list[float | None], list[float | None] | None]:
-    """Return the curve of a group, without arrivals at which nothing changed.
+    """Return the curve of a group: error rate or perplexity over the arrivals.
+
+    On a stream with more than FEW_ARRIVALS arrivals, only the first and the last arrival and those at which a value
+    changed are kept.
 
     Args:
-        group: the runs of one setting.
-        num_points: of more changes than this, evenly spread ones are kept.
+        group: runs with equal settings.
+        num_points: maximum number of points. If there are more, evenly spaced ones are kept.
 
     Returns:
-        t, mean quality over seeds and standard error at the first arrival, at each change and at the last arrival; for
-        a short stream at every arrival. The standard errors are None for one seed.
+        Three lists with one entry per point: arrival t, mean over seeds, and standard error over seeds. The third is
+        None for a single seed.
     """
     values = group.column("quality")
     mean, error = values.mean(axis=0), standard_error(values)
@@ -152,7 +155,7 @@ def curve(group: RunGroup, num_points: int) -> tuple[list[int], list[float | Non
 
 
 def _filters(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the settings by which the page can filter groups, with their values in order."""
+    """Return the settings that have a filter on the page, each with its values in display order."""
     filters = []
     for name in comparison.varied_settings:
         values = {setting_text(group.settings.get(name)): group.settings.get(name) for group in comparison.groups}
@@ -163,14 +166,22 @@ def _filters(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _sort_key(value: Any) -> tuple:
-    """Return the key that sorts the values of a setting: numbers, then learners in the paper's order, then texts."""
+    """Return the sort key of a setting's value: numbers first, then learners in the paper's order, then other texts."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (0, value, "")
     return (1, learner_position(value) if isinstance(value, str) else 0, str(value))
 
 
 def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change, int]]) -> list[list[Any]]:
-    """Return [decision, index of the group] for the best alternatives by validation, MAX_ALTERNATIVES per decision."""
+    """Return the alternatives with the best validation scores, at most MAX_ALTERNATIVES for each decision.
+
+    Args:
+        numbers: the results of each group.
+        others: the alternatives of one group, as returned by `choice.alternatives`.
+
+    Returns:
+        A list of [decision, index of the other group].
+    """
 
     def score(index: int) -> tuple[bool, float]:
         value = numbers[index].validation_score
@@ -184,15 +195,15 @@ def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change
 
 
 def json_in_script(value: Any) -> str:
-    """Return JSON that is safe inside a script element: nothing in it can end the element or begin a comment."""
+    """Return JSON that is safe inside an HTML script element. It cannot end the element or begin a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
 def plotly_script() -> str:
-    """Return the text of plotly.js, which the Python package of plotly contains."""
-    # Imported here: it takes a second, and reading runs does not need it.
+    """Return the source code of plotly.js, which is included in the Python package plotly."""
+    # Import here, because the import takes a second and reading runs does not need it.
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs()
@@ -204,28 +215,34 @@ def _file(name: str) -> str:
 
 
 def _estimate(estimate: Estimate | None) -> list[float | str | None] | None:
-    """Return [mean, standard error] as JSON values; None if there is no mean."""
+    """Return [mean, standard error] as JSON values; None if there is no estimate or the mean is NaN."""
     if estimate is None or math.isnan(estimate.mean):
         return None
     return [_exact(estimate.mean, 6), _rounded(estimate.stderr)]
 
 
 def _exact(value: float | None, digits: int = 17) -> float | str | None:
-    """Return a value by which runs are compared: it is not rounded by default, and may be INFINITE."""
+    """Return `value` for JSON, rounded to `digits` significant digits (default: exact). Infinity becomes INFINITE.
+
+    It is used for values that the page compares. NaN becomes None.
+    """
     if value is None or math.isnan(value):
         return None
     return INFINITE if math.isinf(value) else float(f"{value:.{digits}g}")
 
 
 def _rounded(value: float | None, digits: int = 4) -> float | None:
-    """Return a value that is only shown, with this number of significant digits; None if it is not finite."""
+    """Return `value` for JSON, rounded to `digits` significant digits; None if it is NaN or infinite.
+
+    It is used for values that the page only displays.
+    """
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")
 
 
 def setting_text(value: Any) -> str:
-    """Return the value of a setting as the page shows it."""
+    """Return the value of a setting as text for the page."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -1,23 +1,25 @@
-// Which group to choose. choice.py has the same functions, and a test compares their results.
+// Choose the best group within the budget, and compute the Pareto front.
+// choice.py has the same functions in Python, and a test compares the results.
 
+// Return the indices of the visible groups that can be chosen: they are finished and have a validation score.
 const candidates = () =>
   visible.filter((index) => comparison.groups[index].finished && comparison.groups[index].score !== null);
 
-// Return whether a group keeps all limits of the budget.
+// Return true if a group does not exceed any limit of the budget.
 const isWithinBudget = (group) => Object.keys(LIMITS).every((name) => {
   if (state[name] === null) return true;
   const value = LIMITS[name].of(group);
   return value !== null && value !== undefined && value <= state[name];
 });
 
-// Return whether list a comes before list b, by the first entry that differs.
+// Return true if list a is smaller than list b at the first index where the lists differ.
 const isLess = (a, b) => {
   for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return a[i] < b[i];
   return false;
 };
 
-// Return the index of the lowest validation score within the budget, or null.
-// Ties go to fewer training FLOPs, then to fewer parameters, then to the first.
+// Return the index of the group with the lowest validation score within the budget, or null if there is no such group.
+// Among equal scores, choose the group with the fewest training FLOPs, then the fewest parameters, then the first.
 const bestWithinBudget = () => {
   let best = null;
   for (const index of candidates()) {
@@ -29,7 +31,8 @@ const bestWithinBudget = () => {
   return best === null ? null : best[3];
 };
 
-// Return the indices of the groups that no other group beats on both axes of the trade-off, from left to right.
+// Return the indices of the groups on the Pareto front of the trade-off plot, from left to right. A group is on the
+// front if no other group is at least as good on both axes and better on one.
 const paretoFront = () => {
   const x = AXES[state.x].of, y = QUALITIES[state.y].of;
   const points = visible.filter((index) => comparison.groups[index].finished)
@@ -39,7 +42,7 @@ const paretoFront = () => {
   const front = [];
   let lowestY = Infinity, lastX = null;
   for (const [pointX, pointY, index] of points) {
-    // Equal points do not beat each other: both are on the front.
+    // Equal points do not beat each other, so all of them are on the front.
     if (pointY < lowestY || (pointY === lowestY && pointX === lastX)) {
       front.push(index);
       lowestY = pointY;

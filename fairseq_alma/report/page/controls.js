@@ -1,8 +1,8 @@
-// Sliders, filters and menus; what is drawn after a change; and how the page starts.
+// Build sliders, filters and menus, redraw the page after a change, and start the page.
 
 // ---- after a change
-// Show the answer, the marks in the table and, unless `withPlots` is false, the plots. Plots that are left out are drawn
-// when nothing has changed for 0.3 s.
+// Show the best group within the budget, mark rows in the table, and draw the plots. If `withPlots` is false, draw the
+// plots later, when there was no further change for 0.3 s.
 let plotTimer = 0;
 const draw = (withPlots = true) => {
   const best = showAnswer();
@@ -17,7 +17,7 @@ const draw = (withPlots = true) => {
   else plotTimer = setTimeout(drawPlots, 300);
 };
 
-// Draw once per frame, however many events one movement of a slider sends.
+// Draw at most once per frame, because moving a slider can send many events per frame.
 let isFrameRequested = false;
 const drawSoon = () => {
   if (isFrameRequested) return;
@@ -54,7 +54,7 @@ const buildSliders = () => {
     comparison.vision ? "Final error (validation), at most" : "Final perplexity (validation), at most";
   for (const name of Object.keys(LIMITS)) {
     const steps = sliderSteps(name), input = byId(name), output = byId(`${name}-value`);
-    // One step per value of a finished group, and a last one without a limit.
+    // The slider has one step for each value of a finished group. The last step means no limit.
     input.max = String(steps.length);
     const step = state[name] === null ? -1 : steps.findIndex((value) => value >= state[name]);
     if (step < 0) state[name] = null;
@@ -76,7 +76,7 @@ const buildSliders = () => {
 const toggleFilter = (name, value, allValues) => {
   const hidden = new Set(state.off[name] ?? []);
   if (!hidden.size && allValues.length > 2) {
-    // The first click shows this value alone: to hide many others one by one would be tedious.
+    // If nothing is hidden, show only this value, so that the user need not hide the other values one by one.
     allValues.forEach((other) => other !== value && hidden.add(other));
   } else if (!hidden.delete(value)) {
     hidden.add(value);
@@ -106,7 +106,7 @@ const buildFilters = () => {
   byId("filters").replaceChildren(...fieldsets, showAll);
 };
 
-// Fill the menu of an axis of the trade-off. `key` is "x" or "y".
+// Fill the menu for one axis of the trade-off plot. `key` is "x" or "y".
 const buildAxisMenu = (menu, axes, key) => {
   const available = Object.entries(axes).filter(([, choice]) => !choice.only || choice.only());
   menu.replaceChildren(...available.map(([value, choice]) =>
@@ -117,7 +117,7 @@ const buildAxisMenu = (menu, axes, key) => {
   };
 };
 
-// ---- comparisons, and the address of the page
+// ---- open a comparison, and store the state in the URL
 const openComparison = (number) => {
   comparison = data.comparisons[number];
   createdRows = new Map();
@@ -138,11 +138,12 @@ const openComparison = (number) => {
   }
 };
 
-// Keep the state in the address. Comparison and group are kept by name: their numbers change when runs are added.
+// Store the state in the URL. Store the name of the comparison and the folder of the chosen group instead of their
+// indices, because the indices change when runs are added.
 const remember = () => {
   const chosen = state.chosen === null ? null : comparison.groups[state.chosen].folder;
   const kept = encodeURIComponent(JSON.stringify({ ...state, c: comparison.name, chosen }));
-  try { history.replaceState(null, "", `#${kept}`); } catch { /* a page inside another may be refused */ }
+  try { history.replaceState(null, "", `#${kept}`); } catch { /* a browser may refuse it in an embedded page */ }
 };
 
 const restore = () => {
@@ -158,10 +159,10 @@ const restore = () => {
     for (const { name } of filters) if (Array.isArray(kept.off?.[name])) state.off[name] = kept.off[name].map(String);
     if (typeof kept.sort === "string") state.sort = kept.sort;
     state.down = kept.down === true;
-  } catch { /* no state in the address, or not a state of this page: start without one */ }
+  } catch { /* the URL contains no valid state: keep the default state */ }
 };
 
-// Reload the page every `seconds`, but not while somebody uses it.
+// Reload the page after `seconds`, but wait until it has not been used for 5 s.
 const reloadEvery = (seconds) => {
   let lastUse = 0;
   for (const event of ["pointerdown", "keydown", "input"]) addEventListener(event, () => { lastUse = Date.now(); });

@@ -1,29 +1,31 @@
-// The data of the page, and how values are read and written.
-// Everything that is shown follows from `data`, which alma-report wrote, and `state`, which the page's address keeps.
-// In `data`, a group is the runs of one setting, one per seed. Readers of the page know it as a run.
+// The data and the state of the page, and functions that format values as text.
+// The page is computed from `data`, which alma-report wrote, and `state`, which the page keeps in its URL.
+// In `data`, a group consists of runs with equal settings, one per seed. The visible text of the page calls it a run.
 
 const byId = (id) => document.getElementById(id);
-// JSON has no infinity: the report writes this string in its place.
+// alma-report writes this string for infinity, which JSON cannot represent.
 const INFINITE = "\0infinite";
 const data = JSON.parse(byId("data").textContent, (_, value) => (value === INFINITE ? Infinity : value));
 
+// Maximum number of curves in the plot over the stream.
 const MAX_CURVES = 30;
-// With at most this number of points, the plots have error bars, and follow a slider at once.
+// If there are at most this many points, the plots have error bars and are redrawn while a slider is moved.
 const FEW_POINTS = 200;
+// If a stream has at most this many arrivals, its curves have markers.
 const FEW_ARRIVALS = 12;
 
 const state = {
-  c: 0,                                        // index of the comparison; its name in the address
-  off: {},                                     // setting -> values whose groups are hidden
+  c: 0,                                        // index of the comparison; the URL contains the name instead
+  off: {},                                     // setting -> values; groups with these values are hidden
   comp: null, params: null, final: null,       // limits of the budget; null: no limit
-  x: "comp", y: "quality",                     // axes of the trade-off
-  sort: "score", down: false,                  // column by which the table is sorted, and whether in descending order
-  chosen: null,                                // index of the group whose details are shown; its folder in the address
+  x: "comp", y: "quality",                     // axes of the trade-off plot: keys of AXES and QUALITIES
+  sort: "score", down: false,                  // column that sorts the table; true: in descending order
+  chosen: null,                                // index of the group shown in detail; the URL has its folder instead
 };
 let comparison;                                // data.comparisons[state.c]
-let visible = [];                              // indices of the groups that the filters leave
+let visible = [];                              // indices of the groups that the filters do not hide
 
-// Create an HTML element. Children that are strings become text, never markup.
+// Create an HTML element. Strings among the children are inserted as text, never as HTML.
 const element = (tag, properties = {}, ...children) => {
   const created = Object.assign(document.createElement(tag), properties);
   created.append(...children);
@@ -42,7 +44,7 @@ const withUnit = (value) => {
 };
 const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : "inf");
 const signed = (value, text) => (value > 0 ? "+" : "") + text;
-// estimate: [mean, standard error or null], or null
+// Return an estimate as text, such as "12.34 ± 0.56". `estimate` is [mean, standard error or null], or null.
 const withError = (estimate, scale = 1, digits = 2) => {
   if (estimate === null) return "";
   const [mean, error] = estimate;
@@ -56,7 +58,7 @@ const finalName = () => (comparison.vision ? "final error" : "final perplexity")
 const meanOf = (estimate) => estimate && estimate[0];
 const errorOf = (estimate) => estimate && estimate[1];
 
-// The x axes of the trade-off.
+// Values that the x axis of the trade-off plot can show.
 const AXES = {
   comp: { of: (group) => group.comp, name: () => "training FLOPs" },
   params: { of: (group) => group.params, name: () => "parameters at the end" },
@@ -64,7 +66,7 @@ const AXES = {
   forward: { of: (group) => group.forward_flops, name: () => "FLOPs of one prediction" },
   wall: { of: (group) => group.wall_seconds, name: () => "wall time, s" },
 };
-// The y axes of the trade-off. `only` says for which comparisons one exists.
+// Values that the y axis of the trade-off plot can show. If `only` returns false, the value is not available.
 const QUALITIES = {
   quality: {
     of: (group) => meanOf(group.quality),
@@ -84,7 +86,7 @@ const QUALITIES = {
   },
   score: { of: (group) => group.score, error: () => null, name: () => `${qualityName()}, validation` },
 };
-// The limits of the budget, one slider each.
+// The limits of the budget. Each limit has a slider.
 const LIMITS = {
   comp: { of: (group) => group.comp, text: (value) => `${withUnit(value)}FLOP` },
   params: { of: (group) => group.params, text: withUnit },

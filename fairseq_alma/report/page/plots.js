@@ -1,4 +1,4 @@
-// The two plots: trade-off, and curves over the stream.
+// Draw the two plots: the trade-off between quality and cost, and the curves over the stream.
 
 const LAYOUT = {
   margin: { l: 60, r: 12, t: 8, b: 48 }, paper_bgcolor: "white", plot_bgcolor: "white", hovermode: "closest",
@@ -8,10 +8,10 @@ const LAYOUT = {
 const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 const GRID = "#e8ebef", INK = "#1c2430";
 
-// Plotly reads a few tags in names and hover texts: a setting must not be taken for one.
+// Escape text, because Plotly interprets some HTML tags in names and hover texts.
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
-// An axis, logarithmic if the values differ by three times or more.
+// Return the layout of an axis. It is logarithmic if the largest value is at least three times the smallest.
 const axis = (title, values) => {
   const positive = values.filter((value) => Number.isFinite(value) && value > 0);
   const isLog = positive.length > 0 && Math.max(...positive) / Math.min(...positive) >= 3;
@@ -66,7 +66,8 @@ const drawTradeoff = (best) => {
   return Plotly.react("tradeoff", traces, layout, CONFIG);
 };
 
-// Return the indices of the groups whose curves are drawn: the best and the chosen one, then the best by validation.
+// Return the indices of the groups whose curves are drawn: the highlighted groups (the best within the budget, and the
+// one the user chose), and then groups with the best validation scores.
 const groupsWithCurves = (highlighted) => {
   const score = (index) => comparison.groups[index].score ?? Infinity;
   const byScore = [...visible].sort((a, b) => score(a) - score(b) || a - b);
@@ -77,7 +78,7 @@ let drawnCurves = "";
 const drawCurves = (best) => {
   const highlighted = [best, state.chosen].filter((index) => index !== null && visible.includes(index));
   const shown = groupsWithCurves(highlighted);
-  // A slider often changes no curve: then nothing is drawn.
+  // Draw nothing if the curves are the same as before, which is often the case while a slider is moved.
   const key = `${state.c}|${shown.join(",")}|${best}|${state.chosen}`;
   if (key === drawnCurves) return;
   drawnCurves = key;
@@ -87,7 +88,8 @@ const drawCurves = (best) => {
   const traces = [], drawnValues = [];
   for (const index of shown) {
     const group = comparison.groups[index], isHighlighted = index === best || index === state.chosen;
-    // A perplexity starts at the first stage: the untrained value would flatten all other curves.
+    // Start the curve of a language model at the first stage, because the perplexity of the untrained model is so large
+    // that the other curves would look flat.
     let from = 0;
     if (!comparison.vision) {
       const trained = (t) => t >= group.first_trained_t;

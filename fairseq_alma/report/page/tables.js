@@ -1,7 +1,7 @@
-// Text and tables: the best group within the budget, its alternatives, the details of a group, and the table of all.
+// Show text and tables: the best group within the budget, its alternatives, details of a group, and the table.
 
 // ---- the best group
-// Show the best group within the budget and its alternatives. Return its index, or null.
+// Show the best group within the budget and its alternatives. Return the index of the best group, or null.
 const showAnswer = () => {
   const box = byId("answer"), best = bestWithinBudget();
   box.dataset.best = best === null ? "" : String(best);
@@ -27,7 +27,7 @@ const showAnswer = () => {
   return best;
 };
 
-// Show the groups that differ from this one in a single decision.
+// Show the alternatives to a group: the groups that differ from it in a single decision, such as the wait.
 const showAlternatives = (group) => {
   const table = byId("alternatives");
   if (!group.alternatives.length) {
@@ -90,9 +90,10 @@ const showDetail = () => {
 };
 
 // ---- the table of all groups
-let rowByIndex = new Map();      // the rows of the table, in its order
-let createdRows = new Map();     // all rows of this comparison that were created so far
+let rowByIndex = new Map();      // index of a group -> row that the table shows, in the order of the table
+let createdRows = new Map();     // index of a group -> row, for all rows created so far in this comparison
 
+// Columns of the table. `of` returns the value that sorts the rows, `text` the text of the cell.
 const COLUMNS = () => [
   { key: "label", name: "run", of: (group) => group.label, text: (group) => group.label, left: true },
   { key: "seeds", name: "seeds", of: (group) => group.seeds.length, text: (group) => String(group.seeds.length) },
@@ -139,12 +140,12 @@ const headCell = (column) => {
   return cell;
 };
 
-// Sort the visible groups. Rows are created once and moved afterwards: creating a thousand rows is slow.
+// Build the table of the visible groups in sorted order. Reuse rows that exist, because creating many rows is slow.
 const buildTable = () => {
   const columns = COLUMNS(), sorted = columns.find((column) => column.key === state.sort) ?? columns[0];
   const order = [...visible].sort((a, b) => {
     const x = sorted.of(comparison.groups[a]), y = sorted.of(comparison.groups[b]);
-    if (x === null || y === null || x === y) return (x === null) - (y === null) || a - b;  // unknown values come last
+    if (x === null || y === null || x === y) return (x === null) - (y === null) || a - b;  // sort unknown values last
     const sign = typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x - y;
     return state.down ? -sign : sign;
   });
@@ -166,7 +167,7 @@ const createRow = (columns, index) => {
   return row;
 };
 
-// Mark the best row, the chosen row, and the rows beyond the budget.
+// Mark the row of the best group, the row of the chosen group, and the rows of groups that exceed the budget.
 const markRows = (best) => {
   for (const [index, row] of rowByIndex) {
     const names = [];

@@ -290,7 +290,7 @@ def ends_at_once(run: KilledRun, process: subprocess.Popen, to_the_group: bool) 
     assert len(running) == 2
     wait_until_gone(running, 0)  # the driver is the last to end
     print(f"Ctrl-C to {'the group' if to_the_group else 'the driver'}: it took {seconds:.2f} s")
-    assert run.errors().splitlines()[-1] == "alma-lm: stopped; the same command continues"
+    assert run.errors().splitlines()[-1] == "alma-lm: stopped; the same command continues the run"
     assert "Traceback" not in run.errors()
     assert not (run.out / "lease.json").exists()
     assert not (member(run.out, 1) / "done.json").exists()
@@ -355,7 +355,7 @@ def small_disk(tmp_path):
 def ends_for_lack_of_space(run: KilledRun) -> None:
     status = run.start().wait(DEADLINE_SECONDS)
     assert "No space left on device" in run.errors()
-    assert "make room" in run.errors().splitlines()[-1]
+    assert "free space" in run.errors().splitlines()[-1]
     assert "Traceback" not in run.errors()
     assert status == 2
 

@@ -69,7 +69,7 @@ def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
 @pytest.mark.parametrize(
     ("before", "log", "status", "members", "advice"),
     [
-        ("", "OSError: [Errno 28] No space left on device", 1, 1, "make room on the disk"),
+        ("", "OSError: [Errno 28] No space left on device", 1, 1, "free space on the disk"),
         (
             "OSError: No space left on device\n",
             "killed",

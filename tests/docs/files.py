@@ -1,0 +1,61 @@
+"""Small files that the commands of the pages read. A page names the functions in `<!-- test files: NAME -->`."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+
+from tests.data_prep.sources import write_dump, write_warc
+from tests.streams import make_stream
+
+WORDS = """
+the of and to that with have be whale sea ship sailor captain island harbour storm wind water night morning old small
+great white long never always under over between before after came went saw said
+"""
+
+
+def english(num_words: int, seed: int) -> str:
+    """Return English words in a seeded order: English to every filter, and near to no other text."""
+    generator, words = random.Random(seed), WORDS.split()
+    text = [generator.choice(words) for _ in range(num_words)]
+    return ".\n".join(" ".join(text[start : start + 12]) for start in range(0, num_words, 12))
+
+
+def own_texts(folder: Path) -> None:
+    """Write my_texts/*.jsonl, three files of 40 documents."""
+    (folder / "my_texts").mkdir()
+    for number in range(3):
+        lines = [json.dumps({"id": seed, "text": english(120, 100 * number + seed)}) for seed in range(40)]
+        (folder / f"my_texts/part_{number}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def corpora(folder: Path) -> None:
+    """Write a crawl, a later one, a dump of Wikipedia and a folder of books."""
+    for name in ("crawl", "wiki", "books", "crawl-2024-18"):
+        (folder / name).mkdir()
+    write_warc(folder / "crawl/a.warc.wet.gz", [english(200, seed) for seed in range(150)], kind="conversion")
+    later = [english(200, 900 + seed) for seed in range(20)]
+    write_warc(folder / "crawl-2024-18/b.warc.wet.gz", later, kind="conversion")
+    write_dump(folder / "wiki/d.xml.bz2", [(f"Page {seed}", 0, None, english(200, 300 + seed)) for seed in range(50)])
+    for seed in range(10):
+        (folder / "books" / f"{seed}.txt").write_text(english(2000, 600 + seed))
+
+
+def stream(folder: Path) -> None:
+    """Write streams/docs, a stream of three mega-batches with something to learn in it."""
+    (folder / "streams").mkdir(exist_ok=True)
+    make_stream(folder / "streams/docs")
+
+
+def own_images(folder: Path) -> None:
+    """Write my_images/{train,test}/CLASS/*.png: 2 classes, 8 x 8 pixels, one of them brighter."""
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 60), ("test", 20)):
+        for number, name in enumerate(("cat", "dog")):
+            (folder / "my_images" / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = generator.integers(60 * number, 160 + 60 * number, (8, 8), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / "my_images" / split / name / f"{index}.png")

@@ -1,0 +1,11 @@
+"""Every block of commands on the pages that take longest (see blocks.py)."""
+
+import pytest
+
+from tests.docs.blocks import name_of
+from tests.docs.running import LONG_PAGES, run_blocks
+
+
+@pytest.mark.parametrize("page", LONG_PAGES, ids=name_of)
+def test_the_blocks_of_a_page_work(page, tmp_path):
+    run_blocks(page, tmp_path)

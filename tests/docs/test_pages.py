@@ -1,0 +1,44 @@
+"""Every block of commands on every page, tested as the marker before it says (see blocks.py)."""
+
+import re
+
+import pytest
+
+from tests.commands import ROOT
+from tests.docs.blocks import ACTIONS, PAGES, blocks_of, name_of
+from tests.docs.running import LONG_PAGES, run_blocks
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_how_it_is_tested(page):
+    for block in blocks_of(page):
+        assert block.marker, f"{block.where}: a block of {block.language} has no marker <!-- test: ... --> before it"
+        assert block.action in ACTIONS, f"{block.where}: {block.marker!r} begins with none of {', '.join(ACTIONS)}"
+        if block.action == "skip":
+            assert len(block.reason.split()) >= 3, f"{block.where}: the marker gives no reason"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page) and page not in LONG_PAGES], ids=name_of)
+def test_the_blocks_of_a_page_work(page, tmp_path):
+    run_blocks(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_files_of_the_repository_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for path in re.findall(r"\]\(((?!https?:)[^)#\s]+)[^)]*\)", text):
+        if not path.startswith("api/") and "/api/" not in path and path not in ("contributing.md", "changelog.md"):
+            assert (page.parent / path).exists(), f"{name_of(page)} links to {path}"
+
+
+def test_the_glossary_explains_every_word_of_the_vocabulary_and_every_metric():
+    design = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    table = design[design.index("## Vocabulary") : design.index("## Layout")]
+    words = [word for row in re.findall(r"^\| ([^|:]+) \|", table, re.MULTILINE) for word in row.split(", ")]
+    assert len(words) >= 16
+    glossary = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    terms = {
+        term.lower() for line in re.findall(r"^(\S[^\n]*)\n:   ", glossary, re.MULTILINE) for term in line.split(", ")
+    }
+    metrics = ["CER", "Mem", "Comp", "SM", "Ens", "UMix", "gEns", "gMoE", "FF"]
+    assert {word.lower() for word in [*words, *metrics]} - {"word"} <= terms

@@ -1,0 +1,48 @@
+"""The site that `make docs` builds: strict, complete, and without anything that is loaded from another host."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from fairseq_alma.app.command import all_keys
+from fairseq_alma.lm.settings import LanguageModelSettings
+from tests.commands import ROOT
+from vision.settings import VisionSettings
+
+pytest.importorskip("material", reason="needs the extra `docs`")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site. A warning ends the build."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def test_no_page_loads_anything_from_another_host(site):
+    loading = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//|<link\b[^>]*>", re.IGNORECASE)
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        for tag in loading.findall(page.read_text(encoding="utf-8")):
+            is_canonical = 'rel="canonical"' in tag or "rel=canonical" in tag
+            assert is_canonical or not re.search(r"(src|href)=[\"']?(https?:)?//", tag), f"{page.name}: {tag}"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
+
+
+def test_the_search_finds_a_term_of_the_glossary_and_a_class(site):
+    index = (site / "search/search_index.json").read_text(encoding="utf-8")
+    assert "mega-batch" in index
+    assert "StreamSettings" in index
+
+
+def test_the_settings_reference_has_every_key_of_both_commands(site):
+    page = (site / "settings.html").read_text(encoding="utf-8")
+    for key in {*all_keys(LanguageModelSettings), *all_keys(VisionSettings)}:
+        assert f"<code>{key}=</code>" in page, key
