@@ -1,6 +1,6 @@
-"""fairseq checkpoints as files: read, written, and repaired after a kill. Needs torch, not fairseq.
+"""Read and write fairseq checkpoint files, and repair them after a process was killed. Needs torch, but not fairseq.
 
-A checkpoint holds only plain values and tensors, so that torch loads it without running code.
+A checkpoint contains only plain values and tensors, so torch can load it without running code from the file.
 """
 
 import errno
@@ -28,14 +28,16 @@ DAMAGE = (
     "corrupt",
     "unexpected EOF",
 )
-"""Parts of torch's error messages for a truncated file. A lack of memory or of file handles gives other messages."""
+"""Substrings of the error messages that torch raises for a truncated file. When memory or file handles run out, the
+messages contain none of these."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any] | None:
     """Return the checkpoint in `path`, with tensors memory-mapped; None if it is missing or damaged.
 
     Raises:
-        OSError, RuntimeError: the file cannot be read now, for lack of memory, file handles or access. It may be whole.
+        OSError, RuntimeError: if the file cannot be read at the moment because memory, file handles or permissions are
+            missing. The file itself may be complete.
     """
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -44,7 +46,8 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in DAMAGE):
             raise
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek beyond the end of the file
+        # A truncated file raises EINVAL, because torch seeks beyond its end.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         logger.warning("%s is damaged (%s)", path, error)
         return None
@@ -54,8 +57,8 @@ def require_checkpoint(path: Path) -> dict[str, Any]:
     """Return the checkpoint in `path`, with tensors memory-mapped.
 
     Raises:
-        StageError: it is missing or damaged.
-        OSError, RuntimeError: see read_checkpoint.
+        StageError: if the file is missing or damaged.
+        OSError, RuntimeError: if the file cannot be read at the moment (see read_checkpoint).
     """
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
@@ -64,40 +67,41 @@ def require_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Replace the file `path` by a checkpoint in one step. On return the bytes have reached the disk.
+    """Atomically replace the file `path` with a checkpoint. When the function returns, the file is on the disk.
 
     Args:
         checkpoint: plain values and tensors.
-        path: its folder is created if it is missing.
+        path: the checkpoint file. Its folder is created if it is missing.
 
     Raises:
-        OSError: no space or no access.
+        OSError: if the disk is full or the file cannot be written.
     """
-    for leftover in unfinished_files(path.parent, path.name):  # a killed process may have left one, and they are large
+    # Delete the temporary files that killed processes have left behind, because they are large.
+    for leftover in unfinished_files(path.parent, path.name):
         leftover.unlink(missing_ok=True)
     try:
         with written_aside(path) as temporary, open(temporary, "wb") as file:
             torch.save(checkpoint, file)
     except RuntimeError as error:
-        # When a write fails, torch raises an error about a position in the file; the cause is in its context.
+        # Raise the original OSError. When a write fails, torch replaces it by an error about a position in the file.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error
         raise
 
 
 def num_updates(checkpoint: dict[str, Any]) -> int:
-    """Return the number of optimizer updates that its stage had made when the checkpoint was saved."""
+    """Return the number of optimizer updates that the stage had completed when this checkpoint was saved."""
     return checkpoint["optimizer_history"][-1]["num_updates"]
 
 
 def repair_stage_folder(folder: Path) -> None:
-    """Repair the checkpoints of a member's folder so that fairseq-train can resume after a kill at any moment.
+    """Repair the checkpoints in a member's folder so that fairseq-train can resume after it was killed at any moment.
 
-    fairseq writes a checkpoint under one name and then copies it, byte by byte, to its other names. A kill during a
-    copy leaves a truncated file. This function renames damaged files to `*.damaged`, copies the newest whole checkpoint
-    to checkpoint_last.pt, and copies the checkpoint that it names as the best to checkpoint_best.pt. Only a checkpoint
-    with the optimizer's state can be resumed. If there is none, or if the best checkpoint is lost, all checkpoints are
-    deleted and the stage starts again.
+    fairseq writes a checkpoint under one name and then copies the file to further names. If it is killed during a
+    copy, a truncated file remains. This function renames damaged files to `*.damaged` and copies the newest complete
+    checkpoint to checkpoint_last.pt. That checkpoint records the best validation loss so far. The checkpoint with this
+    loss is copied to checkpoint_best.pt. Training can only be resumed from a checkpoint that contains the optimizer
+    state. If there is none, or if the best checkpoint is lost, all checkpoints are deleted and the stage starts again.
     """
     found = {path: read_checkpoint(path) for path in folder.glob("checkpoint*.pt")}
     whole = {path: checkpoint for path, checkpoint in found.items() if checkpoint is not None}
@@ -126,10 +130,10 @@ def repair_stage_folder(folder: Path) -> None:
 
 
 def drop_optimizer_state(path: Path) -> None:
-    """Remove the optimizer's state, two thirds of the file, from a checkpoint of a finished stage.
+    """Remove the optimizer state, which is two thirds of the file, from a checkpoint of a finished stage.
 
     Raises:
-        StageError: the checkpoint is missing or damaged.
+        StageError: if the checkpoint is missing or damaged.
     """
     checkpoint = require_checkpoint(path)
     if "last_optimizer_state" not in checkpoint:
@@ -139,6 +143,6 @@ def drop_optimizer_state(path: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    # Not synced to the disk: another copy of the checkpoint exists, and a damaged file is repaired again.
+    # Do not sync the copy to the disk (durable=False), because `source` exists and a damaged copy is repaired again.
     with written_aside(target, durable=False) as temporary:
         shutil.copyfile(source, temporary)

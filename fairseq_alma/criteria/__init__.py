@@ -1,1 +1,1 @@
-"""Criteria registered with fairseq. Needs fairseq."""
+"""The loss functions (criteria) that this package registers with fairseq. Needs fairseq."""

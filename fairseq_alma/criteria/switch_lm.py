@@ -1,4 +1,4 @@
-"""The fairseq criterion switch_lm: cross entropy of the next token plus the losses that balance the experts."""
+"""The fairseq criterion switch_lm: next-token cross entropy plus the losses that balance the load of the experts."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from fairseq_alma.modules.switch_feed_forward import MixtureOutput
 
 @dataclass
 class SwitchLanguageModelCriterionConfig(FairseqDataclass):
-    """Options of the criterion."""
+    """Options of the criterion switch_lm."""
 
     balance_loss_weight: float = field(
         default=0.01,
-        metadata={"help": "alpha, the weight of the Switch paper's balance loss of each mixture"},
+        metadata={"help": "weight of the load-balancing loss of each mixture (alpha in the Switch paper)"},
     )
     router_z_loss_weight: float = field(
         default=0.0, metadata={"help": "weight of the router z-loss (ST-MoE, equation 5) of each mixture"}
@@ -30,22 +30,23 @@ class SwitchLanguageModelCriterionConfig(FairseqDataclass):
 
 @register_criterion("switch_lm", dataclass=SwitchLanguageModelCriterionConfig)
 class SwitchLanguageModelCriterion(FairseqCriterion):
-    """Cross entropy plus weighted balance and z-losses of all mixtures.
+    """Cross entropy plus the weighted balance losses and router z-losses of all mixtures.
 
-    It logs `nll_loss` (cross entropy in bits per token, as fairseq does), `ppl` (perplexity, of the cross entropy
-    only), the balance loss (mean over mixtures, 1 if the load is even), overflow in percent, and the entropy of the
-    load in bits.
+    The criterion logs `nll_loss` (cross entropy in bits per token, as in fairseq), `ppl` (perplexity, computed from the
+    cross entropy only), the balance loss (mean over mixtures; 1 if the load is even), the router z-loss, the overflow
+    (percentage of dropped tokens), and the entropy of the experts' load in bits.
 
-    Select checkpoints by `ppl`: fairseq's default, `loss`, includes the balance loss. In validation, the loss of each
-    token is charged to the expert it used (SwitchFeedForward.charge_validation_loss).
+    Select checkpoints by `ppl`, because fairseq's default, `loss`, includes the balance loss. In validation, the loss
+    of each token is added to the total of the expert that processed the token
+    (SwitchFeedForward.charge_validation_loss).
 
     Args:
-        task: fairseq's task; it has the dictionary.
-        balance_loss_weight: alpha of the Switch paper.
-        router_z_loss_weight: weight of the z-loss.
+        task: the fairseq task, which provides the dictionary.
+        balance_loss_weight: weight of the balance loss (alpha in the Switch paper).
+        router_z_loss_weight: weight of the router z-loss.
 
     Raises:
-        SettingError: a weight is negative.
+        SettingError: if a weight is negative.
     """
 
     def __init__(self, task: Any, balance_loss_weight: float, router_z_loss_weight: float):
@@ -53,16 +54,17 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
         if balance_loss_weight < 0 or router_z_loss_weight < 0:
             raise SettingError("--balance-loss-weight and --router-z-loss-weight must not be negative")
         self.charge_experts = True
-        """Whether validation losses are charged to experts. The task turns it off for a batch that is scored twice."""
+        """Whether to add each validation loss to the total of the expert that processed the token. The task sets this
+        to False for a batch that is scored a second time."""
         self.balance_loss_weight = balance_loss_weight
         self.router_z_loss_weight = router_z_loss_weight
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the loss (in nats, summed over tokens), the number of tokens, and the logging output.
+        """Return the loss (in nats, summed over tokens), the number of tokens, and the values to log.
 
         Args:
-            model: a SwitchLanguageModel, or fairseq's wrapper of it.
-            sample: a batch; its target is int64 [B, L].
+            model: a SwitchLanguageModel, possibly in a fairseq wrapper.
+            sample: a batch of B sequences of L tokens. Its "target" is int64 [B, L].
             reduce: part of fairseq's interface; ignored.
         """
         target, num_tokens = sample["target"], sample["ntokens"]
@@ -80,7 +82,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
             "ntokens": num_tokens,
             "nsentences": target.size(0),
             "sample_size": num_tokens,
-            # The FLOPs of a row of L tokens are a L + b L^2, so these two sums give the FLOPs of any set of batches.
+            # A sequence of L tokens takes a L + b L^2 FLOPs, so these two sums are enough to compute all FLOPs.
             "processed_tokens": target.numel(),
             "processed_token_pairs": target.numel() * target.size(1),
         }
@@ -104,17 +106,17 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
 
     @staticmethod
     def _charge_experts(model: Any, mixtures: list[MixtureOutput], loss_T: Tensor, token_mask: Tensor | None) -> None:
-        """Charge the loss of each token to the expert that it used, in every mixture."""
+        """In every mixture, add the loss of each token to the total of the expert that processed the token."""
         if token_mask is not None:
             loss_T = loss_T[token_mask.flatten()]
-        while hasattr(model, "module"):  # fairseq wraps a distributed model twice
+        while hasattr(model, "module"):  # a loop, because fairseq puts a distributed model into two wrappers
             model = model.module
         for module, output in zip(model.mixtures, mixtures, strict=True):
             module.charge_validation_loss(output, loss_T)
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the metrics, summed over forward passes and ranks. `ppl` is not rounded: it chooses checkpoints."""
+        """Log the metrics of all forward passes and ranks. `ppl` is not rounded, because it selects the checkpoint."""
 
         def total(key: str) -> Any:
             return sum(log.get(key, 0) for log in logging_outputs)
@@ -132,17 +134,17 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return True: fairseq may sum logging outputs over ranks."""
+        """Return True, so that fairseq sums the logging outputs over ranks."""
         return True
 
 
 def _perplexity(bits_per_token: Any) -> float:
-    """Return the perplexity of a cross entropy in bits; infinity where it would overflow."""
+    """Return the perplexity for a cross entropy in bits per token; infinity if it is too large for a float."""
     bits = float(bits_per_token)
     return 2.0**bits if bits < 1000 else math.inf
 
 
 def _entropy_bits(load_E: Tensor) -> Tensor:
-    """Return the entropy of the load in bits: log2(E) if it is even, 0 if one expert gets all tokens."""
+    """Return the entropy of the load of E experts in bits: log2(E) if it is even, 0 if one expert gets all tokens."""
     share_E = load_E.float() / load_E.sum().clamp(min=1)
     return -torch.xlogy(share_E, share_E).sum() / math.log(2)

@@ -1,1 +1,1 @@
-"""The training data of a stage as fairseq datasets: blocks of tokens, replay, names of mega-batches. Needs fairseq."""
+"""The training data of a stage as fairseq datasets: blocks of tokens, replay, sets of mega-batches. Needs fairseq."""

@@ -1,4 +1,7 @@
-"""Replay by share: a fixed share of every batch comes from earlier mega-batches; the number of updates is unchanged."""
+"""Replay by share: in every batch, a fixed share of the blocks comes from earlier mega-batches.
+
+The number of updates is the same as without replay.
+"""
 
 import math
 
@@ -10,23 +13,23 @@ from fairseq_alma.data.blocks import fill_shards
 
 
 class ReplayShareDataset(BaseWrapperDataset):
-    """A dataset whose batches mix new and past blocks in a constant proportion.
+    """A dataset whose batches mix new blocks and past blocks (from earlier mega-batches) in a constant proportion.
 
     An epoch has as many batches as the new data alone would have, so replay does not change the number of updates. In
-    each batch, past blocks replace new ones; the replaced blocks are used in a later epoch. The past and the new blocks
-    of an epoch are drawn from (seed, epoch).
+    each batch, past blocks replace some of the new blocks, so an epoch does not contain all new blocks. The blocks of
+    an epoch are selected at random, with a random generator that depends only on (seed, epoch).
 
     Args:
-        new, past: datasets of blocks.
+        new, past: datasets of the new blocks and of the past blocks.
         share: share of past blocks in each batch, between 0 and 1.
-        seed: seed of the drawing.
+        seed: random seed for the selection of blocks.
 
     Raises:
-        SettingError: the share is not between 0 and 1.
+        SettingError: if the share is not above 0 and below 1.
     """
 
     num_shards = 1
-    """Number of ranks that share the batches. The task sets it."""
+    """Number of ranks among which the batches are divided. The task sets it."""
 
     def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int):
         super().__init__(ConcatDataset([new, past]))
@@ -38,7 +41,8 @@ class ReplayShareDataset(BaseWrapperDataset):
         self.epoch = 1
 
     def __getitem__(self, index: int) -> dict:
-        return {**self.dataset[index], "id": index}  # the block's own id counts within `new` or `past` only
+        # Replace the id of the block, because it is unique only within `new` or within `past`.
+        return {**self.dataset[index], "id": index}
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose batches `batch_by_size` returns, counted from 1."""
@@ -46,7 +50,7 @@ class ReplayShareDataset(BaseWrapperDataset):
         self.epoch = epoch
 
     def ordered_indices(self) -> np.ndarray:
-        """Return as many indices as there are new blocks. `batch_by_size` chooses the blocks themselves."""
+        """Return one index for each new block. Only their number matters: `batch_by_size` selects the blocks."""
         return np.arange(self.num_new)
 
     def batch_by_size(
@@ -56,18 +60,19 @@ class ReplayShareDataset(BaseWrapperDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[list[int]]:
-        """Return batches of `max_sentences` blocks, of which the share `share` comes from the past.
+        """Return batches of `max_sentences` block indices, in which the share `share` of the blocks is from the past.
 
-        Where the share is not a whole number of blocks, the number of past blocks varies (2, 2, 3, 2 ... of 8 for a
-        share of 0.3): each batch differs from the exact share by less than one block, and so does the sum of all.
+        If share * max_sentences is not an integer, the number of past blocks varies from batch to batch: for a share of
+        0.3 and 8 blocks it is 2, 2, 3, 2, ... In each batch, and in total over the epoch, the number of past blocks
+        differs from the exact value by less than 1.
 
         Args:
-            indices: from `ordered_indices`; only their number is used.
+            indices: from `ordered_indices`. Only their number is used.
             max_sentences: number of blocks in a batch.
             max_tokens, required_batch_size_multiple: part of fairseq's interface; ignored.
 
         Raises:
-            SettingError: max_sentences (--batch-size) is not given.
+            SettingError: if max_sentences (--batch-size) is not given.
         """
         if max_sentences is None:
             raise SettingError("replay by share needs --batch-size (number of blocks in a batch)")
@@ -84,11 +89,11 @@ class ReplayShareDataset(BaseWrapperDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False: every epoch has its own batches."""
+        """False, because every epoch has different batches."""
         return False
 
 
 def _draw(population: int, count: int) -> np.ndarray:
-    """Return `count` indices below `population` from shuffled passes: none comes twice before all have come once."""
+    """Return `count` random indices below `population`. No index is repeated before all of them have occurred."""
     passes = [np.random.permutation(population) for _ in range(-(-count // population))]
     return np.concatenate([np.empty(0, dtype=np.int64), *passes])[:count]

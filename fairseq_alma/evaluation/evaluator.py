@@ -1,4 +1,4 @@
-"""The evaluator of a run of alma-lm: the only part of a run that reads the test set."""
+"""The evaluator of an alma-lm run. No other part of a run reads the test set."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,41 +19,43 @@ SPLITS = ("valid", "test")
 
 
 class Predictor(Protocol):
-    """What the evaluator uses of a learner."""
+    """The attributes of a learner that the evaluator uses."""
 
     @property
     def predictor(self) -> Sequence[Path]:
-        """The checkpoints whose mean probability is the prediction now."""
+        """Checkpoints that make the current prediction, which is the mean of their probabilities."""
 
     @property
     def frozen(self) -> Sequence[Path]:
-        """Those of them that later stages do not change, so that their outputs can be kept."""
+        """Checkpoints in `predictor` that later stages do not change, so the evaluator may store their outputs."""
 
 
 @dataclass(frozen=True)
 class MemberFacts:
-    """What the evaluator measures of one checkpoint, apart from the log-probability of each token."""
+    """Measurements of one checkpoint, apart from the log-probability of each token."""
 
     num_params: int
     """Number of parameters."""
     forward_flops: int
-    """FLOPs of the forward pass of one block of tokens_per_sample tokens."""
+    """FLOPs of a forward pass on one block of tokens_per_sample tokens."""
     num_experts: int | None
-    """Number of experts in its largest mixture; None without mixtures."""
+    """Number of experts in the largest mixture of the model; None if the model has no mixture."""
     load: list[list[float]]
-    """[M][E]: share of the validation tokens that each expert got, by mixture."""
+    """For each mixture, the share of the validation tokens that the router sent to each expert."""
     overflow: float
-    """Share of the routed validation tokens that found their expert full."""
+    """Share of the routed validation tokens that were dropped because their expert was full."""
 
 
 class PerplexityEvaluator:
     """Scores the predictor of a learner on the test and the validation set of a stream.
 
+    The log-probabilities of frozen members are stored in files, with 4 bytes for each token and member. Otherwise every
+    stage of gEns would score all earlier members again, so the total cost would be quadratic in the number of stages.
+
     Args:
         stream: the stream folder.
-        keep_in: folder for the outputs of frozen members, 4 bytes for each token and member. Without it, every stage of
-            gEns would score all earlier members again, O(t^2) in all.
-        device: where to compute; a GPU by default if there is one.
+        keep_in: folder for the stored log-probabilities.
+        device: device that computes the scores. By default a GPU if there is one.
     """
 
     def __init__(self, stream: StreamFolder, keep_in: Path, device: torch.device | None = None):
@@ -62,10 +64,11 @@ class PerplexityEvaluator:
         self._device = device or default_device()
 
     def __call__(self, learner: Predictor) -> Scores:
-        """Return the scores of what the learner predicts with now.
+        """Return the scores of the learner's current predictor.
 
         Raises:
-            StreamError: a checkpoint is missing or does not fit the stream, or not every token was scored once.
+            StreamError: if a checkpoint is missing or does not fit the stream, or if the number of scored tokens is not
+                the number of tokens in the split.
         """
         frozen = learner.frozen
         outputs = [self._outputs(checkpoint, keep=checkpoint in frozen) for checkpoint in learner.predictor]
@@ -88,11 +91,14 @@ class PerplexityEvaluator:
         )
 
     def _outputs(self, checkpoint: Path, keep: bool) -> tuple[MemberFacts, dict[str, np.ndarray]]:
-        """Return the facts of a checkpoint and the log-probability of each token by split; kept ones if `keep`."""
+        """Return the measurements of a checkpoint and, for each split, the log-probability of each token.
+
+        If `keep` is True, both are stored in files, and read from there in later calls.
+        """
         if not keep:
             return self._score(checkpoint)
-        # The name is made of digests, and the JSON file is written last: a file that exists is whole and belongs to
-        # this checkpoint and these splits.
+        # The file names contain digests of the checkpoint and the splits, so stored results belong to exactly these.
+        # The JSON file is written last. If it exists, the files are complete.
         name = f"{sha256_of(checkpoint)[:16]}_{'_'.join(self._stream.digest(split)[:8] for split in SPLITS)}"
         paths = {split: self._keep_in / f"{name}.{split}.npy" for split in SPLITS}
         mark = self._keep_in / f"{name}.json"
@@ -108,7 +114,7 @@ class PerplexityEvaluator:
         return facts, arrays
 
     def _kept(self, paths: dict[str, Path]) -> dict[str, np.ndarray] | None:
-        """Return the kept outputs of every token of every split; None if a file is missing or truncated."""
+        """Return the stored log-probabilities of each split; None if a file is missing or truncated."""
         try:
             arrays = {split: np.load(path, mmap_mode="r") for split, path in paths.items()}
         except (OSError, ValueError):
@@ -128,12 +134,14 @@ class PerplexityEvaluator:
         )
         del model
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the next stage runs in another process and needs the memory
+            torch.cuda.empty_cache()  # the next stage needs the memory, and runs in another process
         return facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()}
 
     def _score_split(self, model: Any, task: Any, split: str) -> TokenScores:
         scores = score_tokens(model, task, split)
         expected = self._stream.counts(split)["tokens"]
         if len(scores.log_probability_T) != expected:
-            raise StreamError(f"{split}: {len(scores.log_probability_T)} tokens scored, the .idx holds {expected}")
+            raise StreamError(
+                f"{split}: {len(scores.log_probability_T)} tokens were scored, but the .idx file contains {expected}"
+            )
         return scores

@@ -25,30 +25,31 @@ from fairseq_alma.core.errors import AlmaError, StreamError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.stream_folder import StreamFolder
 
-# N members, B blocks, L tokens of a block, M mixture layers, E experts.
+# Dimensions: N members, B blocks in a batch, L tokens in a block, T tokens in a split, E experts.
 
 TOKENS_PER_BATCH = 8192
-"""Number of tokens in one forward pass. Scores do not depend on it if evaluation has no capacity limit."""
+"""Number of tokens in one forward pass. If the experts have no capacity limit (the default), scores do not depend on
+it."""
 
 TOKENS_PER_CHUNK = 1 << 20
-"""Number of tokens whose probabilities are averaged over the members at a time."""
+"""Number of tokens for which `combine` averages the members' probabilities at a time. It limits the memory."""
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """The scores of one model on a split."""
+    """The scores of one model on the T tokens of a split."""
 
     log_probability_T: np.ndarray
-    """float32 [T], in nats: of every token of the split, in the order of the split."""
+    """Log-probability of each token of the split, in nats, in the order of the split. float32 [T]."""
     load: list[list[float]]
-    """[M][E]: share of the tokens that the router sent to each expert, by mixture; empty without mixtures."""
+    """For each mixture, the share of the tokens that the router sent to each expert. Empty if the model has none."""
     overflow: float
-    """Share of the routed tokens that found their expert full; 0 without a capacity limit."""
+    """Share of the routed tokens that were dropped because their expert was full; 0 without a capacity limit."""
 
 
 @dataclass(frozen=True)
 class PerplexityScore:
-    """The score of a predictor on a split. End-of-document tokens are scored like any other token."""
+    """The score of a predictor on a split. End-of-document tokens are scored like all other tokens."""
 
     nll_sum: float
     """Negative log-likelihood in nats, summed over tokens."""
@@ -69,29 +70,29 @@ class PerplexityScore:
 
     @property
     def word_perplexity(self) -> float:
-        """Perplexity per word. It can be compared between tokenizers."""
+        """Perplexity per word. Unlike the perplexity per token, it can be compared between tokenizers."""
         return _exp(self.nll_sum / self.num_words)
 
 
 def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) -> tuple[Any, Any]:
-    """Return the model of a checkpoint, in evaluation mode, and the fairseq task that reads `stream` for it.
+    """Return the model of a checkpoint, in evaluation mode, and the fairseq task that reads `stream` for the model.
 
     Args:
-        checkpoint: a checkpoint of a switch_lm.
-        stream: the stream to evaluate on. It must have the dictionary of the checkpoint.
-        device: where the model is placed.
+        checkpoint: a checkpoint of a switch_lm model.
+        stream: the stream to evaluate on. It must have the dictionary with which the model was trained.
+        device: device for the model.
 
     Raises:
-        StreamError: the checkpoint is missing or damaged, or was trained with another dictionary.
+        StreamError: if the checkpoint is missing or damaged, or was trained with another dictionary.
     """
     _check_checkpoint(Path(checkpoint), stream)
-    # Imported here because it takes seconds: bad arguments of alma-eval are refused before.
+    # Import fairseq only here, because it takes seconds and alma-eval reports bad arguments without it.
     from fairseq import checkpoint_utils
 
     fairseq_alma.register()
-    # The checkpoint contains the paths of its stream and of our package. Both may have moved.
+    # Override the paths of the stream and of our package in the checkpoint, because both may have moved.
     overrides: dict[str, Any] = {"data": str(stream.path), "user_dir": str(Path(__file__).parents[1].absolute())}
-    # The mega-batches that its stage trained on may be missing in this stream.
+    # Override the mega-batches of the training stage too, because this stream may not have them.
     overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     return model.to(device).eval(), task
@@ -99,13 +100,13 @@ def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) ->
 
 @torch.no_grad()
 def score_tokens(model: Any, task: Any, split: str, tokens_per_batch: int = TOKENS_PER_BATCH) -> TokenScores:
-    """Return the scores of every token of a split, each scored once, in order.
+    """Return the log-probability of every token of a split, and statistics of the routing. Score each token once.
 
-    The tokens are cut into blocks of tokens_per_sample, as by fairseq-eval-lm: the first input of a block is the last
-    token of the block before. Log-probabilities are float32.
+    As in fairseq-eval-lm, the tokens are cut into blocks of tokens_per_sample. The first input of a block is the last
+    token of the previous block.
 
     Args:
-        model, task: from load_member.
+        model, task: the return values of load_member.
         split: "valid" or "test".
         tokens_per_batch: number of tokens in one forward pass.
     """
@@ -123,7 +124,7 @@ def score_tokens(model: Any, task: Any, split: str, tokens_per_batch: int = TOKE
 
 
 def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> PerplexityScore:
-    """Return the score of an ensemble, which averages the probabilities of its members token by token, in float64.
+    """Return the score of an ensemble whose prediction is the mean probability of its members, computed in float64.
 
     Args:
         log_probability_N: for each of the N members, the float32 log-probabilities [T] of all tokens of one split.
@@ -139,25 +140,25 @@ def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> Perplexi
 
 
 def _nll(scores: Tensor, target: Tensor) -> Tensor:
-    """Return the negative log-likelihood [B, L] in nats, in float32 whatever the model computes in."""
+    """Return the negative log-likelihood [B, L] in nats, computed in float32 even if the scores have another type."""
     return F.cross_entropy(scores.float().transpose(1, 2), target, reduction="none")
 
 
 def _batches(dataset: Any, num_blocks: int) -> Iterator[dict[str, Any]]:
-    """Yield batches of `num_blocks` blocks, in order. The last batch may be smaller."""
+    """Yield batches of `num_blocks` consecutive blocks, in order. The last batch may be smaller."""
     for start in range(0, len(dataset), num_blocks):
         yield dataset.collater([dataset[i] for i in range(start, min(start + num_blocks, len(dataset)))])
 
 
 class _RoutingCounts:
-    """Counts of the tokens that each expert got, summed over batches."""
+    """Number of tokens that the router sent to each expert, and number of dropped tokens, summed over batches."""
 
     def __init__(self) -> None:
         self._load: list[Tensor] = []
         self._dropped = self._routed = 0
 
     def add(self, extra: dict[str, Any]) -> None:
-        """Add the counts of one batch, from the second output of SwitchDecoder.forward."""
+        """Add the counts of one batch. `extra` is the second output of SwitchDecoder.forward."""
         mixtures = extra.get("mixtures", [])
         if not self._load:
             self._load = [torch.zeros_like(m.plan.load_E) for m in mixtures]
@@ -167,7 +168,7 @@ class _RoutingCounts:
             self._dropped += mixture.num_dropped
 
     def summary(self) -> tuple[list[list[float]], float]:
-        """Return load and overflow, see TokenScores."""
+        """Return the values of TokenScores.load and TokenScores.overflow."""
         load = [(load_E.double() / load_E.sum()).tolist() for load_E in self._load]
         return load, self._dropped / self._routed if self._routed else 0.0
 
@@ -178,24 +179,25 @@ def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
     if state is None:
         hint = "train a stage first (alma-lm, or fairseq-train)"
         if path.is_dir():
-            hint = "give one run folder alone, or the checkpoints that the predictor.json of several runs name"
-        raise StreamError(f"no whole checkpoint at {path}: {hint}")
+            hint = "give a single run folder, or the checkpoint files that are listed in the predictor.json of each run"
+        raise StreamError(f"no complete checkpoint at {path}: {hint}")
     embeddings = [v for k, v in state["model"].items() if k.endswith("embed_tokens.weight")]
     expected = stream.description["dictionary_size"]
     if embeddings and len(embeddings[0]) != expected:
         raise StreamError(
-            f"{path} was trained with a dictionary of {len(embeddings[0])} types, {stream.path} has {expected}: "
-            f"give the stream it was trained on, or one made with the same tokenizer"
+            f"{path} was trained with a dictionary of {len(embeddings[0])} types, but {stream.path} has {expected}: "
+            f"give the stream that it was trained on, or one made with the same tokenizer"
         )
     saved = (state["extra_state"].get("AlmaLanguageModelingTask") or {}).get("dict_sha256")
     if saved not in (None, stream.description["tokenizer"]["dict_sha256"]):
         raise StreamError(
-            f"{path} was trained with another dictionary than {stream.path}/dict.txt: give the stream it was trained on"
+            f"{path} was trained with another dictionary than {stream.path}/dict.txt: give the stream that it was "
+            f"trained on"
         )
 
 
 def _exp(nats: float) -> float:
-    """Return exp(nats); infinity where it would overflow."""
+    """Return exp(nats); infinity if the result is too large for a float."""
     return math.exp(nats) if nats < 700 else math.inf
 
 
@@ -212,8 +214,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
     )
-    parser.add_argument("--stream", type=Path, help="the stream folder (default: that of the run)")
-    parser.add_argument("--split", choices=["test", "valid"], default="test", help="what to score (default: test)")
+    parser.add_argument("--stream", type=Path, help="the stream folder (default: the stream of the run)")
+    parser.add_argument("--split", choices=["test", "valid"], default="test", help="split to score (default: test)")
     parser.add_argument(
         "--tokens-per-batch",
         type=int,
@@ -236,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     expected = stream.counts(arguments.split)["tokens"]
     if result.num_tokens != expected:
-        print(f"alma-eval: scored {result.num_tokens} tokens of {expected}", file=sys.stderr)
+        print(f"alma-eval: scored {result.num_tokens} of {expected} tokens", file=sys.stderr)
         return 1
     summary = {
         "split": arguments.split,
@@ -258,10 +260,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Path]:
-    """Return the checkpoints and the stream folder: those of a run folder, or those that were given.
+    """Return the checkpoint files and the stream folder that alma-eval uses.
+
+    If `paths` is a run folder, both come from the run, but `stream` replaces the stream of the run. Otherwise `paths`
+    are the checkpoint files.
 
     Raises:
-        StreamError: the run has no finished stage, or checkpoints were given without a stream.
+        StreamError: if the run has no finished stage, or if checkpoints were given without a stream.
     """
     if len(paths) == 1 and paths[0].is_dir():
         run = paths[0]
@@ -269,13 +274,14 @@ def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Pa
         if not predictor.is_file():
             runs = [str(path.parent) for path in sorted(run.glob("*/predictor.json"))]
             if runs:
-                raise StreamError(f"{run} contains several runs, score one of them: {', '.join(runs)}")
-            raise StreamError(f"{run} has no predictor.json: none of its stages is finished; run alma-lm first")
+                raise StreamError(f"{run} contains several runs. Score one of them: {', '.join(runs)}")
+            raise StreamError(f"{run} has no predictor.json, so it has no finished stage: run alma-lm first")
         checkpoints = [run / entry["path"] for entry in read_json(predictor)["checkpoints"]]
         settings = read_json(run / "settings.json")
         if "stream" not in settings:
             raise StreamError(
-                f"{run} is not a run of alma-lm (its settings name no stream): alma-eval scores language models only"
+                f"{run} is not an alma-lm run, because its settings contain no stream: alma-eval scores only language "
+                f"models"
             )
         return checkpoints, stream or Path(settings["stream"])
     if stream is None:

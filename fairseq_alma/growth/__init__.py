@@ -1,1 +1,1 @@
-"""Growth between stages: from a state dict to a larger one, and from a checkpoint to a larger one. Needs torch only."""
+"""Growth between stages: add experts to a state dict or to a checkpoint file. Needs only torch."""

@@ -1,4 +1,4 @@
-"""alma-grow: add experts to the model of a fairseq checkpoint, and write it as a new checkpoint.
+"""alma-grow: add experts to the model of a fairseq checkpoint, and write the result as a new checkpoint.
 
 alma-grow CHECKPOINT OUT --experts 2
 alma-grow RUN/stages/stage_001/member_1/checkpoint_best.pt OUT --experts 2 --stage 2    as in a run of alma-lm
@@ -16,13 +16,14 @@ from fairseq_alma.growth.experts import RouterGrowth, grow_experts
 
 
 def growth_seed(run_seed: int, growth: int) -> int:
-    """Return the seed of the noise of one growth. alma-lm and alma-grow both use it, and so draw the same noise.
+    """Return the random seed for the noise of one growth step.
 
-    Each growth has a seed of its own: with equal noise, copies of copies would move in the same direction.
+    alma-lm and alma-grow both call this function, so they add the same noise. Every growth step has a different seed.
+    With equal noise, a copy of an expert and a later copy of that copy would be shifted in the same direction.
 
     Args:
-        run_seed: the seed of the run.
-        growth: a number that differs from growth to growth; in a run the index of the stage that follows the growth.
+        run_seed: seed of the run.
+        growth: a different number for each growth step. In a run it is the index of the stage that follows the growth.
     """
     return run_seed * 1000 + growth
 
@@ -30,19 +31,20 @@ def growth_seed(run_seed: int, growth: int) -> int:
 def grow_checkpoint(
     source: Path, target: Path, num_new: int, router: RouterGrowth = "copy", noise: float = 0.01, seed: int = 0
 ) -> None:
-    """Write the checkpoint `source`, with `num_new` more experts in every mixture, to `target` in one step.
+    """Atomically write a copy of the checkpoint `source`, with `num_new` more experts in every mixture, to `target`.
 
-    fairseq reads the result like any other checkpoint. To train it further, give it to fairseq-train with
-    `--finetune-from-model` and the new `--num-experts`. The optimizer's state is left out, so the optimizer starts
-    anew.
+    fairseq can read the result like any other checkpoint. To train it further, give it to fairseq-train with
+    `--finetune-from-model` and the new `--num-experts`. The optimizer state is left out, so the optimizer starts from
+    scratch.
 
     Args:
-        source: a checkpoint that was saved after a validation, which recorded the loss of each expert.
-        target: may be the same file as `source`.
+        source: a checkpoint that was saved after a validation, because the validation records the loss of each expert.
+        target: the checkpoint to write. It may be the same file as `source`.
         num_new, router, noise, seed: see grow_experts.
 
     Raises:
-        SettingError: `source` is missing, damaged or no checkpoint of a switch_lm; or as grow_experts.
+        SettingError: if `source` is missing, damaged or not a checkpoint of a switch_lm model, or if grow_experts
+            refuses an argument.
     """
     checkpoint, model_config = _read(source)
     try:
@@ -50,7 +52,7 @@ def grow_checkpoint(
     except SettingError as error:
         raise SettingError(f"{source} cannot grow: {error}") from error
     model_config["num_experts"] += num_new
-    if "ema" in checkpoint["extra_state"]:  # the average of the weights (--store-ema) restarts from the grown weights
+    if "ema" in checkpoint["extra_state"]:  # restart the average of the weights (--store-ema) from the grown weights
         checkpoint["extra_state"]["ema"] = checkpoint["model"]
         checkpoint["extra_state"].pop("ema_fp32_params", None)
     checkpoint.pop("last_optimizer_state", None)
@@ -58,23 +60,23 @@ def grow_checkpoint(
 
 
 def num_experts(source: Path) -> int:
-    """Return the number of experts in each mixture of a checkpoint.
+    """Return the number of experts in each mixture of the checkpoint file `source`.
 
     Raises:
-        SettingError: `source` is missing, damaged or no checkpoint of a switch_lm.
+        SettingError: if `source` is missing, damaged or not a checkpoint of a switch_lm model.
     """
     _, model_config = _read(source)
     return model_config["num_experts"]
 
 
 def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a checkpoint and, as a part of it, the configuration of its model."""
+    """Return the checkpoint in the file `source`, and the model configuration that this checkpoint contains."""
     checkpoint = read_checkpoint(source)
     if checkpoint is None:
-        raise SettingError(f"no whole checkpoint at {source}: train a stage first (alma-lm, or fairseq-train)")
+        raise SettingError(f"no complete checkpoint at {source}: train a stage first (alma-lm, or fairseq-train)")
     config = (checkpoint.get("cfg") or {}).get("model")
     if not isinstance(config, dict) or "num_experts" not in config:
-        raise SettingError(f"{source} is no checkpoint of a switch_lm: its configuration has no num_experts")
+        raise SettingError(f"{source} is not a checkpoint of a switch_lm model: its configuration has no num_experts")
     return checkpoint, config
 
 
@@ -84,7 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="alma-grow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "source", type=Path, metavar="CHECKPOINT", help="a checkpoint saved after a validation, which ranks the experts"
+        "source",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="a checkpoint that was saved after a validation; its validation losses decide which experts are copied",
     )
     parser.add_argument("target", type=Path, metavar="OUT", help="the grown checkpoint to write")
     parser.add_argument("--experts", type=int, required=True, help="number of experts to add to every mixture")
@@ -92,24 +97,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--router",
         choices=["copy", "tree"],
         default="copy",
-        help="router row of a new expert: copy (the paper; the default) or tree (keeps output and loss)",
+        help="how to set the router row of a new expert: copy (the row of the copied expert plus noise, as in the "
+        "paper; the default) or tree (does not change output and loss)",
     )
     parser.add_argument(
         "--noise",
         type=float,
         default=0.01,
-        help="size of the noise in new router rows, relative to the rows of the mixture (default: 0.01)",
+        help="standard deviation of the noise in new router rows, relative to the root mean square of the mixture's "
+        "router rows (default: 0.01)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the run, from which the noise is drawn (default: 0)"
+        "--seed", type=int, default=0, help="seed of the run; the seed of the noise is computed from it (default: 0)"
     )
     parser.add_argument(
         "--stage",
         type=int,
         metavar="K",
-        help="index of the stage that follows the growth. With the seed of a run of alma-lm, the result is the "
-        "checkpoint from which that run trains stage K. By default the noise depends on the seed and on the number of "
-        "experts of CHECKPOINT, so that successive growths draw different noise",
+        help="index of the stage that follows the growth. With the seed of an alma-lm run, the result equals the "
+        "checkpoint from which that run trains stage K. Without --stage, the noise depends on the seed and on the "
+        "number of experts in CHECKPOINT, so successive growth steps use different noise",
     )
     arguments = parser.parse_args(argv)
     try:
@@ -119,7 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AlmaError, OSError) as error:
         print(f"alma-grow: {error}", file=sys.stderr)
         return 2
-    print(f"{arguments.target}: to train it further, use --finetune-from-model and the new --num-experts")
+    print(
+        f"wrote {arguments.target}. To train it further, give it to fairseq-train with --finetune-from-model and the "
+        f"new --num-experts"
+    )
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Growth of a mixture: the experts with the largest loss are copied (gMoE, sections 3.2 and 4.2 of the paper)."""
+"""Growth of a mixture by copying the experts with the largest loss (gMoE, sections 3.2 and 4.2 of the paper)."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairseq_alma.core.errors import SettingError
 
-# E experts before growth, K new ones, D model width.
+# Dimensions: E experts before growth, K new experts, D model width.
 
 RouterGrowth = Literal["copy", "tree"]
 EXPERT_WEIGHTS = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
@@ -17,23 +17,23 @@ EXPERT_WEIGHTS = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
 def experts_with_largest_loss(valid_loss_E: Tensor, num_new: int) -> list[int]:
     """Return the indices of the `num_new` experts with the largest validation loss, largest first.
 
-    Of experts with equal losses, the one with the smaller index comes first.
+    Experts with equal losses are sorted by index.
 
     Args:
-        valid_loss_E: validation loss of each expert, summed over its tokens, in nats.
-        num_new: K.
+        valid_loss_E: validation loss of each expert, in nats, summed over the tokens that the expert processed.
+        num_new: number of experts to return, K.
 
     Raises:
-        SettingError: K is larger than E, or no validation has recorded a loss.
+        SettingError: if K is larger than the number of experts, E, or if no validation has recorded a loss.
     """
     if num_new > len(valid_loss_E):
         raise SettingError(
-            f"cannot copy {num_new} of {len(valid_loss_E)} experts: one growth can at most double their number"
+            f"cannot copy {num_new} of {len(valid_loss_E)} experts: one growth step can at most double their number"
         )
     if not bool(valid_loss_E.gt(0).any()):
         raise SettingError(
             "no validation has recorded a loss for the experts of this model, so they cannot be ranked: "
-            "take a checkpoint that was saved after a validation"
+            "use a checkpoint that was saved after a validation"
         )
     return torch.sort(valid_loss_E, descending=True, stable=True).indices[:num_new].tolist()
 
@@ -43,34 +43,36 @@ def grow_experts(
 ) -> dict[str, Tensor]:
     """Return the state dict of a model with `num_new` more experts in every mixture. `state` is not changed.
 
-    In each mixture, the experts with the largest summed validation loss (`valid_loss_E`, which validation leaves in
-    the state dict) get a copy with the same weights. The copies are appended in the order of the losses. A copy with
-    the same router row would never get a token, so its row differs:
+    In each mixture, the experts with the largest summed validation loss are copied. (Validation stores these losses in
+    the state dict as `valid_loss_E`.) A copy has the same weights as its parent. The copies are appended after the
+    existing experts, largest loss first. A copy needs a different router row than its parent, because with the same row
+    it would never get a token. There are two ways to set this row:
 
-    - "copy" (the paper): the parent's row plus noise. Tokens stay with the pair that they were sent to, up to the
-      noise. A token goes to the copy if the noise raises its logit there. These may be few tokens at first; training
-      evens it out. But the softmax has more terms: each gate probability p falls to p / (1 + q), where q is the
-      probability of all copied experts together. So output and loss change.
-    - "tree" (the gates of the paper's appendix A): the row is noise only, and decides only between parent and copy,
-      below the gate of the parent (see `Router`). Output, loss and the routing to the pair do not change.
+    - "copy" (the paper): the row of the parent plus noise. Apart from small effects of the noise, a token that was sent
+      to the parent is now sent to the parent or to the copy. It is sent to the copy if the noise makes the logit of the
+      copy the larger one. At first, this may be true for few tokens; training balances the load. Output and loss
+      change, because the softmax has more terms. Each gate probability p falls to p / (1 + q), where q is the total
+      probability of all copied experts.
+    - "tree" (the gates of the paper's appendix A): only noise. The row is used only for tokens that the router sends to
+      the parent, to decide between parent and copy (see `Router`). Output and loss do not change.
 
-    The optimizer's state has no entries for new experts, so the optimizer must start anew.
+    The optimizer state has no entries for the new experts, so the optimizer must start from scratch.
 
     Args:
         state: state dict of a model with SwitchFeedForward mixtures.
-        num_new: K, the number of experts to add to every mixture. 0 changes nothing.
-        router: how the router row of a new expert is made.
+        num_new: number of experts to add to every mixture, K. 0 changes nothing.
+        router: how to set the router rows of new experts, "copy" or "tree".
         noise: standard deviation of the noise, relative to the root mean square of the mixture's router rows.
-        seed: seed of the noise. It is drawn on the CPU, mixture by mixture, and so is the same on every machine.
+        seed: seed of the noise. The noise is made on the CPU, mixture by mixture, so it is the same on every machine.
 
     Raises:
-        SettingError: K is negative or larger than E; a mixture has no validation loss; `noise` is not positive; the
-            state dict has no mixture; `router` is "copy", but experts were split by "tree" before.
+        SettingError: if K is negative or larger than E, a mixture has no validation loss, `noise` is not positive, the
+            state dict has no mixture, or `router` is "copy" but experts were added with "tree" before.
     """
     if num_new < 0:
         raise SettingError(f"{num_new} experts: growth adds experts, it never removes any")
     if not noise > 0:
-        raise SettingError(f"noise={noise} must be above 0: a copy with the same router row never gets a token")
+        raise SettingError(f"noise={noise} must be above 0: without noise, a new expert never gets a token")
     if router not in ("copy", "tree"):
         raise SettingError(f"router={router!r} is not one of copy, tree")
     prefixes = mixture_prefixes(state)
@@ -84,15 +86,15 @@ def grow_experts(
         parents = experts_with_largest_loss(state[prefix + "valid_loss_E"], num_new)
         rows_ED, split_E = state[prefix + "router.weight"], state[prefix + "router.split_E"]
         if router == "copy" and bool(split_E.ge(0).any()):
-            # The copied row would be a logit of the softmax, and would get tokens that belong below the tree's nodes.
-            raise SettingError("experts of this model were split by router=tree before: use router=tree again")
+            # A copied row would be a softmax logit, so the copy would get tokens that the tree sends to other experts.
+            raise SettingError("experts of this model were added with router=tree before: use router=tree again")
         for name in EXPERT_WEIGHTS:
             weight = state[prefix + name]
             grown[prefix + name] = torch.cat([weight, weight[parents]])
         grown[prefix + "router.weight"] = _grow_rows(rows_ED, parents, router, noise, random)
         new_split = parents if router == "tree" else [-1] * num_new
         grown[prefix + "router.split_E"] = torch.cat([split_E, torch.tensor(new_split).to(split_E)])
-        for name in ("valid_loss_E", "valid_tokens_E"):  # measured before growth; the next validation fills them
+        for name in ("valid_loss_E", "valid_tokens_E"):  # reset to 0, because they were measured before the growth
             grown[prefix + name] = torch.zeros(len(split_E) + num_new, dtype=state[prefix + name].dtype)
     return grown
 
@@ -106,7 +108,11 @@ def mixture_prefixes(state: Mapping[str, Tensor]) -> list[str]:
 def num_params_of_expert(model_dim: int, ffn_dim: int) -> int:
     """Return the number of parameters that one more expert adds to a mixture.
 
-    An expert has two linear maps with biases, and a row in the router.
+    These are the parameters of two linear layers with biases, and one router row.
+
+    Args:
+        model_dim: model width.
+        ffn_dim: hidden width of the expert.
     """
     return (ffn_dim * model_dim + ffn_dim) + (model_dim * ffn_dim + model_dim) + model_dim
 
@@ -114,10 +120,16 @@ def num_params_of_expert(model_dim: int, ffn_dim: int) -> int:
 def _grow_rows(
     rows_ED: Tensor, parents: list[int], router: RouterGrowth, noise: float, random: torch.Generator
 ) -> Tensor:
-    """Return the router rows [E + K, D] of the grown mixture."""
+    """Return the router rows [E + K, D] of a mixture after growth. For the arguments, see grow_experts.
+
+    Args:
+        rows_ED: router rows before the growth.
+        parents: indices of the K experts that are copied.
+        random: generator of the noise.
+    """
     parent_KD = rows_ED[parents].float()
-    # The scale comes from all rows of the mixture: in a tree, the row of an expert that was split off may itself be
-    # small noise.
+    # Compute the scale from all rows of the mixture, because the row of an expert that was added with "tree" may itself
+    # be only small noise.
     scale = rows_ED.float().square().mean().sqrt()
     noise_KD = noise * scale * torch.randn(parent_KD.shape, generator=random)
     return torch.cat([rows_ED, (noise_KD + (parent_KD if router == "copy" else 0)).to(rows_ED.dtype)])

@@ -1,4 +1,4 @@
-"""alma-lm: the language-model learners, their members, and the fairseq-train processes that train them.
+"""alma-lm: the language-model learners, their members, and the fairseq-train processes that train the members.
 
-Only fairseq_train.py imports fairseq. Training runs in processes of their own.
+Only fairseq_train.py imports fairseq. Training runs in separate processes.
 """

@@ -1,4 +1,4 @@
-"""The display of a running stage: progress, losses and speed of each member, read from fairseq's log lines."""
+"""The display of a running stage. It shows the progress, losses and speed of each member, from fairseq's log lines."""
 
 import json
 import re
@@ -16,18 +16,20 @@ from fairseq_alma.core.protocol import Stage
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
 
 SECONDS_BETWEEN_LINES = 15
-"""Least time between two progress lines of a member if the output is not a terminal."""
+"""Minimum time between two progress lines of a member when the output is not a terminal."""
 
 
 class StageDisplay:
-    """The display of one stage: a live line for each member on a terminal, otherwise a line every few seconds.
+    """Displays the progress of one stage, with a live line for each member on a terminal.
+
+    If the output is not a terminal, each member prints a line every SECONDS_BETWEEN_LINES seconds instead.
 
     Args:
-        stage: the stage that runs.
-        updates: number of optimizer updates of each member, by the member's number.
-        num_mega_batches: B.
-        console: where to print; standard error by default.
-        scalars: where the perplexities are recorded, if given.
+        stage: the running stage.
+        updates: number of optimizer updates in this stage for each member, by member number.
+        num_mega_batches: number of mega-batches in the stream, B.
+        console: where to print. By default standard error.
+        scalars: if given, training and validation perplexities are recorded here.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class StageDisplay:
         self._progress.stop()
 
     def member(self, number: int) -> Callable[[str], None]:
-        """Return the function that takes the log lines of member m."""
+        """Return the function that must be called with each log line of member `number`."""
         return self._members[number]
 
 
@@ -77,14 +79,14 @@ def _record_scalar(
 
 
 class _MemberDisplay:
-    """The line of one member.
+    """Displays the progress of one member. It is called with each log line of the member.
 
     Args:
-        title: what the line begins with.
-        updates: number of optimizer updates of the stage.
+        title: text at the beginning of the progress line.
+        updates: number of optimizer updates in the stage.
         progress: the live display.
-        console: where to print lines if it is not a terminal.
-        record: records (name, value, share of the stage that is done) of each perplexity.
+        console: where to print progress lines if it is not a terminal.
+        record: called for each perplexity with its name, its value and the completed share of the stage.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class _MemberDisplay:
         self._record = record
         self._title, self._updates, self._progress, self._console = title, updates, progress, console
         self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
-        self._first_update: tuple[float, int] | None = None  # clock time in seconds, and update
+        self._first_update: tuple[float, int] | None = None  # time in seconds and update of the first log line
         self._next_line_seconds = 0.0
         self._task = progress.add_task(title, total=updates, state="starting")
 
@@ -108,7 +110,7 @@ class _MemberDisplay:
             return
         try:
             kind, values = match[1], json.loads(match[2])
-        except ValueError:  # two ranks have written into one line: no reason to stop training
+        except ValueError:  # skip the line: two ranks may have written into it at the same time
             return
         if kind == "valid":
             name, perplexity = "validation_perplexity", float(values["valid_ppl"])

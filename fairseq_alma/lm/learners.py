@@ -1,6 +1,7 @@
-"""The language-model learners: which members a stage trains, from where, and which of them predict.
+"""The language-model learners.
 
-Their labels and settings are in `fairseq_alma.core.catalogue`.
+A learner decides which members a stage trains, from which checkpoints, and which checkpoints predict. The labels and
+settings of the learners are in `fairseq_alma.core.catalogue`.
 """
 
 from pathlib import Path
@@ -17,14 +18,15 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 
 
 class LanguageModelLearner:
-    """Base class of the language-model learners. Without overrides it is SM.
+    """Base class of the language-model learners. It implements SM.
 
-    The checkpoints that predict and the checkpoints that train further are kept apart: growth changes only the second.
+    The checkpoints that predict (`_predictor`) are separate from the checkpoints that are trained further
+    (`_trainees`), because growth changes only the latter.
 
     Args:
         settings: settings of the run.
         stream: training and validation data, without the test set.
-        processes: runs the fairseq-train processes.
+        processes: starts the fairseq-train processes.
     """
 
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
@@ -33,7 +35,7 @@ class LanguageModelLearner:
         self._training = MemberTraining(settings, stream, processes)
         self._predictor: list[Path] = []
         self._trainees: dict[int, Path] = {}
-        # fairseq refuses bad options here, before anything is written.
+        # Check the options with fairseq before anything is written.
         self._training.check(self._member(1, stage_index=1), self.num_members)
 
     @property
@@ -43,23 +45,26 @@ class LanguageModelLearner:
 
     @property
     def predictor(self) -> list[Path]:
-        """The checkpoints whose mean probability is the prediction now; before the first stage, untrained ones."""
+        """Checkpoints that make the current prediction, which is the mean of their probabilities.
+
+        Before the first stage, these are untrained checkpoints.
+        """
         return self._predictor or list(self._untrained().values())
 
     @property
     def frozen(self) -> list[Path]:
-        """Checkpoints of the predictor that will not change any more, so that an evaluator can keep their outputs."""
+        """Checkpoints in `predictor` that later stages do not change, so an evaluator may store their outputs."""
         return []
 
     def grow(self, stage: Stage) -> Spent:
-        """Add capacity before a stage, from the second on; return the cost. The base class adds nothing."""
+        """Add capacity before a stage and return the cost. Called from the second stage on; adds nothing by default."""
         return Spent()
 
     def train(self, stage: Stage) -> Spent:
-        """Train the members for one stage; return the cost.
+        """Train the members for one stage and return the total cost.
 
         Raises:
-            StageError: see MemberTraining.train.
+            StageError: if the training of a member fails (see MemberTraining.train).
         """
         trainees = self._trainees or self._untrained()
         starts = {self._member(number, stage.index): path for number, path in trainees.items()}
@@ -68,7 +73,7 @@ class LanguageModelLearner:
         return sum((spent for _, spent in trained.values()), Spent())
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs to `folder`, and the checkpoints to deploy now to RUN/predictor.json."""
+        """Write the state of the learner to `folder`, and the list of predicting checkpoints to RUN/predictor.json."""
         predictor = [self._entry(path) for path in self.predictor]
         trainees = [{"member": number, **self._entry(path)} for number, path in self._trainees.items()]
         write_json(folder / "learner.json", {"predictor": predictor, "trainees": trainees})
@@ -76,27 +81,32 @@ class LanguageModelLearner:
         write_json(self.run_folder / "predictor.json", deployed)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote to `folder`.
+        """Restore the state that `save` wrote to `folder`.
 
         Raises:
-            StageError: a checkpoint is missing.
+            StageError: if a checkpoint is missing.
         """
         state = read_json(folder / "learner.json")
         for entry in [*state["predictor"], *state["trainees"]]:
             path = self.run_folder / entry["path"]
             if not path.is_file():
                 raise StageError(
-                    f"{path} is missing, and {folder} needs it: restore it, or start again in another out="
+                    f"{path} is missing, but {folder} needs it: restore it, or start again in another out="
                 )
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
         self._trainees = {entry["member"]: self.run_folder / entry["path"] for entry in state["trainees"]}
 
     def num_experts(self, stage_index: int) -> int:
-        """Return the number of experts in each mixture of the members that stage k trains."""
+        """Return the number of experts in each mixture of the members that are trained in stage `stage_index`."""
         return self.settings.experts
 
     def _set_trained(self, trained: list[Path], numbers: list[int]) -> None:
-        """Let the members that a stage has trained predict, and train further, from now on."""
+        """Use the checkpoints that a stage has trained for prediction and as the start of the next stage.
+
+        Args:
+            trained: the trained checkpoints.
+            numbers: member number of each checkpoint.
+        """
         self._predictor = trained
         self._trainees = dict(zip(numbers, trained, strict=True))
 
@@ -113,11 +123,11 @@ class LanguageModelLearner:
 
 
 class SingleModel(LanguageModelLearner):
-    """SM: one model that every stage trains further (fine-tuning on each group of mega-batches)."""
+    """SM: a single model that every stage trains further (fine-tuning on each group of mega-batches)."""
 
 
 class Ensemble(LanguageModelLearner):
-    """Ens: N members with different seeds, all trained further on the same data by every stage."""
+    """Ens: several members with different seeds. Every stage trains all members further on the same data."""
 
     @property
     def num_members(self) -> int:
@@ -127,14 +137,14 @@ class Ensemble(LanguageModelLearner):
 
 
 class GrowingEnsemble(LanguageModelLearner):
-    """gEns: each stage adds a randomly initialised member and trains only it. The other members are frozen."""
+    """gEns: each stage adds a randomly initialised member and trains only this member. All others are frozen."""
 
     @property
     def frozen(self) -> list[Path]:
         return list(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
-        """Initialise the new member. It predicts only after the stage has trained it."""
+        """Initialise the new member. It does not predict before the stage has trained it."""
         number = len(self._predictor) + 1
         untrained = self._training.untrained(self._member(number, stage.index), stage.folder / "grow")
         self._trainees = {number: untrained}
@@ -146,7 +156,7 @@ class GrowingEnsemble(LanguageModelLearner):
 
 
 class GrowingMixture(LanguageModelLearner):
-    """gMoE: before each stage, the experts with the largest validation loss are copied in every mixture."""
+    """gMoE: before each stage except the first, the experts with the largest validation loss are copied."""
 
     @property
     def _own(self) -> LanguageModelGrowingMixtureSettings:
@@ -157,10 +167,9 @@ class GrowingMixture(LanguageModelLearner):
         return self.settings.experts + sum(self._own.added_at(k) for k in range(2, stage_index + 1))
 
     def grow(self, stage: Stage) -> Spent:
-        """Write a grown checkpoint from which the stage starts. The old checkpoint predicts until the stage is done.
+        """Write a checkpoint with more experts, from which the stage starts. The old one predicts until the stage ends.
 
-        The losses of the experts were recorded by the validation that chose the checkpoint, so growth needs no pass
-        over the data.
+        Growth needs no pass over the data, because the checkpoint contains the validation loss of each expert.
         """
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
         seed = growth_seed(s.seed, stage.index)
@@ -176,9 +185,9 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
     "gens": GrowingEnsemble,
     "gmoe": GrowingMixture,
 }
-"""Name -> class of every language-model learner."""
+"""Class of every language-model learner, by the name of the learner."""
 
 
 def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:
-    """Return the learner that `settings.learner` names."""
+    """Return a new learner of the kind that `settings.learner` names."""
     return LEARNERS[settings.learner](settings, stream, processes)

@@ -1,4 +1,4 @@
-"""The training of one member for one stage: a fairseq-train process, and the files in the member's folder."""
+"""Trains the members of a stage: runs one fairseq-train job for each and manages the files in its folder."""
 
 import logging
 import shlex
@@ -32,61 +32,65 @@ from fairseq_alma.lm.shared_stages import SharedStages, key_of
 logger = logging.getLogger(__name__)
 
 MEMBER_SEED_STRIDE = 10_000_000
-"""Difference between the seeds of two members. It exceeds every number of updates, because fairseq seeds update u with
-seed + u and members must not share their dropout masks. It also keeps ensembles of neighbouring seeds apart."""
+"""Difference between the seeds of consecutive members.
+
+fairseq seeds update number u with seed + u, so the difference must be larger than any number of updates. Otherwise
+members would share dropout masks. It also ensures that ensembles with similar seeds share no member."""
 
 STARTED, DONE = "started.json", "done.json"
 LOG_TAIL = 20_000
-"""Number of characters at the end of a log in which known causes of a failure are searched."""
+"""Number of characters at the end of a log in which `failure_message` searches for known causes of a failure."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One network of a learner, at one stage."""
+    """One network of a learner in one stage."""
 
     number: int
-    """m, counted from 1."""
+    """Member number, counted from 1."""
     seed: int
-    """Seed of its initialisation and of the order of its data."""
+    """Seed of the initialisation and of the order of the data."""
     num_experts: int
-    """Number of experts in each of its mixtures."""
+    """Number of experts in each mixture."""
 
     @classmethod
     def of_run(cls, number: int, run_seed: int, num_experts: int) -> "Member":
-        """Return member m of a run. Member 1 has the seed of the run and so equals SM with that seed."""
+        """Return member `number` of a run. Member 1 has the seed of the run, so it equals SM with the same seed."""
         return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts)
 
 
 class Processes(Protocol):
-    """Runs the processes of a stage."""
+    """Runs the fairseq-train processes of a stage."""
 
     kind: str
-    """Type of the devices: cpu or cuda."""
+    """Type of the devices, "cpu" or "cuda"."""
 
     def num_devices(self, num_jobs: int) -> int:
         """Return the number of devices that each of `num_jobs` jobs gets."""
 
     def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
-        """Run jobs to their end, at the same time where there is room, and return their exit statuses.
+        """Run the jobs, in parallel if there are enough devices, wait for all of them, and return their exit statuses.
 
         Args:
-            stage: the stage to which they belong.
-            jobs: command and log file of each member, by its number.
-            num_jobs: number of members among which the devices are divided. It may exceed the number of jobs: members
-                that an earlier process has finished count too, so that a resumed stage computes the same result.
+            stage: the stage to which the jobs belong.
+            jobs: command and log file of each member, by member number.
+            num_jobs: number of members among which the devices are divided. It may be larger than the number of jobs,
+                because members that an earlier process has finished are included. So a resumed stage uses the same
+                number of devices for each member and computes the same result.
 
         Returns:
-            The exit status of each member, negative for a signal; None if it was not started because another failed.
+            Exit status of each job, by member number. It is negative if a signal killed the job, and None if the job
+            was not started because another job failed.
         """
 
 
 class MemberTraining:
-    """Trains the members of a stage: writes their command lines, checks their folders and sets their done marks.
+    """Trains the members of a stage, each in a fairseq-train process, and marks finished members with a file.
 
     Args:
         settings: settings of the run.
         stream: training and validation data.
-        processes: runs the fairseq-train processes.
+        processes: starts the fairseq-train processes.
     """
 
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
@@ -97,10 +101,10 @@ class MemberTraining:
         self._flops: dict[int, tuple[RowFlops, RowFlops]] = {}
 
     def check(self, member: Member, num_members: int) -> None:
-        """Let fairseq parse the command line of a stage, before anything is written.
+        """Check with fairseq the command line that trains `member`, before anything is written.
 
         Raises:
-            SettingError: fairseq refuses an option, or the folder of `share` cannot be written.
+            SettingError: if fairseq refuses an option, or the shared folder (setting `share`) cannot be written.
         """
         num_devices = self._processes.num_devices(num_members)
         parse_train_arguments(self._arguments(member, Path(self.settings.out), "1", 1, num_devices))
@@ -108,29 +112,29 @@ class MemberTraining:
             self._shared.check()
 
     def untrained(self, member: Member, folder: Path) -> Path:
-        """Return the checkpoint of a member before its first update. It is written if it is missing or damaged."""
+        """Return the path of a member's untrained checkpoint. Write the checkpoint if it is missing or damaged."""
         path = folder / f"member_{member.number}" / "checkpoint_untrained.pt"
         if read_checkpoint(path) is None:
-            # Nothing is trained, so the number of the mega-batch does not matter.
+            # The mega-batch "1" has no effect, because nothing is trained.
             write_untrained_checkpoint(self._arguments(member, path.parent, "1", updates=1, num_devices=1), path)
         return path
 
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Spent]]:
         """Train each member for one stage.
 
-        Members that an earlier process has finished are skipped, and members that it has begun are resumed. With
-        `share`, members that another run has trained in the same way are copied from there.
+        Members that an earlier process has finished are skipped, and members that it has started are resumed. With the
+        setting `share`, members that another run has trained in the same way are copied from the shared folder.
 
         Args:
-            stage: what to train on, and where to write.
+            stage: the data to train on and the folder to write to.
             starts: the checkpoint from which each member starts.
 
         Returns:
-            The best checkpoint by validation perplexity and the cost of each member, by its number.
+            For each member number, the checkpoint with the best validation perplexity and the cost of the training.
 
         Raises:
-            StageError: a process ended without a result (the message contains the last error of its log; the other
-                processes have run to their end), or a member was begun on another number of devices.
+            StageError: if a process ended without a result (the message contains the last error of its log), or if a
+                member was started on a different number of devices. All processes have ended when this is raised.
         """
         updates = self._updates(stage)
         num_devices = self._processes.num_devices(len(starts))
@@ -173,24 +177,25 @@ class MemberTraining:
         return trained
 
     def _mark_started(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
-        """Write started.json: the number of devices, and the key of this training for `share`.
+        """Write started.json, with the number of devices and the key of this training in the shared folder.
 
-        If the training can be resumed, started.json stays as it is.
+        If the training can be resumed, started.json is not changed.
 
         Returns:
-            The key; None without `share`.
+            The key; None without the setting `share`.
 
         Raises:
-            StageError: the training was begun on another number of devices. fairseq counts batches by rank, so it would
-                skip data or find an epoch too short.
+            StageError: if the training was started on a different number of devices. It cannot be resumed, because
+                fairseq counts the batches of each rank and would skip data or find that an epoch is too short.
         """
         path = folder / STARTED
         if path.exists() and (folder / LAST).exists():
             started = read_json(path)
             if started["devices"] != num_devices:
                 raise StageError(
-                    f"{folder} was begun on {started['devices']} device(s), now it would get {num_devices}: continue "
-                    f"on the same number (CUDA_VISIBLE_DEVICES, parallel=), or remove {folder} to restart this stage"
+                    f"{folder} was started on {started['devices']} device(s), but now it would get {num_devices}: "
+                    f"continue with the same number of devices (CUDA_VISIBLE_DEVICES, parallel=), or remove {folder} "
+                    f"to restart this stage"
                 )
             return started["key"]
         key = self._key(stage, member, start, num_devices) if self._shared else None
@@ -203,19 +208,19 @@ class MemberTraining:
         if key := read_json(folder / STARTED)["key"]:
             try:
                 self._shared.publish(folder, key)
-            except OSError as error:  # sharing helps other runs; this run does not depend on it
+            except OSError as error:  # only warn, because this run does not depend on the shared copy
                 logger.warning("%s could not be shared: %s", folder, error)
 
     def _folder(self, stage: Stage, member: Member) -> Path:
         return stage.folder / f"member_{member.number}"
 
     def _is_trained(self, folder: Path, updates: int) -> bool:
-        """Return True if the last checkpoint has all updates: also after a kill before the done mark was written."""
+        """Return True if the last checkpoint has all updates, even if done.json has not been written."""
         last = read_checkpoint(folder / LAST)
         return last is not None and num_updates(last) >= updates
 
     def _key(self, stage: Stage, member: Member, start: Path, num_devices: int) -> str:
-        """Return the key of this training for `share`. It depends on digests of data and weights, not on folders."""
+        """Return the key of this training in the shared folder. It contains digests of data and weights, no paths."""
         data, _ = _data_of_stage(stage)
         arguments = self._arguments(member, Path(), data, self._updates(stage), num_devices)
         paths = {"--user-dir", "--save-dir", "--mega-batches", "--replay-mega-batches"}
@@ -241,7 +246,7 @@ class MemberTraining:
         return [sys.executable, "-m", "fairseq_cli.train", *arguments, *replay, "--finetune-from-model", str(start)]
 
     def _arguments(self, member: Member, folder: Path, mega_batches: str, updates: int, num_devices: int) -> list[str]:
-        """Return the command line of fairseq-train for a stage, without the program's name."""
+        """Return the arguments of fairseq-train for a stage, without the program name."""
         s = self.settings
         interval = max(1, -(-updates // s.validations))
         options = {
@@ -269,26 +274,29 @@ class MemberTraining:
             "--save-dir": str(folder),
             "--save-interval-updates": interval,
             "--keep-interval-updates": 1,
-            "--save-interval": 10**6,  # in epochs: never reached, only the interval above counts
+            "--save-interval": 10**6,  # in epochs; never reached, so only --save-interval-updates has an effect
             "--validate-interval": 10**6,
-            "--validate-interval-updates": interval,  # otherwise a save at the end of an epoch has no validation
+            "--validate-interval-updates": interval,  # otherwise fairseq saves at an epoch's end without validation
             "--best-checkpoint-metric": "ppl",
             "--log-format": "json",
             "--log-interval": max(1, min(100, updates // 50)),
             "--num-workers": 0,
         }
         flat = [str(word) for option in options.items() for word in option]
-        # Otherwise rank 0 reads the checkpoint and sends it to the others in a form that torch refuses to load.
+        # Load checkpoints on all ranks. By default only rank 0 does, and sends them in a form that torch cannot load.
         switches = ["--no-epoch-checkpoints", "--load-checkpoint-on-all-dp-ranks"]
         return [str(self._stream.path), *flat, *switches, *shlex.split(s.fairseq)]
 
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
-        """Return the cost of the stage: the tokens that the checkpoint has counted, times the FLOPs of the model."""
+        """Return the cost of a member's training, from the token counts in its last checkpoint and the model's FLOPs.
+
+        It also removes the optimizer state from the best checkpoint.
+        """
         last = require_checkpoint(folder / LAST)
-        # fairseq's clock continues from the checkpoint that the stage started from; its counts start at 0.
+        # Subtract the time before this stage. fairseq continues the clock of the start checkpoint, but not its counts.
         seconds_before = require_checkpoint(start)["extra_state"]["previous_training_time"]
         drop_optimizer_state(folder / BEST)
-        if member.num_experts not in self._flops:  # once per distinct shape
+        if member.num_experts not in self._flops:  # count the FLOPs only once for each model size
             model = build_model(folder / BEST)
             self._flops[member.num_experts] = (count_training_flops(model), count_forward_flops(model))
         training_flops, forward_flops = self._flops[member.num_experts]
@@ -303,7 +311,7 @@ class MemberTraining:
 
 
 def _data_of_stage(stage: Stage) -> tuple[str, list[str]]:
-    """Return the value of --mega-batches, and the options of replay by share."""
+    """Return the value of fairseq's option --mega-batches, and the further options for replay by share."""
     new, past = [m.t for m in stage.new], [m.t for m in stage.past]
     if not stage.replay or not past:
         return format_mega_batches(new), []
@@ -316,14 +324,15 @@ def _data_of_stage(stage: Stage) -> tuple[str, list[str]]:
 def failure_message(
     log: Path, log_size_before: int, status: int, settings: LanguageModelSettings, num_members: int
 ) -> str:
-    """Return the error message for a stage that ended without a result: the last error of its log, and what to do.
+    """Return the error message for a failed fairseq-train process: the last error in its log, and advice.
 
     Args:
-        log: the log of the member.
-        log_size_before: its size in bytes before this attempt. What earlier attempts logged is ignored.
-        status: exit status of fairseq-train, negative for a signal.
-        settings: settings of the run, which the advice names.
-        num_members: number of members of the stage.
+        log: log file of the member.
+        log_size_before: size of the log in bytes before this attempt. The part before, from earlier attempts, is
+            ignored.
+        status: exit status of fairseq-train, negative if a signal killed it.
+        settings: settings of the run, to which the advice refers.
+        num_members: number of members in the stage.
     """
     text = log.read_bytes()[log_size_before:].decode("utf-8", errors="replace") if log.exists() else ""
     lines = [line for line in text.splitlines() if line.strip()]
@@ -332,16 +341,14 @@ def failure_message(
     if "FloatingPointError" in end:
         advice = f"lower lr={settings.lr}, raise warmup_updates= or set clip_norm=1 in a new out="
     elif "No space left" in end or "Disk quota exceeded" in end:
-        advice = "free space on the disk and run the same command again: it continues"
+        advice = "free space on the disk and run the same command again to continue"
     elif "out of memory" in end.lower() or status == -9:
         advice = f"halve batch_size={settings.batch_size} (the size of an update does not change) in a new out="
         if num_members > 1:
             advice += ", or train fewer members at the same time (parallel=1)"
         if status == -9:
-            advice = (
-                f"if it was killed for lack of memory, {advice}; otherwise run the same command again: it continues"
-            )
+            advice = f"if it was killed for lack of memory, {advice}; otherwise run the same command again to continue"
     else:
-        advice = "correct what the log reports and run the same command again: it continues"
+        advice = "fix the problem that the log reports and run the same command again to continue"
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     return f"fairseq-train {ended}: {last_error or '(no error line)'}\n  log: {log}\n  what to do: {advice}"

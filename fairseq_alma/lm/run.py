@@ -32,16 +32,18 @@ from fairseq_alma.lm.stage_processes import LocalProcesses
 CONFIGS = Path(__file__).parent / "configs"
 
 OTHER_KEYS = ("table_updates",)
-"""Keys of the YAML files that are no settings: other keys are computed from them."""
+"""Keys in the YAML files that are not settings. The values of settings are computed from them."""
 
 
 def run(settings: LanguageModelSettings) -> list[LedgerRow]:
-    """Run one seed, or the part of it that is not done yet. Return its ledger.
+    """Run one seed, or resume it if the run folder contains an unfinished run. Return the ledger.
 
     Raises:
-        AlmaError: bad settings, a bad stream, a run folder with other settings, or a failed stage.
+        AlmaError: if the settings or the stream are invalid, if the run folder contains a run with other settings, or
+            if a stage fails.
     """
-    # Imported here because they import fairseq and torch, which takes seconds: a bad setting is refused before.
+    # Import these modules only here. They import fairseq and torch, which takes seconds, and invalid settings have been
+    # reported by now.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
     from fairseq_alma.lm.learners import make_learner
 
@@ -73,7 +75,7 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
 
 
 def run_seeds(settings: LanguageModelSettings) -> float:
-    """Run every seed, print the ledgers and write RUN/summary.json. Return the mean final validation perplexity."""
+    """Run all seeds, print the ledgers and write RUN/summary.json. Return the mean final validation perplexity."""
     console = wide_console()
     if settings.seeds == 1:
         rows = run(settings)
@@ -96,7 +98,7 @@ store_settings(LanguageModelSettings)
 
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_lm")
 def hydra_main(config: DictConfig) -> float:
-    """Run one job of Hydra: a run, or one run of a sweep."""
+    """Run one Hydra job, which is a single run or one run of a sweep."""
 
     def run(values: dict[str, Any], given: Collection[str]) -> float:
         return run_seeds(LanguageModelSettings.from_mapping(values, given))
@@ -108,7 +110,7 @@ def main() -> None:
     """Run the command alma-lm."""
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
     if "PYTHONWARNINGS" not in os.environ:
-        # fairseq and fairscale use features that torch and Hydra have deprecated. A user cannot fix that.
+        # Hide warnings about deprecated torch and Hydra features in fairseq and fairscale. Users cannot fix them.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
     assert __doc__ is not None

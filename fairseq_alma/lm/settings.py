@@ -1,4 +1,4 @@
-"""Settings of a language-model run: those of every run. Those of each learner are in `fairseq_alma.core.catalogue`."""
+"""Settings of a language-model run. The settings of a single learner are in `fairseq_alma.core.learner_settings`."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -25,21 +25,23 @@ OWNED_BY_DRIVER = (
     "--distributed-rank", "--distributed-port", "--distributed-init-method", "--distributed-backend",
     "--distributed-no-spawn",
 )  # fmt: skip
-"""Options of fairseq-train that alma-lm sets for each stage. Given through `fairseq=`, they would break the protocol
-or change the number of devices from which the size of an update is computed."""
+"""Options of fairseq-train that alma-lm sets itself and refuses in the setting `fairseq`.
+
+If a user could change them, they would break the protocol, or change the number of devices from which the size of an
+update is computed."""
 
 TAKEN_FOR_TPU = ("--bf16", "--memory-efficient-bf16", "--tpu")
-"""With these options, fairseq-train expects a TPU and fails to import the libraries that it needs."""
+"""Options with which fairseq-train expects a TPU. It then fails because the TPU libraries are not installed."""
 
 
 @dataclass(frozen=True)
 class LanguageModelSettings(RunSettings):
-    """All settings of `alma-lm`. A run has one seed; for several seeds, `alma-lm` makes several runs."""
+    """All settings of `alma-lm`. For several seeds, `alma-lm` makes several runs, each with one seed."""
 
     half: ClassVar[Half] = "language model"
 
     stream: str
-    """The stream folder, as alma-prep wrote it."""
+    """The stream folder that alma-prep wrote."""
     out: str
     """The run folder."""
     learner: str = "sm"
@@ -47,53 +49,59 @@ class LanguageModelSettings(RunSettings):
     wait: Count = 1
     """Number of mega-batches that are gathered before each stage, w."""
     replay: Replay = False
-    """What a stage uses of earlier mega-batches: `false` (nothing), `all` (everything), or a number between 0 and 1:
-    the share of each batch; the number of updates does not change."""
+    """Replay of earlier mega-batches: `false` (none), `all` (a stage also trains on all earlier mega-batches), or a
+    number between 0 and 1 (the share of each batch that comes from earlier mega-batches; the number of updates does
+    not change)."""
     mega_batches: Count | None = None
-    """Number of mega-batches that arrive, B. By default all that the stream has."""
+    """Number of mega-batches that arrive, B. By default all mega-batches of the stream."""
     experts: Count = 4
-    """Number of experts in each mixture; for gmoe, before the first growth."""
+    """Number of experts in each mixture. For gmoe, the number before the first growth."""
     parallel: Count | None = None
     """Number of members that train at the same time. By default the number of GPUs, or of cores if there is no GPU."""
     share: str | None = None
-    """Folder in which runs share stages: a stage that another run has computed in the same way is copied from there."""
+    """Folder that runs use to share trained members. A member that another run has already trained in the same way is
+    copied from this folder instead of trained again."""
     updates: Count | None = None
-    """Number of optimizer updates of each member in each stage, whatever the wait. Exclusive with
+    """Number of optimizer updates of each member in each stage. It does not depend on `wait`. Cannot be combined with
     updates_per_mega_batch."""
     updates_per_mega_batch: Count | None = None
-    """Number of updates for each mega-batch that a stage trains on: those gathered, and with replay=all also those
-    replayed. Exclusive with updates."""
+    """Number of optimizer updates for each mega-batch of a stage. With replay=all, replayed mega-batches count too.
+    Cannot be combined with updates."""
     arch: str = "switch_lm_base"
-    """Model size: switch_lm_tiny, switch_lm_base or switch_lm_large. It sets the five settings that follow."""
+    """Model size: switch_lm_tiny, switch_lm_base or switch_lm_large. It also sets defaults for tokens_per_sample,
+    sequences_per_update, batch_size and lr."""
     tokens_per_sample: Count = 512
     """Number of tokens in a sequence."""
     sequences_per_update: Count = 192
     """Number of sequences in an optimizer update."""
     batch_size: Count = 8
-    """Number of sequences in one forward pass on one device. An update consists of as many passes as it needs."""
+    """Number of sequences in one forward pass on one device. An update accumulates gradients over several passes if
+    necessary."""
     lr: float = 5e-4
-    """Highest learning rate of a stage. The rate rises linearly to it (warm-up) and then falls linearly to 0."""
+    """Maximum learning rate. In each stage, the learning rate rises linearly from 0 to this value (warm-up) and then
+    falls linearly to 0."""
     warmup_updates: NonNegative | None = None
-    """Number of warm-up updates in each stage. By default 5% of the stage, at most 4000."""
+    """Number of warm-up updates in each stage. By default 5% of the updates of the stage, but at most 4000."""
     dropout: float = 0.1
     """Dropout probability."""
     clip_norm: float = 1.0
-    """Largest norm of the gradient; larger gradients are scaled down. 0 turns clipping off."""
+    """Maximum gradient norm. Larger gradients are scaled down. 0 turns clipping off."""
     validations: Count = 10
-    """Number of validations in each stage, at equal distances. Each writes a checkpoint; the best one is kept."""
+    """Number of validations in each stage, at equal intervals. A checkpoint is written after each validation, and only
+    the best one is kept."""
     seed: NonNegative = 0
-    """Seed of the initialisation and of the order of the data. The partition of the data has its own seed, in the
-    stream."""
+    """Seed of the initialisation and of the order of the data. The division of the data into mega-batches depends on a
+    separate seed, which was chosen when the stream was made."""
     fairseq: str = ""
-    """Further options of fairseq-train, as on its command line."""
+    """Further options for fairseq-train, written as on its command line."""
     preset: str = "paper"
     """Name of the preset: a YAML file of settings."""
     seeds: Count = 1
-    """Number of seeds, counted from `seed`."""
+    """Number of runs, with the seeds `seed`, `seed` + 1, ..."""
     tensorboard: bool = True
-    """Whether to write RUN/tensorboard while the run progresses."""
+    """Whether to write TensorBoard logs to RUN/tensorboard during the run."""
     own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
-    """Settings that belong to the learner."""
+    """Settings that only the chosen learner has."""
 
     def __post_init__(self) -> None:
         if not self.stream:
@@ -103,9 +111,9 @@ class LanguageModelSettings(RunSettings):
         super().__post_init__()
         if (self.updates is None) == (self.updates_per_mega_batch is None):
             raise SettingError(
-                "give exactly one of updates= (per stage) and updates_per_mega_batch= (times the mega-batches of "
-                f"the stage): now updates={self.updates}, updates_per_mega_batch={self.updates_per_mega_batch}. "
-                f"null removes a value that a preset sets"
+                "give exactly one of updates= (updates per stage) and updates_per_mega_batch= (updates for each "
+                f"mega-batch of a stage): now updates={self.updates}, updates_per_mega_batch="
+                f"{self.updates_per_mega_batch}. To remove the value of a preset, set it to null"
             )
         if self.seed >= MAX_SEED:
             raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
@@ -122,7 +130,7 @@ class LanguageModelSettings(RunSettings):
         try:
             options = shlex.split(self.fairseq)
         except ValueError as error:
-            raise SettingError(f"fairseq={self.fairseq!r} cannot be split into words: {error}") from error
+            raise SettingError(f"fairseq={self.fairseq!r} cannot be split into options: {error}") from error
         names = {option.split("=")[0] for option in options}
         if owned := sorted(names & set(OWNED_BY_DRIVER)):
             raise SettingError(f"fairseq={self.fairseq!r}: {', '.join(owned)} is set by alma-lm's own settings")
@@ -132,25 +140,25 @@ class LanguageModelSettings(RunSettings):
             )
 
     def stream_settings(self, num_mega_batches: int) -> StreamSettings:
-        """Return how the learner meets a stream with this many mega-batches."""
+        """Return the stream settings (wait and replay) for a stream with `num_mega_batches` mega-batches."""
         return StreamSettings(num_mega_batches, self.wait, self.replay)
 
     def updates_of_stage(self, num_mega_batches: int) -> int:
-        """Return the number of updates of a stage that trains on this many mega-batches."""
+        """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""
         if self.updates is not None:
             return self.updates
-        assert self.updates_per_mega_batch is not None  # exactly one of the two is given
+        assert self.updates_per_mega_batch is not None  # __post_init__ has checked that one of the two is given
         return self.updates_per_mega_batch * num_mega_batches
 
     def warmup_of_stage(self, updates: int) -> int:
-        """Return the number of warm-up updates of a stage with this many updates."""
+        """Return the number of warm-up updates in a stage with `updates` updates."""
         return min(4000, updates // 20) if self.warmup_updates is None else self.warmup_updates
 
     def update_freq(self, num_devices: int) -> int:
-        """Return the number of forward passes that each device makes for one update.
+        """Return the number of forward passes on each device for one update.
 
         Raises:
-            SettingError: the sequences of an update cannot be divided evenly.
+            SettingError: if the sequences of an update cannot be divided evenly into batches and devices.
         """
         passes, remainder = divmod(self.sequences_per_update, self.batch_size * num_devices)
         if remainder or passes == 0:

@@ -1,8 +1,8 @@
-"""Stages that several runs share: a run copies the result of a training that another run has made in the same way.
+"""Share trained members between runs: a run copies a member that another run has already trained in the same way.
 
-Many runs of a study begin alike: the first stage of gMoE is that of SM, member 1 of an ensemble is SM, and the first
-two of four members are the ensemble of two. For the rows of the paper's Table 2, sharing saves a fifth of all training
-if every member has the same number of devices.
+Many runs of a study contain the same training. The first stage of gMoE equals the first stage of SM. Member 1 of an
+ensemble equals SM. The first two members of an ensemble of four equal the ensemble of two. For the rows of the paper's
+Table 2, sharing saves a fifth of all training if every member has the same number of devices.
 """
 
 import hashlib
@@ -25,23 +25,24 @@ TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "tasks")
 
 
 class SharedStages:
-    """A folder of trained members. The name of each is a digest of everything on which its training depends.
+    """A folder of trained members, to which several runs copy members and from which they reuse them.
 
-    KEY/checkpoint_best.pt, log.txt, done.json (the cost of the training)
+    Each member has a subfolder KEY with the files checkpoint_best.pt, log.txt and done.json (the cost of the training).
+    The key is a digest of everything on which the training depends.
 
     Args:
-        folder: must be visible to all runs that share. It is created if it is missing. Several runs may use it at the
-            same time.
+        folder: the shared folder. It must be accessible to all runs that share members, and several runs may use it at
+            the same time. It is created if it is missing.
     """
 
     FILES = (BEST, "log.txt", "done.json")
-    """The files of a member. done.json is copied last: where it exists, the others are complete."""
+    """The files of a member. done.json is copied last, so if it exists, the other files are complete."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
 
     def copy_to(self, member_folder: Path, key: str) -> bool:
-        """Copy the shared member `key` into a run's folder of that member. Return False if there is none."""
+        """Copy the shared member `key` to `member_folder`, in the folder of a run. Return False if there is none."""
         source = self.folder / key
         if not (source / "done.json").exists() or read_checkpoint(source / BEST) is None:
             return False
@@ -54,7 +55,7 @@ class SharedStages:
         return True
 
     def check(self) -> None:
-        """Raise SettingError if the folder cannot be written."""
+        """Raise SettingError if no file can be written in the shared folder."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -63,10 +64,10 @@ class SharedStages:
             raise SettingError(f"share={self.folder} cannot be written ({error.strerror}): choose another") from error
 
     def publish(self, member_folder: Path, key: str) -> None:
-        """Copy a finished member into the shared folder, in one step. A whole copy that already exists is kept.
+        """Atomically copy a finished member to the shared folder, unless it already contains an undamaged copy.
 
         Raises:
-            OSError: a file is missing, or the folder cannot be written.
+            OSError: if a file is missing, or the shared folder cannot be written.
         """
         target = self.folder / key
         if target.exists():
@@ -79,15 +80,15 @@ class SharedStages:
                 for name in self.FILES:
                     shutil.copyfile(member_folder / name, temporary / name)
         except OSError:
-            if not target.exists():  # otherwise another run has published the same member meanwhile
+            if not target.exists():  # ignore the error if another run has published the same member in the meantime
                 raise
 
 
 def key_of(recipe: Mapping[str, Any], start: Path) -> str:
-    """Return the digest that names a training: of its options, data, initial weights, library versions and code.
+    """Return the key of a training, a digest of its options, data, initial weights, library versions and code.
 
     Args:
-        recipe: options and digests of the data, as JSON values.
+        recipe: the training options and the digests of the data, as JSON values.
         start: the checkpoint from which the training starts.
     """
     versions = {name: metadata.version(name) for name in ("fairseq-alma", "torch", "fairseq-fixed")}
@@ -96,9 +97,9 @@ def key_of(recipe: Mapping[str, Any], start: Path) -> str:
 
 
 def digest_of_model(checkpoint: Path) -> str:
-    """Return the SHA-256 digest of the weights and buffers of a checkpoint.
+    """Return the SHA-256 digest of the weights and buffers in a checkpoint.
 
-    The rest of the file is left out: it contains folder names and clock times.
+    The other contents of the file are ignored, because they include folder names and times.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(require_checkpoint(checkpoint)["model"].items()):
@@ -108,10 +109,10 @@ def digest_of_model(checkpoint: Path) -> str:
 
 
 def _digest_of_code() -> str:
-    """Return the digest of our code that runs inside fairseq-train: it may change without a new version number."""
+    """Return the digest of our code that runs inside fairseq-train. It may change without a new version number."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     paths = [path for name in TRAINING_PACKAGES for path in sorted((package / name).glob("*.py"))]
-    for path in [*paths, package / "evaluation" / "flops.py"]:  # done.json contains the cost in FLOPs
+    for path in [*paths, package / "evaluation" / "flops.py"]:  # flops.py, because done.json contains FLOPs
         digest.update(f"{path.relative_to(package)} {sha256_of(path)}".encode())
     return digest.hexdigest()

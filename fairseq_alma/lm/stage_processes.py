@@ -1,4 +1,4 @@
-"""The processes of a stage on this machine: they run at the same time where there is room, with a live display."""
+"""Runs the fairseq-train processes of a stage on this machine, in parallel if possible, with a live display."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,26 +8,28 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.lm.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
 
-# A stage runs on this machine only, also inside a larger job. From these variables fairseq would conclude that the job
-# has many machines. It also derives the port on which ranks meet from the job id, so that members that train at the
-# same time would use the same port.
+# Unset these variables for the processes. A stage uses only this machine, even in a larger cluster job, but from these
+# variables fairseq would conclude that it must train on all machines of the job. fairseq also derives the port for the
+# communication between ranks from the job id, so members that train at the same time would use the same port.
 ON_THIS_MACHINE = dict.fromkeys(
     ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )
 
 
 class LocalProcesses:
-    """The processes of a stage on this machine (implements member.Processes). Members share its GPUs or its cores.
+    """Runs the processes of a stage on this machine and divides its GPUs or CPU cores among the members.
+
+    Implements member.Processes.
 
     Args:
-        num_mega_batches: B, for the display.
-        at_once: number of members that train at the same time; by default the number of GPUs, or of cores if there is
-            no GPU.
-        scalars: where the training and validation perplexities of the logs are recorded.
+        num_mega_batches: number of mega-batches in the stream, B, for the display.
+        at_once: number of members that train at the same time. By default the number of GPUs, or the number of cores
+            if there is no GPU.
+        scalars: if given, the training and validation perplexities in the logs are recorded here.
     """
 
     def __init__(self, num_mega_batches: int, at_once: int | None = None, scalars: RunScalars | None = None):
-        # Imported here because it takes seconds: alma-lm refuses a bad setting before.
+        # Import torch only here, because it takes seconds and alma-lm reports invalid settings without it.
         import torch
 
         self._num_mega_batches = num_mega_batches
@@ -41,7 +43,7 @@ class LocalProcesses:
         return len(slot["CUDA_VISIBLE_DEVICES"].split(",")) if "CUDA_VISIBLE_DEVICES" in slot else self._num_gpus or 1
 
     def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
-        """Run the jobs of a stage to their end and return their exit statuses. See member.Processes.run."""
+        """Run the jobs of a stage, wait for all of them, and return their exit statuses (see member.Processes.run)."""
         updates = {number: int(command[command.index("--max-update") + 1]) for number, (command, _) in jobs.items()}
         with StageDisplay(stage, updates, self._num_mega_batches, scalars=self._scalars) as display:
             processes = [Job(command, log, display.member(m), ON_THIS_MACHINE) for m, (command, log) in jobs.items()]

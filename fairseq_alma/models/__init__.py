@@ -1,1 +1,1 @@
-"""Models registered with fairseq. Needs fairseq."""
+"""The models that this package registers with fairseq. Needs fairseq."""

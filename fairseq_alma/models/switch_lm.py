@@ -1,4 +1,4 @@
-"""The Switch Transformer language model: a decoder whose every other layer is a mixture of experts."""
+"""The Switch Transformer language model, a decoder in which every second layer contains a mixture of experts."""
 
 from argparse import Namespace
 from dataclasses import dataclass, field
@@ -21,59 +21,62 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.modules.output_loss import summed_nll
 from fairseq_alma.modules.switch_feed_forward import MixtureOutput, SwitchFeedForward
 
-# B sequences of L tokens, H heads, D model width, V words.
+# Dimensions: B sequences of L tokens, H attention heads, D model width, V words in the vocabulary.
 
 
 @dataclass
 class SwitchLanguageModelConfig(FairseqDataclass):
-    """Options of the model. `--arch` sets the sizes; the defaults here are those of switch_lm_base."""
+    """Options of the model. `--arch` sets the sizes. The default sizes are the sizes of switch_lm_base."""
 
     decoder_layers: int = field(default=6, metadata={"help": "number of layers; layers 2, 4, ... are mixtures"})
     decoder_embed_dim: int = field(default=512, metadata={"help": "model width"})
-    decoder_ffn_embed_dim: int = field(default=2048, metadata={"help": "hidden width of a feed-forward network"})
-    decoder_attention_heads: int = field(default=8, metadata={"help": "attention heads"})
-    learned_positions: int = field(default=1024, metadata={"help": "longest input, in tokens"})
+    decoder_ffn_embed_dim: int = field(
+        default=2048, metadata={"help": "hidden width of a feed-forward network or of an expert"}
+    )
+    decoder_attention_heads: int = field(default=8, metadata={"help": "number of attention heads"})
+    learned_positions: int = field(default=1024, metadata={"help": "maximum number of tokens in an input sequence"})
     dropout: float = field(
         default=0.1, metadata={"help": "dropout on the embeddings and on the output of each sublayer"}
     )
     attention_dropout: float = field(default=0.0, metadata={"help": "dropout on attention weights"})
     activation_dropout: float = field(default=0.0, metadata={"help": "dropout after the ReLU"})
-    num_experts: int = field(default=4, metadata={"help": "experts in each mixture"})
+    num_experts: int = field(default=4, metadata={"help": "number of experts in each mixture"})
     capacity_factor: float = field(
         default=1.0,
         metadata={
-            "help": "in training, an expert takes at most this times an even share of the tokens of a forward pass on "
-            "one rank; 0: no limit"
+            "help": "in training, an expert processes at most capacity_factor x (tokens per rank / num_experts) tokens "
+            "in a forward pass; 0: no limit"
         },
     )
     eval_capacity_factor: float = field(
         default=0.0,
-        metadata={"help": "capacity factor in evaluation; with 0 (no limit), scores do not depend on the batch"},
+        metadata={"help": "capacity factor in evaluation; with 0 (no limit), scores do not depend on the batching"},
     )
     router_jitter: float = field(
-        default=0.0, metadata={"help": "in training, router inputs are multiplied by U(1 - jitter, 1 + jitter)"}
+        default=0.0,
+        metadata={"help": "in training, router inputs are multiplied by random factors from U(1 - jitter, 1 + jitter)"},
     )
     checkpoint_activations: bool = field(
         default=False,
-        metadata={"help": "recompute each layer in the backward pass, which takes less memory and more time"},
+        metadata={"help": "recompute each layer in the backward pass, which saves memory but needs more time"},
     )
     tokens_per_sample: int = II("task.tokens_per_sample")
 
 
 @register_model("switch_lm", dataclass=SwitchLanguageModelConfig)
 class SwitchLanguageModel(FairseqLanguageModel):
-    """A decoder-only language model: pre-norm, learned positions, tied embeddings, mixtures with top-1 experts."""
+    """A decoder-only language model with pre-norm, learned positions, tied embeddings and top-1 mixtures of experts."""
 
     @classmethod
     def build_model(cls, cfg: SwitchLanguageModelConfig, task: Any) -> "SwitchLanguageModel":
         """Return a new model.
 
         Args:
-            cfg: its options.
-            task: fairseq's task; its source_dictionary is the vocabulary.
+            cfg: options of the model.
+            task: the fairseq task. Its source_dictionary is the vocabulary.
 
         Raises:
-            SettingError: the sizes do not fit together.
+            SettingError: if the sizes are invalid or do not fit together.
         """
         if cfg.tokens_per_sample > cfg.learned_positions:
             raise SettingError(
@@ -87,25 +90,25 @@ class SwitchLanguageModel(FairseqLanguageModel):
             )
         try:
             return cls(SwitchDecoder(cfg, task.source_dictionary))
-        except ValueError as error:  # the mixtures refuse a size
+        except ValueError as error:  # raised by SwitchFeedForward for an invalid size
             raise SettingError(str(error)) from error
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Check the sizes of a state dict before it is loaded, so that the error is one sentence.
+        """Check that a state dict fits this model. fairseq calls this method before it loads the state dict.
 
-        torch would list every tensor whose size differs. fairseq calls this method before load_state_dict.
+        The error message of this check is one sentence, whereas torch would list every tensor whose size differs.
 
         Args:
-            state_dict: the state dict. A version that fairseq's average of the weights lacks is added in place.
+            state_dict: the state dict. If it has no `version` entry, the entry is added in place.
             name: prefix of the keys, for fairseq's base class.
 
         Raises:
-            SettingError: the layers, widths, vocabulary or experts differ from those of this model.
+            SettingError: if the layers, widths, vocabulary or experts differ from those of this model.
         """
         super().upgrade_state_dict_named(state_dict, name)
         own = self.state_dict()
         for key in own.keys() - state_dict.keys():
-            if key.endswith("version"):  # fairseq's average of the weights (--store-ema) leaves it out
+            if key.endswith("version"):  # missing if the weights are fairseq's moving average (--store-ema)
                 state_dict[key] = own[key]
         _refuse_other_sizes(state_dict, own)
 
@@ -116,7 +119,7 @@ class SwitchLanguageModel(FairseqLanguageModel):
 
 
 def _refuse_other_sizes(saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Raise SettingError if names or shapes of the saved tensors differ from the model's own."""
+    """Raise SettingError if the names or shapes of the saved tensors differ from the tensors of the model (`own`)."""
     differing = [key for key in own if key in saved and saved[key].shape != own[key].shape]
     only_one_side = [*(own.keys() - saved.keys()), *(saved.keys() - own.keys())]
     if not differing and not only_one_side:
@@ -125,26 +128,26 @@ def _refuse_other_sizes(saved: dict[str, Tensor], own: dict[str, Tensor]) -> Non
         num_saved, num_own = len(saved[differing[0]]), len(own[differing[0]])
         advice = f"add {num_own - num_saved} with alma-grow first" if num_saved < num_own else None
         raise SettingError(
-            f"the checkpoint has {num_saved} experts in each mixture, this model {num_own}: "
+            f"the checkpoint has {num_saved} experts in each mixture, but this model has {num_own}: "
             f"give --num-experts {num_saved}" + (f", or {advice}" if advice else "; experts cannot be removed")
         )
     found = [
-        f"{key} is {list(saved[key].shape)} in the checkpoint, {list(own[key].shape)} in this model"
+        f"{key} has shape {list(saved[key].shape)} in the checkpoint, {list(own[key].shape)} in this model"
         for key in differing
     ]
     found += [f"{key} is only in {'this model' if key in own else 'the checkpoint'}" for key in sorted(only_one_side)]
     raise SettingError(
-        f"the checkpoint belongs to a model of other sizes ({'; '.join(found[:2])}{' ...' if found[2:] else ''}): "
-        f"give the --arch and the sizes it was trained with"
+        f"the checkpoint belongs to a model with other sizes ({'; '.join(found[:2])}{' ...' if found[2:] else ''}): "
+        f"give the --arch and the sizes that it was trained with"
     )
 
 
 class SwitchDecoder(FairseqDecoder):
-    """The network: embeddings, layers, final norm, output layer.
+    """The network of the language model: embeddings, layers, final layer norm and output layer.
 
     Args:
         cfg: options of the model.
-        dictionary: fairseq's dictionary, the vocabulary of V words.
+        dictionary: the fairseq dictionary, with V words.
     """
 
     def __init__(self, cfg: SwitchLanguageModelConfig, dictionary: Any):
@@ -153,9 +156,9 @@ class SwitchDecoder(FairseqDecoder):
         self.pad = dictionary.pad()
         self.dropout = nn.Dropout(cfg.dropout)
         self.checkpoint_activations = cfg.checkpoint_activations
-        # As in fairseq's transformer. Without it, the output of attention, which is similar for all tokens of a
-        # sequence, outweighs the token's own embedding. The untrained router then sends half of all tokens to one
-        # expert, and the perplexity of the tiny model after 150 updates was 352 instead of 241.
+        # Scale the embeddings as in fairseq's transformer. Without this factor, the attention output, which is similar
+        # for all tokens of a sequence, is larger than the embedding of the token. The untrained router then sends half
+        # of all tokens to one expert. The perplexity of the tiny model after 150 updates was 352 instead of 241.
         self.embed_scale = dim**0.5
         self.embed_tokens = nn.Embedding(len(dictionary), dim, self.pad)
         self.embed_positions = nn.Embedding(cfg.learned_positions, dim)
@@ -163,7 +166,7 @@ class SwitchDecoder(FairseqDecoder):
             SwitchDecoderLayer(cfg, is_mixture=number % 2 == 0) for number in range(1, cfg.decoder_layers + 1)
         )
         self.layer_norm = nn.LayerNorm(dim)
-        # Version of the layout of expert weights in checkpoints. Version 1: stacked [E, ...] in each layer.
+        # Version of the format in which checkpoints store expert weights. Version 1: tensors [E, ...] for E experts.
         self.register_buffer("version", torch.tensor([1.0]))
         nn.init.normal_(self.embed_tokens.weight, std=dim**-0.5)
         nn.init.zeros_(self.embed_tokens.weight[self.pad])
@@ -177,24 +180,24 @@ class SwitchDecoder(FairseqDecoder):
         nll_of: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Return the scores of the next word at each position.
+        """Return the scores (logits) of the next word at each position, and the outputs of the mixtures.
 
         Args:
-            prev_output_tokens: int64 [B, L], padded on the right.
+            prev_output_tokens: input tokens, int64 [B, L], padded on the right.
             encoder_out, unused: part of fairseq's interface; ignored.
-            features_only: return features [B, L, D] instead of scores.
-            nll_of: target words, int64 [B, L]. If given, their summed negative log-likelihood (a scalar, in nats,
-                padding left out) is returned instead of scores. It is computed here and not in the criterion because
-                wrappers that shard or synchronise parameters must see the output layer used inside forward.
+            features_only: whether to return features [B, L, D] instead of scores.
+            nll_of: target words, int64 [B, L]. If given, the summed negative log-likelihood of the targets (a scalar,
+                in nats, without padding) is returned instead of scores. It is computed here and not in the criterion,
+                because wrappers that shard or synchronise parameters must see that forward uses the output layer.
 
         Returns:
-            scores [B, L, V], and {"mixtures": the MixtureOutput of each mixture, "token_mask": bool [B, L], True for
-            the tokens that the mixtures got; None if they got all}.
+            Scores [B, L, V], and a dict. Its entry "mixtures" is a list with the MixtureOutput of each mixture. Its
+            entry "token_mask" is bool [B, L], False for padding, which the mixtures do not get; None without padding.
         """
         positions = torch.arange(prev_output_tokens.size(1), device=prev_output_tokens.device)
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)
         x = self.dropout(x)
-        # Padding must not take up capacity of an expert, and must not count in the balance loss.
+        # Do not send padding to the experts. It would use up their capacity and count in the balance loss.
         is_token = prev_output_tokens.ne(self.pad)
         token_mask = None if is_token.all() else is_token
         mixtures: list[MixtureOutput] = []
@@ -213,16 +216,23 @@ class SwitchDecoder(FairseqDecoder):
         return x, {"mixtures": mixtures, "token_mask": token_mask}
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """Return the scores [..., V] of features [..., D]; the weights are those of the input embedding."""
+        """Return the scores [..., V] for features [..., D]. The weights are shared with the input embedding."""
         return F.linear(features, self.embed_tokens.weight)
 
     def max_positions(self) -> int:
-        """Return the longest input, in tokens."""
+        """Return the maximum number of tokens in an input sequence."""
         return self.embed_positions.num_embeddings
 
 
 class SwitchDecoderLayer(nn.Module):
-    """A layer: attention, then a feed-forward network or a mixture of experts; both pre-norm, with a residual."""
+    """A decoder layer: self-attention, then a feed-forward network or a mixture of experts.
+
+    Both sublayers are pre-norm and have a residual connection.
+
+    Args:
+        cfg: options of the model.
+        is_mixture: whether the layer has a mixture of experts instead of a feed-forward network.
+    """
 
     def __init__(self, cfg: SwitchLanguageModelConfig, is_mixture: bool):
         super().__init__()
@@ -250,10 +260,10 @@ class SwitchDecoderLayer(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, token_mask: Tensor | None) -> tuple[Tensor, MixtureOutput | None]:
-        """Return the output [B, L, D], and the output of the mixture if the layer has one.
+        """Return the output of the layer [B, L, D] and the MixtureOutput (None if the layer has no mixture).
 
         Args:
-            x: [B, L, D].
+            x: input features, [B, L, D].
             token_mask: bool [B, L], False for padding; None if there is no padding.
         """
         x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x)))
@@ -271,7 +281,13 @@ class SwitchDecoderLayer(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention in which a token attends to itself and to earlier tokens."""
+    """Multi-head self-attention in which each token attends only to itself and to earlier tokens.
+
+    Args:
+        dim: model width, D.
+        num_heads: number of attention heads, H.
+        dropout: dropout probability of attention weights.
+    """
 
     def __init__(self, dim: int, num_heads: int, dropout: float):
         super().__init__()
@@ -286,7 +302,7 @@ class CausalSelfAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output [B, L, D] for inputs x [B, L, D]."""
+        """Return the attention output [B, L, D] for the inputs `x` [B, L, D]."""
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # [B, H, L, D/H]
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
@@ -294,7 +310,7 @@ class CausalSelfAttention(nn.Module):
 
 
 def _set_sizes(args: Namespace, layers: int, dim: int, heads: int) -> None:
-    """Set the sizes that the command line does not give."""
+    """Set the model sizes that were not given on the command line."""
     sizes = {
         "decoder_layers": layers,
         "decoder_embed_dim": dim,
@@ -307,17 +323,17 @@ def _set_sizes(args: Namespace, layers: int, dim: int, heads: int) -> None:
 
 @register_model_architecture("switch_lm", "switch_lm_tiny")
 def switch_lm_tiny(args: Namespace) -> None:
-    """Set the sizes of the tiny model, for laptops and tests: 4 layers, width 128."""
+    """Set the sizes of the tiny model, which is meant for laptops and tests: 4 layers of width 128."""
     _set_sizes(args, layers=4, dim=128, heads=4)
 
 
 @register_model_architecture("switch_lm", "switch_lm_base")
 def switch_lm_base(args: Namespace) -> None:
-    """Set the sizes nearest to the paper's base model: 38.9M parameters + 6.30M for each expert, at 50k words."""
+    """Set the sizes closest to the paper's base model: 38.9M parameters + 6.30M per expert, with 50k words."""
     _set_sizes(args, layers=6, dim=512, heads=8)
 
 
 @register_model_architecture("switch_lm", "switch_lm_large")
 def switch_lm_large(args: Namespace) -> None:
-    """Set the sizes nearest to the paper's large model: 96.1M parameters + 28.34M for each expert, at 50k words."""
+    """Set the sizes closest to the paper's large model: 96.1M parameters + 28.34M per expert, with 50k words."""
     _set_sizes(args, layers=12, dim=768, heads=12)

@@ -1,1 +1,1 @@
-"""The parts of a Switch Transformer (Fedus et al., 2021). Needs torch only."""
+"""The modules of a Switch Transformer (Fedus et al., 2021). Needs only torch."""

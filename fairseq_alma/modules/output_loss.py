@@ -1,25 +1,25 @@
-"""Cross entropy over a large vocabulary without the whole table of logits in memory."""
+"""Cross entropy over a large vocabulary, without storing the logits of all tokens at the same time."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# T tokens, D model width, V words.
+# Dimensions: T tokens, D model width, V words in the vocabulary.
 
 
 def summed_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: int) -> Tensor:
     """Return the negative log-likelihood of the targets under softmax(x W^T), summed over tokens.
 
-    In float32 this uses torch's linear_cross_entropy, which takes the tokens in chunks and never stores all T x V
-    logits. On a CPU at V = 8000 it takes half the time of a matrix product followed by cross_entropy. In bf16 it rounds
-    the sum to bf16, an error of half a percent. So the two plain steps are used in bf16, under autocast, and in
-    versions of torch without linear_cross_entropy.
+    In float32 this function calls torch's linear_cross_entropy, which processes the tokens in chunks and never stores
+    all T x V logits. On a CPU with V = 8000, it takes half the time of a matrix product followed by cross_entropy. In
+    bf16, linear_cross_entropy rounds the sum to bf16, which is an error of half a percent. So in bf16, under autocast,
+    and in torch versions without linear_cross_entropy, a matrix product and cross_entropy are used instead.
 
     Args:
         x_TD: features [T, D].
-        weight_VD: output weights [V, D].
-        target_T: int64 [T].
-        ignore_index: target of tokens that are left out (padding).
+        weight_VD: weights of the output layer, W, [V, D].
+        target_T: the target word of each token, int64 [T].
+        ignore_index: target value of tokens that do not count (padding).
 
     Returns:
         A float32 scalar, in nats.

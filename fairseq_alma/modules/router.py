@@ -1,4 +1,4 @@
-"""The router: which expert computes a token, and the losses that balance the load of the experts."""
+"""The router selects the expert for each token. It also computes the losses that balance the load of the experts."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# T tokens, E experts, D model width.
+# Dimensions: T tokens, E experts, D model width.
 
 
 @dataclass(frozen=True)
@@ -16,33 +16,38 @@ class Routing:
     """The router's output for T tokens."""
 
     expert_T: Tensor
-    """int64 [T]: the expert of each token."""
+    """The expert of each token, int64 [T]."""
     probability_T: Tensor
-    """float32 [T]: gate probability, which scales the expert's output; in a tree that of the softmax only."""
+    """The gate probability of each token, by which the output of the expert is multiplied. In a tree, it is the
+    probability from the softmax only. float32 [T]."""
     balance_loss: Tensor
-    """Scalar, 1 if the load is even (equation 4 of the Switch paper, without alpha)."""
+    """Load-balancing loss, a scalar. It is 1 if the load is even (equation 4 of the Switch paper, without alpha)."""
     z_loss: Tensor
-    """Scalar: mean squared log-partition of the router's logits (ST-MoE, equation 5)."""
+    """Router z-loss, a scalar: the mean squared logsumexp of the router's logits (ST-MoE, equation 5)."""
 
 
 class Router(nn.Module):
-    """Top-1 routing: a linear map from D to E without bias, computed in float32 whatever the type of the model.
+    """Selects one expert for each token (top-1 routing) with a linear layer from D to E features, without bias.
 
-    A new router is flat: a softmax over E logits, of which the largest decides. Growth may split an expert e in two
-    (`growth.experts.grow_experts(..., router="tree")`). The row of the new expert n is then not a logit of the softmax
-    but a node below e: a token that the softmax sends to e moves on to n if sigmoid(w_n x) > 1/2. This is the tree of
-    gates of the paper's appendix A, with a hard choice at each node.
+    The router always computes in float32. A new router is flat: it sends each token to the expert with the largest of
+    the E logits, and the gate probability is the softmax of this logit.
 
-    The output is scaled by the probability of the softmax only. If it were also multiplied by the probability g of the
-    node, as with soft gates, it would drop at growth, because a hard gate uses only one branch. The node learns in two
-    ways: through the factor g / stop_gradient(g), which is 1 and has the gradient of log g, and through the balance
-    loss, which uses the full product of probabilities of each leaf.
+    Growth may split an expert e in two (`growth.experts.grow_experts(..., router="tree")`). The weight row w_n of the
+    new expert n then does not give a logit of the softmax, but a node of a tree, below e. A token x that the softmax
+    sends to e goes on to n if sigmoid(w_n x) > 1/2, and otherwise stays at e. This is the tree of gates in the paper's
+    appendix A, with a hard choice at each node.
+
+    The output of the expert is multiplied by the softmax probability only. With soft gates, it would also be multiplied
+    by the probability g of the branch taken at the node. With a hard gate, which uses only one branch, this factor
+    would make the output smaller at growth. So the node learns in two other ways: through the factor
+    g / stop_gradient(g), which is 1 and has the gradient of log g, and through the balance loss, which uses the product
+    of all probabilities on the path to each expert.
 
     Args:
-        model_dim: D.
-        num_experts: E.
-        jitter: while training, each input feature is multiplied by a factor drawn from
-            U(1 - jitter, 1 + jitter) (Switch paper, appendix C). 0 switches it off.
+        model_dim: model width, D.
+        num_experts: number of experts, E.
+        jitter: in training, each input feature is multiplied by a random factor from the uniform distribution
+            U(1 - jitter, 1 + jitter) (Switch paper, appendix C). 0 turns this off.
     """
 
     split_E: Tensor
@@ -50,15 +55,19 @@ class Router(nn.Module):
     def __init__(self, model_dim: int, num_experts: int, jitter: float = 0.0):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, model_dim))
-        # For each expert the index of the expert from which it was split; -1 if its row is a logit of the softmax.
-        # Floating point, because fairseq's --store-ema averages every entry of a state dict.
+        # For each expert, the index of the expert from which it was split; -1 if its row gives a logit of the softmax.
+        # The type is floating point, because fairseq's --store-ema averages every entry of a state dict.
         self.register_buffer("split_E", torch.full((num_experts,), -1.0))
         self._splits: list[tuple[int, int]] | None = None
         self.jitter = jitter
         nn.init.normal_(self.weight, std=model_dim**-0.5)
 
     def forward(self, x_TD: Tensor) -> Routing:
-        """Return the routing of tokens x_TD [T, D]."""
+        """Return the expert and the gate probability of each token, and the balancing losses.
+
+        Args:
+            x_TD: inputs of the tokens, [T, D].
+        """
         with torch.autocast(x_TD.device.type, enabled=False):
             x_TD = x_TD.float()
             if self.training and self.jitter > 0:
@@ -82,8 +91,8 @@ class Router(nn.Module):
             )
 
     def splits(self) -> list[tuple[int, int]]:
-        """Return the splits (expert, new expert) in the order in which growth made them; empty for a flat router."""
-        if self._splits is None:  # read once, because reading it from a GPU waits for the device
+        """Return the splits (expert, new expert), oldest first; empty for a flat router."""
+        if self._splits is None:  # read split_E only once, because reading it from a GPU waits for the device
             parents = self.split_E.round().int().tolist()
             self._splits = [(parent, new) for new, parent in enumerate(parents) if parent >= 0]
         return self._splits
@@ -96,12 +105,13 @@ class Router(nn.Module):
 def _descend(
     splits: list[tuple[int, int]], logits_TE: Tensor, probability_TE: Tensor, probability_T: Tensor, expert_T: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Move each token from the expert that the softmax chose down to a leaf of the tree.
+    """Apply the splits of the tree to each token, starting at the expert that the softmax selected.
 
-    The splits are visited in the order in which growth made them, so that each comes before the splits below it.
+    The splits are applied oldest first, so a split comes before the splits below it in the tree. The experts are the
+    leaves of the tree.
 
     Returns:
-        Probabilities of all leaves [T, E], output scale of each token [T], and leaf of each token [T].
+        Probability of each expert [T, E], output scale of each token [T], and selected expert of each token [T].
     """
     leaf_probabilities = list(probability_TE.unbind(dim=1))
     for parent, new in splits:
@@ -110,7 +120,8 @@ def _descend(
         leaf_probabilities[parent] = leaf_probabilities[parent] * (1 - to_new_T)
         at_parent_T = expert_T == parent
         moves_T = at_parent_T & (logits_TE[:, new] > 0)
-        # g / stop_gradient(g), computed from log g: for tokens at other experts, 0 / 0 would turn gradients into NaN.
+        # Compute g / stop_gradient(g) from log g. Direct division could be 0 / 0 for tokens at other experts, which
+        # would turn the gradients into NaN.
         log_taken_T = F.logsigmoid(torch.where(moves_T, logits_TE[:, new], -logits_TE[:, new]))
         one_T = (log_taken_T - log_taken_T.detach()).exp()
         probability_T = torch.where(at_parent_T, probability_T * one_T, probability_T)
@@ -121,12 +132,12 @@ def _descend(
 def balance_loss(probability_TE: Tensor, expert_T: Tensor) -> Tensor:
     """Return E times the sum over experts of (share of the tokens) * (mean probability). It is 1 if the load is even.
 
-    The share of an expert counts every token that was sent to it, also dropped ones (equation 4 of the Switch paper,
-    without alpha). Without tokens the loss is 0.
+    This is equation 4 of the Switch paper, without alpha. The share of an expert includes dropped tokens. If there are
+    no tokens, the loss is 0.
 
     Args:
-        probability_TE: probability of each expert, [T, E].
-        expert_T: int64 [T], the expert of each token.
+        probability_TE: probability of each expert for each token, [T, E].
+        expert_T: the expert of each token, int64 [T].
     """
     num_tokens, num_experts = probability_TE.shape
     if num_tokens == 0:
@@ -136,9 +147,9 @@ def balance_loss(probability_TE: Tensor, expert_T: Tensor) -> Tensor:
 
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int | None:
-    """Return the largest number of tokens of one expert: ceil(factor * T / E), equation 3 of the Switch paper.
+    """Return the maximum number of tokens for one expert: ceil(capacity_factor * num_tokens / num_experts).
 
-    None, for no limit, if the factor is 0.
+    This is equation 3 of the Switch paper. If capacity_factor is 0, there is no limit and the result is None.
     """
     if capacity_factor == 0:
         return None

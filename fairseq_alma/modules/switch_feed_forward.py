@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fairseq_alma.modules.dispatch import Plan, apply_experts, plan_dispatch
 from fairseq_alma.modules.router import Router, Routing, expert_capacity
 
-# T tokens, E experts, D model width, F hidden width of an expert.
+# Dimensions: T tokens, E experts, D model width.
 
 
 @dataclass(frozen=True)
@@ -18,38 +18,39 @@ class MixtureOutput:
     """The output of one mixture for T tokens."""
 
     y_TD: Tensor
-    """[T, D]: the experts' outputs times the gate probabilities; 0 for dropped tokens."""
+    """For each token, the output of its expert times the gate probability; 0 for dropped tokens. [T, D]."""
     routing: Routing
     """The router's output."""
     plan: Plan
-    """Which tokens each expert computed."""
+    """The tokens that each expert processed."""
     kept_T: Tensor | None
-    """bool [T]: False for dropped tokens; None if none was dropped."""
+    """False for dropped tokens, True for all others, bool [T]; None if no token was dropped."""
 
     @property
     def num_dropped(self) -> int:
-        """Number of tokens that found their expert full."""
+        """Number of tokens that were dropped because their expert was full."""
         return self.routing.expert_T.numel() - self.plan.token_K.numel()
 
 
 class SwitchFeedForward(nn.Module):
-    """A mixture of E feed-forward experts. Each token is computed by one of them, scaled by its gate probability.
+    """A mixture of E feed-forward experts. Each token is processed by one expert, scaled by its gate probability.
 
-    Expert weights are stacked over E, in memory and in checkpoints, whatever the number of ranks. A mixture of one
-    expert equals a dense layer, because its gate probability is 1.
+    The weights of all experts are stacked in tensors [E, ...], both in memory and in checkpoints, for any number of
+    ranks. A mixture of one expert equals a dense layer, because its gate probability is 1.
 
     Args:
-        model_dim, ffn_dim: D and F.
-        num_experts: E.
-        capacity_factor: in training, an expert takes at most this times an even share of the tokens of a forward pass
-            on one rank; 0 for no limit.
-        eval_capacity_factor: the same in evaluation. With 0, the default, the output for a sequence does not depend on
-            the rest of the batch.
-        jitter: see Router.
+        model_dim: model width, D.
+        ffn_dim: hidden width of an expert.
+        num_experts: number of experts, E.
+        capacity_factor: in training, an expert processes at most capacity_factor x (tokens per rank / num_experts)
+            tokens in a forward pass; 0 means no limit.
+        eval_capacity_factor: capacity factor in evaluation. With 0, the default, the output for a sequence does not
+            depend on the rest of the batch.
+        jitter: size of the random noise on the router's inputs in training (see Router).
         activation_dropout: dropout probability after the ReLU.
 
     Raises:
-        ValueError: there is no expert, or a capacity factor is negative.
+        ValueError: if there is no expert, or if a capacity factor is negative.
     """
 
     valid_loss_E: Tensor
@@ -77,10 +78,11 @@ class SwitchFeedForward(nn.Module):
         self.fc1_bias = nn.Parameter(torch.zeros(num_experts, ffn_dim))
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, model_dim, ffn_dim))
         self.fc2_bias = nn.Parameter(torch.zeros(num_experts, model_dim))
-        # Summed loss (nats) and number of validation tokens of each expert since the last validation began. Growth
-        # ranks the experts by the loss. Both are saved, so that a checkpoint contains its ranking.
+        # For each expert, the summed loss in nats (valid_loss_E) and the number (valid_tokens_E) of the tokens that it
+        # has processed since the last validation began. Growth ranks the experts by the loss. Both are buffers, so
+        # that checkpoints contain them.
         self.register_buffer("valid_loss_E", torch.zeros(num_experts, dtype=torch.float64))
-        # Floating point although it is a count, because fairseq's --store-ema averages every entry of a state dict.
+        # Store the counts as floating point, because fairseq's --store-ema averages every entry of a state dict.
         self.register_buffer("valid_tokens_E", torch.zeros(num_experts, dtype=torch.float64))
         self.capacity_factor = capacity_factor
         self.eval_capacity_factor = eval_capacity_factor
@@ -91,11 +93,15 @@ class SwitchFeedForward(nn.Module):
 
     @property
     def num_experts(self) -> int:
-        """E, the number of experts."""
+        """Number of experts, E."""
         return self.fc1_weight.size(0)
 
     def forward(self, x_TD: Tensor) -> MixtureOutput:
-        """Return the output for tokens x_TD [T, D]."""
+        """Return the output of the mixture.
+
+        Args:
+            x_TD: inputs of the tokens, [T, D].
+        """
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
         routing = self.router(x_TD)
         plan = plan_dispatch(routing.expert_T, self.num_experts, expert_capacity(len(x_TD), self.num_experts, factor))
@@ -107,7 +113,7 @@ class SwitchFeedForward(nn.Module):
         return MixtureOutput(y_TD, routing, plan, kept_T)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
-        """Add the loss of each token to the expert that computed it. The loss of dropped tokens is added to none.
+        """Add the loss of each token to the total of the expert that processed it. Ignore dropped tokens.
 
         Args:
             output: the output of `forward` for these tokens.
@@ -120,14 +126,15 @@ class SwitchFeedForward(nn.Module):
         self.valid_tokens_E += torch.bincount(expert_T, minlength=self.num_experts).to(self.valid_tokens_E.dtype)
 
     def reset_validation_loss(self) -> None:
-        """Set the losses and token counts of all experts to 0."""
-        # New tensors: in a model cast to bf16 these buffers are bf16 too, which cannot sum over a validation set.
+        """Set the validation losses and token counts of all experts to 0."""
+        # Make new float64 tensors. In a model that was cast to bf16, the buffers are bf16 too, which is not precise
+        # enough for sums over a validation set.
         self.valid_loss_E = torch.zeros_like(self.valid_loss_E, dtype=torch.float64)
         self.valid_tokens_E = torch.zeros_like(self.valid_tokens_E, dtype=torch.float64)
 
     def _experts(self) -> list[Callable[[Tensor], Tensor]]:
-        # unbind and not w[e]: the backward pass of unbind writes each gradient once, that of w[e] adds E full tensors
-        # of zeros.
+        # Use unbind instead of w[e], because its backward pass writes each gradient once. The backward pass of w[e]
+        # would add E tensors of the full size that are mostly zeros.
         weights = zip(
             self.fc1_weight.unbind(0),
             self.fc1_bias.unbind(0),

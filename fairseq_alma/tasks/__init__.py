@@ -1,1 +1,1 @@
-"""Tasks registered with fairseq. Needs fairseq."""
+"""The tasks that this package registers with fairseq. Needs fairseq."""

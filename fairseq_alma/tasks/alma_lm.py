@@ -1,4 +1,4 @@
-"""The fairseq task alma_lm: language modelling on mega-batches of a stream folder."""
+"""The fairseq task alma_lm, language modelling on the mega-batches of a stream folder."""
 
 import logging
 from argparse import Namespace
@@ -29,24 +29,25 @@ UNUSED_OPTIONS = {
     "shorten_method": "none",
     "output_dictionary_size": -1,
 }
-"""Options of fairseq's language_modeling that have no meaning for blocks of a stream, with their defaults."""
+"""Options of fairseq's task language_modeling that alma_lm does not support, with their default values."""
 
 
 @dataclass
 class AlmaLanguageModelingConfig(LanguageModelingConfig):
-    """Options of the task: those of fairseq's language_modeling, and which mega-batches to train on."""
+    """Options of the task: the options of fairseq's language_modeling, and the mega-batches to train on."""
 
     data: Optional[str] = field(default=None, metadata={"help": "a stream folder, written by alma-prep"})
     mega_batches: str = field(
         default="1",
-        metadata={"help": "mega-batches that this stage trains on, concatenated and shuffled: 1, 2-4 or 1,3-5"},
+        metadata={"help": "mega-batches to train on, in the form 1, 2-4 or 1,3-5; they are concatenated and shuffled"},
     )
     replay_mega_batches: Optional[str] = field(
-        default=None, metadata={"help": "with --replay-share: earlier mega-batches, in the form of --mega-batches"}
+        default=None,
+        metadata={"help": "earlier mega-batches to replay, in the form of --mega-batches; needs --replay-share"},
     )
     replay_share: float = field(
         default=0.0,
-        metadata={"help": "between 0 and 1: the share of every batch that comes from --replay-mega-batches"},
+        metadata={"help": "share of every batch that comes from --replay-mega-batches, between 0 and 1"},
     )
     train_subset: str = II("dataset.train_subset")
     valid_subset: str = II("dataset.valid_subset")
@@ -56,13 +57,14 @@ class AlmaLanguageModelingConfig(LanguageModelingConfig):
 class AlmaLanguageModelingTask(LanguageModelingTask):
     """A task that trains on any set of mega-batches of a stream folder and validates on its validation set.
 
-    It refuses the test set for training and validation; `alma-eval` and `fairseq-eval-lm` score it. The batches of an
-    epoch depend only on (seed, epoch). So a stage that is killed and resumed in any epoch gets the same batches.
+    The test set cannot be used for training or validation. `alma-eval` and `fairseq-eval-lm` can score it. The batches
+    of an epoch depend only on (seed, epoch), so a stage that was killed in any epoch gets the same batches when it is
+    resumed.
 
     Args:
         args: options of the task.
-        dictionary, output_dictionary: the vocabulary, twice.
-        targets: fairseq's name of the targets: ["future"], the next token.
+        dictionary, output_dictionary: the vocabulary of the inputs and of the outputs, which are equal.
+        targets: ["future"], fairseq's name for predicting the next token.
         stream: the stream folder.
     """
 
@@ -72,17 +74,17 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = stream
         self._first_valid_ids: list[int] = []
-        # Counts of this stage. Checkpoints contain them (get_checkpoint_dict), so that they survive a kill.
+        # Counts of this stage. They are saved in checkpoints (get_checkpoint_dict), so they survive a kill.
         self.processed = {kind: {"tokens": 0, "token_pairs": 0} for kind in ("training", "validation")}
 
     @classmethod
     def setup_task(cls, args: Namespace, **kwargs: Any) -> "AlmaLanguageModelingTask":
-        """Return the task for a stream folder, after a check of the options against it.
+        """Check the options and return the task for the stream folder `args.data`.
 
         Raises:
-            SettingError: an option asks for the test set in training or validation, for mega-batches that the stream
-                does not have, or has no meaning here.
-            StreamError: the stream is missing or damaged (see StreamFolder.open).
+            SettingError: if an option is not supported, uses the test set for training or validation, or names a
+                mega-batch that the stream does not have.
+            StreamError: if the stream is missing or damaged (see StreamFolder.open).
         """
         for subset in ("train_subset", "valid_subset"):
             for split in str(getattr(args, subset, None) or "").split(","):
@@ -99,27 +101,27 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             raise SettingError("--replay-share and --replay-mega-batches must be given together")
         if args.sample_break_mode not in (None, "none"):
             raise SettingError(
-                f"--sample-break-mode {args.sample_break_mode}: perplexities are defined on blocks of "
-                f"tokens_per_sample tokens; leave it at none"
+                f"--sample-break-mode {args.sample_break_mode} is not supported, because perplexities are defined on "
+                f"blocks of tokens_per_sample tokens: leave it at none"
             )
         for name, default in UNUSED_OPTIONS.items():
             if (given := getattr(args, name, default)) not in (default, None):
-                raise SettingError(f"--{name.replace('_', '-')} {given} has no meaning for alma_lm: leave it out")
+                raise SettingError(f"--{name.replace('_', '-')} {given} is not supported by alma_lm: leave it out")
         dictionary, output_dictionary = cls.setup_dictionary(args, **kwargs)
         expected = stream.description["dictionary_size"]
         if len(dictionary) != expected:
-            raise SettingError(f"{args.data}/dict.txt has {len(dictionary)} types, stream.json says {expected}")
+            raise SettingError(f"{args.data}/dict.txt has {len(dictionary)} types, but stream.json says {expected}")
         return cls(args, dictionary, output_dictionary, targets=["future"], stream=stream)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load a split into `datasets`.
+        """Load a split and store the dataset in `self.datasets[split]`.
 
         Args:
             split: "train" (the mega-batches of this stage), "valid", or "test" (for evaluation only).
             epoch, combine, kwargs: part of fairseq's interface; ignored.
 
         Raises:
-            SettingError: there is no such split.
+            SettingError: if there is no such split.
         """
         if split == "train":
             dataset = self._blocks(self._mega_batch_splits(self.args.mega_batches), shuffle=True)
@@ -135,15 +137,15 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Return fairseq's iterator over the batches of a dataset, with two changes.
 
-        No block is dropped: with `--required-batch-size-multiple` (8 by default) fairseq drops a last batch of another
-        size, and validation and test would score fewer tokens than there are. And every epoch gets new batches:
-        fairseq makes them once, in the first epoch of a process, so that they would differ after a resume in a later
-        epoch.
+        First, no block is dropped. With `--required-batch-size-multiple` (8 by default), fairseq drops a last batch of
+        another size, so validation and test would not score all tokens. Second, every training epoch gets new batches.
+        fairseq makes the batches only once, in the first epoch of a process. So after a resume in a later epoch, they
+        would differ from the batches of an uninterrupted training.
         """
         if dataset is self.datasets.get("train"):
             kwargs["disable_iterator_cache"] = True
-            # Every rank gets the same number of batches. Otherwise fairseq adds empty batches, and then loses the
-            # logging outputs of the batches in the same update.
+            # Give every rank the same number of batches. Otherwise fairseq adds empty batches to some ranks, and then
+            # loses the logging outputs of the other batches in the same update.
             dataset.num_shards = kwargs.get("num_shards", 1)
         iterator = super().get_batch_iterator(dataset, *args, required_batch_size_multiple=1, **kwargs)
         if dataset is self.datasets.get("valid"):
@@ -153,40 +155,41 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def train_step(
         self, sample: dict, model: Any, criterion: Any, optimizer: Any, update_num: int, ignore_grad: bool = False
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Run one forward and backward pass; return loss (summed over tokens), number of tokens, logging output.
+        """Run a forward and a backward pass. Return the loss (summed over tokens), number of tokens and values to log.
 
         Raises:
-            FloatingPointError: the loss is not finite. Earlier checkpoints are not changed.
-            MemoryError: the device has not enough memory for the batch.
+            FloatingPointError: if the loss is not finite. Earlier checkpoints are not changed.
+            MemoryError: if the device does not have enough memory for the batch.
         """
         try:
             loss, sample_size, logging_output = super().train_step(
                 sample, model, criterion, optimizer, update_num, ignore_grad
             )
         except RuntimeError as error:
-            # On one device, fairseq skips a batch that does not fit in memory; if none fits, it never ends.
+            # Raise an error that fairseq does not catch. On one device, fairseq skips a batch that does not fit into
+            # memory, so if no batch fits, it runs forever.
             if "out of memory" in str(error):
                 raise MemoryError(f"out of memory at update {update_num + 1}: lower --batch-size ({error})") from error
             raise
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"the loss is {loss.item()} at update {update_num + 1}: lower the learning rate, lengthen the "
-                f"warm-up or clip the gradient (--clip-norm). Earlier checkpoints are whole."
+                f"warm-up or clip the gradient (--clip-norm). Earlier checkpoints are not affected."
             )
         return loss, sample_size, logging_output
 
     def valid_step(self, sample: dict, model: Any, criterion: Any) -> tuple[Tensor, int, dict[str, Any]]:
-        """Run one forward pass; return loss (summed over tokens), number of tokens, logging output.
+        """Run a forward pass for validation. Return the loss (summed over tokens), number of tokens and values to log.
 
-        Where the batches do not divide evenly among ranks, fairseq gives a rank the first batch again. The losses of
-        such a copy are not charged to experts.
+        If the batches cannot be divided evenly among ranks, fairseq gives some ranks a copy of the first batch. The
+        losses of such a copy are not added to the totals of the experts.
         """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         criterion.charge_experts = rank == 0 or sample["id"].tolist() != self._first_valid_ids
         return super().valid_step(sample, model, criterion)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Log the metrics of one update or validation batch, and add its tokens to the counts of the stage."""
+        """Log the metrics of an update or a validation batch, and add the number of its tokens to `self.processed`."""
         super().reduce_metrics(logging_outputs, criterion)
         processed = self.processed["training" if criterion.training else "validation"]
         for log in logging_outputs:
@@ -194,12 +197,15 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             processed["token_pairs"] += int(log.get("processed_token_pairs", 0))
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """Reset the losses that are charged to experts. fairseq calls it before each validation."""
+        """Set the validation loss of each expert to 0. fairseq calls this method before each validation."""
         for mixture in getattr(model, "mixtures", []):
             mixture.reset_validation_loss()
 
     def post_validate(self, model: Any, stats: Any, agg: Any) -> None:
-        """Sum the losses of experts over ranks. fairseq calls it after a validation, before it writes a checkpoint."""
+        """Sum the validation loss of each expert over all ranks.
+
+        fairseq calls this method after a validation, before it writes the checkpoint.
+        """
         for layer, mixture in enumerate(getattr(model, "mixtures", []), start=1):
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 torch.distributed.all_reduce(mixture.valid_loss_E)
@@ -212,19 +218,19 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             )
 
     def get_checkpoint_dict(self) -> dict:
-        """Return what a checkpoint contains of the task: the counts of the stage, and the digest of the dictionary."""
+        """Return the state of the task for a checkpoint: the token counts of the stage and the dictionary digest."""
         dictionary = self.stream.description["tokenizer"]["dict_sha256"]
         return {type(self).__name__: {"processed": self.processed, "dict_sha256": dictionary}}
 
     def set_checkpoint_dict(self, state: dict) -> None:
-        """Restore the counts of the stage from a checkpoint."""
+        """Restore the token counts of the stage from the state in a checkpoint."""
         self.processed = state["processed"]
 
     def _mega_batch_splits(self, text: str) -> list[str]:
         return [f"mega_batch_{t}" for t in parse_mega_batches(text, self.stream.num_mega_batches)]
 
     def _blocks(self, splits: list[str], shuffle: bool) -> Blocks:
-        """Return the concatenated tokens of the splits in non-overlapping blocks of tokens_per_sample."""
+        """Return the concatenated tokens of the splits as non-overlapping blocks of tokens_per_sample tokens."""
         datasets = [self._load(split) for split in splits]
         documents = datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)
         blocks = TokenBlockDataset(

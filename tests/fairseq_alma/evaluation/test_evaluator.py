@@ -166,7 +166,9 @@ def test_scores_that_leave_tokens_out_are_refused(own_stream, members, tmp_path,
     folder = StreamFolder.open(own_stream)
     folder.description["splits"]["test"]["tokens"] += 1
     tokens = description["splits"]["test"]["tokens"]
-    with pytest.raises(StreamError, match=f"test: {tokens} tokens scored, the .idx holds {tokens + 1}"):
+    with pytest.raises(
+        StreamError, match=f"test: {tokens} tokens were scored, but the .idx file contains {tokens + 1}"
+    ):
         PerplexityEvaluator(folder, tmp_path / "kept", CPU)(learner(members[:1], frozen))
     assert not (tmp_path / "kept").exists()
 
@@ -176,5 +178,5 @@ def test_checkpoints_of_two_dictionaries_are_reported_by_name(stream, members, t
     stranger = untrained(other, tmp_path / "stranger.pt")
     assert alma_eval([str(members[0]), str(stranger), "--stream", str(stream)]) == 2
     output = capsys.readouterr().err
-    assert f"{stranger} was trained with a dictionary of 34 types, {stream} has 24" in output
+    assert f"{stranger} was trained with a dictionary of 34 types, but {stream} has 24" in output
     assert "Traceback" not in output

@@ -116,11 +116,11 @@ def test_a_stage_starts_from_a_grown_checkpoint_and_ranks_all_its_experts(grown,
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (("--num-experts", 6), "this model 6: give --num-experts 4, or add 2 with alma-grow first"),
-        (("--num-experts", 2), "this model 2: give --num-experts 4; experts cannot be removed"),
+        (("--num-experts", 6), "but this model has 6: give --num-experts 4, or add 2 with alma-grow first"),
+        (("--num-experts", 2), "but this model has 2: give --num-experts 4; experts cannot be removed"),
         (
             ("--decoder-embed-dim", 64),
-            "the checkpoint belongs to a model of other sizes (decoder.embed_tokens.weight is",
+            "the checkpoint belongs to a model with other sizes (decoder.embed_tokens.weight has shape",
         ),
     ],
 )
@@ -174,14 +174,14 @@ def test_bad_input_to_the_command_gives_one_message_and_nothing_is_written(train
     cut_short.write_bytes(trained.read_bytes()[:10_000])
     torch.save({"model": {"w": torch.zeros(2)}, "cfg": {"model": {"_name": "transformer_lm"}}}, not_ours)
     for arguments, message in [
-        ((tmp_path / "none.pt", target, "--experts", 1), "no whole checkpoint at"),
-        ((cut_short, target, "--experts", 1), "no whole checkpoint at"),
-        ((not_ours, target, "--experts", 1), "is no checkpoint of a switch_lm"),
+        ((tmp_path / "none.pt", target, "--experts", 1), "no complete checkpoint at"),
+        ((cut_short, target, "--experts", 1), "no complete checkpoint at"),
+        ((not_ours, target, "--experts", 1), "is not a checkpoint of a switch_lm"),
         ((trained, target, "--experts", -1), "-1 experts: growth adds experts, it never removes any"),
         ((trained, target, "--experts", 5), "cannot copy 5 of 4 experts"),
         ((trained, target, "--experts", 1, "--noise", 0), "noise=0.0 must be above 0"),
         # Grown and not validated since: the experts have no losses.
-        ((grown["tree"], target, "--experts", 1), "take a checkpoint that was saved after a validation"),
+        ((grown["tree"], target, "--experts", 1), "use a checkpoint that was saved after a validation"),
     ]:
         assert alma_grow([str(word) for word in arguments]) == 2
         output = capsys.readouterr().err

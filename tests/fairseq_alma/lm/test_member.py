@@ -62,7 +62,7 @@ def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
         train(stream, tmp_path / "run", Devices(4))  # nothing was saved yet, so it starts again
     untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
     (folder / "checkpoint_last.pt").write_bytes(untrained.read_bytes())
-    with pytest.raises(StageError, match=r"begun on 4 device\(s\), now it would get 2: continue on the same number"):
+    with pytest.raises(StageError, match=r"started on 4 device\(s\), but now it would get 2: continue with the same"):
         train(stream, tmp_path / "run", Devices(2))
 
 
@@ -79,7 +79,13 @@ def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
         ),
         ("", "torch.OutOfMemoryError: CUDA out of memory", 1, 2, "fewer members at the same time (parallel=1)"),
         ("", "FloatingPointError: the loss is nan", 1, 1, "lower lr="),
-        ("FloatingPointError: the loss is nan\n", "ImportError: no iopath", 1, 1, "correct what the log reports"),
+        (
+            "FloatingPointError: the loss is nan\n",
+            "ImportError: no iopath",
+            1,
+            1,
+            "fix the problem that the log reports",
+        ),
     ],
 )
 def test_advice_depends_on_the_log_of_this_attempt_only(stream, tmp_path, before, log, status, members, advice):

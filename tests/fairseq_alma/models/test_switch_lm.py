@@ -136,7 +136,9 @@ def test_a_checkpoint_with_other_experts_is_refused_with_advice(there, here, adv
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(SettingError) as caught:
         model.load_state_dict(make(num_experts=there).state_dict())
-    assert str(caught.value) == f"the checkpoint has {there} experts in each mixture, this model {here}: {advice}"
+    assert (
+        str(caught.value) == f"the checkpoint has {there} experts in each mixture, but this model has {here}: {advice}"
+    )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -144,22 +146,22 @@ def test_a_checkpoint_with_other_experts_is_refused_with_advice(there, here, adv
     ("other", "named"),
     [
         ({"decoder_embed_dim": 64}, r"\[40, 64\] in the checkpoint, \[40, 128\] in this model"),
-        ({"num_words": 44}, r"embed_tokens.weight is \[44, 128\] in the checkpoint, \[40, 128\] in this model"),
+        ({"num_words": 44}, r"embed_tokens.weight has shape \[44, 128\] in the checkpoint, \[40, 128\] in this model"),
         ({"decoder_layers": 6}, r"decoder.layers.4.* is only in the checkpoint"),
         ({"decoder_layers": 2}, r"decoder.layers.2.* is only in this model"),
-        ({"decoder_ffn_embed_dim": 256}, r"fc1.* is \[256.* in the checkpoint, \[512.* in this model"),
+        ({"decoder_ffn_embed_dim": 256}, r"fc1.* has shape \[256.* in the checkpoint, \[512.* in this model"),
         # The number of experts differs too, but growth would not help.
-        ({"num_words": 44, "num_experts": 3}, r"embed_tokens.weight is \[44, 128\] in the checkpoint"),
+        ({"num_words": 44, "num_experts": 3}, r"embed_tokens.weight has shape \[44, 128\] in the checkpoint"),
     ],
 )
 def test_a_checkpoint_of_other_sizes_is_refused_in_one_line(other, named):
     sizes = Namespace(**{key: value for key, value in other.items() if key.startswith("decoder")})
     options = {key: value for key, value in other.items() if not key.startswith("decoder")}
-    with pytest.raises(SettingError, match="the checkpoint belongs to a model of other sizes") as caught:
+    with pytest.raises(SettingError, match="the checkpoint belongs to a model with other sizes") as caught:
         make().load_state_dict(make_with(sizes, **options).state_dict())
     message = str(caught.value)
     assert re.search(named, message)
-    assert message.endswith("give the --arch and the sizes it was trained with")
+    assert message.endswith("give the --arch and the sizes that it was trained with")
     assert len(message) < 400  # not every tensor is listed
 
 

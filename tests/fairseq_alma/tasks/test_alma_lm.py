@@ -123,8 +123,8 @@ def test_the_test_set_is_refused_in_training_and_validation(stream, option):
         (("--mega-batches", "4"), "1 to 3"),
         (("--replay-share", "0.5"), "must be given together"),
         (("--sample-break-mode", "eos"), "leave it at none"),
-        (("--add-bos-token",), "has no meaning for alma_lm"),
-        (("--shorten-method", "truncate"), "has no meaning for alma_lm"),
+        (("--add-bos-token",), "is not supported by alma_lm"),
+        (("--shorten-method", "truncate"), "is not supported by alma_lm"),
     ],
 )
 def test_options_that_do_not_fit_the_stream_are_refused(stream, extra, message):
