@@ -27,7 +27,8 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
     """
     is_vision = bool(rows) and rows[0].scores.error_rate is not None
     quality = ["error rate", "validation"] if is_vision else ["perplexity", "per word", "validation"]
-    table = Table(title=title, title_justify="left")
+    caption = "* untrained" if any(row.stage == 0 for row in rows) else None
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for name in ("t", "stage", *quality, "params", "updates", "train TFLOP", "seconds"):
         table.add_column(name, justify="right")
     shown = rows

@@ -22,7 +22,7 @@ from fairseq_alma.core.learner_settings import (
     MixtureSettings,
     UnionMixSettings,
 )
-from fairseq_alma.core.settings import Settings, defaults_of, describe, refuse_unknown_keys
+from fairseq_alma.core.settings import Settings, defaults_of, describe, nearest_key, refuse_unknown_keys
 
 Half = Literal["vision", "language model"]
 """The two halves of the project: "vision" is `alma-vision`, "language model" is `alma-lm`."""
@@ -115,7 +115,10 @@ def find_learner(name: str, half: Half) -> LearnerEntry:
     if not isinstance(name, str):
         raise SettingError(f"learner={name!r} must be a string")
     if name not in known:
-        raise SettingError(f"learner={name!r} is not one of {', '.join(known)}")
+        near = nearest_key(name, list(known))
+        meant = f" (did you mean {near}?)" if near else ""
+        plugin = "; for a learner of a plugin, also give plugin=MODULE" if half == "vision" else ""
+        raise SettingError(f"learner={name!r} is not one of {', '.join(known)}{meant}{plugin}")
     return known[name]
 
 

@@ -266,7 +266,8 @@ def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Pa
     are the checkpoint files.
 
     Raises:
-        StreamError: if the run has no finished stage, or if checkpoints were given without a stream.
+        StreamError: if a path does not exist, if the run has no finished stage, or if checkpoints were given without
+            a stream.
     """
     if len(paths) == 1 and paths[0].is_dir():
         run = paths[0]
@@ -284,6 +285,8 @@ def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Pa
                 f"models"
             )
         return checkpoints, stream or Path(settings["stream"])
+    if missing := [str(path) for path in paths if not path.exists()]:
+        raise StreamError(f"there is no run and no checkpoint at {', '.join(missing)}: check the path")
     if stream is None:
         raise StreamError("give --stream STREAM, the stream folder on which to score the checkpoints")
     return list(paths), stream

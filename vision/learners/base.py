@@ -273,7 +273,7 @@ def register_learner(
         name: the value of `learner=`.
         label: name of the learner in figures and tables; by default `name`. Learners in the catalogue have a label
             already.
-        summary: one sentence for `--help`.
+        summary: one sentence for `--help`; by default the first line of the class's docstring.
         settings: class of the settings that belong to this learner; by default there are none.
         grows: whether the learner adds capacity between stages.
 
@@ -281,16 +281,18 @@ def register_learner(
         ValueError: if a setting of the learner has the same name as a setting that all runs have.
     """
     in_catalogue = name in {entry.name for entry in learners("vision")}
-    if not in_catalogue or label is not None or settings is not None:
-        own = settings or LearnerSettings
-        if taken := {one.name for one in describe(own)} & {one.name for one in describe(VisionSettings)}:
-            raise ValueError(
-                f"learner {name!r}: all runs already have the settings {', '.join(sorted(taken))}; choose other names"
-            )
-        add_learner(LearnerEntry(name, label or name, summary, grows, vision=own))
+    has_new_entry = not in_catalogue or label is not None or settings is not None
+    own = settings or LearnerSettings
+    if taken := {one.name for one in describe(own)} & {one.name for one in describe(VisionSettings)}:
+        raise ValueError(
+            f"learner {name!r}: all runs already have the settings {', '.join(sorted(taken))}; choose other names"
+        )
 
     def register(cls: type[VisionLearner]) -> type[VisionLearner]:
         LEARNERS[name] = cls
+        if has_new_entry:
+            first_line = (cls.__doc__ or "").strip().partition("\n")[0]
+            add_learner(LearnerEntry(name, label or name, summary or first_line, grows, vision=own))
         return cls
 
     return register
