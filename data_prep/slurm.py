@@ -174,7 +174,7 @@ def _default_partition() -> str:
         if name.endswith("*"):
             return name.removesuffix("*")
     raise PrepError(
-        f"the cluster has no default partition: give --slurm-partition, one of {', '.join(found) or 'none'}."
+        f"the cluster has no default partition: give --slurm-partition (partitions: {', '.join(found) or 'not found'})."
     )
 
 
