@@ -181,8 +181,8 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
             raise SettingError("learner=gmoe needs grow_experts=, e.g. grow_experts=2")
         if not self.grow_noise > 0:
             raise SettingError(
-                f"grow_noise={self.grow_noise} must be above 0: a new expert is a copy of an old one, and the router never "
-                f"selects the copy if both have the same router row"
+                f"grow_noise={self.grow_noise} must be above 0: a new expert is a copy of an old one, and the router "
+                f"never selects the copy if both have the same router row"
             )
         if not self._growths or not all(isinstance(k, int) and not isinstance(k, bool) for k in self._growths):
             raise SettingError(f"grow_experts={self.grow_experts!r} must be an integer or a list of integers")
