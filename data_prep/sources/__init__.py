@@ -1,7 +1,8 @@
 """Sources of text: list the files of a source, and read the documents in these files.
 
-To add a new kind of source, add a `Kind` to KINDS. It has a function that lists the files, and a function that reads
-the documents in a file or in a part of a file.
+A source is a set of files with text, for example the Wikipedia dumps in a folder. The kind of a source is the format of
+the files. To add a new kind, add a `Kind` object to KINDS. Such an object has a function that lists the files, and a
+function that reads the documents in a file or in a part of a file.
 """
 
 import glob
@@ -44,7 +45,11 @@ class Source:
     path: str = ""
     """A file, a folder, or a pattern such as /data/CC-MAIN-*/*.wet.gz; empty for kinds that need no path."""
     share: float | None = None
-    """Fraction of the words in the stream that come from this source; None: in proportion to its number of words."""
+    """Fraction of the words in the stream that come from this source.
+
+    None: no share is given. The sources without a share divide the remaining fraction in proportion to their numbers
+    of words.
+    """
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -66,7 +71,7 @@ class Source:
         kind, _, path = text.partition(":")
         last = path if path else kind
         before, at, share = last.rpartition("@")
-        if at and not Path(last).exists():  # the name of a folder may contain an @
+        if at and not Path(last).exists():  # if the path exists, the @ is a part of its name
             try:
                 number = float(share)
             except ValueError:
@@ -91,7 +96,7 @@ def list_files(source: Source) -> list[SourceFile]:
     """Return the files of a source, sorted by name.
 
     Raises:
-        PrepError: if the source does not exist or has no files of its kind.
+        PrepError: if the source does not exist or has no files of this kind.
     """
     kind = KINDS[source.kind]
     root = Path(source.path) if kind.wants_path else stdlib_root()
@@ -111,7 +116,7 @@ def list_files(source: Source) -> list[SourceFile]:
 
 
 def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
-    """Return the files that match a pattern. For a folder that matches it, return the files of this kind below it.
+    """Return the files that match a pattern. For a folder that matches, return the files of this kind in it.
 
     File names are relative to the longest leading part of the pattern without a wildcard.
     """
@@ -127,7 +132,7 @@ def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
 
 
 def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
-    """Return a SourceFile for each path, with its name relative to `root`, its size and its time, sorted by name."""
+    """Return a SourceFile for each path, sorted by name. The name is the path relative to `root`."""
     files = []
     for path in paths:
         status = path.stat()
@@ -136,7 +141,7 @@ def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
 
 
 def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
-    """Return the libraries that are needed to read these files and are not part of the base installation."""
+    """Return the names of the libraries that are needed to read these files and that the base installation lacks."""
     needed = set(KINDS[source.kind].needs)
     for file in files:
         needed.update(_NEEDED_FOR.get(Path(file.name).suffix.lower(), ()))
@@ -149,7 +154,7 @@ _NEEDED_FOR = {".epub": ("ebooklib", "resiliparse"), ".parquet": ("pyarrow",), "
 def fingerprint(files: Sequence[SourceFile]) -> str:
     """Return a digest of the names, sizes and modification times of files, to detect that a source was changed.
 
-    The content is not read, because for hundreds of gigabytes this would take an hour, even if nothing was changed.
+    The content is not read, because this would take an hour for hundreds of gigabytes, even if no file was changed.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -160,7 +165,9 @@ def fingerprint(files: Sequence[SourceFile]) -> str:
 def split_into_parts(
     source: Source, files: Sequence[SourceFile], part_bytes: int, options: dict[str, str] | None = None
 ) -> list[Part]:
-    """Divide files into parts. A file that can be split has one part per `part_bytes` bytes, any other file one part.
+    """Divide files into parts, which different processes can read at the same time.
+
+    A file that can be split has one part per `part_bytes` bytes. Any other file is a single part.
 
     Args:
         source: the source that the files belong to.
@@ -179,7 +186,7 @@ def split_into_parts(
 
 
 def read_documents(part: Part, report_progress: ReportProgress = no_report) -> Iterator[str | Skipped]:
-    """Yield the documents of one part, and a Skipped object with the reason for everything that is skipped.
+    """Yield the documents of one part, and a Skipped object with the reason for content that is skipped.
 
     Args:
         part: the part to read.
@@ -195,7 +202,7 @@ def read_documents(part: Part, report_progress: ReportProgress = no_report) -> I
 
 
 def merge_skipped(skipped: Sequence[Skipped]) -> list[Skipped]:
-    """Merge entries for different parts of the same file. Return one entry per file and reason, sorted by file name."""
+    """Merge Skipped objects for parts of the same file. Return one object per file and reason, sorted by file name."""
     found: dict[tuple[str, str], Skipped] = {}
     for entry in skipped:
         key = (entry.name, entry.why)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 BOM = b"\xef\xbb\xbf"
 MAX_DOCUMENT_BYTES = 16 << 20
-"""Longer documents are skipped, to limit the memory of a worker. For comparison, War and Peace has 3 MB."""
+"""Longer documents are skipped, to limit the memory of a worker process. For comparison, War and Peace has 3 MB."""
 
 
 ReportProgress = Callable[[], None]
-"""A function that a reader calls while it reads a long document, so that the worker is not considered to hang."""
+"""A function that a reader calls while it reads a long document, to show that the worker process does not hang."""
 
 
 def no_report() -> None:
@@ -30,7 +30,7 @@ class SourceFile(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The bytes from `start` up to `end` of a file. If the file cannot be split, they are the complete file."""
+    """The bytes from `start` up to `end` of a file. If the file cannot be split, the part is the complete file."""
 
     kind: str
     path: str
@@ -52,17 +52,17 @@ class Skipped(NamedTuple):
     why: str
     """The reason, as written to stream.json."""
     num_units: int = 0
-    """Number of skipped lines, records or pages; 0: the complete file, or everything after the damage."""
+    """Number of skipped lines, records, pages or rows; 0: the complete file, or everything after the damage."""
     first_byte: int = 0
-    """Position of the first skipped unit.
+    """Position of the first skipped unit. A unit is a line, record, page or row.
 
-    For lines and WARC records, it is a byte of the decompressed file. For pages, rows and ARC records, it is a number
-    that counts them from the start of the part.
+    For lines and WARC records, the position is a byte of the decompressed file. For pages, rows and ARC records, it is
+    the number of the page, row or record, counted from the start of the part.
     """
     unit: str = "line"
     """What is counted: "line", "record", "page" or "row"."""
     damaged: bool = True
-    """True if the file counts as damaged. An empty file does not."""
+    """True if the file counts as damaged; False for example for an empty file."""
 
     def reason(self) -> str:
         """Return the reason and the number of skipped units as text for stream.json."""
@@ -93,9 +93,9 @@ class Kind:
 
 
 class SkippedUnits:
-    """Counts for each reason how many lines, records or pages of one file were skipped.
+    """Counts for each reason how many lines, records, pages or rows of one file were skipped.
 
-    Iterating over it yields one Skipped object per reason.
+    Iterating over a SkippedUnits object yields one Skipped object per reason.
 
     Args:
         name: name of the file.

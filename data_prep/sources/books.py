@@ -1,4 +1,4 @@
-"""Books: each plain text, Markdown or EPUB file is one document. Project Gutenberg's header and licence are removed."""
+"""Books: each text, Markdown or EPUB file is one document. The header and licence of Project Gutenberg are removed."""
 
 import re
 import warnings
@@ -30,7 +30,8 @@ def without_gutenberg(text: str) -> str:
     start = _START.search(text)
     if start is None:
         old = _OLD_START.search(text)
-        # The small print is before or after the book. Take it as the header if the longer part of the text follows it.
+        # Old files have a legal text, the small print, before or after the book. If most of the file follows it, it is
+        # the header.
         start = old if old and len(text) - old.end() > old.start() else None
     end = (_END if start else _LICENCE).search(text, start.end() if start else 0)
     if start is None and end is None:

@@ -1,8 +1,8 @@
-"""Call a function in a child process with a CPU time limit, so that no web page can make a worker hang.
+"""Call a function in a child process with a CPU time limit, so that no page can make a worker process hang.
 
 The HTML and wiki parsers are compiled code that cannot be interrupted, and some need quadratic time if tags are never
 closed. A page that is long or has many tags is therefore parsed in a child process. If parsing needs more than SECONDS
-of CPU time, the child process is killed and the page is skipped. All other pages are parsed in the worker itself.
+of CPU time, the child process is killed and the page is skipped. Other pages are parsed in the worker process itself.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from typing import Any
 from data_prep.sources.base import ReportProgress, no_report
 
 SECONDS = 20
-"""CPU time limit. The longest real pages need a hundredth of it, so that the limit is also safe on slow machines."""
+"""CPU time limit of a call. The longest real pages need 1% of this time, so a slow machine also parses them in time."""
 _POLL_SECONDS = 0.5
 
 

@@ -29,7 +29,7 @@ def _list_paths(root: Path) -> list[Path]:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the pages of one archive. If it is damaged, yield the pages before the damage and a Skipped object."""
+    """Yield the pages of one archive. If the archive is damaged, yield the pages before the damage and a Skipped."""
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
         return
@@ -58,7 +58,8 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     first_line = file.peek(64).lstrip().partition(b"\n")[0]
-    # Parse strictly, to detect truncated records. Archives with other line ends or old versions need lenient parsing.
+    # Parse strictly, to detect truncated records. Old WARC versions, or line ends other than CR LF, cannot be parsed
+    # strictly.
     lenient = not first_line.endswith(b"\r") or first_line.startswith(b"WARC/0.")
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     if not first_line.startswith(b"WARC/"):
@@ -69,7 +70,8 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
     while True:
         record = _call_library(next, records, None)
         if record is None:
-            # Check that the file ends with two line ends, as every record does. fastwarc does not detect a cut header.
+            # Check that the file ends with two line ends, as every record does. fastwarc does not notice if the file
+            # ends within the header of a record.
             if not lenient and not whole.tail.endswith(b"\n\r\n"):
                 raise DamagedFile("cut short: it ends within the header of a record")
             return
@@ -107,7 +109,7 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
         raise
     except BaseException as error:
         cause: BaseException | None = error
-        while cause is not None:  # the file that the library reads may have raised DamagedFile already
+        while cause is not None:  # reading the file may have raised DamagedFile within the library
             if isinstance(cause, DamagedFile):
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
@@ -123,7 +125,7 @@ def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
         try:
             response = _http(block, "all")
         except OSError:
-            response = _http(block, "none")  # the crawler has already decoded the content
+            response = _http(block, "none")  # the header says encoded, but the crawler has decoded the content
         if response.http_headers.status_code != 200:
             return ""
         content_type, charset = response.http_content_type or "", response.http_charset
@@ -132,7 +134,15 @@ def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
 
 
 def _http(block: bytes, decode: Literal["all", "none"]) -> Any:
-    """Return a new record for an HTTP response, with its header parsed. The original record stays unchanged."""
+    """Parse an HTTP response and return it as a new record.
+
+    Args:
+        block: the bytes of the response.
+        decode: "all" decompresses the content and joins its chunks as the HTTP header says; "none" leaves it unchanged.
+
+    Raises:
+        OSError: if the content cannot be decoded.
+    """
     from fastwarc.warc import WarcRecord
 
     response = WarcRecord()
@@ -149,7 +159,7 @@ def page_text(
 
     Args:
         content: the bytes of the page.
-        content_type: the value of its Content-Type header.
+        content_type: the value of the Content-Type header of the page.
         charset: the character encoding; None: find it in `content_type` or guess it from `content`.
         report_progress: called while a page with many tags is parsed.
 
@@ -183,12 +193,12 @@ def _main_text(html: str) -> str:
 
 _MANY_TAGS = 3000
 """Pages with at least this many tags are parsed with a CPU time limit, because deeply nested tags can take minutes."""
-# Use one child process per worker, because starting a process for every page would take longer than parsing.
+# Use one child process per worker, because starting a process for every page would take longer than parsing it.
 _main_text_bounded = Bounded(f"{__name__}:{_main_text.__name__}")
 
 
 def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[str]:
-    """Yield the pages of an ARC archive, the predecessor of WARC. It is read with warcio, because fastwarc cannot.
+    """Yield the pages of an ARC archive, the predecessor of WARC. warcio is used, because fastwarc cannot read ARC.
 
     Args and errors are those of `_read_warc`.
     """

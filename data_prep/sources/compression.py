@@ -1,7 +1,7 @@
 """Read files as a stream of decompressed bytes. Truncated files, damaged files and decompression bombs raise an error.
 
-The libraries that read archives handle truncated files differently, and some do not detect them. Therefore files are
-decompressed here, and the libraries receive decompressed bytes.
+The libraries that read archives handle truncated files differently, and some libraries do not notice the truncation.
+Therefore files are decompressed here, and the libraries receive decompressed bytes.
 """
 
 import io
@@ -58,8 +58,8 @@ def bzip2_streams(path: str | Path, start: int, end: int) -> tuple[int, int]:
     """Find the bzip2 streams that begin between the bytes `start` and `end` of a file with many streams.
 
     Returns:
-        Byte at which the first of these streams begins, and byte at which the last of them ends. They are equal if no
-        stream begins there.
+        Byte at which the first of these streams begins, and byte at which the last of them ends. The two
+        positions are equal if no stream begins between `start` and `end`.
     """
     return _next_stream(path, start), _next_stream(path, end)
 
@@ -111,7 +111,7 @@ def open_plain(path: str | Path) -> io.BufferedReader:
     Reading from the result raises DamagedFile if the content ends too early, is invalid, or is a decompression bomb.
 
     Raises:
-        DamagedFile: if the file name ends with .gz, .bz2 or .zst, but the first bytes have no such format.
+        DamagedFile: if the file name ends with .gz, .bz2 or .zst, but the first bytes are not those of this format.
     """
     file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
     magic = file.read(4)
@@ -127,7 +127,7 @@ def open_plain(path: str | Path) -> io.BufferedReader:
 
 
 class Eager:
-    """A reader that returns available bytes at once, without waiting for the requested number.
+    """A reader that returns available bytes at once, without waiting until the requested number of bytes is there.
 
     Therefore the bytes before damaged data are returned before the error is raised.
     """
@@ -164,7 +164,7 @@ class _Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def tell(self) -> int:  # archive libraries call it to find their start position
+    def tell(self) -> int:  # archive libraries call tell() to find their start position
         return self.bytes_out - len(self._ready)
 
     def close(self) -> None:

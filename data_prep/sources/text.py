@@ -1,4 +1,4 @@
-"""Text files: one document per line of plain text (as in fairseq), per object of JSON lines, per row of Parquet."""
+"""Text files: each line of plain text (as in fairseq), object of JSON lines or row of Parquet is a document."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
 
 
 def _read_lines(part: Part) -> Iterator[str | Skipped]:
-    """Yield one document per line that is not blank. In JSON lines, the document is the text field of the object.
+    """Yield one document per line that is not blank. In JSON lines, it is the text in the field `text_field`.
 
     A line belongs to the part that contains its first byte. A compressed file is a single part.
     """
@@ -96,7 +96,7 @@ def _field_of(row: object, name: str) -> str:
     """Return the text in the field `name` of a JSON object.
 
     Raises:
-        KeyError: if there is no such text. Its argument is the reason.
+        KeyError: if there is no such text. The argument of the error is the reason.
     """
     if not isinstance(row, dict):
         raise KeyError("not a JSON object")
@@ -110,7 +110,7 @@ def _field_of(row: object, name: str) -> str:
 
 
 _ROWS = 16
-"""Number of Parquet rows read at a time. It is small, because every row may decompress to 16 MiB or more."""
+"""Number of Parquet rows read at a time. The number is small, because a row may decompress to 16 MiB or more."""
 
 
 def _read_parquet(part: Part) -> Iterator[str | Skipped]:

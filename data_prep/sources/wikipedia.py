@@ -66,8 +66,8 @@ _BLANK_LINES = re.compile(r"\n\s*\n+")
 # Limit on the number of opening brackets and tags. No real article has so many; such a text is meant to hang a parser.
 _MAX_OPENINGS = 20_000
 _OPENING = re.compile(r"\{\{|\[\[|\{\||<[a-zA-Z]")
-# Limit on the number of unclosed brackets and tags x page length. For each of them, the parser reads the rest of the
-# page again. At the limit, this takes seconds.
+# Limit on (number of unclosed brackets and tags) x (page length). For each unclosed one, the parser reads the rest
+# of the page again. At the limit, this takes seconds.
 _MAX_UNCLOSED_CHARACTERS = 100_000_000
 _PAIRS = (("{{", "}}"), ("[[", "]]"), ("{|", "|}"))
 _TAG = re.compile(r"<(/?)([a-zA-Z]+)(?:[^<>]*?(/)\s*>)?", re.ASCII)
@@ -94,7 +94,7 @@ def article_text(markup: str) -> str:
 
 _LONG = 20_000
 """Articles with at least this many characters are parsed with a CPU time limit."""
-# Use one child process per worker, because starting a process for every article would take longer than parsing.
+# Use one child process per worker, because starting a process for every article would take longer than parsing it.
 _article_text_bounded = Bounded(f"{__name__}:{article_text.__name__}")
 
 
@@ -102,7 +102,7 @@ def _bounded_text(markup: str, report_progress: ReportProgress) -> str:
     """Return `article_text(markup)`, computed with a CPU time limit if the article is long.
 
     Raises:
-        ValueError: as `article_text`, or TooSlow, which is a ValueError.
+        ValueError: as `article_text` does. If the time limit is exceeded, the subclass TooSlow of ValueError.
     """
     if len(markup) < _LONG:
         return article_text(markup)
@@ -153,7 +153,7 @@ def _visible_text(code: Any) -> str:
 def _without_empty_sections(lines: list[str]) -> list[str]:
     """Remove the headings of sections that contain no text, and remove the _HEADING marks of the other headings."""
     kept: list[str] = []
-    deepest_with_text = 0  # a heading is kept if its level is below this
+    deepest_with_text = 0  # a heading is kept if its level is less than this
     for line in reversed(lines):
         if not line.startswith(_HEADING):
             kept.append(line)
@@ -172,7 +172,7 @@ def _is_file(link: str) -> bool:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the articles in one part of a dump. If it is damaged, yield those before the damage and a Skipped."""
+    """Yield the articles in one part of a dump. If the part is damaged, yield those before the damage and a Skipped."""
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
         return
@@ -207,7 +207,10 @@ def _open_part(part: Part) -> "Eager | _Streams":
 
 
 class _Streams:
-    """Reads some streams of a multistream dump as a complete dump: the XML header, the streams, and the end tag.
+    """Reads some streams of a multistream dump as if they were a complete dump.
+
+    A multistream dump consists of many bzip2 streams that can be decompressed independently. This class returns the XML
+    header of the dump, the content of the chosen streams, and the XML end tag.
 
     Args:
         path: the dump, a .bz2 file.

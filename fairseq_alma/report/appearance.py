@@ -20,7 +20,7 @@ class Appearance:
     marker: str
     """The matplotlib marker."""
     symbol: str
-    """The plotly marker, with the same shape as `marker` if plotly has it."""
+    """The plotly marker, with the same shape as `marker` if plotly has such a marker."""
 
 
 # Use the palette of Okabe and Ito without yellow, which is hard to see in print, and then three colours of Paul Tol.
@@ -51,10 +51,10 @@ def appearance_of(learner: str) -> Appearance:
 
 
 def matplotlib_dashes(wait: int, waits: Sequence[int]) -> Any:
-    """Return the matplotlib line style of a wait. It depends on the index of the wait in `waits`."""
+    """Return the matplotlib line style of a wait. Each of the first six waits in `waits` has its own style."""
     return _MATPLOTLIB_DASHES[waits.index(wait) % len(_MATPLOTLIB_DASHES)]
 
 
 def plotly_dashes(wait: int, waits: Sequence[int]) -> str:
-    """Return the plotly line style of a wait. It depends on the index of the wait in `waits`."""
+    """Return the plotly line style of a wait. Each of the first six waits in `waits` has its own style."""
     return _PLOTLY_DASHES[waits.index(wait) % len(_PLOTLY_DASHES)]

@@ -2,7 +2,7 @@
 
 Runs are chosen by validation data alone (numbers.validation_score); the page then shows the test results of the chosen
 run. When a slider moves, the page computes the best run and the Pareto front again in JavaScript (page/choice.js). A
-test compares the results of the two implementations.
+test checks that the Python and the JavaScript implementation give the same results.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def pareto_front(points: Sequence[tuple[float, ...]]) -> list[int]:
 
 
 def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
-    """Return the index of the run with the lowest validation score within the budget, or None if there is no such run.
+    """Return the index in `numbers` of the run with the lowest validation score within the budget; None if none fits.
 
     Among runs with equal scores, the one with the fewest training FLOPs is chosen, then the one with the fewest
     parameters, then the first.
@@ -66,11 +66,12 @@ def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
 
 
 def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
-    """Find for each group the finished groups that differ from it in a single decision.
+    """Find the alternatives to each group: the finished groups that differ from this group in a single decision.
 
     Which settings may differ depends on the decision:
 
-    wait: the wait, and the number of updates and the growth interval, because both depend on the number of stages.
+    wait: the wait, and also the number of updates and the growth interval. The wait determines the number of stages,
+        and users adapt these two settings to it.
     replay: only the replay setting.
     growth: the learner and the settings that only some learners have. One learner grows and the other does not.
 
@@ -83,7 +84,8 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
     may_differ: dict[Change, set[str]] = {
         "wait": set(WAIT_SETTINGS),
         "replay": {"replay"},
-        # Settings that only some learners have. `experts` is one of them in vision, but not in language models.
+        # Use the settings that only some learners have. In vision, `experts` is one of them; in language models, all
+        # learners have it.
         "growth": {"learner", *(name for name in names if learners_that_take(name, comparison.half))},
     }
     keys = [{change: _key_without(group, may_differ[change]) for change in may_differ} for group in comparison.groups]
@@ -104,7 +106,7 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
 
 
 def _differ(change: Change, a: RunGroup, b: RunGroup) -> bool:
-    """Return True if two groups differ in this decision."""
+    """Return True if two groups differ in the decision `change`."""
     if change == "wait":
         return a.wait != b.wait
     if change == "replay":
@@ -113,5 +115,5 @@ def _differ(change: Change, a: RunGroup, b: RunGroup) -> bool:
 
 
 def _key_without(group: RunGroup, names: set[str]) -> tuple:
-    """Return all settings except `names` as a tuple, which is equal for two groups if these settings are equal."""
+    """Return all settings of a group except `names`, as a tuple to be compared with that of another group."""
     return tuple(sorted((name, repr(value)) for name, value in group.settings.items() if name not in names))

@@ -16,11 +16,14 @@ from fairseq_alma.report.runs import ReportData
 from fairseq_alma.report.write import write_report
 
 MAX_IDLE_POLLS = 3
-"""--watch exits after this many polls in a row without a running process. A sweep may pause between two runs."""
+"""With --watch, the command ends after this many reports in a row without a running run.
+
+One such report is not enough, because a sweep may pause between two runs.
+"""
 
 
 def main() -> None:
-    """Run the command. It exits with code 2 if the input is invalid or a file cannot be read or written."""
+    """Run alma-report. The exit code is 2 if the input is invalid or a file cannot be read or written."""
     parser = argparse.ArgumentParser(
         prog="alma-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,7 +35,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--page-only", action="store_true", help="write index.html only, without figures and tables")
     arguments = parser.parse_args()
-    # Written with `not` because NaN must be rejected, too.
+    # `not ... >= 1` also rejects NaN, which `... < 1` would accept.
     if arguments.watch is not None and not arguments.watch >= 1:
         parser.error(f"--watch {arguments.watch:g}: give at least 1 second")
     try:
@@ -51,16 +54,16 @@ def main() -> None:
 
 
 def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: float | None = None) -> ReportData:
-    """Read the runs, write the report, and print what it contains and what was skipped.
+    """Read the runs, write the report, and print the numbers of runs and files and which runs were skipped.
 
     Args:
         runs: run folders, or folders that contain run folders.
         out: folder that the report is written to.
         page_only: if True, write index.html only.
-        reload_seconds: seconds after which the page reloads itself; None: it does not reload.
+        reload_seconds: seconds after which the page reloads itself; None: the page does not reload itself.
 
     Returns:
-        The runs that were read, with error messages for the skipped ones.
+        The runs that were read, and an error message for each run that was skipped.
 
     Raises:
         RunError: if there is no run to report on, or `out` is a file.
@@ -82,7 +85,7 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
 
 
 def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
-    """Write the report repeatedly until no process is working on a run. The last page does not reload itself.
+    """Write the report repeatedly until no process is working on a run. The last index.html does not reload itself.
 
     Args:
         runs: run folders, or folders that contain run folders.
@@ -95,7 +98,7 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
         try:
             is_any_running = make(runs, out, page_only, reload_seconds=seconds).is_any_running
         except AlmaError as error:
-            print(f"alma-report: {error}", file=sys.stderr, flush=True)  # perhaps no run has recorded an arrival
+            print(f"alma-report: {error}", file=sys.stderr, flush=True)  # for example, no run has an arrival yet
             is_any_running = is_any_run_held(runs)
         idle_polls = 0 if is_any_running else idle_polls + 1
         if idle_polls >= MAX_IDLE_POLLS:
@@ -106,7 +109,7 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
 
 
 def _print_error(message: str) -> int:
-    """Print a message on standard error and return the exit code."""
+    """Print a message on standard error and return the exit code of the command, 2."""
     print(f"alma-report: {message}", file=sys.stderr)
     return 2
 

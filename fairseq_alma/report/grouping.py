@@ -15,7 +15,7 @@ class Stream(NamedTuple):
 
     half: Half
     data: Any
-    """Vision: (dataset, first arrival that CER counts). Language models: the digests of the evaluation data."""
+    """Vision: (dataset, first arrival that CER counts). Language models: digests of the validation and test data."""
     split: Any
     """Name of the emnist split; None for all other data."""
     num_mega_batches: int
@@ -37,7 +37,8 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
         while title in taken_titles:
             number += 1
             title = f"{name} ({number}), {details}"
-        # Append a number if the slug is taken. Titles may differ only in characters that a slug cannot contain.
+        # Append a number if another comparison has this slug. Two titles may differ only in characters that a slug
+        # cannot contain.
         taken_slugs = {comparison.slug for comparison in comparisons}
         slug = base = re.sub(r"\W+", "_", title.replace(" = ", "")).strip("_")
         number = 1
@@ -57,7 +58,8 @@ def first_charged_arrival(settings: Mapping[str, Any]) -> int:
 def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
     """Return every group together with its stream. Runs with equal settings, apart from the seeds, form one group.
 
-    If two folders have the same settings and also the same seeds, the second run is put into another group, a repeat.
+    If two run folders have the same settings and also the same seeds, the second run is put into another group, which
+    gets `repeat` = 1; a third run gets `repeat` = 2.
     """
     runs_of: dict[tuple, list[Run]] = {}
     streams: dict[tuple, Stream] = {}
@@ -86,14 +88,15 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
 
 
 def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, Any]]:
-    """Return the settings that have a single value on a stream, to fill in settings that a run did not record.
+    """Return the settings for which all runs on a stream have the same value, to complete the settings of old runs.
 
-    A run of an older release lacks the settings that were added later. For these settings it gets the value of the
-    other runs. Otherwise it would not be grouped with seeds that were run by a newer release. A setting that occurs
-    with only one other learner is left out, because it may be specific to the learner of a plugin.
+    For each setting, runs that did not record it are ignored. A run of an older release did not record the settings
+    that were added later. Such a run gets the value that the other runs have. Otherwise it would not be grouped with
+    runs of a newer release that differ from it only in the seed. A setting that only the runs of one other learner
+    recorded is not filled in, because it may belong to the learner of a plugin.
 
     Returns:
-        (stream, learner) -> name -> value.
+        A dictionary (stream, learner) -> name of the setting -> value.
     """
     values: dict[Stream, dict[str, dict[Any, Any]]] = {}
     learners: dict[Stream, dict[str, set[str]]] = {}
@@ -122,7 +125,7 @@ def _learner_of(settings: Mapping[str, Any]) -> str:
 
 
 def _compared_settings(half: Half, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that affect the results, without the seeds and without settings of other learners."""
+    """Return the settings that affect the results, without the seeds and settings that the learner does not have."""
     learner = _learner_of(settings)
     return {
         name: value

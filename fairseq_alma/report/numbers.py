@@ -30,10 +30,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Results of a group, as means over its `counted_runs`. Results that do not exist yet are None."""
+    """Results of a group, as means over `counted_runs` of the group. Results that do not exist yet are None."""
 
     quality: Estimate | None
-    """Quality over the complete stream: CER (equation 1) in vision, average test perplexity over t = 1..B otherwise."""
+    """Quality over the complete stream.
+
+    In vision, the cumulative error rate CER (equation 1 of the paper); otherwise, mean test perplexity over t = 1..B.
+    """
     after_first_stage: Estimate | None
     """Average test perplexity from the first stage on; None in vision."""
     final: Estimate
@@ -43,17 +46,17 @@ class Numbers:
     validation_score: float | None
     """Score that is used to choose the best run, a mean over seeds: like `quality`, but on validation data."""
     num_params: float
-    """Number of parameters of the predictor after the last arrival."""
+    """Number of parameters of all networks that are used for a prediction, after the last arrival."""
     forward_flops: float
     """FLOPs of one forward pass after the last arrival, on one example or one input of tokens_per_sample tokens."""
     mem: float
-    """Mem: number of parameters summed over t = 0..B."""
+    """The paper's metric Mem: the number of parameters, summed over t = 0..B."""
     comp: float
-    """Comp: training FLOPs over the stream."""
+    """The paper's metric Comp: the training FLOPs, summed over the stream."""
     num_updates: float
     """Optimizer updates over the stream, summed over all members."""
     wall_seconds: float | None
-    """Wall time of the run in seconds. If summary.json does not contain it, the seconds spent in training."""
+    """Wall time of the run in seconds. If summary.json has no wall time, the seconds spent in training."""
 
 
 def all_numbers(comparison: Comparison) -> list[Numbers]:
@@ -67,14 +70,14 @@ def numbers_of(group: RunGroup, untrained: float) -> Numbers:
 
     Args:
         group: runs with equal settings.
-        untrained: validation value for the arrivals before the first stage; see `validation_score`.
+        untrained: validation value for the arrivals before the first stage; see the function `validation_score`.
     """
     runs = group.counted_runs
     summaries = [dict(run.summary) for run in runs if run.summary]
     is_complete = group.is_finished and bool(summaries)
     if is_complete:
         last = [run.last_t for run in runs]
-    else:  # unfinished seeds may have reached different arrivals: use the last arrival that all have
+    else:  # unfinished seeds may have reached different arrivals: use the last arrival that all reached
         last = [group.last_t] * len(runs)
         summaries = [_summary_until(run, group.last_t) for run in runs]
     statistics = mean_and_standard_error(summaries)
@@ -103,7 +106,7 @@ def numbers_of(group: RunGroup, untrained: float) -> Numbers:
 
 
 def _summary_until(run: Run, t: int) -> dict[str, Any]:
-    """Return the entries of `run.summary` that are defined for an unfinished run, computed over arrivals 0..t."""
+    """Return the entries of `Run.summary` that make sense for an unfinished run, computed from arrivals 0..t."""
     summary = {
         "final": float(run.quality[t]),
         "mem": float(run.num_params[: t + 1].sum()),
@@ -123,7 +126,7 @@ def validation_score(run: Run, untrained: float) -> float:
     Args:
         run: a finished run.
         untrained: value used for the arrivals before the first stage, because a vision ledger has no validation value
-            there. All runs of a comparison must use the same value, so that it does not favour any of them.
+            there. All runs of a comparison must use the same value, so that no run has an advantage.
 
     Returns:
         The sum (CER) or mean (perplexity), or NaN if an arrival after the first stage has no validation value.
@@ -138,11 +141,11 @@ def untrained_value(comparison: Comparison) -> float:
 
 
 def running_average(quality: Array, stage: Array) -> Array:
-    """Return for each arrival the mean of `quality` from the first stage to this arrival; NaN before the first stage.
+    """Return for each arrival the mean of `quality` from the first stage to this arrival; NaN before this stage.
 
     Args:
-        quality: error rate or perplexity at each arrival, an array [T].
-        stage: number of the last finished stage at each arrival, an array [T].
+        quality: error rate or perplexity at each of T arrivals, an array [T].
+        stage: number of the last finished stage at each arrival, an array [T]; 0 before the first stage.
     """
     trained = (stage > 0) & (np.arange(len(quality)) >= 1)
     total, count = np.cumsum(np.where(trained, quality, 0.0)), np.cumsum(trained)

@@ -16,7 +16,7 @@ class Row(NamedTuple):
     learner: str
     wait: int
     steps: int
-    """Number of updates of a stage divided by the updates for one mega-batch; 3 in `SM_w3 (3x steps)`."""
+    """Number of updates of a stage divided by the number for one mega-batch; 3 in `SM_w3 (3x steps)`."""
     experts: tuple[int, ...]
     """Number of experts of each member: one number, or one number per stage if the learner grows."""
     members: tuple[int, ...]
@@ -71,9 +71,9 @@ def row_of(group: RunGroup) -> Row | None:
 
 
 def sizes(group: RunGroup) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (experts per member, members) of the trained learner, each as the sequence of different sizes over time.
+    """Return (experts per member, members) of the trained learner, as two sequences of sizes.
 
-    For a learner that does not grow, each sequence has one number.
+    Each sequence contains the sizes over time, without repetitions. If the learner does not grow, it is one number.
     """
     trained = group.mean_column("stage") > 0
     if not trained.any():
@@ -92,7 +92,7 @@ def _changes(values: Array) -> tuple[int, ...]:
 
 
 def _sizes_match(ours: tuple[int, ...], paper: tuple[int, ...], num_stages: int) -> bool:
-    """Return True if our sizes after `num_stages` stages are equal to the paper's sizes.
+    """Return True if the sizes of our run are equal to the paper's sizes, up to the last stage of our run.
 
     Args:
         ours: sizes over time, as returned by `sizes`.

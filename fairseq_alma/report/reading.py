@@ -25,14 +25,15 @@ from fairseq_alma.report.grouping import first_charged_arrival, group_runs
 from fairseq_alma.report.runs import Array, ReportData, Run
 
 PARALLEL_FROM = 200
-"""Minimum number of run folders that are read by several processes; fewer are read by this process alone."""
+"""Minimum number of run folders for which several processes are started. For fewer, starting them takes too long."""
 MAX_PROCESSES = 16
 """Maximum number of processes that read run folders."""
 
 SCORE_COLUMNS = ("num_params", "forward_flops", "num_members", "num_experts", "overflow")
 """Attributes with the same name in `Run` and `LedgerRow.scores`.
 
-`Run.quality` and `Run.validation` are not among them: they are error rates in vision and perplexities otherwise.
+`Run.quality` and `Run.validation` are not listed, because the names in the ledger differ: error_rate or perplexity,
+and validation_error_rate or validation_perplexity.
 """
 SPENT_COLUMNS = ("train_flops", "num_updates", "train_seconds")
 """Attributes with the same name in `Run` and `LedgerRow.spent`."""
@@ -137,12 +138,13 @@ def _read_or_explain(folder: Path) -> Run | str:
 
 
 def _is_held(folder: Path) -> bool:
-    # A command that runs several seeds holds a single lease, in the parent folder of the seed folders.
+    # A lease locks a folder for one process. A command that runs several seeds holds a single lease, in the parent
+    # folder of the seed folders.
     return is_held(folder) or (folder.name.startswith("seed_") and is_held(folder.parent))
 
 
 def _read_optional_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or {} if the file is missing or damaged."""
+    """Return the JSON object in a file, or {} if the file is missing or damaged."""
     try:
         value = read_json(path)
     except (RunError, OSError):
@@ -153,7 +155,8 @@ def _read_optional_json(path: Path) -> dict[str, Any]:
 def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int:
     """Return the number of arrivals that the run will have when it is finished.
 
-    The number is read from arrivals.json. If this fails, it is taken from the settings, and otherwise from the ledger.
+    The number is read from arrivals.json. If this file is missing or damaged, the number is taken from the settings. If
+    the settings do not contain it, `last_t` is returned.
     """
     path = folder / "arrivals.json"
     if path.exists():
@@ -186,7 +189,7 @@ def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[f
 
 
 def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, Array]:
-    """Return attribute name -> array for `Run`, with one array entry per ledger row.
+    """Return the values of the array attributes of `Run`, as name -> array with one entry per ledger row.
 
     Args:
         path: path of the ledger, for error messages.
@@ -204,7 +207,7 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
     columns = {"stage": np.array([row.stage for row in rows])}
     for column, (objects, name) in sources.items():
         values = _column(path, name, list(map(attrgetter(name), objects)), column in OPTIONAL_COLUMNS)
-        # In an undamaged ledger, all values except the quality of a diverged run are finite.
+        # In an undamaged ledger, all values are finite except missing values and the quality of a run that diverged.
         if column not in ("quality", *OPTIONAL_COLUMNS) and not np.isfinite(values).all():
             t = int(np.flatnonzero(~np.isfinite(values))[0])
             raise RunError(f"{path}, line {t + 1}: {name} is {values[t]}, expected a finite number: restore the file")
@@ -218,7 +221,8 @@ def _column(path: Path, name: str, values: list[Any], may_be_missing: bool) -> A
     Raises:
         RunError: if a value is not a number.
     """
-    # Check the types of all values at once, because a ledger can have many thousand rows. Loop only if this fails.
+    # Check the types of all values at once, because a ledger can have many thousand rows. Loop over the
+    # values only if this check fails.
     if not set(map(type, values)) <= {int, float}:
         for t, value in enumerate(values):
             if value is None and may_be_missing:

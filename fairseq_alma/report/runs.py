@@ -1,4 +1,4 @@
-"""The data of a report: Run (one run folder), RunGroup (one setting, several seeds), Comparison (groups on one stream).
+"""The data of a report: Run (one run folder), RunGroup (runs that differ in seed), Comparison (groups on one stream).
 
 Tables, figures and the page use the word "run" for a RunGroup: each row, point or curve shows the mean over its seeds.
 `reading.py` creates Run objects from run folders; `grouping.py` puts them into groups and comparisons.
@@ -21,10 +21,10 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Run:
-    """The content of one run folder: one setting and one seed.
+    """The content of one run folder: the settings, and the results of one seed.
 
     Arrays have one entry per arrival, t = 0..last_t. Here t counts the mega-batches that have arrived; t = 0 is the
-    untrained learner.
+    untrained learner. In a stage, the learner trains on the mega-batches that arrived since the previous stage.
     """
 
     folder: Path
@@ -36,21 +36,21 @@ class Run:
     validation: Array
     """Validation error rate or perplexity; NaN where the ledger has no value, for example in vision before stage 1."""
     num_params: Array
-    """Number of parameters of the predictor."""
+    """Number of parameters of the predictor: all networks that are used for a prediction."""
     forward_flops: Array
-    """FLOPs of one forward pass on one example, or on one input of tokens_per_sample tokens."""
+    """FLOPs of one forward pass on one example (vision) or one input of tokens_per_sample tokens (text)."""
     train_flops: Array
     """Training FLOPs since the previous arrival, as rounded float64 values for curves. `summary` has the exact sum."""
     num_updates: Array
-    """Optimizer updates since the previous arrival, summed over all members."""
+    """Optimizer updates since the previous arrival, summed over all members of the ensemble."""
     train_seconds: Array
     """Seconds of training since the previous arrival."""
     stage: Array
     """Number of the last finished stage; 0 while the learner is untrained."""
     num_members: Array
-    """Number of members; NaN where the ledger has no value."""
+    """Number of members: networks whose outputs are combined into one prediction. NaN where the ledger has no value."""
     num_experts: Array
-    """Number of experts of each member; NaN where the ledger has no value."""
+    """Number of experts in each mixture layer; NaN where the ledger has no value."""
     overflow: Array
     """Fraction of the tokens that were dropped because their expert was full; NaN where the ledger has no value."""
     expert_load: Mapping[int, list[list[float]]]
@@ -59,11 +59,11 @@ class Run:
     expert_load[t][layer][expert], for every arrival t at which the learner was updated and every mixture layer.
     """
     summary: Mapping[str, Any]
-    """Scalar results computed from the ledger by core.ledger.summarize, and wall_seconds if summary.json has it."""
+    """Scalar results that core.ledger.summarize computed from the ledger. Also wall_seconds, if summary.json has it."""
     settings: Mapping[str, Any]
     """The content of settings.json."""
     provenance: Mapping[str, Any]
-    """The content of provenance.json; empty if the file is missing or damaged."""
+    """The content of provenance.json, such as the command line of the run; empty if this file is missing or damaged."""
     is_running: bool
     """True if a process was working on the run (held the lease of the folder) when the folder was read."""
 
@@ -96,9 +96,9 @@ class RunGroup:
     """Number of mega-batches that arrive in each run."""
     runs: tuple[Run, ...]
     settings: Mapping[str, Any]
-    """The settings that can distinguish groups. Seeds, paths and devices are left out."""
+    """The settings that all runs of the group share. Seeds, paths and devices are left out."""
     repeat: int = 0
-    """Number of earlier groups with the same settings and seeds, which are in other folders; usually 0."""
+    """Usually 0. If several folders have runs with the same settings and seeds: 1 for the second, 2 for the third."""
 
     @cached_property
     def is_finished(self) -> bool:
@@ -109,8 +109,8 @@ class RunGroup:
     def counted_runs(self) -> tuple[Run, ...]:
         """Runs used to compute numbers and curves.
 
-        These are the finished runs or, if there are none, the runs with at least one arrival after t = 0. If there are
-        none of these either, they are all runs.
+        These are the finished runs. If no run is finished, they are the runs with at least one arrival after t = 0. If
+        no run has such an arrival, they are all runs.
         """
         finished = tuple(run for run in self.runs if run.is_finished)
         return finished or tuple(run for run in self.runs if run.last_t > 0) or self.runs
@@ -132,7 +132,7 @@ class RunGroup:
 
     @property
     def wait(self) -> int:
-        """The number of mega-batches gathered before a stage."""
+        """The number of mega-batches that the learner gathers before it trains on them in one stage."""
         wait = self.settings.get("wait", 1)
         return wait if isinstance(wait, int) else 1
 
@@ -169,7 +169,7 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs whose numbers can be compared, because they share the command, the stream and B."""
+    """Groups of runs whose numbers can be compared, because they share the command, stream and number of arrivals."""
 
     half: Half
     """The command that made the runs: "vision" is alma-vision, "language model" is alma-lm."""

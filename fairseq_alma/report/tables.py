@@ -23,7 +23,7 @@ UNTRAINED = "*"
 EQUAL_COMPUTE = 0.02
 """Table 1 compares two runs if their training FLOPs differ by at most this fraction.
 
-The FLOPs are not exactly equal because the last batch of a stage may be incomplete.
+The FLOPs of two runs on the same data may differ slightly, because the last batch of a stage may be incomplete.
 """
 MAX_ARRIVALS = 24
 """Table 2 is only made for streams of at most this many arrivals, because it has one column per arrival."""
@@ -48,18 +48,18 @@ class Table:
         return file.getvalue()
 
     def markdown(self) -> str:
-        """Return title, table and note as Markdown."""
+        """Return the table as Markdown, with its title and note."""
         cells = [[_escape_markdown(cell) for cell in row] for row in self.rows]
         columns = [_escape_markdown(column) for column in self.columns]
         table = tabulate(cells, columns, tablefmt="pipe", disable_numparse=True, colalign=self._alignment())
-        # Remove the padding that tabulate adds. With it, one wider cell would change all lines of a committed table.
+        # Remove the padding that tabulate adds. With padding, one wider cell would change all lines of a table in git.
         table = re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", table))
         note = f"\n{_escape_markdown(self.note)}\n" if self.note else ""
         return f"**{_escape_markdown(self.title)}**\n\n{table}\n{note}"
 
     def latex(self) -> str:
-        """Return a LaTeX tabular, with title and note as comments. It needs the LaTeX package booktabs."""
-        # Insert $\pm$ after the call, because tabulate would escape the dollar signs.
+        """Return a LaTeX tabular, with title and note as comments. The tabular needs the LaTeX package booktabs."""
+        # Insert $\pm$ after tabulate was called, because tabulate would escape the dollar signs.
         rows = [[cell.replace("±", r"+-") for cell in row] for row in self.rows]
         table = tabulate(
             rows, self.columns, tablefmt="latex_booktabs", disable_numparse=True, colalign=self._alignment()
@@ -118,8 +118,10 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
 def table1(comparison: Comparison) -> Table | None:
     """Return the paper's Table 1, which compares learning in sequence and learning i.i.d. on equal data and compute.
 
-    Each row compares two groups with equal settings except for the wait. The first has wait 1 (in sequence). The second
-    has wait k (i.i.d.). They are compared after mega-batch k, when the second has finished its first stage.
+    Each row compares two groups with equal settings except for the wait. The first group has wait 1: it learns the
+    mega-batches in sequence. The second group has wait k: in its first stage, it learns the first k mega-batches
+    together, in random order (i.i.d.). The groups are compared after mega-batch k, at the end of this
+    stage.
 
     Returns:
         The table, or None if the comparison has no such pair.
@@ -156,7 +158,8 @@ def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:
     """Return the paper's values after mega-batch k as texts.
 
     Returns:
-        "IN SEQUENCE against I.I.D." for the base model, and for the large model; "" if the paper has no such values.
+        Two texts of the form "IN SEQUENCE against I.I.D.", for the base and the large model of the paper. A text is ""
+        if the paper has no such values.
     """
     ours, other = paper.row_of(in_sequence), paper.row_of(iid)
     if not ours or not other:
@@ -166,7 +169,7 @@ def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:
 
 
 def table2(comparison: Comparison) -> Table | None:
-    """Return the paper's Table 2: the perplexity after each mega-batch, with the paper's values for the same setting.
+    """Return the paper's Table 2: the perplexity after each mega-batch, with the paper's values for the same settings.
 
     Returns:
         The table, or None for vision runs and for streams of more than MAX_ARRIVALS arrivals.
@@ -232,7 +235,7 @@ def _quality_text(group: RunGroup, t: int, scale: float) -> str:
 
 
 def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
-    """Return True if two groups differ only in the wait and settings that depend on the wait. Table 1 compares them."""
+    """Return True if two groups differ only in the wait and settings that depend on the wait, as Table 1 requires."""
     names = {*a.settings, *b.settings} - set(catalogue.WAIT_SETTINGS)
     return all(a.settings.get(name) == b.settings.get(name) for name in names)
 

@@ -24,7 +24,7 @@ def write_report(data: ReportData, out: Path, page_only: bool = False, reload_se
             left out and the error message is appended to `data.errors`.
         out: folder that the report is written to.
         page_only: if True, write index.html only.
-        reload_seconds: seconds after which the page reloads itself; None: it does not reload.
+        reload_seconds: seconds after which the page reloads itself; None: the page does not reload itself.
 
     Returns:
         The number of files written.
@@ -61,7 +61,7 @@ def write_table(table: Table, folder: Path) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Write PATH.png and PATH.pdf. The files contain no date, so that the same runs always give identical files."""
-    # Do not use Figure.savefig, because it draws everything twice and computes the layout each time, which is slow.
+    # Do not use Figure.savefig, because it is slow: it draws the figure twice and computes the layout each time.
     with written_aside(path.with_suffix(".png"), durable=False) as temporary:
         FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
     figure.set_layout_engine("none")

@@ -35,18 +35,18 @@ FIGURES: dict[str, Drawing] = {
 }
 """File name without suffix -> the function that draws the figure.
 
-The figures of `routing_maps` are not listed, because there is one per run.
+The figures of `routing_maps` are not listed, because each of them shows a single run.
 """
 
 PLAIN_TEXT: dict[Any, Any] = {"text.parse_math": False}
-"""matplotlib parameters for all figures. Dollar signs in a setting are drawn as text, not read as a formula."""
+"""matplotlib parameters for all figures. Dollar signs in a setting are drawn as text and do not start a formula."""
 
 
 def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure]]:
     """Yield (file name without suffix, figure) for every figure that is not empty.
 
     Raises:
-        RunError: if a routing file is damaged. `figures_or_errors` yields the error instead and continues.
+        RunError: if a file routing.npz is damaged. `figures_or_errors` yields this error instead and continues.
     """
     for name, figure in figures_or_errors(comparison, numbers):
         if isinstance(figure, RunError):
@@ -55,7 +55,7 @@ def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[
 
 
 def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure | RunError]]:
-    """Yield (file name without suffix, figure) like `all_figures`, or an error instead of a figure that fails."""
+    """Yield the same as `all_figures`, but (name, RunError) for a figure whose file routing.npz is damaged."""
     for name, draw in FIGURES.items():
         with rc_context(PLAIN_TEXT):
             figure = draw(comparison, numbers)

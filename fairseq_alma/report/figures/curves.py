@@ -1,4 +1,4 @@
-"""Error rate or perplexity over the stream (figures 1, 3, 7, 9 of the paper), and running averages against cost (5)."""
+"""Error rate or perplexity over the stream (paper: figures 1, 3, 7, 9); running averages against cost (figure 5)."""
 
 from collections.abc import Sequence
 
@@ -35,8 +35,8 @@ def panels_of(
 ) -> tuple[dict[str, list[RunGroup]], int]:
     """Distribute the groups over panels. The groups in one panel differ only in the settings `within_panel`.
 
-    If there are more than MAX_PANELS panels, or more than `max_groups` groups in a panel, only those with the best
-    validation scores are shown.
+    If there are more than MAX_PANELS panels, or more than `max_groups` groups in a panel, only the panels and groups
+    with the best validation scores are shown.
 
     Args:
         comparison: the groups to distribute.
@@ -45,7 +45,7 @@ def panels_of(
         max_groups: maximum number of groups in a panel.
 
     Returns:
-        Panel title -> groups in the panel, and the number of groups that are left out.
+        A dictionary panel title -> groups in the panel, and the number of groups that are left out.
     """
     # Do not make separate panels for growth settings whose values follow from the learner and the wait.
     growth = [name for name in GROWTH_SETTINGS if comparison.follows_from_learner_and_wait(name)]
@@ -71,8 +71,9 @@ def panels_of(
 def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the test error rate or perplexity after each arrival, with standard errors over seeds as shaded bands.
 
-    Error rates are drawn from t = 0 on, because they show the cost of waiting. Perplexities are drawn from the first
-    stage on, because the perplexity of an untrained model is about the size of the vocabulary.
+    Error rates are drawn from t = 0 on, because the errors before the first stage are the cost of waiting. Perplexities
+    are drawn from the first stage on: the perplexity of an untrained model is about the size of the vocabulary, and
+    next to it, differences between trained models would not be visible.
     """
     panels, num_left_out = panels_of(comparison, numbers)
     if not panels:
@@ -126,7 +127,7 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
 
 
 def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw the average perplexity so far against training TFLOPs so far, parameters and experts (figure 5)."""
+    """Draw the average perplexity so far against training TFLOPs so far, parameters and experts (paper: figure 5)."""
     drawable = [
         i
         for i, group in enumerate(comparison.groups)

@@ -1,4 +1,8 @@
-"""Expert loads over the stream: the fraction of the validation data that each expert receives, and the overflow."""
+"""Expert loads and overflow over the stream.
+
+The load of an expert is the fraction of the validation data that the expert receives. The overflow is the fraction of
+the tokens that were dropped because the expert chosen for them was full.
+"""
 
 from collections.abc import Sequence
 
@@ -18,7 +22,8 @@ from fairseq_alma.report.runs import Comparison, Run
 def expert_loads(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the load of each expert in the first and in the last mixture layer, and the overflow, over the stream.
 
-    Each row of panels shows the first seed of one group. The groups are the mixtures with the best validation scores.
+    Each row of panels shows the first seed of one group. The groups are those with the best validation scores among
+    the learners with mixture layers.
 
     Returns:
         The figure, or None if no run has a mixture layer with two or more experts.
@@ -53,7 +58,7 @@ def expert_loads(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure |
 
 
 def load_map(run: Run, layer: int) -> tuple[list[int], np.ndarray]:
-    """Return the load of each expert of a layer, divided by the load that it would have if all loads were equal.
+    """Return the load of each expert of a layer, divided by the load of an expert if all loads were equal.
 
     Returns:
         The arrival t of each update, and the loads as an array [experts, updates] with NaN before an expert was added.

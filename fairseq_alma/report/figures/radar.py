@@ -14,9 +14,9 @@ COST_AXES = ("Mem\n(training)", "Comp\n(training)", "parameters\n(test)", "FLOPs
 
 
 def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw one polygon per learner, for the run of the learner with the best validation score. Small values are good.
+    """Draw one polygon per learner, for the learner's run with the best validation score. A small polygon is good.
 
-    `radar_shares` computes the values on the axes.
+    `radar_shares` computes the positions on the axes.
 
     Returns:
         The figure, or None if fewer than two learners have a finished run.
@@ -57,13 +57,13 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
 
 
 def radar_shares(numbers: Sequence[Numbers]) -> tuple[list[list[float]], list[bool]]:
-    """Return the values of the radar plot, each divided by the largest value on the same axis.
+    """Return the position of each group on each axis of the radar plot. The largest value on an axis is drawn at 1.
 
-    An axis is logarithmic if the largest value is more than ten times the smallest. A logarithmic axis runs from a
-    tenth of the smallest value, drawn at 0, to the largest value, drawn at 1.
+    On a linear axis, the position is the value divided by the largest value. An axis is logarithmic if the largest
+    value is more than ten times the smallest. Then a tenth of the smallest value is at position 0.
 
     Returns:
-        Values in (0, 1] as [group][axis], and for each axis whether it is logarithmic.
+        Positions in (0, 1] as [group][axis], and for each axis whether it is logarithmic.
     """
     values = np.array(
         [

@@ -1,4 +1,7 @@
-"""The expert map of v1 of the paper: t-SNE of test images, coloured by expert, with the tree of gates drawn on top."""
+"""The expert map of v1 of the paper: t-SNE of test images, coloured by expert, with the tree of gates drawn on top.
+
+The data comes from routing files: stages/stage_k/routing.npz in a run folder contains test images and their experts.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -38,7 +41,7 @@ def routing_maps(
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:  # fmt: skip
     """Yield (file name without suffix, function that draws the map) for runs with routing files.
 
-    If there are many, only the runs with the best validation scores are used.
+    If there are more than MAX_GROUPS such runs, only those with the best validation scores get a map.
     """
     has_routing = [i for i, group in enumerate(comparison.groups) if group.counted_runs[0].routing_files()]
     for number, i in enumerate(best_by_validation(has_routing, numbers), start=1):
@@ -49,8 +52,8 @@ def routing_maps(
 def routing_map(group: RunGroup, title: str) -> Figure:
     """Draw test images at their t-SNE positions, in the colour and marker of their expert, with one panel per stage.
 
-    An image has the same position in all panels; only its expert can change. In the tree of gates, a leaf is drawn
-    where the images of its expert are densest, and a gate is drawn in the middle of its branches.
+    An image has the same position in all panels; only the expert of an image can change. In the tree of gates, a leaf
+    is drawn where the images of its expert are densest, and a gate is drawn in the middle of its branches.
 
     Raises:
         RunError: if a routing file is damaged or contains too few examples.
@@ -59,7 +62,7 @@ def routing_map(group: RunGroup, title: str) -> Figure:
     if len(files) > MAX_STAGES:  # choose evenly spaced stages, including the first and the last
         files = [files[round(i * (len(files) - 1) / (MAX_STAGES - 1))] for i in range(MAX_STAGES)]
     routings = [(k, _read_routing(path)) for k, path in files]
-    # The files have different lengths if routing_examples was changed when the run was continued.
+    # The files contain different numbers of images if the setting routing_examples was changed when the run continued.
     num_examples = min(len(routing["expert"]) for _, routing in routings)
     if num_examples < MIN_EXAMPLES:
         raise RunError(f"{files[0][1]} has {num_examples} examples, too few for a map: run with routing_examples=1000")
@@ -90,7 +93,8 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
     """Return the tree of gates of a mixture layer that grew by splitting experts.
 
     Args:
-        root: number of branches of the first gate: 0 for a single expert, the number of experts for a flat softmax.
+        root: number of branches of the first gate. It is 0 if there is a single expert and no gate, and the number of
+            experts if one softmax chooses among all of them.
         splits: index of the expert that was split, for each split. The new expert gets the next free index.
         num_experts: number of experts that the tree must have, for a check.
 
@@ -117,7 +121,7 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
 
 
 def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray) -> None:
-    """Draw the tree of gates over the examples. Leaves without examples are left out."""
+    """Draw the tree of gates over the examples. Experts that receive no example are left out."""
     radius = np.ptp(positions, axis=0).max() / 12
     leaves = {int(leaf): _densest_position(positions[expert == leaf], radius) for leaf in np.unique(expert)}
 
@@ -156,7 +160,7 @@ def _embed(images: np.ndarray) -> np.ndarray:
 
     The pixels are first reduced to 50 principal components, as the authors of t-SNE advise.
     """
-    # Import here, because the import takes a second and few reports have routing files.
+    # Import here, because the import takes a second and most reports draw no maps.
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -182,7 +186,7 @@ def _read_routing(path: Path) -> dict[str, np.ndarray]:
 
 
 def _colour(number: int, count: int) -> Any:
-    """Return one of `count` colours that are easy to tell apart."""
+    """Return colour `number` (from 0) of `count` colours that are easy to tell apart."""
     if count <= 10:
         return colormaps["tab10"](number)
     return colormaps["turbo"](number / (count - 1))

@@ -22,9 +22,9 @@ HEIGHT = 2.9
 MAX_PANELS = 12
 """Maximum number of panels in a figure."""
 MAX_GROUPS = 4
-"""Maximum number of groups in a figure with one row per group, and of figures that show a single group."""
+"""Maximum number of rows in a figure with one row per group, and of routing maps, which show one group each."""
 MAX_LINES = 40
-"""Maximum number of curves in a panel. A note below the figure says how many runs are left out; the page has all."""
+"""Maximum number of curves in a panel. A note in the figure gives the number of runs left out; index.html has all."""
 
 
 def waits_of(groups: Iterable[RunGroup]) -> list[int]:
@@ -33,7 +33,7 @@ def waits_of(groups: Iterable[RunGroup]) -> list[int]:
 
 
 def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> list[int]:
-    """Return the indices with the best validation scores, at most MAX_GROUPS, sorted from best to worst."""
+    """Return the indices of at most MAX_GROUPS groups, those with the best validation scores, from best to worst."""
 
     def score(index: int) -> float:
         value = numbers[index].validation_score
@@ -58,7 +58,7 @@ def new_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) -> None:
-    """Make an axis logarithmic if the largest value is at least three times the smallest. Label it with round numbers.
+    """Label an axis with round numbers. Make it logarithmic if the largest value is at least three times the smallest.
 
     Args:
         axes: the panel.

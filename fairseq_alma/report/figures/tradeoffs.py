@@ -89,8 +89,8 @@ def _finished_panels(
     """Return panels as `panels_of` does, without unfinished groups.
 
     Returns:
-        Panel title -> groups in the panel; id(group) -> numbers, for each finished group; and the number of groups that
-        `panels_of` left out.
+        A dictionary panel title -> groups in the panel, a dictionary id(group) -> results for the finished groups, and
+        the number of groups that `panels_of` left out.
     """
     numbers_by_id = {
         id(group): result for group, result in zip(comparison.groups, numbers, strict=True) if result.quality
@@ -112,7 +112,8 @@ def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
 
     The figures draw a line through the points of each list.
     """
-    # Growth settings can be ignored, because `panels_of` makes separate panels for them where this is needed.
+    # Growth settings can be ignored: `panels_of` makes separate panels for growth settings that do not follow from the
+    # learner and the wait.
     ignored = (*SIZE_SETTINGS, *GROWTH_SETTINGS)
     series: dict[tuple, list[RunGroup]] = {}
     for group in groups:

@@ -22,23 +22,29 @@ FOLDER = Path(__file__).parent
 SCRIPTS = ("data.js", "choice.js", "plots.js", "tables.js", "controls.js")
 """JavaScript files of the page. They are joined in this order, so a later file can use the names of an earlier one."""
 MAX_POINTS = 250_000
-"""Maximum number of points of all curves together, which limits the size of the page. It is divided evenly."""
+"""Maximum number of points in all curves of a comparison together, to limit the size of index.html.
+
+Every curve of the comparison gets an equal part of this number.
+"""
 MIN_POINTS = 40
-"""Every curve may have at least this many points, also if the page then exceeds MAX_POINTS."""
+"""A curve may always have this many points, even if all curves together then have more than MAX_POINTS."""
 MAX_ALTERNATIVES = 12
-"""Maximum number of alternatives that the page shows for each run and each decision (choice.alternatives)."""
+"""Maximum number of alternatives that the page shows for each run and each decision.
+
+An alternative to a run is a finished run that differs from it in one decision, such as the wait (choice.alternatives).
+"""
 MAX_FILTER_VALUES = 20
-"""A setting with more values than this has no filter on the page."""
+"""The page has no filter for a setting that has more different values than this."""
 INFINITE = "\0infinite"
-"""Text that represents infinity, because JSON has no such number. data.js converts it back to a number."""
+"""Text that represents infinity, which JSON cannot express as a number. data.js converts this text to Infinity."""
 
 
 def page(data: ReportData, reload_seconds: float | None = None) -> str:
     """Return the text of index.html.
 
     Args:
-        data: the runs that were read, with error messages for the skipped ones.
-        reload_seconds: seconds after which the page reloads itself; None: it does not reload.
+        data: the runs that were read, and an error message for each run that was skipped.
+        reload_seconds: seconds after which the page reloads itself; None: the page does not reload itself.
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(_file("template.html.j2"))
@@ -51,7 +57,10 @@ def page(data: ReportData, reload_seconds: float | None = None) -> str:
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
-    """Return the data of one comparison as JSON values, for the JavaScript of the page. Error rates are fractions."""
+    """Return the data of one comparison as JSON values, for the JavaScript of the page.
+
+    Error rates are fractions between 0 and 1, not percent.
+    """
     groups, numbers = comparison.groups, all_numbers(comparison)
     num_points = max(MIN_POINTS, MAX_POINTS // max(1, len(groups)))
     waits = sorted({group.wait for group in groups})
@@ -130,16 +139,16 @@ def _curve_data(group: RunGroup, num_points: int) -> dict[str, Any]:
 def curve(group: RunGroup, num_points: int) -> tuple[list[int], list[float | None], list[float | None] | None]:
     """Return the curve of a group: error rate or perplexity over the arrivals.
 
-    On a stream with more than FEW_ARRIVALS arrivals, only the first and the last arrival and those at which a value
-    changed are kept.
+    If there are more than FEW_ARRIVALS arrivals, the curve contains only the first arrival, the last arrival, and the
+    arrivals at which the value of at least one seed changed.
 
     Args:
         group: runs with equal settings.
-        num_points: maximum number of points. If there are more, evenly spaced ones are kept.
+        num_points: maximum number of points. A longer curve is reduced to evenly spaced points.
 
     Returns:
-        Three lists with one entry per point: arrival t, mean over seeds, and standard error over seeds. The third is
-        None for a single seed.
+        Three lists with one entry per point: arrival t, mean over seeds, and standard error over seeds. For a
+        single seed, the third list is None.
     """
     values = group.column("quality")
     mean, error = values.mean(axis=0), standard_error(values)
@@ -176,11 +185,11 @@ def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change
     """Return the alternatives with the best validation scores, at most MAX_ALTERNATIVES for each decision.
 
     Args:
-        numbers: the results of each group.
-        others: the alternatives of one group, as returned by `choice.alternatives`.
+        numbers: the results of each group of the comparison.
+        others: the alternatives to one group, as (decision, index of the alternative in the comparison).
 
     Returns:
-        A list of [decision, index of the other group].
+        A list of [decision, index of the alternative in the comparison].
     """
 
     def score(index: int) -> tuple[bool, float]:
@@ -203,7 +212,7 @@ def json_in_script(value: Any) -> str:
 @cache
 def plotly_script() -> str:
     """Return the source code of plotly.js, which is included in the Python package plotly."""
-    # Import here, because the import takes a second and reading runs does not need it.
+    # Import here, because the import takes a second, and code that does not write a page does not need plotly.
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs()
@@ -222,9 +231,10 @@ def _estimate(estimate: Estimate | None) -> list[float | str | None] | None:
 
 
 def _exact(value: float | None, digits: int = 17) -> float | str | None:
-    """Return `value` for JSON, rounded to `digits` significant digits (default: exact). Infinity becomes INFINITE.
+    """Return `value` for JSON, rounded to `digits` significant digits. Infinity becomes INFINITE, NaN None.
 
-    It is used for values that the page compares. NaN becomes None.
+    This function is for values that the page compares, for example with a budget. The default of 17 digits keeps the
+    exact value.
     """
     if value is None or math.isnan(value):
         return None
@@ -232,9 +242,9 @@ def _exact(value: float | None, digits: int = 17) -> float | str | None:
 
 
 def _rounded(value: float | None, digits: int = 4) -> float | None:
-    """Return `value` for JSON, rounded to `digits` significant digits; None if it is NaN or infinite.
+    """Return `value` for JSON, rounded to `digits` significant digits; None if `value` is NaN or infinite.
 
-    It is used for values that the page only displays.
+    This function is for values that the page displays but does not compare.
     """
     if value is None or not math.isfinite(value):
         return None
