@@ -1,4 +1,4 @@
-"""Checks that run before any work begins: libraries, folders, and the settings and files of a finished stream."""
+"""Checks before any work begins: of libraries, of folders, and of the settings and files of a finished stream."""
 
 import hashlib
 import importlib.util
@@ -59,13 +59,14 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
         stream: the content of stream.json.
     """
     before = stream["settings"]
-    # `given` contains None for a setting that was left at its computed default. Earlier releases recorded only the
-    # computed values.
+    # "given" has the values as the user gave them: None means that the default was computed from the text. "settings"
+    # has the computed values instead of None. Earlier releases recorded only "settings".
     given = stream.get("given", before)
     changed = []
     for name, now in json.loads(json.dumps(settings.identity())).items():
-        # A setting that is given explicitly with its computed default counts as unchanged. A setting that an earlier
-        # release did not record had its default value.
+        # A setting is unchanged if its value equals the old value as given or as computed. Two cases cannot be checked
+        # and count as unchanged: the earlier release did not record the setting (it had no such option), or the value
+        # is None now and the earlier release did not record which values were given.
         if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")

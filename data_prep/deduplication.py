@@ -1,6 +1,7 @@
-"""The step that removes copies, and the files that let a later extension recognise the stream's documents.
+"""The step that removes copies of documents, and the files by which a later extension recognises copies.
 
-A stream stores 128 bytes per document in OUT/dedup: a key (16-byte hash of the text) and a MinHash signature.
+An exact copy has the same text as another document; a near copy has similar text. A stream stores 128 bytes per
+document in the folder OUT/dedup: a key (16-byte hash of the text) and a MinHash signature, which shows similarity.
 """
 
 from collections.abc import Sequence
@@ -21,11 +22,13 @@ def remove_copies(
     Args:
         spooled: the new documents.
         known_keys: V16 [m], the keys of the documents already in the stream; empty for a new stream.
-        known_signatures: the signature files of these documents: one list for the stream and one per extension.
+        known_signatures: the signature files of the documents already in the stream: one list of files for the stream
+            as it was first made, and one list per extension.
 
     Returns:
-        The ENTRY of each remaining document; a bool mask over all new documents that is True for exact copies; and
-        rows for the "cleaning" table in stream.json, with the number of removed documents and words.
+        The index entry (`index.ENTRY`) of each remaining document; a bool mask over all new documents that is True for
+        exact copies; and rows for the "cleaning" table in stream.json: how many documents and words were removed from
+        each source.
     """
     from data_prep.duplicates import find_duplicates  # needs scipy, which takes a second to import
 
@@ -55,16 +58,17 @@ def remove_copies(
 
 
 def save_keys(folder: Path, number: int, keys: np.ndarray, exact: np.ndarray, signatures: list[Path] | None) -> None:
-    """Write the keys and signatures that a later extension uses to recognise copies of these documents.
+    """Write the keys and signatures of all documents of this run. A later extension uses them to recognise copies.
 
-    The files also contain removed near copies: a text similar to one of them is similar to a text in the stream. The
-    files are sorted by key, so they do not depend on the order in which the sources were read.
+    The files also contain near copies that this run removed: a new text that is similar to a removed near copy is
+    probably also similar to a text in the stream. The files are sorted by key, so they do not depend on the order in
+    which the sources were read.
 
     Args:
         folder: the stream's folder `dedup`.
-        number: 0 for the stream itself, 1.. for its extensions.
-        keys: V16 [n], the key of each document.
-        exact: bool [n], True for exact copies, which are left out.
+        number: 0 if this run makes a new stream, else the number of the extension, from 1.
+        keys: V16 [n], the key of each document: a 16-byte hash of its text.
+        exact: bool [n], True for exact copies. Their keys are not written, because these keys are stored already.
         signatures: the signature files of the n documents; None if near copies were not searched for.
     """
     from data_prep.duplicates import NUM_BANDS, load_band
@@ -86,11 +90,12 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
 
     Args:
         folder: the stream's folder `dedup`.
-        count: 1 (for the stream itself) plus the number of its extensions.
+        count: 1 plus the number of the stream's extensions. Each of them, and the stream itself, has its own files.
         duplicates: the setting `duplicates`: near, exact, or keep. With keep, nothing is loaded.
 
     Raises:
-        PrepError: if the stream was made with keep or exact and so lacks the files that `duplicates` needs.
+        PrepError: if `duplicates` needs keys or signatures that the stream lacks, because it was made with
+            --duplicates keep (no files) or exact (no signatures).
     """
     keys, signatures = [], []
     for number in range(count):

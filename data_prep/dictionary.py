@@ -1,10 +1,13 @@
-"""Build dict.txt, the tokenizer's symbols as a fairseq Dictionary. Tokenizer id i is fairseq id i + 4."""
+"""Build dict.txt, the tokenizer's symbols as a fairseq Dictionary.
+
+The symbol with id i in the tokenizer has id i + 4 in fairseq, because fairseq puts four special symbols first.
+"""
 
 EOS = 2
 NUM_SPECIAL = 4
 """Number of fairseq's special symbols <s>, <pad>, </s> and <unk>. Their ids come before the first line of dict.txt."""
 MULTIPLE = 8
-"""fairseq pads dictionaries to a multiple of this size, so that matrix products are fast."""
+"""fairseq pads the number of symbols in a dictionary to a multiple of this number, so that matrix products are fast."""
 
 _FAIRSEQ_SPECIAL = {"<s>", "<pad>", "</s>", "<unk>"}
 
@@ -17,8 +20,8 @@ def dictionary_size(num_symbols: int) -> int:
 def dictionary_names(symbols: list[str]) -> list[str]:
     """Return a unique name without white space, as fairseq needs it, for each symbol and each padding entry.
 
-    White space inside a symbol is written like <U+000A>. A name that is taken already, or is one of fairseq's four
-    special symbols, gets `#` and the symbol's id appended. The names are never used to decode text; the ids are.
+    White space inside a symbol is written like <U+000A>. If an earlier symbol or one of fairseq's four special symbols
+    has the same name, `#` and the symbol's id are appended. Text is decoded from ids, so the names do not affect it.
     """
     num_padding = dictionary_size(len(symbols)) - NUM_SPECIAL - len(symbols)
     padding = [f"madeupword{number:04d}" for number in range(num_padding)]
@@ -33,5 +36,5 @@ def dictionary_names(symbols: list[str]) -> list[str]:
 
 
 def dictionary_text(names: list[str], counts: list[int]) -> str:
-    """Return the content of dict.txt: one line `name count` per symbol, sorted by id."""
+    """Return the content of dict.txt: one line `name count` per symbol, in the order of the arguments (by id)."""
     return "".join(f"{name} {count}\n" for name, count in zip(names, counts, strict=True))

@@ -1,10 +1,11 @@
 """Find exact duplicates and near-duplicates among all documents of all sources.
 
-Near-duplicates are found by MinHash (Broder, 1997) of word 5-grams in 14 bands of 8 hashes, which are datatrove's
-settings. Two documents with Jaccard similarity 0.8 are equal in at least one band with probability 0.92; with
+Near-duplicates are found by MinHash (Broder, 1997) of word 5-grams in 14 bands of 8 hashes, the default settings of
+datatrove. Two documents with Jaccard similarity 0.8 are equal in at least one band with probability 0.92; with
 similarity 0.72, the probability is 0.65. A document takes 128 bytes: its key (16-byte hash of the text) and one 64-bit
-hash per band. Documents that are equal in a band are connected, and each connected component is a group. One document
-of each group is kept. The choice depends only on snapshots and content, not on the order of files, sources and workers.
+hash per band. Two documents that are equal in a band count as copies of each other, and so do documents that are linked
+by a chain of such pairs: they form a group. One document of each group is kept. Which one depends only on text and
+snapshots (points in time, see `snapshots`), not on the order of files, sources and workers.
 """
 
 import tempfile
@@ -21,14 +22,14 @@ NGRAM_WORDS = 5
 NO_SIGNATURE = 0
 """Hash in every band of a document with fewer than NGRAM_WORDS words. Only exact copies of such documents are found."""
 _ROWS = 1 << 20
-"""Number of documents that are compared at a time."""
+"""Number of documents whose keys are compared at a time."""
 _CHUNK_NGRAMS = 8192
-"""Number of n-grams that are hashed at a time. Each n-gram takes 112 numbers, so a complete book would take
-gigabytes."""
+"""Number of n-grams that are hashed at a time. Hashing needs memory for 112 numbers per n-gram, so hashing a complete
+book at once would take gigabytes."""
 
 
 class Signer:
-    """Computes MinHash signatures. Create it once per process, because datatrove takes a second to import."""
+    """Computes MinHash signatures. Create one per process, not per text: importing datatrove takes a second."""
 
     def __init__(self):
         from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
@@ -38,7 +39,10 @@ class Signer:
         self._minhash = MinhashDedupSignature(tempfile.gettempdir(), config, language=words_between_spaces())
 
     def signature(self, text: str) -> np.ndarray:
-        """Return the signature of a text, uint64 [NUM_BANDS]. Similar texts probably share at least one value."""
+        """Return the signature of a text, uint64 [NUM_BANDS].
+
+        If two texts are similar, their signatures are probably equal in at least one band.
+        """
         shingles = self._minhash.get_shingles(text)
         if not len(shingles):
             return np.full(NUM_BANDS, NO_SIGNATURE, np.uint64)
@@ -51,7 +55,10 @@ class Signer:
 
 
 def _hash_bands(minima: np.ndarray) -> np.ndarray:
-    """Combine uint64 [bands, hashes] into one hash per band, uint64 [bands], with splitmix64. Never NO_SIGNATURE."""
+    """Combine MinHashes, uint64 [bands, hashes], into one hash per band, uint64 [bands], never NO_SIGNATURE.
+
+    The hash function is splitmix64.
+    """
     state = np.zeros(len(minima), np.uint64)
     with np.errstate(over="ignore"):
         for column in minima.T:
@@ -75,23 +82,24 @@ class Duplicates(NamedTuple):
 def find_duplicates(
     keys: np.ndarray, rank: np.ndarray, num_words: np.ndarray, signatures: list[list[Path]] | None, num_known: int = 0
 ) -> Duplicates:
-    """Find the copies to remove. In each group of copies, one document is kept.
+    """Find the copies to remove. In each group of copies, one document is kept. n is the number of documents.
 
     Args:
         keys: V16 [n], hash of each text. Equal texts have equal keys.
         rank: int [n], -1 for documents already in the stream, else the index of the document's snapshot. In each
             group, the document with the smallest rank is kept.
-        num_words: int [n], words of each document. If ranks are equal, the longest document is kept; if lengths are
-            equal too, the document with the smallest key.
+        num_words: int [n], number of words of each document. If ranks are equal, the document with most words is kept;
+            if these numbers are equal too, the document with the smallest key.
         signatures: lists of files written by `save_signatures`, in the order of the documents; None: find exact
             copies only.
-        num_known: number of documents that are already in the stream and are always kept. They come first.
+        num_known: number of documents that are already in the stream and are always kept. They are the first elements
+            of `keys`, `rank`, `num_words` and `signatures`.
     """
     count = len(keys)
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
     high, low = halves[:, 0], halves[:, 1]
-    # Sort documents by priority: the first document of each group is kept. Equal texts stay in input order, because it
-    # does not matter which of them is kept.
+    # Sort documents by priority: the first document of each group is kept. Documents with equal text stay in
+    # input order, because it does not matter which of them is kept.
     by_priority = np.lexsort((low, high, -num_words, rank))
     priority = np.empty(count, np.int32 if count < 2**31 else np.int64)
     priority[by_priority] = np.arange(count, dtype=priority.dtype)
@@ -99,10 +107,10 @@ def find_duplicates(
 
     by_key = np.lexsort((priority, low, high))
     exact = np.zeros(count, bool)
-    for start in range(0, count - 1, _ROWS):  # in chunks, because indexing copies the keys, which are large
+    for start in range(0, count - 1, _ROWS):  # in chunks, because indexing copies the keys
         these = by_key[start : start + _ROWS + 1]
         same = (high[these[1:]] == high[these[:-1]]) & (low[these[1:]] == low[these[:-1]])
-        exact[these[1:][same]] = True  # equal keys are sorted by priority, so the first one is kept
+        exact[these[1:][same]] = True  # documents with equal keys are sorted by priority: keep the first
     del by_key, halves, high, low
     exact[:num_known] = False
     near = np.zeros(count, bool)
@@ -118,7 +126,14 @@ def find_duplicates(
 
 
 def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
-    """Return the group index of each document, int [n]. Only one band at a time is loaded into memory."""
+    """Return the group index of each document, int [n]. Documents in the same group count as copies of each other.
+
+    Only one band at a time is loaded into memory.
+
+    Args:
+        count: number of documents, n.
+        shards: lists of signature files, in the order of the documents.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -147,6 +162,6 @@ def save_signatures(path: Path, signatures: np.ndarray) -> None:
 
 
 def load_band(path: Path, band: int) -> np.ndarray:
-    """Return one band, uint64 [n], of a file written by `save_signatures`."""
+    """Return the hash of each document in one band, uint64 [n], from a file written by `save_signatures`."""
     count = path.stat().st_size // (8 * NUM_BANDS)
     return np.fromfile(path, np.uint64, count, offset=8 * count * band)

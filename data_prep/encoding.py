@@ -1,4 +1,7 @@
-"""Encode ordered passages and write fairseq's files. Tasks encode ranges of passages, and the results are joined."""
+"""Encode passages in their final order, and write fairseq's files.
+
+Each task encodes a range of passages. `encode` joins the tokens of all tasks of a split into the split's files.
+"""
 
 import functools
 import itertools
@@ -23,7 +26,7 @@ from fairseq_alma.core.stream_folder import split_prefix
 BATCH_BYTES = 1 << 20
 """Approximate bytes of text that are encoded at a time."""
 TASK_BYTES = 16 << 20
-"""Approximate bytes of text per task."""
+"""Approximate bytes of text that one task handles."""
 
 
 class Encoded(NamedTuple):
@@ -32,18 +35,19 @@ class Encoded(NamedTuple):
     splits: dict[str, dict]
     """For each split, its entry in stream.json."""
     counts: np.ndarray
-    """int [dictionary size]: number of occurrences of each fairseq id in the mega-batches that were encoded."""
+    """int [dictionary size]: number of occurrences of each fairseq id in the encoded mega-batches. The validation
+    set and the test set are not counted."""
 
 
 def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder, executor: Executor) -> Encoded:
     """Encode all passages and write the fairseq dataset of every split into the work folder.
 
     Args:
-        index: the passages and the splits.
+        index: the passages in their final order, and the splits.
         tokenizer_file: the tokenizer file.
         num_symbols: the size of the fairseq dictionary.
         work: the work folder.
-        executor: where tasks run.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
     """
     dtype, passages = best_dtype(num_symbols), index.passages
     tokenizer_sha256 = sha256_of(tokenizer_file)
@@ -86,7 +90,7 @@ class EncodeTask(Task):
     Writes three files:
         PREFIX.tokens: the fairseq ids of all passages, with eos after each passage.
         PREFIX.sizes: int32, the number of tokens of each stored sequence.
-        PREFIX.counts: int64 [num_symbols], the number of occurrences of each id.
+        PREFIX.counts: int64 [num_symbols], the number of occurrences of each fairseq id.
     """
 
     tokenizer_file: str
@@ -120,7 +124,7 @@ class EncodeTask(Task):
         return {}
 
 
-@functools.lru_cache(maxsize=1)  # a worker encodes many ranges with the same tokenizer
+@functools.lru_cache(maxsize=1)  # a worker runs many tasks with the same tokenizer
 def _load_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyTokenizer:
     return load_tokenizer(Path(file))
 
@@ -129,7 +133,7 @@ def _text_counts(passages: np.ndarray) -> dict:
     """Return the number of documents, passages, words and bytes of a split.
 
     Args:
-        passages: the ENTRY of each passage of the split.
+        passages: the index entry (`index.ENTRY`) of each passage of the split.
     """
     documents = np.ascontiguousarray(passages["document"]).view(">u8").reshape(-1, 2)
     order = np.lexsort((documents[:, 1], documents[:, 0]))

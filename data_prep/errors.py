@@ -11,4 +11,7 @@ class PrepError(AlmaError):
 
 
 class Unworkable(PrepError):  # noqa: N818, an adjective describes it better
-    """An error for settings that cannot work on this text. Unfinished work cannot be resumed, so it is removed."""
+    """An error for settings that cannot work on this text.
+
+    The work folder is removed, because a later run cannot continue from it.
+    """

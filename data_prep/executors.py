@@ -8,9 +8,9 @@ from data_prep.workers import Local
 
 
 def open_executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
-    """Return the executor that the settings ask for. It is a context manager that ends its workers or jobs on exit."""
+    """Return the executor that the settings ask for. It is a context manager that ends workers or jobs on exit."""
     if settings.executor == "slurm":
-        # Import here, because this module needs datatrove, which is an optional dependency (`[corpora]`).
+        # Import here, because data_prep.slurm needs datatrove, which is an optional dependency (`[corpora]`).
         from data_prep.slurm import Slurm
 
         return Slurm(settings.cluster, settings.workers, settings.stall_seconds)

@@ -1,4 +1,7 @@
-"""Extend a finished stream: add mega-batches encoded with the stream's tokenizer, without copies of its documents."""
+"""Extend a finished stream by new mega-batches.
+
+They are encoded with the stream's tokenizer, and contain no copies of documents that are in the stream already.
+"""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +21,9 @@ from fairseq_alma.core.stream_folder import StreamFolder
 
 
 def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) -> dict:
-    """Add mega-batches to a stream, unless the same files were added before. Files of existing splits do not change.
+    """Add mega-batches to a stream, unless an earlier extension added the same input files.
+
+    The files of existing splits do not change.
 
     Args:
         settings: the settings, with extend=True.
@@ -29,7 +34,8 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         The content of stream.json.
 
     Raises:
-        PrepError: if there is no stream that can be extended, or the files were added before with other settings.
+        PrepError: if there is no stream that can be extended, or an earlier extension added the same input files with
+            other settings.
     """
     out = settings.out
     if finished is None:
@@ -77,12 +83,12 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
 
 
 def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension: Mapping) -> None:
-    """Raise PrepError unless the extension was made with these settings and the stream is complete.
+    """Raise PrepError unless a finished extension was made with the settings of this run and the stream is complete.
 
     Args:
         settings: the settings of this run.
         stream: the content of stream.json.
-        extension: the entry in stream.json of the extension that added these files.
+        extension: the entry in stream.json of the extension that added the input files of this run.
     """
     out = settings.out
     identity = json.loads(json.dumps(settings.identity()))
@@ -103,7 +109,8 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
 def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> dict:
     """Return the manifest as it was before extension `number`.
 
-    Remove the shards and inputs of this extension, which a run that was killed may have added to the manifest.
+    The result lacks the shards and inputs of this extension. They are in the manifest if an earlier run made the same
+    extension, but was killed after it wrote the manifest and before it wrote stream.json.
 
     Args:
         manifest: the content of manifest.json.

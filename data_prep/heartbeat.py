@@ -14,15 +14,16 @@ from fairseq_alma.core.files import write_whole
 
 INTERVAL_SECONDS = 1.0
 _MIN_CPU_SHARE = 0.1
-"""Minimum share of one CPU above which the process counts as busy. The heartbeat thread itself uses far less."""
+"""The process counts as busy in an interval if it used more than this fraction of one CPU core. The heartbeat thread
+alone uses far less."""
 
 
 class Heartbeat:
     """A context manager that rewrites a file while a task makes progress, and removes the file at the end.
 
     Every second, a thread rewrites the file if `beat` was called since the last check. Inside a `computing` block, it
-    also rewrites the file if the process was busy. If the file has not changed for long, the worker hangs, and the
-    content of the file shows where.
+    also rewrites the file if the process was busy. If the file has not changed for long, the worker hangs. The
+    content of the file then shows which input the worker was processing.
 
     Args:
         path: the heartbeat file. It contains the process id, the host, and the last `place` passed to `beat`.
@@ -50,12 +51,13 @@ class Heartbeat:
         """Report progress. Call it at least once per document.
 
         Args:
-            place: what the task is working on, such as a file name; None: the same as in the previous call.
+            place: what the task is working on, such as a file name; None: unchanged since the last call that named it.
         """
         self._num_beats += 1
         if place is not None and place != self._place:
             self._place = place
-            # Write immediately, because a long library call that holds the GIL would keep the thread from writing.
+            # Write here, not in the thread: a long library call that holds the GIL may follow, and would keep the
+            # thread from writing.
             self._write()
 
     @contextmanager

@@ -1,4 +1,7 @@
-"""The index: one entry per document or passage. A run keeps only these entries of a corpus in memory, not the text."""
+"""The index: one entry per document or passage, with the position of the text in the spool, and counts.
+
+A run keeps only these entries in memory, not the text of the corpus.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,17 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-# One entry for a document or passage, 56 bytes.
+# The index entry of one document or passage, 56 bytes.
 ENTRY = np.dtype(
     [
-        ("key", "V16"),  # sort key of the shuffled order: hash(seed, hash of the document's text, passage number)
+        ("key", "V16"),  # pseudo-random sort key: hash(seed, hash of the document's text, passage number)
         ("document", "V16"),  # hash of the document's text, without the seed: equal only for equal documents
         ("offset", np.int64),  # start of the text in the spool file, in bytes
         ("shard", np.int32),  # number of the spool file
         ("num_bytes", np.int32),
         ("num_words", np.int32),
-        ("source", np.int16),  # index of the --source
-        ("group", np.int16),  # index of the snapshot, in a stream that drifts; else 0
+        ("source", np.int16),  # index of the source (--source)
+        ("group", np.int16),  # index of the snapshot (point in time), in a stream that drifts; else 0
     ]
 )
 INDEX = "passages.npy"
@@ -26,11 +29,12 @@ class Index(NamedTuple):
     """The passages of a stream in their final order, and their division into splits."""
 
     path: Path
-    """The file with the ENTRY of every passage, in the order in which passages are written to the stream."""
+    """The index file, with the ENTRY of every passage in the order in which passages are written to the stream."""
     sha256: str
-    """SHA-256 digest of the file. Tasks contain it, so that finished tasks are repeated if the index has changed."""
+    """SHA-256 digest of the index file. It is part of every task that reads the index, so that a later run repeats the
+    task if the index has changed."""
     spool: Path
-    """The folder with the text of the passages."""
+    """The spool folder, which contains the text of the passages."""
     cuts: list[int]
     """Split boundaries: split s consists of the passages cuts[s] (included) to cuts[s + 1] (excluded)."""
     splits: list[str]
@@ -38,7 +42,7 @@ class Index(NamedTuple):
 
     @property
     def passages(self) -> np.ndarray:
-        """The ENTRY of every passage, mapped from the file."""
+        """The ENTRY of every passage, memory-mapped from the index file."""
         return read_index(self.path)
 
     def training(self) -> tuple[int, int]:
@@ -48,12 +52,14 @@ class Index(NamedTuple):
 
 
 def read_index(path: Path) -> np.ndarray:
-    """Return the ENTRY of every passage in an index file (.npy). The file is memory-mapped, not loaded."""
+    """Return the ENTRY of every passage in an index file (.npy). The file is memory-mapped, not loaded into memory."""
     return np.load(path, mmap_mode="r")
 
 
 def byte_ranges(num_bytes: np.ndarray, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Split the passages start..end into ranges with about `most` bytes of text each, and at least one passage.
+    """Split the passages from `start` to `end` into ranges with about `most` bytes of text each.
+
+    A range contains at least one passage, even if the passage is longer than `most` bytes.
 
     Args:
         num_bytes: int [n], the length of every passage in bytes.

@@ -1,6 +1,8 @@
 """Compute the layout of a stream: the shuffled order of passages, the mix of sources, and the split boundaries.
 
-The functions only compute with word counts and keys. They read and write no files.
+The functions only compute with index entries (`index.ENTRY`), which contain word counts and keys. A key is a
+pseudo-random number that depends on the text and the seed, so sorting by key shuffles reproducibly. The functions read
+and write no files.
 """
 
 from typing import NamedTuple
@@ -12,14 +14,16 @@ from data_prep.partition import MIN_MEGA_BATCH_WORDS
 
 
 def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
-    """Return the indices that sort entries by key, which is a shuffled order that depends on the seed.
+    """Return the indices that sort entries by key.
+
+    Keys are pseudo-random and depend on the seed, so this shuffles the entries reproducibly.
 
     Args:
-        entries: ENTRY of each document or passage.
-        which: indices of the entries to sort; None: all entries.
+        entries: the index entries (`index.ENTRY`) of documents or passages.
+        which: indices into `entries` of the entries to sort; None: all entries.
 
     Returns:
-        Indices into `entries`. Entries with equal keys have equal text.
+        Indices into `entries`. The order of entries with equal keys does not matter, because they have equal text.
     """
     keys = entries["key"] if which is None else entries["key"][which]
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
@@ -28,19 +32,21 @@ def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
 
 
 def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
-    """Return the passage order of a stream, in which every section has about the same mix of source kinds.
+    """Return a shuffled order of passages in which every section has about the same mix of source kinds.
 
-    The passages of each kind are sorted by key and placed evenly on the interval 0 to 1, in proportion to their words.
-    All passages are then sorted by the position of their middle word. With a single kind, the result is the key order.
+    A source kind is, for example, books or wikipedia. The passages of each kind are sorted by key, which shuffles them,
+    and laid side by side on the interval 0 to 1, where each passage is as wide as its fraction of the kind's words. All
+    passages are then sorted by the middle of their position. With a single kind, passages are just sorted by key.
 
     Args:
-        passages: ENTRY of each passage.
+        passages: the index entry (`index.ENTRY`) of each passage.
         kinds: int [number of sources], index of the kind of each source. The result does not change if text is moved
             between sources of the same kind.
-        which: indices of the passages to order; None: all.
+        which: indices into `passages` of the passages to order; None: all passages.
 
     Returns:
-        Indices into `passages`. Entries are not copied, so a passage with its entry takes at most 128 bytes of memory.
+        Indices into `passages`. Index entries are not copied, so that an entry and all temporary arrays together take
+        at most 128 bytes of memory per passage.
     """
     order = by_key(passages, which)
     kind_of = kinds.astype(np.int8)[passages["source"][order]]
@@ -49,17 +55,18 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
         is_kind = kind_of == kind
         kind_words = words[is_kind].astype(np.float64)
         middle[is_kind] = (np.cumsum(kind_words) - kind_words / 2) / max(1.0, kind_words.sum())
-    return order[np.argsort(middle, kind="stable")]  # a stable sort, so that equal positions stay sorted by key
+    return order[np.argsort(middle, kind="stable")]  # stable, so that passages at equal positions stay in order
 
 
 def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
     """Return how many words of each source to use: as many as possible while respecting the given shares.
 
-    The sources without a share divide the remaining fraction in proportion to their size.
+    The share of a source is the fraction of the stream's words that the source should provide. The sources without a
+    share provide the remaining fraction, in proportion to their numbers of words.
 
     Args:
         words: number of words of each source, by source index.
-        shares: for each source index, the fraction of the stream's words that the source should provide, or None.
+        shares: the share of each source, by source index; None for a source without a share.
 
     Raises:
         PrepError: if the shares sum to more than 1, to less than 1 although every source has a share, or to 1 although
@@ -90,8 +97,9 @@ def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
     """Return the passages to keep so that each source has about the wanted number of words.
 
     Args:
-        passages: ENTRY of each passage.
-        wanted: number of words to keep, by source index. The passages with the smallest keys are kept.
+        passages: the index entry (`index.ENTRY`) of each passage.
+        wanted: number of words to keep, by source index. The passages with the smallest keys are kept, which is a
+            pseudo-random choice.
     """
     kept = np.ones(len(passages), bool)
     for source, num_words in wanted.items():
@@ -104,9 +112,10 @@ class Layout(NamedTuple):
     """The order in which passages are written, and the split boundaries."""
 
     order: np.ndarray
-    """Indices into the array of passages."""
+    """Indices into the array of passages, in the order in which passages are written."""
     cuts: list[int]
-    """Boundaries of the splits in `order`: [0, end of valid, end of mega-batch 1, .., end of test]."""
+    """Split boundaries, as positions in `order`: [0, end of valid, end of mega-batch 1, .., end of test]. For an
+    extension, see `extension_layout`."""
 
 
 def equal_layout(
@@ -115,8 +124,8 @@ def equal_layout(
     """Return the layout of a stream whose mega-batches have the same number of words and the same mix of source kinds.
 
     Args:
-        passages: ENTRY of each passage.
-        kinds: int [number of sources], index of the kind of each source.
+        passages: the index entry (`index.ENTRY`) of each passage.
+        kinds: int [number of sources], index of the kind of each source, such as books or wikipedia.
         valid_words: number of words of the validation set, which comes first.
         num_mega_batches: number of mega-batches, B.
         valid_kind: index of the source kind from which the validation set is taken; None: all kinds.
@@ -145,10 +154,12 @@ def equal_layout(
 def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: int) -> Layout:
     """Return the layout of an extension: mega-batches with the same number of words and the same mix of source kinds.
 
-    An extension has no validation set and no test set, so `cuts` is [0, end of first new mega-batch, ..].
+    An extension has no validation set and no test set, so the result has `cuts` = [0, end of first new mega-batch, ..].
+    See `equal_layout` for the arguments.
     """
     order = mixed(passages, kinds)
-    # `equal_cuts` adds one more split, which is the test set in a new stream. Here it is the last mega-batch.
+    # `equal_cuts` makes one split more than its argument. In a new stream, this split is the test set. Here, it is the
+    # last mega-batch.
     cuts = equal_cuts(passages["num_words"][order], num_mega_batches - 1)
     return Layout(order, cuts)
 
@@ -156,10 +167,11 @@ def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: 
 def drifting_layout(
     passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
 ) -> Layout:
-    """Return the layout of a stream that drifts: one mega-batch per snapshot, in snapshot order, of any size.
+    """Return the layout of a stream whose text changes from one mega-batch to the next (a stream that drifts).
 
-    The validation set takes the same fraction of the words of every snapshot (counting only sources of `valid_kind`).
-    The test set takes 1 / (B + 1) of the remaining words of every snapshot. See `equal_layout` for the arguments.
+    Each mega-batch contains text of one snapshot (point in time, see `snapshots`), and may have any size. The
+    validation set takes the same fraction of the words of every snapshot (counting only sources of `valid_kind`). The
+    test set takes 1 / (B + 1) of the remaining words of every snapshot. See `equal_layout` for the arguments.
 
     Raises:
         PrepError: if a split would be too small.
@@ -198,27 +210,28 @@ def drifting_layout(
 
 
 def split_order(num_mega_batches: int) -> list[str]:
-    """Return the names of all splits of a stream, in the order of `Layout.cuts`."""
+    """Return the names of all splits of a new stream, in the order of `Layout.cuts`."""
     return ["valid", *(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "test"]
 
 
 def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> list[int]:
     """Return the split boundaries, as passage indices: [0, end of valid, end of mega-batch 1, .., end of test].
 
-    All mega-batches and the test set should have equally many words. Each boundary is the passage end nearest to the
-    ideal position, so the size of a mega-batch differs from the ideal size by at most the longest passage.
+    The aim is the same number of words in all mega-batches and the test set. Each boundary is the passage
+    end nearest to the ideal position, so the size of a mega-batch differs from the ideal by at most the longest
+    passage.
 
     Args:
         words: int [n], the number of words of each passage, in order.
         valid_words: number of words of the validation set, which comes first.
         num_mega_batches: number of mega-batches, B.
     """
-    valid_end = max(1, _nearest(_cumulative(words), valid_words))  # never an empty validation set
+    valid_end = max(1, _nearest(_cumulative(words), valid_words))  # at least 1, so that the validation set is not empty
     return [0, *(valid_end + cut for cut in equal_cuts(words[valid_end:], num_mega_batches))]
 
 
 def equal_cuts(words: np.ndarray, num_mega_batches: int) -> list[int]:
-    """Return boundaries that divide passages into B mega-batches and a test set of nearly equal size.
+    """Return boundaries that divide passages into B mega-batches and a test set with nearly equal numbers of words.
 
     Args:
         words: int [n], the number of words of each passage, in order.
@@ -233,14 +246,14 @@ def equal_cuts(words: np.ndarray, num_mega_batches: int) -> list[int]:
 
 
 def _cumulative(words: np.ndarray) -> np.ndarray:
-    """Return the number of words before each passage, and as last element the total. int64 [n + 1]."""
+    """Return the number of words before each of n passages, and the total as last element: int64 [n + 1]."""
     found = np.zeros(len(words) + 1, np.int64)
     np.cumsum(words, dtype=np.int64, out=found[1:])
     return found
 
 
 def _nearest(cumulative: np.ndarray, target: int) -> int:
-    """Return how many of the first passages have a total word count nearest to `target`.
+    """Return k such that the total number of words of the first k passages is nearest to `target`.
 
     Args:
         cumulative: the result of `_cumulative`.

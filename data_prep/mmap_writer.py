@@ -1,7 +1,7 @@
 """Write fairseq's memory-mapped dataset files, `.bin` and `.idx`.
 
-The bytes are the same as those of fairseq's MMapIndexedDatasetBuilder (fairseq/data/indexed_dataset.py), but the tokens
-are not converted to text, tensors or Python lists of pointers on the way.
+The files have the same bytes as those of fairseq's MMapIndexedDatasetBuilder (fairseq/data/indexed_dataset.py). To
+save time, this module does not convert tokens to text or tensors, or pointers to Python lists.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPE_CODES = {"uint16": 8, "uint32": 9}
 MAX_SEQUENCE_TOKENS = 65_535
-"""Maximum sequence length, in tokens. fairseq's TokenBlockDataset counts in 16 bits, so longer sequences can
-overflow."""
+"""Maximum sequence length, in tokens. fairseq's TokenBlockDataset counts in 16 bits, and these counts can
+overflow if a sequence is longer."""
 
 
 def best_dtype(dictionary_size: int) -> str:
@@ -46,8 +46,9 @@ def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
 
 
 class MMapWriter:
-    """A context manager that writes one dataset: PREFIX.bin while sequences are added, and PREFIX.idx at the end.
+    """A context manager that writes one dataset.
 
+    PREFIX.bin (the tokens) is written while sequences are added, PREFIX.idx (lengths and positions) at the end.
     If the block ends without an error, both files are complete and synced to disk.
 
     Args:
@@ -66,8 +67,8 @@ class MMapWriter:
 
     def __exit__(self, error_type, error, traceback) -> None:
         if error_type is not None:
-            # An error while closing the file must not hide the error that ended the block. The file is incomplete
-            # anyway.
+            # An error while closing the file must not hide the error that ended the block. The file is
+            # incomplete anyway, so an error while closing does not matter.
             with contextlib.suppress(OSError):
                 self._file.close()
             return
@@ -80,7 +81,7 @@ class MMapWriter:
 
         Args:
             tokens: int [n], the tokens of all sequences, one after another.
-            sizes: int [number of sequences], the number of tokens of each sequence; the sum is n.
+            sizes: int [number of sequences], the number of tokens of each sequence. Their sum is n.
         """
         assert tokens.size == sizes.sum(), (tokens.size, sizes.sum())
         content = tokens.astype(self._dtype, copy=False).data
@@ -94,7 +95,7 @@ class MMapWriter:
 
     def _write_index(self) -> None:
         sizes = np.concatenate([np.empty(0, np.int32), *self._sizes])
-        # Use 64 bits, because a mega-batch can have more than 2^32 bytes.
+        # Pointers are byte positions in PREFIX.bin. Use 64 bits, because a mega-batch can have more than 2^32 bytes.
         pointers = np.zeros(len(sizes), dtype=np.int64)
         np.cumsum(sizes[:-1], out=pointers[1:], dtype=np.int64)
         pointers *= self._dtype.itemsize

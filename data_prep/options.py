@@ -1,7 +1,7 @@
-"""Command-line options declared in a settings dataclass. Each field declares its own option.
+"""Command-line options, each declared in the field of a settings dataclass that takes the option's value.
 
-The argument parser, the command line recorded in a stream, and the list of settings that two runs of one stream must
-share are all generated from these declarations.
+Three things are generated from these declarations: the argument parser, the command line recorded in a stream, and the
+list of settings that must be equal in all runs on one stream folder.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """The command-line option of one setting, and properties of the setting."""
+    """The command-line option of one setting, and how a stream depends on the setting."""
 
     flag: str
     group: str
@@ -22,15 +22,16 @@ class Option:
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     minimum: float | None = None
-    """Smallest accepted value."""
+    """Smallest accepted value; None: no limit."""
     shapes_stream: bool = True
-    """Whether the bytes of the stream depend on the setting. All runs on one stream folder must have the same value."""
+    """Whether the bytes of the stream depend on the setting. If so, all runs on one stream folder must have the
+    same value."""
     in_command: bool = True
     """Whether the command line recorded in the stream includes the option if the value differs from the default."""
     always_in_command: bool = False
     """Whether the command line recorded for a new stream includes the option even if it has its default value."""
     fixed_by_stream: bool = False
-    """Whether an extension uses the value of the existing stream. The option must then not be given with --extend."""
+    """Whether an extension uses the value of the existing stream. If so, the option must not be given with --extend."""
 
 
 def setting(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:
@@ -48,9 +49,10 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
     """Add the options of a settings dataclass to a parser.
 
     Args:
-        parser: the parser. A parsed value is named after the option, not the field: `slurm_time` for --slurm-time.
-        groups: the argument groups that exist already, by section name. Missing groups are added.
-        settings: the dataclass.
+        parser: the parser. In its result, a value is named after the option, not after the field: `slurm_time` for
+            --slurm-time.
+        groups: the argument groups of the parser, by the section name in --help. Missing groups are added to it.
+        settings: the settings dataclass.
     """
     types, defaults = typing.get_type_hints(settings), defaults_of(settings)
     for name, option in options_of(settings).items():

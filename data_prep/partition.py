@@ -8,25 +8,27 @@ from typing import NamedTuple
 from data_prep.errors import PrepError
 
 MIN_MEGA_BATCH_WORDS = 1000
-"""Minimum number of words in a mega-batch. Mega-batches may differ in size by 1%, which is ten words at this size."""
+"""Minimum number of words in a mega-batch. Mega-batches may differ in size by 1%, which is ten
+words if a mega-batch has 1000."""
 
-# Each match ends where the next paragraph, line or word begins. Joining the parts gives the original text.
+# Each match ends where the next paragraph, line or word begins. A text is cut at these ends and loses no characters.
 PARAGRAPH_END = re.compile(r"\n(?:[^\S\n]*\n)+")
 LINE_END = re.compile(r"\n")
 WORD_END = re.compile(r"(?<=\S)\s+")
 
 
 class Plan(NamedTuple):
-    """The sizes of splits and passages, in words."""
+    """The sizes of splits and passages, in words. A passage is a document, or a piece of a long document."""
 
     valid_words: int
     """Number of words in the validation set."""
     mega_batch_words: int
     """Number of words in each mega-batch and in the test set."""
     passage_words: int
-    """Approximate length of the passages into which a long document is cut."""
+    """Approximate length of the passages into which a long document is cut, in words."""
     limit_words: int
-    """Maximum document length, 1% of a mega-batch. Longer documents are cut."""
+    """Maximum length of an uncut document, in words: 1% of a mega-batch. Longer documents are cut into passages, so
+    that mega-batches can have nearly equal sizes."""
 
 
 def default_valid_words(total_words: int) -> int:
@@ -45,15 +47,15 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     Args:
         total_words: number of words in all documents.
         num_mega_batches: number of mega-batches, B.
-        valid_words: number of words in the validation set; None: the default.
-        passage_words: number of words in a passage; None: the default.
+        valid_words: number of words in the validation set; None: `default_valid_words`.
+        passage_words: number of words in a passage of a long document; None: `default_passage_words`.
 
     Raises:
         PrepError: if there is too little text, or `passage_words` is too large.
     """
     if valid_words is None:
         valid_words = default_valid_words(total_words)
-    shares = num_mega_batches + 1  # the last one is the test set
+    shares = num_mega_batches + 1  # the mega-batches and the test set, which has the size of a mega-batch
     needed_words = valid_words + shares * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words:
         raise PrepError(
@@ -79,7 +81,7 @@ def extension_plan(total_words: int, num_mega_batches: int, passage_words: int |
     Args:
         total_words: number of words in all new documents.
         num_mega_batches: number of mega-batches to add.
-        passage_words: number of words in a passage; None: the default.
+        passage_words: number of words in a passage of a long document; None: `default_passage_words`.
 
     Raises:
         PrepError: if there is too little text, or `passage_words` is too large.
@@ -101,11 +103,11 @@ def extension_plan(total_words: int, num_mega_batches: int, passage_words: int |
 
 
 def cut_document(text: str, passage_words: int, limit_words: int) -> list[str]:
-    """Cut a document into passages if it is longer than `limit_words`. Joining the passages gives the exact document.
+    """Cut a document into passages if it is longer than `limit_words`.
 
     The document is cut at paragraph ends. Only a paragraph longer than `limit_words` is also cut at line ends, and
     only a line longer than `limit_words` is also cut between words. Then neighbouring parts are joined into passages of
-    up to `passage_words` words.
+    up to `passage_words` words. No character is lost: all passages joined give the exact text of the document.
     """
     if _num_words(text) <= limit_words:
         return [text]
@@ -131,7 +133,10 @@ def _split_after(pattern: re.Pattern, text: str) -> list[str]:
 
 
 def _join_up_to(passage_words: int, parts: list[str]) -> list[str]:
-    """Join neighbouring parts into passages of up to `passage_words` words. A part without words is never alone."""
+    """Join neighbouring parts into passages of up to `passage_words` words.
+
+    A part without words, such as a blank line, never becomes a passage of its own.
+    """
     passages: list[str] = []
     current: list[str] = []
     current_words = 0
@@ -146,7 +151,7 @@ def _join_up_to(passage_words: int, parts: list[str]) -> list[str]:
 
 
 def order_key(seed: int, identity: bytes, passage_number: int) -> bytes:
-    """Return the 16-byte sort key of a passage. Sorting by key gives a shuffled order that depends on the seed.
+    """Return the 16-byte sort key of a passage. Keys are pseudo-random, so sorting by key shuffles the passages.
 
     Args:
         seed: the seed of the stream.

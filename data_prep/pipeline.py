@@ -1,4 +1,7 @@
-"""Run all steps from sources to encoded splits: read, remove copies, plan, cut, order, train the tokenizer, encode."""
+"""Run all steps from sources to encoded splits.
+
+Read documents, remove copies, plan sizes, cut long documents, order passages, train the tokenizer, encode passages.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +30,8 @@ from fairseq_alma.core.stream_folder import FORMAT_VERSION
 
 Result = TypeVar("Result")
 _WRITTEN_PASSAGES = 1 << 20
-"""Number of index entries that are written at a time. A copy of all entries would double the memory use."""
+"""Number of index entries that are sorted and written at a time. Sorting copies the entries, so sorting all of them at
+once would double the memory use."""
 
 
 class BaseStream(NamedTuple):
@@ -39,7 +43,8 @@ class BaseStream(NamedTuple):
     keys: np.ndarray
     """V16 [n], hash of the text of each document in the stream and of each near copy that was removed from it."""
     signatures: list[list[Path]]
-    """The signature files of the documents in `keys`: one list for the stream and one per extension."""
+    """The signature files of the documents in `keys`: one list of files for the stream as it was first made, and one
+    list per extension."""
 
     @property
     def num_extensions(self) -> int:
@@ -56,7 +61,7 @@ def build_stream(
         settings: the settings.
         files: the files of each source.
         work: the work folder.
-        executor: where tasks run.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
         base: the stream to extend; None: make a new stream.
 
     Returns:
@@ -69,7 +74,7 @@ def build_stream(
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
     documents, table = _without_copies(settings, spooled, work, base)
-    spooled = spooled._replace(documents=np.empty(0, ENTRY))  # frees one gigabyte per 19 million documents
+    spooled = spooled._replace(documents=np.empty(0, ENTRY))  # frees 56 bytes per document
     num_mega_batches = _num_mega_batches(settings, spooled)
     words = _words_by_source(documents, len(files))
     wanted_words = _wanted_words(files, words)
@@ -110,20 +115,32 @@ def build_stream(
 def _encode_extension(
     index: Index, base: BaseStream, spooled: Spooled, table: list[dict], work: WorkFolder, executor: Executor
 ) -> dict:
-    """Encode an extension with the stream's tokenizer. Return the part of stream.json about the extension."""
+    """Encode an extension with the stream's tokenizer.
+
+    Return the part of stream.json that describes the extension. See `build_stream` for the arguments.
+    """
     tokenizer_file = base.folder / base.description["tokenizer"]["file"]
     encoded = encode(index, tokenizer_file, base.description["dictionary_size"], work, executor)
     return _described(spooled, table, encoded.splits) | {"num_mega_batches": len(index.splits)}
 
 
 def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> dict:
-    """Return the part of stream.json that a new stream and an extension have in common."""
+    """Return the entries that stream.json has both for a new stream and for an extension.
+
+    Args:
+        spooled: the documents that were read.
+        table: the table of removed documents, see `_without_copies`.
+        splits: the entry of each split.
+    """
     described = {"sources": spooled.records, "cleaning": table, "splits": splits}
     return described if spooled.snapshots is None else described | {"snapshots": spooled.snapshots}
 
 
 def _workable(compute: Callable[[], Result]) -> Result:
-    """Return the result of `compute`. Turn its PrepError into Unworkable, because the settings do not fit this text."""
+    """Return the result of `compute`. If it raises PrepError, raise Unworkable instead.
+
+    Use it for computations that fail only if the settings cannot work on this text.
+    """
     try:
         return compute()
     except Unworkable:
@@ -133,14 +150,21 @@ def _workable(compute: Callable[[], Result]) -> Result:
 
 
 def _words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
-    """Return the number of words of each source, by source index."""
+    """Return the number of words of each source, by source index.
+
+    Args:
+        entries: the index entries of documents or passages.
+        num_sources: number of sources.
+    """
     # `bincount` adds float64 weights, which are exact up to 2^53 words.
     counts = np.bincount(entries["source"], entries["num_words"].astype(np.float64), num_sources)
     return dict(enumerate(counts.astype(np.int64).tolist()))
 
 
 def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
-    """Return how many words of each source to use so that every source provides the share given for it.
+    """Return how many words of each source to use so that every source provides its share.
+
+    The share of a source is the fraction of the stream's words that the source should provide (--source ...@SHARE).
 
     Args:
         files: the files of each source.
@@ -161,7 +185,11 @@ def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
 
 
 def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
-    """Return the number of mega-batches to write. Raise Unworkable if it differs from the number of snapshots."""
+    """Return the number of mega-batches to write. A stream that drifts has one mega-batch per snapshot.
+
+    Raises:
+        Unworkable: if the setting `num_mega_batches` differs from the number of snapshots.
+    """
     if spooled.snapshots is None:
         return settings.num_mega_batches or 1
     num_snapshots = len(spooled.snapshots)
@@ -177,10 +205,11 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
 def _without_copies(
     settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
 ) -> tuple[np.ndarray, list[dict]]:
-    """Remove copies, and write the files that later extensions need to find copies of these documents.
+    """Remove copies of documents, and write the files by which later extensions find copies of the documents read here.
 
     Returns:
-        The ENTRY of each remaining document, and the table of what cleaning and this step removed (for stream.json).
+        The index entry (`index.ENTRY`) of each remaining document; and a table for stream.json of how many documents
+        and words of each source were removed by cleaning and by this step.
     """
     table = [
         {"step": reason, "source": source, "documents": removed[0], "words": removed[1]}
@@ -197,7 +226,7 @@ def _without_copies(
 
 
 def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
-    """Return the sizes of splits and passages. Raise Unworkable if there is too little text."""
+    """Return the sizes of splits and passages. Raise Unworkable if they do not fit the amount of text."""
     if base is not None:
         return _workable(lambda: partition.extension_plan(total_words, num_mega_batches, settings.passage_words))
     return _workable(
@@ -206,7 +235,10 @@ def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base:
 
 
 def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolder, executor: Executor) -> np.ndarray:
-    """Cut long documents into passages. Return the ENTRY of every passage and every uncut document, unsorted."""
+    """Cut long documents into passages. Return the index entry of every passage, in no particular order.
+
+    A document that is not cut is one passage, and keeps its index entry.
+    """
     is_long = documents["num_words"] > plan.limit_words
     long_documents = documents[is_long]
     long_documents = long_documents[layout.by_key(long_documents)]
@@ -226,7 +258,7 @@ def _write_index(
     settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
     work: WorkFolder, base: BaseStream | None,
 ) -> Index:  # fmt: skip
-    """Sort all passages into the final order and write the index file. Later steps depend only on content and seed."""
+    """Sort all passages into the final order, divide them into splits, and write the index file."""
     names = layout.split_order(num_mega_batches)
     kind_names = [record["kind"] for record in spooled.records]
     known = sorted(set(kind_names))
@@ -245,7 +277,7 @@ def _write_index(
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(order), _WRITTEN_PASSAGES):
             part = passages[order[start : start + _WRITTEN_PASSAGES]]
-            part["source"] = part["group"] = 0  # needed only to compute the order, which is fixed now
+            part["source"] = part["group"] = 0  # these are needed only to compute the order, which is fixed now
             file.write(part.data)
     return Index(path, sha256_of(path), work.spool, cuts, names)
 
@@ -254,7 +286,7 @@ def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int])
     """Return rows for the "cleaning" table: how many words of each source were left out because of the shares.
 
     Args:
-        spooled: the sources.
+        spooled: the documents that were read, with the records of the sources.
         before: number of words before shares were applied, by source index.
         after: number of words after shares were applied, by source index.
     """

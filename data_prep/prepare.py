@@ -18,8 +18,8 @@ from data_prep.work_folder import full_disk_reported, publish, remove_finished_w
 def prepare(settings: PrepSettings) -> dict:
     """Make the stream folder, extend it, or check that a finished stream was made with these settings.
 
-    Workers are started with multiprocessing's `spawn` method, so a script that calls this function needs the usual
-    `if __name__ == "__main__":`.
+    A script that calls this function must do so under `if __name__ == "__main__":`, because each worker process is
+    started with multiprocessing's `spawn` method and imports the script again.
 
     Returns:
         The content of stream.json.
@@ -29,7 +29,7 @@ def prepare(settings: PrepSettings) -> dict:
     """
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
-        # Sort the sources by content, because the bytes of the stream must not depend on their order and names.
+        # Sort the sources, because the bytes of the stream must not depend on the order and names of the sources.
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     check_installed(settings, files)
@@ -45,7 +45,7 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
     """Make a new stream, or continue one that was interrupted. Return the content of its stream.json."""
     check_free(settings.out)
     if settings.tokenizer not in TOKENIZERS:
-        given_tokenizer(settings.tokenizer)  # fail now, not after hours, if the tokenizer cannot be read
+        given_tokenizer(settings.tokenizer)  # if the tokenizer cannot be read, fail now, not after hours
     identity = settings.identity()
     with (
         full_disk_reported(settings.out),
@@ -59,7 +59,16 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
 
 
 def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> dict:
-    """Return the content of stream.json. Raise PrepError if the stream has different settings or is incomplete."""
+    """Check a finished stream and return the content of its stream.json.
+
+    Args:
+        settings: the settings of this run.
+        files: the files of each source.
+        stream: the content of stream.json.
+
+    Raises:
+        PrepError: if the stream was made with other settings or from other files, or is damaged.
+    """
     check_same_stream(settings, files, stream)
     check_bytes(settings.out, f"Restore it, or remove {settings.out} and run the same command again.")
     remove_finished_work(settings.out, len(stream.get("extensions", [])))
@@ -68,9 +77,10 @@ def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> di
 
 
 def _content_key(source: Source, files: Sequence[SourceFile]) -> tuple:
-    """Return a sort key for a source. It depends on kind, share and file sizes, and on the name only to break ties.
+    """Return a sort key for a source. It contains the name last, so that the name matters only if all else is equal.
 
-    The order of sources matters: if two sources contain the same text, only the first one keeps it, and with shares
-    this changes the stream.
+    The order of sources must not depend on their names, because it can change the stream: if two sources contain the
+    same text, only the first source keeps it. This changes how many words a source has left to provide its share
+    (fraction) of the stream.
     """
     return (source.kind, source.share or 0.0, sum(file.num_bytes for file in files), len(files), source.name)

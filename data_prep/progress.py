@@ -8,7 +8,8 @@ from tqdm import tqdm
 
 
 class _Tqdm(tqdm):
-    # Disable tqdm's monitor thread, because it would receive a Ctrl-C that `interrupts_delayed` must delay.
+    # 0 disables tqdm's monitor thread. This thread would receive Ctrl-C while `interrupts_delayed` delays it in the
+    # main thread.
     monitor_interval = 0
 
 
@@ -17,8 +18,8 @@ class Bar:
 
     Args:
         name: name of the step.
-        total: the amount of work, in units.
-        unit: name of the unit in which work is counted, such as "bytes".
+        total: the amount of work in this step, for example a number of bytes.
+        unit: what `total` counts, such as "bytes".
     """
 
     def __init__(self, name: str, total: int, unit: str):
@@ -35,7 +36,7 @@ class Bar:
         self._done = 0
 
     def advance(self, count: int) -> None:
-        """Add `count` units to the finished work."""
+        """Add `count` to the amount of finished work."""
         self._done += count
         self._bar.update(count)
 
@@ -51,5 +52,5 @@ class Bar:
 
 
 def note(text: str) -> None:
-    """Print an information or warning line on stderr."""
+    """Print a line on stderr: information or a warning."""
     print(text, file=sys.stderr, flush=True)

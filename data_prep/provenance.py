@@ -27,7 +27,7 @@ def versions() -> dict[str, str]:
 def inputs(settings: PrepSettings, files: Files) -> dict:
     """Return the part of manifest.json about inputs: the command, settings, library versions, and all input files.
 
-    Each file is listed as [name, number of bytes, modification time in nanoseconds].
+    Each input file is listed as [name, number of bytes, modification time in nanoseconds].
     """
     return {
         "command": settings.command(),

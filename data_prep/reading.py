@@ -1,4 +1,7 @@
-"""Read every document of all sources once, clean it, copy it to the spool, and record what is skipped."""
+"""Read every document of all sources once, and copy the documents that pass cleaning to the spool.
+
+The spool is a folder of plain text files (see `spool`). What is skipped or removed is counted for stream.json.
+"""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,28 +20,29 @@ from data_prep.spool import SpoolTask, documents_path, signatures_path
 from data_prep.tasks import Executor, Step
 
 MIN_SHARD_BYTES = 2 << 20
-"""Lower limit of the target size of a spool file, in input bytes."""
+"""Lower limit for the bytes of input files that one spool file should take."""
 MAX_SHARD_BYTES = 256 << 20
-"""Upper limit of the target size of a spool file, in input bytes."""
+"""Upper limit for the bytes of input files that one spool file should take."""
 USUAL_SHARDS = 500
-"""Target number of spool files. Because of the size limits, small corpora get fewer and large corpora get more."""
+"""Target number of spool files. Small corpora get fewer and large corpora get more, because of the two limits above."""
 SHOWN = 10
-"""Maximum number of skipped inputs that the error message lists."""
+"""Maximum number of skipped files, lines or pages that the error message about damaged files lists."""
 
 
 class Spooled(NamedTuple):
     """All documents that passed cleaning, and counts of the documents that were skipped or removed."""
 
     documents: np.ndarray
-    """ENTRY of each document, in the order of the spool files."""
+    """The index entry (`index.ENTRY`) of each document, in the order of the spool files."""
     signatures: list[Path] | None
-    """The signature file of each spool file; None unless near-duplicates are searched for."""
+    """For each spool file, the file with the MinHash signatures of its documents; None unless the setting `duplicates`
+    is "near"."""
     records: list[dict]
-    """For each source, its entry in stream.json."""
+    """For each source, its entry in stream.json, with counts of documents, words and skipped files."""
     removed: dict[str, dict[str, list[int]]]
-    """[documents, words] that cleaning removed, by reason and then by source name."""
+    """[number of documents, number of words] that cleaning removed, by reason and then by source name."""
     snapshots: list[str] | None
-    """Names of the snapshots, for a stream that drifts; else None."""
+    """Names of the snapshots, for a stream with one mega-batch per snapshot (see `snapshots`); else None."""
 
 
 def source_name(record: Mapping) -> str:
@@ -58,11 +62,12 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
         seed: the seed of the stream. For an extension, it is the existing stream's seed, not `settings.seed`.
         files: the files of each source.
         spool: the spool folder.
-        executor: where tasks run.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
 
     Raises:
-        PrepError: if more files are damaged than `max_bad` allows. The error is raised after all files were read.
-        Unworkable: if no document of a source is left, or paths have no dates for partition="by-date".
+        PrepError: if more files are damaged than the setting `max_bad` allows. The error is raised after all files were
+            read.
+        Unworkable: if no document of a source is left, or partition="by-date" and a path contains no date.
     """
     try:
         groups, snapshots = groups_of(settings.partition, files)
@@ -104,9 +109,9 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
-    """Yield lists of neighbouring parts with up to `most_bytes` each, so that many small files share a spool file.
+    """Yield lists of neighbouring parts of files. The parts of one list are copied into the same spool file.
 
-    A single part can be larger.
+    Each list has up to `most_bytes` bytes, or contains a single part that is larger.
     """
     batch: list[Part] = []
     num_bytes = 0
@@ -122,7 +127,7 @@ def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
 def _records(
     files: Files, tasks: Sequence[SpoolTask], results: Sequence[dict]
 ) -> tuple[list[dict], dict[str, dict[str, list[int]]]]:
-    """Combine the task results. Return `Spooled.records` and `Spooled.removed`.
+    """Combine the results of all tasks into the values of `Spooled.records` and `Spooled.removed`, and return these.
 
     Args:
         files: the files of each source.
@@ -159,11 +164,13 @@ def _records(
 
 
 def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) -> float:
-    """Return the number of damaged files. A partly damaged file counts as its fraction of bad lines, records or pages.
+    """Return the number of damaged files, which can be fractional.
+
+    A file of which only some lines, records or pages are bad counts as the fraction of these.
 
     Args:
         skipped: what was skipped in the files of a source.
-        per_file: [documents, words, bytes] that were read from each file, by file name.
+        per_file: numbers of [documents, words, bytes] that were read from each file, by file name.
     """
     bad: dict[str, float] = {}
     for entry in skipped:
@@ -175,7 +182,10 @@ def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) 
 
 
 def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> None:
-    """Raise PrepError if more files are damaged than `max_bad` allows. Write the full list to `work`/damaged.txt."""
+    """Raise PrepError if more files are damaged than the setting `max_bad` allows.
+
+    In this case, also write a list of everything that was skipped to damaged.txt in the folder `work`.
+    """
     num_files = sum(record["files"] for record in records)
     num_damaged = sum(record["damaged_files"] for record in records)
     if num_damaged <= settings.max_bad * num_files:
@@ -196,7 +206,7 @@ def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> No
 
 
 def _no_documents(record: dict) -> str:
-    """Return the error message for a source without documents."""
+    """Return the error message for a source without documents. `record` is its entry in stream.json."""
     message = f"source {source_name(record)} contains no documents in {record['files']} files"
     if record["documents"]:
         message = f"none of the {record['documents']:,} documents of source {source_name(record)} passed the cleaning"

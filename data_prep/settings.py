@@ -1,4 +1,7 @@
-"""The settings of alma-prep, each declared together with its command-line option. Creating settings checks them."""
+"""The settings of alma-prep, each declared together with its command-line option.
+
+Creating a PrepSettings object checks the values.
+"""
 
 import os
 import shlex
@@ -38,10 +41,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class PrepSettings:
-    """All settings of a run of alma-prep. Raises ValueError if a value is invalid."""
+    """All settings of a run of alma-prep. Creating an object with an invalid value raises ValueError."""
 
     out: Path
-    """The stream folder to write or, with `extend`, to extend."""
+    """The stream folder to write or, if `extend` is True, to extend."""
     sources: tuple[Source, ...]
     """Where to read text from. The order of sources matters only with `partition="as-given"`."""
     num_mega_batches: int | None = setting(
@@ -183,7 +186,7 @@ class PrepSettings:
                 raise ValueError(f"{name}={value} is too small: it must be at least {minimum}")
 
     def command(self) -> str:
-        """Return the command line that makes the same stream again."""
+        """Return the command line that makes the same stream again, or the same extension."""
         words = ["alma-prep", *(["--extend"] if self.extend else []), str(self.out)]
         for source in self.sources:
             words += ["--source", str(source)]
@@ -196,11 +199,11 @@ class PrepSettings:
         return shlex.join(words)
 
     def identity(self) -> dict:
-        """Return all settings that affect the bytes of the stream. All runs on one stream folder must share them.
+        """Return all settings that affect the bytes of the stream. They must be equal in all runs on one stream folder.
 
-        Values are returned as given, so a default that is computed later is None. `out`, `workers`, `max_bad` and the
-        executor settings are not included, because they do not affect the bytes. Sources are sorted, except with
-        partition="as-given", where their order matters.
+        Values are returned as given: None if the default is to be computed from the text. `out`, `workers`, `max_bad`
+        and the executor settings are not included, because they do not affect the bytes. Sources are sorted, except
+        with partition="as-given", where their order matters.
         """
         sources = list(map(str, self.sources))
         return {
@@ -209,7 +212,7 @@ class PrepSettings:
         }
 
     def recorded(self, num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
-        """Return `identity` with the values that were computed for defaults, as recorded in stream.json."""
+        """Return `identity` as recorded in stream.json: with the values of these three settings that the run used."""
         return self.identity() | {
             "num_mega_batches": num_mega_batches,
             "valid_words": valid_words,

@@ -1,4 +1,6 @@
-"""Run tasks as jobs on a Slurm cluster. datatrove's executor submits the jobs; done marks show which tasks are done.
+"""Run tasks as jobs on a Slurm cluster.
+
+datatrove's executor submits the jobs. When a job has finished its task, it writes a done mark (see `tasks`).
 
 The command `alma-prep` submits the jobs and keeps running until the stream is complete. Run it on a login node, in a
 terminal that stays open. Every node needs access to the stream folder, the sources, and this Python environment.
@@ -28,12 +30,13 @@ MAX_CORES = 8
 MAX_ARRAY = 1000
 """Maximum number of tasks in a job array. This is Slurm's usual MaxArraySize."""
 _LOST_SECONDS = 20.0
-"""Seconds to wait for the last done marks after a job left the queue, because a network file system may be slow."""
+"""Seconds to wait for missing done marks after all jobs have left the Slurm queue. On a network file system, a file
+that a job has written may appear on this machine only after some seconds."""
 _FAILED = re.compile(r"^(?:\w+Error|PrepError|slurmstepd|srun|/bin/bash|.*: error:).*$", re.MULTILINE)
 
 
 class Slurm:
-    """An executor that runs tasks as Slurm job arrays. A context manager: if its block fails, the jobs are cancelled.
+    """An executor that runs tasks as Slurm job arrays. A context manager that cancels its jobs if the block fails.
 
     Args:
         cluster: settings of the jobs.
@@ -100,7 +103,7 @@ class Slurm:
     def _wait(
         self, step: Step, numbers: Sequence[int], logs: Path, began: float, on_done: Callable[[int], None]
     ) -> None:
-        """Wait until every task has a done mark.
+        """Wait until every submitted task has a done mark.
 
         Args:
             step: the step.
@@ -141,14 +144,19 @@ class Slurm:
 
 
 class _Executor(SlurmPipelineExecutor):
-    """datatrove's executor without the last job, which would merge statistics that we do not use."""
+    """datatrove's Slurm executor without its last job, which would merge statistics that we do not use."""
 
     def launch_merge_stats(self) -> None:
-        """Do nothing."""
+        """Submit no job."""
 
 
 class _RunTasks:
-    """A datatrove pipeline step that runs one task. The job with rank r runs task `numbers[r]` of the step folder."""
+    """A datatrove pipeline step that runs one of our tasks: the job with rank r runs task number `numbers[r]`.
+
+    Args:
+        folder: the folder of our step (`tasks.Step`).
+        numbers: numbers of the submitted tasks.
+    """
 
     def __init__(self, folder: str, numbers: list[int]):
         self._folder, self._numbers = folder, numbers
@@ -184,7 +192,7 @@ def _has_failed(logs: Path) -> bool:
 
 
 def _tail(logs: Path) -> str:
-    """Return the last characters of each of the first job logs, joined."""
+    """Return the last 4000 characters of each of the first 20 job logs, joined."""
     texts = []
     for path in sorted((logs / "slurm").glob("*.out"))[:20]:
         with suppress(OSError):

@@ -1,4 +1,8 @@
-"""Find the snapshot of each file, for streams that drift. Such streams have one mega-batch per snapshot."""
+"""Find the snapshot of each file, for streams that drift, that is, whose text changes from mega-batch to mega-batch.
+
+A snapshot is the text of one point in time, for example one Common Crawl dump. It consists of all files with the same
+date in their path (partition="by-date"), or of one source ("as-given"). Each snapshot becomes one mega-batch.
+"""
 
 import re
 from datetime import date
@@ -6,8 +10,8 @@ from datetime import date
 from data_prep.errors import PrepError
 from data_prep.sources import Files, Source
 
-# CC-MAIN-2019-13 is the year and ISO week of a crawl. The file names in a crawl also contain the time of writing, as 14
-# digits, which neither pattern matches.
+# A name such as CC-MAIN-2019-13 contains the year and ISO week of a crawl. The names of files in a crawl also contain
+# the time of writing, as 14 digits, which neither pattern matches.
 _CRAWL = re.compile(r"CC-MAIN-(\d{4})-(\d{2})(?!\d)")
 _DATE = re.compile(r"(?<!\d)((?:19|20)\d{2})-?(0[1-9]|1[0-2])(?:-?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 
@@ -30,17 +34,18 @@ def snapshot_of(name: str) -> str | None:
 def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], list[str] | None]:
     """Return the snapshot index of each file, and the names of the snapshots.
 
-    Snapshot 0 becomes mega-batch 1. With partition="equal", all files have index 0 and the names are None.
+    The snapshot with index 0 becomes mega-batch 1. With partition="equal" there are no snapshots: all files have index
+    0, and instead of the names, None is returned.
 
     Args:
         partition: the setting `partition`: equal, by-date or as-given.
         files: the files of each source.
 
     Returns:
-        For each source, the snapshot index of each of its files; and the snapshot names.
+        For each source, the snapshot indices of its files, in the order of the files; and the names of the snapshots.
 
     Raises:
-        PrepError: if `partition` is by-date, and a path has no date.
+        PrepError: if `partition` is by-date, and a path contains no date.
     """
     if partition == "as-given":
         return {source: [number] * len(found) for number, (source, found) in enumerate(files.items())}, [

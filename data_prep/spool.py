@@ -1,6 +1,6 @@
-"""The spool: the text of all documents that pass cleaning, copied into plain files, and an ENTRY for each document.
+"""The spool: a folder of plain files with the text of all documents that pass cleaning.
 
-An ENTRY is one element of the index (`index.ENTRY`): sort key, position of the text, and counts.
+Each document also gets an index entry (`index.ENTRY`): its sort key, the position of its text, and counts.
 
 With the spool, each source (a folder, compressed archives, Python modules) is read only once. Later steps can read any
 document or passage by file and byte offset, in any order, without keeping the corpus in memory.
@@ -31,37 +31,39 @@ def text_path(folder: Path, shard: int) -> Path:
 
 
 def documents_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file with the ENTRY of each document of a spool file."""
+    """Return the path of the file with the index entries of the documents in a spool file."""
     return folder / f"{shard:06d}.documents.npy"
 
 
 def signatures_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file with the signature of each document of a spool file."""
+    """Return the path of the file with the MinHash signatures of the documents in a spool file."""
     return folder / f"{shard:06d}.signatures"
 
 
 @dataclass(frozen=True)
 class SpoolTask(Task):
-    """Read parts of a source, clean the documents, and write those that pass into one spool file.
+    """Read parts of files of a source, and write the documents that pass cleaning into one spool file, PREFIX.text.
 
-    Also writes PREFIX.documents.npy with the ENTRY of each document and, with `sign`, PREFIX.signatures. The result
-    contains counts per file, and what was removed and skipped.
+    Also writes PREFIX.documents.npy with the index entry of each document and, if `sign` is True, PREFIX.signatures.
+    The result of the task contains the number of documents, words and bytes per input file, and what cleaning removed
+    and what was skipped.
     """
 
     shard: int
-    """Number of the spool file, equal to the number of the task."""
+    """Number of the spool file, which is also the number of the task in its step."""
     seed: int
-    """Seed of the order of passages."""
+    """Seed of the stream, from which the sort keys of passages are computed."""
     source: int
-    """Index of the source."""
+    """Index of the source in the list of all sources."""
     parts: list[tuple[Part, int]]
-    """The parts to read, each with its snapshot index."""
+    """The parts of files to read, each with the index of its snapshot (see `snapshots`)."""
     cleaning: Cleaning | None
     """The rules that documents must pass; None: all documents pass."""
     sign: bool
     """Whether to compute MinHash signatures, which are used to find near-duplicates."""
     stamp: str
-    """Digest of the sizes and modification times of the files. If a file has changed, the task is run again."""
+    """Digest of the sizes and modification times of the input files. If a file has changed, the digest differs from the
+    one in the done mark, so the task is run again."""
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
@@ -94,7 +96,7 @@ class SpoolTask(Task):
                     if reason:
                         _add(removed.setdefault(reason, [0, 0]), 1, num_words)
                         continue
-                    # Identify a document by its content, because file names, paths and their order must not matter.
+                    # Identify a document by its text, because the stream must not depend on file names and their order.
                     identity = hashlib.sha256(content).digest()
                     key = order_key(self.seed, identity, 0)
                     place = (offset, self.shard, len(content), num_words, self.source, group)
@@ -112,11 +114,11 @@ class SpoolTask(Task):
 
 
 def _add(counts: list[int], *more: int) -> None:
-    """Add one number to each count, in place."""
+    """Add the numbers in `more` to the numbers in `counts`, one to each, in place."""
     counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
 
 
-@functools.lru_cache(maxsize=1)  # a worker runs many tasks, and datatrove takes a second to import
+@functools.lru_cache(maxsize=1)  # a worker runs many tasks, and importing datatrove takes a second
 def _signer() -> "Signer":
     from data_prep.duplicates import Signer
 
@@ -125,20 +127,20 @@ def _signer() -> "Signer":
 
 @dataclass(frozen=True)
 class CutTask(Task):
-    """Cut the documents start (included) to end (excluded) of `long_documents` into passages.
+    """Cut the documents start (included) to end (excluded) of the file `long_documents` into passages.
 
-    Writes the ENTRY of each passage to PREFIX.passages.npy.
+    Writes the index entry of each passage to PREFIX.passages.npy. The text stays in the spool and is not copied.
     """
 
     spool: str
     """Path of the spool folder."""
     seed: int
-    """Seed of the order of passages."""
+    """Seed of the stream, from which the sort keys of passages are computed."""
     plan: Plan
     long_documents: str
-    """Path of the file with the ENTRY of each long document."""
+    """Path of the file with the index entry of each long document."""
     sha256: str
-    """SHA-256 digest of the file `long_documents`."""
+    """SHA-256 digest of the file `long_documents`. If the file has changed, the task is run again."""
     start: int
     end: int
 
@@ -169,15 +171,15 @@ def read_text(folder: Path, entry: np.void) -> str:
 
     Args:
         folder: the spool folder.
-        entry: the ENTRY of the document or passage.
+        entry: the index entry of the document or passage.
     """
     file = _open(text_path(folder, int(entry["shard"])))
     file.seek(int(entry["offset"]))
     return file.read(int(entry["num_bytes"])).decode("utf-8")
 
 
-# Keep spool files open, because passages are read in random order. The cache size is below the usual limit on open
-# files. A file that is evicted from the cache is closed when it is garbage-collected.
+# Keep spool files open, because passages are read in random order. The number of files kept open is below the system's
+# usual limit. A file that is evicted from the cache is closed when it is garbage-collected.
 @functools.lru_cache(maxsize=256)
 def _open(path: Path) -> BinaryIO:
     return open(path, "rb")

@@ -1,6 +1,7 @@
-"""Read a finished stream folder and check its shards.
+"""Read a finished stream folder and check its shards, which are all files that alma-prep writes except stream.json.
 
-A folder without stream.json is not a stream. A mega-batch that stream.json does not list is not part of the stream.
+stream.json is written last. A folder without it is not a finished stream, and a mega-batch that it does not list is not
+part of the stream.
 """
 
 import json
@@ -20,7 +21,8 @@ SHARD_NAME = re.compile(
     r"(mega_batch_\d+/train|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json|sentencepiece\.model"
     r"|dedup/\d{4}\.(keys|signatures)|manifest\.json"
 )
-"""Pattern of the paths of all files that alma-prep writes into a stream folder, except stream.json."""
+"""Pattern of the relative paths of all shards: the files that alma-prep writes into a stream folder, except
+stream.json."""
 
 
 def read_stream(out: Path) -> StreamFolder | None:
@@ -40,16 +42,16 @@ def read_stream(out: Path) -> StreamFolder | None:
 
 
 def check_bytes(out: Path, what_to_do: str) -> None:
-    """Check the size and SHA-256 of every shard of a finished stream against manifest.json.
+    """Check that every shard of a finished stream has the size and the SHA-256 digest that manifest.json records.
 
     A stream that was written by an earlier release without a manifest is not checked.
 
     Args:
         out: the stream folder.
-        what_to_do: advice for the user, the last sentence of the error message.
+        what_to_do: advice for the user, which becomes the last sentence of each error message.
 
     Raises:
-        PrepError: if a shard is missing or differs, or the manifest cannot be read.
+        PrepError: if a shard is missing or has changed, or manifest.json is missing or cannot be read.
     """
     if not (out / MANIFEST).is_file():
         if "given" in json.loads((out / STREAM_FILE).read_text(encoding="utf-8")):
@@ -58,7 +60,7 @@ def check_bytes(out: Path, what_to_do: str) -> None:
     try:
         manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         outputs = {name: (output["bytes"], output["sha256"]) for name, output in manifest["outputs"].items()}
-        _ = manifest["extensions"][:0]  # raises an error unless it is a list, which --extend needs
+        _ = manifest["extensions"][:0]  # raises an error unless "extensions" is a list, which --extend needs
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PrepError(f"{out / MANIFEST} cannot be read ({error!r}). {what_to_do}") from error
     stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
@@ -75,7 +77,13 @@ def check_bytes(out: Path, what_to_do: str) -> None:
 
 
 def belongs_to_stream(name: str, num_mega_batches: int, num_extensions: int) -> bool:
-    """Return True if a stream with this many mega-batches and extensions has a shard with this name."""
+    """Return True if a stream with these numbers of mega-batches and extensions has a shard with this name.
+
+    Args:
+        name: relative path of a shard, which matches SHARD_NAME.
+        num_mega_batches: number of mega-batches, including those of extensions.
+        num_extensions: number of extensions.
+    """
     mega_batch, dedup = re.match(r"mega_batch_(\d+)/", name), re.match(r"dedup/(\d+)\.", name)
     if mega_batch:
         return int(mega_batch[1]) <= num_mega_batches

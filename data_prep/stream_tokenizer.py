@@ -1,4 +1,4 @@
-"""Make a stream's tokenizer file (a given file, or trained on the mega-batches) and dict.txt."""
+"""Make dict.txt and the tokenizer file of a stream: copy a given tokenizer, or train one on the mega-batches."""
 
 import math
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from data_prep.work_folder import WorkFolder
 
 
 def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, executor: Executor) -> Path:
-    """Write the tokenizer file into the work folder: copy the given one, or train one on mega-batches 1..B.
+    """Write the tokenizer file into the work folder: copy a given tokenizer, or train one on mega-batches 1..B.
 
     Args:
         settings: the settings.
-        index: the passages and the splits.
+        index: the passages in their final order, and the splits.
         work: the work folder.
-        executor: where the training task runs.
+        executor: runs the training task, on this machine or on a Slurm cluster.
 
     Returns:
         The path of the tokenizer file.
@@ -34,7 +34,7 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
         name, content = given_tokenizer(settings.tokenizer)
         return _write(work.stream / name, content)
     tokenizer = TOKENIZERS[settings.tokenizer]
-    start, end = index.training()  # without the validation set and the test set
+    start, end = index.training()  # the passages of all mega-batches, without the validation set and the test set
     num_words = int(index.passages["num_words"][start:end].sum(dtype=np.int64))
     most = min(settings.tokenizer_words, tokenizer.max_training_words or settings.tokenizer_words)
     stride = max(1, math.ceil(num_words / most))
@@ -49,9 +49,9 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
 
 @dataclass(frozen=True)
 class TrainTokenizerTask(Task):
-    """Train a tokenizer on every `stride`-th of the passages start (included) to end (excluded).
+    """Train a tokenizer on every `stride`-th of the passages start (included) to end (excluded) of the index.
 
-    Writes PREFIX.tokenizer.
+    Writes the content of the tokenizer file to PREFIX.tokenizer.
     """
 
     kind: str
@@ -93,7 +93,7 @@ def write_dictionary(symbols: list[str], counts: np.ndarray, work: WorkFolder) -
     Args:
         symbols: the tokenizer's symbols.
         counts: int [dictionary size], number of occurrences of each fairseq id in the training text.
-        work: the work folder, whose stream folder gets the file.
+        work: the work folder. dict.txt is written into its subfolder `stream`.
     """
     assert len(counts) == dictionary_size(len(symbols))
     content = dictionary_text(dictionary_names(symbols), counts[NUM_SPECIAL:].tolist())

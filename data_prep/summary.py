@@ -1,15 +1,15 @@
 """Format the tables that alma-prep prints at the end."""
 
 SKIPPED_SHOWN = 10
-"""Maximum number of skipped inputs to list per source."""
+"""Maximum number of lines about skipped files, lines or pages to print per source."""
 
 
 def summary(stream: dict) -> str:
-    """Return tables of a finished stream's splits, of removed documents, and of skipped files, as text.
+    """Return tables of the splits of a finished stream, of removed documents, and of skipped files, as text.
 
     Args:
-        stream: the content of stream.json. If the stream has extensions, removed documents and skipped files are those
-            of the last extension.
+        stream: the content of stream.json. If the stream has extensions, the tables list the removed
+            documents and skipped files of the last extension only.
     """
     lines = [f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}"]
     for name, split in stream["splits"].items():

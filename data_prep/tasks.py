@@ -1,10 +1,10 @@
 """Steps and tasks. A run that is killed at any moment can be continued without repeating finished tasks.
 
-A step is a folder and a list of tasks. A single worker does each task: it writes the task's shards (output files) into
-a temporary folder, renames them into the step's folder, and then writes the done mark, a file with the task, its
-result, and the size and SHA-256 of every shard. The next run skips a task only if the done mark describes the same task
-and the shards match the mark. It repeats all other tasks. The output does not depend on which process did a task or how
-often the task was started.
+A step is a folder and a list of tasks. Each task is done by one worker: it writes the task's shards (output files) into
+a temporary folder, moves them into the step's folder by renaming, and then writes the done mark, a file with the task,
+its result, and the size and SHA-256 of every shard. The next run skips a task only if its done mark describes the same
+task, and its shards have the recorded sizes and digests. It repeats all other tasks. The output does not depend on
+which process did a task or how often the task was started.
 """
 
 import importlib
@@ -30,7 +30,8 @@ _TASKS = "tasks.jsonl"
 class Task(ABC):
     """A unit of work for one worker. Subclasses are frozen dataclasses whose fields can be converted to JSON.
 
-    Two tasks with equal fields must write equal shards, because a done mark is valid for every task with equal fields.
+    Two tasks with equal fields must write equal shards, because a task is skipped if the done mark of an earlier run
+    contains equal fields.
     """
 
     @abstractmethod
@@ -42,12 +43,15 @@ class Task(ABC):
             heartbeat: the task's heartbeat. Call `heartbeat.beat` at least once per document.
 
         Returns:
-            The result, a JSON object, which is stored in the done mark.
+            The result of the task, a JSON object, which is stored in the task's done mark.
         """
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
-        """Return the task with these field values, as read from JSON. Override it if a value needs conversion."""
+        """Return the task with these field values, as read from JSON.
+
+        Override this method if a value needs conversion from its JSON type.
+        """
         return cls(**values)
 
     def description(self) -> str:
@@ -57,7 +61,7 @@ class Task(ABC):
 
 
 def _task_from(description: dict) -> Task:
-    """Return the task that a description describes. Imports the task's class, so a worker on any machine can run it.
+    """Return the task with this description. Imports the task's class, so that any worker on any machine can run it.
 
     Args:
         description: the result of `Task.description`, parsed from JSON.
@@ -75,7 +79,7 @@ class Executor(Protocol):
 
         Args:
             step: the step.
-            numbers: the indices of the tasks to run, in `step.tasks`.
+            numbers: indices in `step.tasks` of the tasks to run.
             threads: maximum number of threads per task.
             on_done: called with the index of each task when the task is done.
 
@@ -86,7 +90,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """A list of tasks, and the folder with their shards and done marks. A task's number is its index in the list."""
+    """A list of tasks, and the folder for their shards and done marks. A task's number is its index in the list."""
 
     folder: Path
     tasks: Sequence[Task]
@@ -94,10 +98,10 @@ class Step:
     def run(
         self, executor: Executor, on_done: Callable[[int], None] = lambda number: None, threads: int = 1
     ) -> list[dict]:
-        """Do the tasks that are not done yet.
+        """Do all tasks of this step that no earlier run has done.
 
         Args:
-            executor: where the tasks run.
+            executor: runs the tasks, on this machine or on a Slurm cluster.
             on_done: called once with the number of each task, including tasks that an earlier run did.
             threads: maximum number of threads per task.
 
@@ -119,7 +123,8 @@ class Step:
                 on_done(number)
         missing = [number for number in range(len(self.tasks)) if number not in results]
         for number in missing:
-            # Remove the heartbeat that a killed run left, because it would look like the heartbeat of a hung worker.
+            # Remove invalid done marks. Also remove heartbeat files of a killed run, because a file that
+            # no longer changes looks as if a worker hung.
             for ending in ("done", "alive"):
                 self._path(number, ending).unlink(missing_ok=True)
         if missing:
@@ -138,9 +143,9 @@ class Step:
         return self.folder / f"{number:06d}"
 
     def mark(self, number: int) -> dict | None:
-        """Return the done mark of a task, or None if there is none or it describes another task.
+        """Return the done mark of a task, or None if the mark is missing or describes another task.
 
-        The shards are not checked.
+        This method does not check whether the shards match the mark.
         """
         try:
             mark = json.loads(self._path(number, "done").read_text())
@@ -152,11 +157,11 @@ class Step:
         """Return an error message about a worker whose heartbeat stopped, or None if all workers make progress.
 
         Args:
-            since: when the run began, in seconds since the epoch. A heartbeat that is older counts as if it were from
-                this time.
+            since: when the run began, in seconds since the epoch. An older heartbeat counts as if it were from this
+                time, because time before the run is no sign of a hung worker.
             stall_seconds: seconds without progress after which a worker counts as hung.
         """
-        for path in self.folder.glob("[0-9]*.alive"):  # this pattern does not match temporary files of heartbeats
+        for path in self.folder.glob("[0-9]*.alive"):  # the pattern does not match temporary copies of heartbeat files
             with suppress(OSError, ValueError):
                 idle_seconds = time.time() - max(path.stat().st_mtime, since)
                 if idle_seconds > stall_seconds and not path.with_suffix(".done").exists():
@@ -168,7 +173,7 @@ class Step:
         return None
 
     def _checked_mark(self, number: int) -> dict | None:
-        """Return the done mark of a task if all shards of the task match the mark, else None."""
+        """Return the done mark of a task if all shards have the sizes and digests in the mark, else None."""
         mark = self.mark(number)
         if mark is None:
             return None
@@ -187,7 +192,8 @@ def run_task(folder: str, number: int) -> int:
     with open(Path(folder) / _TASKS) as file:
         description = json.loads(next(line for index, line in enumerate(file) if index == number))
     stem = f"{number:06d}"
-    # Do not use `written_aside` here, because several shards must be renamed into a folder that already exists.
+    # `written_aside` cannot be used here: the shards of several tasks must be moved into one folder, which exists
+    # already.
     temporary = Path(folder) / f"{stem}.{socket.gethostname()}.{os.getpid()}.part"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

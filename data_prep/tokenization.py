@@ -1,6 +1,6 @@
 """Tokenizers: train a tokenizer, load it from its file, and encode many passages at once.
 
-Both trainable tokenizers give the same bytes on every machine, regardless of the number of threads.
+On the same text, training gives a file with the same bytes on every machine, regardless of the number of threads.
 """
 
 import io
@@ -23,11 +23,12 @@ class Tokenizer(Protocol):
     """Name of the tokenizer file in a stream folder."""
     smallest_vocab_size: ClassVar[int]
     max_training_words: ClassVar[int | None]
-    """Maximum number of words to train on; None: no limit. From a larger text, the caller takes every n-th passage."""
+    """Maximum number of words to train on; None: no limit. If there are more, the caller passes
+    only every n-th passage."""
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
-        """Train a tokenizer on texts and return the content of its file."""
+        """Train a tokenizer on texts and return the content of the tokenizer file."""
         ...
 
     def __init__(self, file: Path): ...
@@ -45,15 +46,16 @@ class Tokenizer(Protocol):
         ...
 
 
-# WORD splits text at points where GPT-2's regular expression also always splits: before a space that precedes a word,
-# and around other white space. GPT-2's matches never cross these points, so a word has the same ids wherever it occurs.
+# WORD matches the words (and white space between them) whose ids ByteBPE caches. It splits text only at points where
+# GPT-2's regular expression also always splits: before a space that precedes a word, and around other white space.
+# Tokens never cross these points, so a word has the same ids wherever it occurs.
 # _SPACE is Unicode white space, as in the tokenizers library. Python's \s also matches four more control characters.
 _SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
 WORD = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
 MAX_KNOWN_WORDS = 1 << 18
-"""Maximum number of words whose ids are cached. When there are more, the cache is emptied."""
+"""Maximum number of words whose ids ByteBPE caches. When there are more, the cache is emptied."""
 MAX_KNOWN_LETTERS = 64
-"""Maximum length, in characters, of a word whose ids are cached."""
+"""Maximum length, in characters, of a word whose ids ByteBPE caches."""
 
 
 class ByteBPE:
@@ -61,7 +63,7 @@ class ByteBPE:
 
     file_name: ClassVar[str] = "tokenizer.json"
     smallest_vocab_size: ClassVar[int] = 256  # one symbol per byte
-    max_training_words: ClassVar[int | None] = None  # the trainer keeps only distinct words in memory
+    max_training_words: ClassVar[int | None] = None  # the trainer keeps each different word only once
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
@@ -86,7 +88,8 @@ class ByteBPE:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(file))
-        # Disable truncation and padding, which a given file may request. They would be applied to every single word.
+        # A given tokenizer file may request truncation or padding. Disable them, because they would apply to every
+        # word.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._known: dict[str, list[int]] = {}
@@ -97,7 +100,7 @@ class ByteBPE:
         return sorted(index_of, key=index_of.__getitem__)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, int32. The ids of words are cached, which is about three times as fast."""
+        """Return the token ids of each text, int32. The cache of word ids makes this about three times as fast."""
         words_of_texts = [WORD.findall(text) for text in texts]
         new = list(set(itertools.chain.from_iterable(words_of_texts)) - self._known.keys())
         encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
@@ -125,14 +128,15 @@ class SentencePiece:
 
     file_name: ClassVar[str] = "sentencepiece.model"
     smallest_vocab_size: ClassVar[int] = 259  # <unk>, the line end, 256 bytes, and one letter
-    max_training_words: ClassVar[int | None] = 50_000_000  # the trainer keeps the text in memory
+    max_training_words: ClassVar[int | None] = 50_000_000  # the trainer keeps the complete text in memory
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
         """Train on texts and return the content of the model file.
 
         Raises:
-            Unworkable: if the text is too small to give `vocab_size` symbols, or has too many characters for them.
+            Unworkable: if the text is too small to give `vocab_size` symbols, or has more different characters than fit
+                into `vocab_size` symbols.
         """
         import sentencepiece
 
@@ -156,10 +160,11 @@ class SentencePiece:
                 bos_id=-1,
                 eos_id=-1,
                 pad_id=-1,
-                # Set the maximum possible value, because sentencepiece silently drops longer texts. The default is
-                # 4192 bytes.
+                # Set the maximum possible value, because sentencepiece silently drops texts longer than this limit,
+                # whose default is 4192 bytes.
                 max_sentence_length=2**30,
-                # Use a fixed number, because it is written into the model file, which must not depend on the machine.
+                # Use a fixed number of threads, because sentencepiece writes the number into the model file, which must
+                # not depend on the machine.
                 num_threads=1,
                 minloglevel=2,
             )
@@ -228,9 +233,10 @@ def load_tokenizer(file: Path) -> "ByteBPE | SentencePiece | AnyTokenizer":
 
 
 def _is_byte_bpe(described: dict) -> bool:
-    """Return True if ByteBPE can load this tokenizer: BPE that splits text like GPT-2 and does not change it otherwise.
+    """Return True if ByteBPE can be used for this tokenizer.
 
-    ByteBPE encodes words one by one, which gives the correct ids only for such tokenizers.
+    The tokenizer must be a BPE tokenizer that splits text like GPT-2 and does not change the text. ByteBPE encodes
+    words one by one, which gives the correct ids only for such tokenizers.
 
     Args:
         described: the parsed content of tokenizer.json.
@@ -272,7 +278,7 @@ def check_tokenizer(name: str) -> None:
 
 
 def given_tokenizer(name: str) -> tuple[str, bytes]:
-    """Read a tokenizer that the user gives with --tokenizer, and check that its library can load it.
+    """Read a tokenizer file that the user gives with --tokenizer, and check that its library can load the file.
 
     Args:
         name: the path of the tokenizer file, or of GPT-2's folder.
@@ -301,5 +307,5 @@ def given_tokenizer(name: str) -> tuple[str, bytes]:
             return ByteBPE.file_name, tokenizer.to_str(pretty=False).encode("utf-8")
         Tokenizer.from_file(name)
         return AnyTokenizer.file_name, path.read_bytes()
-    except Exception as error:  # the two libraries raise different exception types
+    except Exception as error:  # sentencepiece and tokenizers raise different types of exceptions
         raise PrepError(f"the tokenizer {name} cannot be read: {error}") from error

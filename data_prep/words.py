@@ -1,4 +1,4 @@
-"""A word tokenizer for datatrove that splits text at white space, as the word counts of the paper do."""
+"""A word tokenizer for datatrove that splits text at white space, as the paper does to count words."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ def words_between_spaces() -> Any:
     """Return a word tokenizer that splits at white space, to pass to datatrove as `language`.
 
     datatrove's English tokenizer counts punctuation marks as words, and takes a minute for every 25 MB. The returned
-    `WordTokenizer` cannot split text into sentences, which no rule used here needs.
+    `WordTokenizer` cannot split text into sentences, because nothing that we use of datatrove needs sentences.
     """
     from datatrove.utils.word_tokenizers import WordTokenizer
 

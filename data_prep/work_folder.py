@@ -1,7 +1,8 @@
 """The work folder OUT/.alma-prep, in which a run makes a stream.
 
-If a run is killed, the next run continues in its work folder. When all shards are complete, they are moved into OUT by
-renaming. stream.json is moved last; only then OUT is a stream.
+If a run is killed, the next run continues in the work folder that it left. When all shards (the files of the stream)
+are complete, they are moved into OUT by renaming. stream.json is moved last. Before that, OUT does not count as a
+stream.
 """
 
 import errno
@@ -24,23 +25,25 @@ from fairseq_alma.core.stream_folder import STREAM_FILE
 SETTINGS = "settings.json"
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
-"""Name prefix of the other files of `Lease`: temporary copies of the lease file, and claims on stale leases."""
+"""Name prefix of the other files that `Lease` writes: temporary copies of the lease file, and files that show which
+process is removing the lease of a dead process."""
 
 
 class WorkFolder(NamedTuple):
     """The paths of a work folder and its subfolders."""
 
     folder: Path
-    """The work folder itself, which is removed when the stream is finished."""
+    """The work folder itself. It is removed when the stream is finished."""
 
     @property
     def spool(self) -> Path:
-        """The folder with the text of all documents."""
+        """The spool folder, which contains the text of all documents."""
         return self.folder / "spool"
 
     @property
     def stream(self) -> Path:
-        """The folder with the finished shards, under the same relative paths as later in OUT."""
+        """The folder with the finished shards. They have the same relative paths here as later in the stream folder
+        OUT."""
         return self.folder / "stream"
 
 
@@ -48,8 +51,8 @@ class WorkFolder(NamedTuple):
 def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFolder]:
     """Lock and yield the work folder of `out`: a new one, or one that an unfinished run with the same settings left.
 
-    If the block ends without an error or with Unworkable, the folder is removed. After any other error it is kept, so
-    that the next run can continue.
+    If the block ends without an error or with Unworkable, the work folder is removed. After any other error it is kept,
+    so that the next run can continue.
 
     Args:
         out: the stream folder.
@@ -108,7 +111,8 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
         out: the stream folder.
         work: the work folder.
         stream: the content of stream.json.
-        manifest: the content of manifest.json. Is modified: "outputs" gets the size and SHA-256 of every shard.
+        manifest: the content of manifest.json. It is modified: the size and SHA-256 digest of
+            every shard are added to "outputs".
     """
     shards = sorted(path for path in work.stream.rglob("*") if path.is_file())
     for path in shards:
@@ -123,10 +127,11 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
         if folder.is_dir():
             sync_folder(folder)
     sync_folder(out)
-    # Write the last two files in the work folder first, so that a kill never leaves a temporary file in `out`.
+    # Write these two files in the work folder and move them, so that `out` never contains a temporary file, even if
+    # this process is killed.
     write_json(work.folder / MANIFEST, manifest)
     text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
-    # Write lone surrogates as escapes. Python uses them for paths whose bytes are not UTF-8.
+    # Write lone surrogates as escapes, because UTF-8 cannot encode them. They occur in paths whose bytes are not UTF-8.
     write_whole(work.folder / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))
     for name in (MANIFEST, STREAM_FILE):
         os.replace(work.folder / name, out / name)
@@ -134,9 +139,9 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
 
 
 def remove_finished_work(out: Path, num_extensions: int) -> None:
-    """Remove a work folder whose run was killed after it had finished the stream.
+    """Remove the work folder of a run that was killed after it had finished the stream.
 
-    Do not remove the work folder of a run that is still running, or of an unfinished extension.
+    The work folder of a run that is still running, or of an unfinished extension, is kept.
 
     Args:
         out: the stream folder.
@@ -144,7 +149,7 @@ def remove_finished_work(out: Path, num_extensions: int) -> None:
     """
     if not (out / WORK).is_dir():
         return
-    # `_lease_held` raises PrepError if another alma-prep is running in `out`.
+    # If another alma-prep is running in `out`, `_lease_held` raises PrepError, and nothing is removed.
     with suppress(PrepError), _lease_held(out):
         if _previous_settings(out).get("extension", 0) <= num_extensions:
             _empty(out / WORK)
@@ -162,7 +167,7 @@ def _lease_held(out: Path) -> Iterator[None]:
     lease = Lease(out / WORK)
     with ExitStack() as at_end:
         try:
-            with interrupts_delayed():  # also makes sure that the lease's thread never receives Ctrl-C
+            with interrupts_delayed():  # and the lease's thread, which starts here, never receives Ctrl-C
                 lease.__enter__()
                 at_end.callback(_release, lease)
         except RunError as error:
@@ -175,7 +180,7 @@ def _lease_held(out: Path) -> Iterator[None]:
 
 
 def _release(lease: Lease) -> None:
-    """Release a lease, and remove its folder if the folder is then empty."""
+    """Release the lease of a work folder, and remove the work folder if it is then empty."""
     with interrupts_delayed():
         lease.__exit__(None, None, None)
         _remove_if_empty(lease.path.parent)
@@ -184,7 +189,7 @@ def _release(lease: Lease) -> None:
 def _holder(out: Path) -> str:
     """Return ": process PID on HOST" for the process that holds the lease of `out`'s work folder.
 
-    Return "" if the lease was released meanwhile.
+    Return "" if that process has released the lease in the meantime.
     """
     try:
         holder = read_json(out / WORK / _LEASE)
@@ -194,8 +199,9 @@ def _holder(out: Path) -> str:
 
 
 def _empty(folder: Path) -> None:
-    """Remove everything in a work folder except the files of its lease."""
-    # Remove the settings last. If this process is killed before, the next run can still see whose work the rest is.
+    """Remove everything in a work folder except the lease files, because this process still holds the lease."""
+    # Remove the settings file last. If this process is killed before that, the next run can still read which settings
+    # the remaining files belong to.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == SETTINGS):
         if path.name != _LEASE and not path.name.startswith(_LEASE_TEMPORARIES):
             if path.is_dir():
@@ -224,7 +230,7 @@ def _previous_settings(out: Path) -> dict:
 
 
 def _can_resume(out: Path, settings: Mapping) -> bool:
-    """Return True if an unfinished run had these settings, so it can be continued.
+    """Return True if there is an unfinished run that had the same settings, so that it can be continued.
 
     If there is no unfinished run, empty the work folder and return False.
 
@@ -233,7 +239,7 @@ def _can_resume(out: Path, settings: Mapping) -> bool:
     """
     previous = _previous_settings(out)
     if previous.get("extension", 0) < settings.get("extension", 0):
-        previous = {}  # the previous run finished its stream, but was killed before it removed the work folder
+        previous = {}  # that run finished its stream or extension, but was killed before it removed the work folder
     if not previous:
         _empty(out / WORK)
         return False
@@ -253,12 +259,14 @@ def _can_resume(out: Path, settings: Mapping) -> bool:
 def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None:
     """Remove shards in `out` that belong to no stream, because a run was killed while it moved its shards there.
 
-    This run makes them again. When a stream is extended, its own shards are kept, and other shards are removed only if
-    this run continues an interrupted extension. Otherwise they may be files of the user.
+    This run makes these shards again. If this run extends a stream, the shards of the existing stream are kept. Other
+    files with names of shards are removed only if this run continues an interrupted extension. If it does not, they may
+    be files of the user.
 
     Args:
         out: the stream folder.
-        settings: the settings of this run. For an extension, "extension" is its number, from 1.
+        settings: the settings of this run. For an extension, the entry "extension" is the number of the
+            extension, from 1.
         resumes: True if this run continues an unfinished one.
 
     Raises:

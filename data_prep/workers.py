@@ -1,7 +1,7 @@
 """Run tasks in worker processes on this machine. If a worker dies or hangs, the run ends with an error.
 
-This module uses a process pool of the standard library, which raises an error as soon as a worker is killed. In this
-case, datatrove's local executor would wait forever.
+This module uses a process pool of the standard library, which raises an error as soon as a worker is killed.
+datatrove's local executor is not used, because it would wait forever in this case.
 """
 
 import collections
@@ -44,8 +44,8 @@ class Workers:
     def __exit__(self, error_type, error, traceback):
         with interrupts_delayed():
             if error_type is not None:
-                # Kill the workers, because their results are no longer needed and a task can take hours. From Python
-                # 3.14 on, terminate_workers() could be used.
+                # Kill the workers: the results of running tasks are no longer needed, and a task can take hours. From
+                # Python 3.14 on, the pool's method terminate_workers() could be used.
                 for process in list((self._pool._processes or {}).values()):
                     process.kill()  # SIGKILL, because a process stopped by SIGSTOP does not react to SIGTERM
             self._pool.shutdown(cancel_futures=True)
@@ -57,12 +57,13 @@ class Workers:
 
         Args:
             function: a function that worker processes can import.
-            calls: the arguments of each call. They are read lazily: at most two calls per process are pending.
+            calls: the arguments of each call. The iterable is read lazily: at most two calls per process are
+                waiting or running.
             watch: called every second while waiting for a result. It may raise an exception to end the run.
 
         Raises:
             PrepError: if a worker died.
-            Exception: any exception that a call or `watch` raises.
+            Exception: any exception that `function` or `watch` raises.
         """
         in_flight: collections.deque[Future] = collections.deque()
         for arguments in calls:
@@ -73,16 +74,16 @@ class Workers:
             yield _result(in_flight.popleft(), watch)
 
     def _submit(self, function: Callable, arguments: tuple) -> Future:
-        # Delay Ctrl-C, because `submit` may start a worker. Workers never receive Ctrl-C; this process does, and then
-        # ends its workers.
+        # Delay Ctrl-C, because `submit` may start a worker. A worker that starts here never receives Ctrl-C. This
+        # process receives it, and then ends its workers.
         with interrupts_delayed(), _death_reported():
             return self._pool.submit(function, *arguments)
 
 
 class Local:
-    """An executor that runs tasks in worker processes on this machine. A context manager.
+    """An executor that runs tasks in worker processes on this machine. It is a context manager.
 
-    All steps of the run share the workers.
+    The same worker processes are used for all steps of the run.
 
     Args:
         processes: number of worker processes.
@@ -117,8 +118,8 @@ class Local:
             for number in self._workers.run_in_order(run_task, calls, watch):
                 on_done(number)
             return
-        # Use a new process, which can use several threads and releases its memory at the end. The workers of the shared
-        # pool use one thread each.
+        # Use a new process, which releases its memory at the end. The workers in `self._workers` cannot be used,
+        # because each of them is limited to one thread.
         with Workers(1, tokenizer_threads=threads) as workers:
             for number in workers.run_in_order(run_task, calls, watch):
                 on_done(number)
@@ -152,10 +153,10 @@ def _start_worker(parent: int, tokenizer_threads: int) -> None:
     """Initialize a new worker process. Called in the worker.
 
     Args:
-        parent: process id of the parent.
+        parent: process id of the parent process. The worker ends when this process has ended.
         tokenizer_threads: number of threads that the tokenizers library may use.
     """
-    # The tokenizers library reads these variables when it is first used.
+    # Set these variables now, because the tokenizers library reads them when it is first used.
     os.environ["RAYON_NUM_THREADS"] = str(tokenizer_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if tokenizer_threads > 1 else "false"
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
