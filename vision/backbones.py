@@ -26,7 +26,7 @@ class Backbone(ABC):
 
         Args:
             num_experts: number of experts in each mixture.
-            hard: if True, a gate uses only one of its branches for each example.
+            hard: if True, a gate chooses one of its branches for each example, otherwise it weighs all branches.
             generators: random generators for the initial parameters.
             device: device on which the networks are placed.
         """
@@ -75,7 +75,7 @@ class VGG(Backbone):
 
 
 def backbone_for(dataset: Dataset, settings: VisionSettings) -> tuple[Backbone, Inputs]:
-    """Return the network architecture for a dataset, and the object that turns its images into network inputs."""
+    """Return the network architecture for a dataset, and the object that turns images into network inputs."""
     channels, height, width = dataset.image_shape
     if dataset.name in CONVOLUTIONAL:
         border = None if settings.recipe.crop_border == "black" else float(settings.recipe.crop_border)

@@ -1,4 +1,8 @@
-"""Random generators. Each purpose has a separate generator, so its random numbers do not depend on other purposes."""
+"""Random generators.
+
+Each purpose, for example the initial parameters of a network, has a separate generator. So the random numbers for one
+purpose do not depend on how many were drawn for other purposes.
+"""
 
 from hashlib import sha256
 

@@ -1,4 +1,4 @@
-"""Growth in depth: insert new layers that change their input only slightly.
+"""Growth in depth: insert new layers whose output differs only slightly from their input.
 
 A candidate is a new layer after one of the layers of the network, so there is one candidate per layer.
 
@@ -85,8 +85,9 @@ class DepthCandidates:
     def grown_chain(self, places: Sequence[int], batches: BatchSource, with_noise: bool = True) -> Chain:
         """Return the network with a new layer after each of the given layers.
 
-        A new layer must not change the network except by its noise, even if it has a norm. So the mean and the variance
-        of the new norm are those of the input of the new layer, and its scale and shift undo the normalisation.
+        Only the noise of a new layer may change the network, also if the new layer has a norm (batch normalisation). So
+        this norm gets the mean and the variance of the input of the new layer, and a scale and a shift that undo the
+        normalisation.
 
         Args:
             places: indices of the layers (from 0) after which a new layer is inserted.
@@ -120,8 +121,8 @@ def grow_depth(
         batches: the data that the next stage trains on.
         num_layers: number of new layers. Fewer are added if `max_params` does not allow so many.
         generator: random generator for the noise.
-        max_params: largest number of parameters of the grown network, or None for no limit. The first layer that would
-            exceed this limit and all layers with worse scores are not added, and a warning is logged.
+        max_params: largest number of parameters of the grown network, or None for no limit. The first new layer
+            that would exceed this limit and all new layers with worse scores are not added, and a warning is logged.
 
     Raises:
         SettingError: if `num_layers` is larger than the number of layers of the network.

@@ -1,7 +1,7 @@
 """Stacks: M networks of one shape that are computed together, with hand-written gradients.
 
-For networks as small as those in the paper, most time is spent on overhead, not on arithmetic. So a stack of
-multilayer perceptrons (MLPs) runs as many torch operations for M networks as for a single network.
+For networks as small as those in the paper, most time is spent on starting torch operations, not on arithmetic. So a
+stack of multilayer perceptrons (MLPs) runs as many torch operations for M networks as for a single network.
 
 stack.py        the interface of all stacks
 parameters.py   the parameters of M networks as one flat tensor

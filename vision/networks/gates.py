@@ -7,7 +7,7 @@ of features computed from it. The weight of an expert is the product of the prob
 from the root to the expert. So the expert and its twin share the weight that the expert had, and as long as they are
 equal, the split does not change the output of the layer.
 
-A flat softmax is a root to which growth adds branches instead of nodes below it.
+A flat softmax is a root to which growth adds branches, instead of adding nodes below the root.
 
 Shapes: M networks, b examples, n nodes, K branches, E experts.
 """
@@ -83,7 +83,7 @@ class Gates:
 
         Args:
             experts: for each network, the index of the expert to split.
-            flat: if True, add a branch for the twin to the root. (If there was no root, add a root with two branches.)
+            flat: if True, add a branch for the twin to the root. (Gates without a root get a root with two branches.)
                 If False, put a node with two branches in place of the expert.
         """
         if flat:

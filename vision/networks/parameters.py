@@ -54,7 +54,7 @@ class Parameters:
         return Parameters(self.shapes, self.num_networks, self.device, self.flat.dtype)
 
     def copy(self) -> "Parameters":
-        """Return a copy that shares no memory with this object."""
+        """Return a copy of these parameters that shares no memory with this object."""
         copy = self.zeros_like()
         copy.flat.copy_(self.flat)
         return copy
