@@ -52,7 +52,7 @@ class Perceptron(Backbone):
 
 
 class VGG(Backbone):
-    """The reduced VGG19. All its convolutions have the same number of channels.
+    """The reduced VGG19. Each convolution has the same number of output channels.
 
     Args:
         num_inputs: number of channels of an image.

@@ -1,4 +1,4 @@
-"""The data of a stage as tensors on the device, and the batches that are sampled from them.
+"""The data of a stage as tensors on the device, and the batches that are sampled from this data.
 
 A run can train several random seeds together. Each seed cuts the dataset differently, so it has separate examples. An
 order is a random sequence in which the examples of a seed are read; it is drawn again for every epoch. Every network
@@ -176,7 +176,7 @@ class Batches:
 
     Args:
         data: data of the stage.
-        generators: one random generator per order: all orders of the first seed, then those of the second, and so on.
+        generators: one random generator per order: all generators of the first seed, then those of the second, etc.
         batch_size: number of examples per batch; the last batch of an epoch may be smaller.
         replay: the replay setting of the stage. If it is a number between 0 and 1, this fraction of the new examples of
             every epoch is replaced by examples of earlier mega-batches, sampled uniformly with replacement. Each epoch
@@ -232,7 +232,7 @@ class Batches:
         return torch.stack(augmentation).to(self._data.training.y.device, non_blocking=True) if augmentation else None
 
     def _indices(self) -> Tensor:
-        """Return the example indices of one epoch in each order, [R, n]. Within each seed, indices count from 0."""
+        """Return the indices of the examples that each order reads in an epoch, [R, n], counted from 0 in each seed."""
         num_past, num_new = self._data.num_past, self._data.num_new
         order_Rn = torch.stack([torch.randperm(num_new, generator=generator) for generator in self._generators])
         if self._sample_Rn is not None:

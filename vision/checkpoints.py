@@ -49,5 +49,5 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
     except FileNotFoundError as error:
         raise StageError(f"{path} is missing: restore it, or start again in another out=") from error
     except Exception as error:
-        # A damaged file can raise many kinds of errors, from the zip archive, from the pickle or for a missing key.
+        # A damaged file can raise many kinds of errors: from reading the zip archive or the pickle, or a KeyError.
         raise StageError(f"{path} cannot be read ({error!r}): restore it, or start again in another out=") from error

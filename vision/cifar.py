@@ -33,7 +33,7 @@ class File:
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a dataset and the key of the labels in them."""
+    """The names and contents of the files of a dataset."""
 
     folder: str
     """Name of the folder that contains the files."""
@@ -41,9 +41,9 @@ class Layout:
     """Key of the labels in the pickled dictionary."""
     num_classes: int
     training: tuple[File, ...]
-    """Files of the training set, in order."""
+    """Files of the training set. The examples of the first file come first."""
     test: tuple[File, ...]
-    """Files of the test set, in order."""
+    """Files of the test set. The examples of the first file come first."""
 
 
 # torchvision checks the same MD5 sums after a download.

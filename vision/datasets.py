@@ -78,7 +78,7 @@ class Dataset:
     """A training set and a test set of labelled images."""
 
     name: str
-    """Name of the dataset, a key of `DATASETS`."""
+    """Name of the dataset, for example "mnist" (see `DATASETS`)."""
     image_shape: tuple[int, int, int]
     """Shape of an image, (channels, height, width)."""
     num_classes: int

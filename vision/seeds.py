@@ -10,7 +10,7 @@ import torch
 
 
 def generator(*name: int | str) -> torch.Generator:
-    """Return a CPU random generator whose seed is computed from a name, for example (seed, "order", member, stage).
+    """Return a CPU random generator whose seed is computed from a name, for example (seed, "order", network, stage).
 
     The same name gives the same numbers on every machine, also if the networks are on a GPU.
 

@@ -73,7 +73,7 @@ class OwnLoss:
 class JointLoss(OwnLoss):
     """Loss that trains the N networks of each seed as a single model (UMix).
 
-    The best epoch is also selected for each seed, not for each network, so U = S. The networks of a seed read the same
+    The best epoch is selected for each seed, not for each network, so U = S. The networks of a seed read the same
     batches. The logits of these networks are averaged (the paper) or summed (the authors' code).
 
     Args:
@@ -124,7 +124,7 @@ def train_stage(
     select_by: SelectBy,
     watcher: Watcher | None = None,
 ) -> TrainingCounts:
-    """Train a stack in place. At the end, each unit has its parameters from its best epoch.
+    """Train a stack in place. At the end, each unit has the parameters that it had after its best epoch.
 
     If several epochs are equally good, the first of them is used. If the validation loss of a unit is never finite, the
     unit gets back the parameters that it had before the stage.

@@ -6,11 +6,13 @@ together by how fast they lower the loss, and the best ones are added. This foll
 with these differences:
 
 - The bias of the head, which is the last linear layer, does not change.
-- The head reads the new units with the weights used in the ranking. In the authors' code it does not read them.
+- The head reads the new units with the weights used in the ranking. In the authors' code the head ignores the new
+  units.
 - Growth by n units adds n units. The authors' code adds n + 1.
-- The last layer can be widened even if the head flattens its output. In the authors' code it cannot.
-- A split adds small random weights, the noise, to one half of the unit and subtracts them from the other. The effect of
-  the noise is computed by a convolution. The authors' code multiplies unfolded images, which needs more memory.
+- The last layer can be widened even if the head flattens the output of this layer. The authors' code cannot widen the
+  last layer then.
+- A split adds small weights, the noise, to one copy of the unit and subtracts them from a second. The effect of the
+  noise is computed by a convolution. The authors' code multiplies unfolded images, which needs more memory.
 
 Growth in depth adds new layers whose output differs only slightly from their input. A new layer can follow any layer,
 and new layers are ranked by gradients like splits and new units. The ALMA paper mentions growth in depth, but neither

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class DepthCandidates:
-    """A network with a candidate after each layer: a new layer between the layer and its pooling.
+    """A network with a candidate after each layer: a new layer, placed before the pooling if pooling follows the layer.
 
     A new layer computes relu(x + noise(x)), where `noise` is a convolution or a linear map with small random weights.
     Its input x is the output of a ReLU and therefore not negative. So if the noise is 0, the output of the new layer
@@ -153,7 +153,7 @@ def grow_depth(
 
 
 def _identity_weight(layer: Layer) -> Tensor:
-    """Return the weights of an identity layer that can follow `layer`, [D, D, *k]. Its output equals its input."""
+    """Return the weights, [D, D, *k], of a layer that follows `layer` and whose output equals its input."""
     eye = torch.eye(layer.width, device=layer.weight.device, dtype=layer.weight.dtype)
     return F.pad(eye[..., None, None], (1, 1, 1, 1)) if layer.weight.dim() == 4 else eye
 
@@ -164,7 +164,7 @@ def _moments(chain: Chain, places: Sequence[int], batches: Iterable[Batch]) -> d
 
     Args:
         chain: the network.
-        places: indices of the layers, from 0. They are the keys of the result.
+        places: indices of the layers, from 0. The result contains one entry per index.
         batches: the batches of one epoch.
     """
     like = chain.head_weight

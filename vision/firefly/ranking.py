@@ -1,10 +1,11 @@
 """Score the candidates for growth, in width or in depth, in two passes over the data.
 
-A candidate is one possible addition to the network: the split of a unit, a new unit or a new layer. It changes the
-network through small weights, its noise, which are random at first. The first pass trains the noise of all candidates
-for one epoch. The second pass multiplies the noise of each candidate by 1 + gate, where all gates are 0, and computes
-the gradient of the loss with respect to the gates. The score of a candidate is the gradient with respect to the gate of
-this candidate. The smallest (most negative) score is the best: a larger gate of this candidate lowers the loss fastest.
+A candidate is one possible addition to the network: the split of a unit, a new unit or a new layer. Its effect on the
+network depends on small weights, called the noise of the candidate, which are random at first. The first pass trains
+the noise of all candidates for one epoch. The second pass multiplies the noise of each candidate by 1 + gate, where all
+gates are 0, and computes the gradient of the loss with respect to the gates. The score of a candidate is the gradient
+with respect to the gate of this candidate. The smallest (most negative) score is the best: a larger gate of this
+candidate lowers the loss fastest.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -62,7 +63,7 @@ class Ranking(NamedTuple):
     scores: list[Tensor]
     """For each layer, the gradient of the loss with respect to the gate of each candidate."""
     flops: int
-    """FLOPs of both passes, forward and backward."""
+    """FLOPs of the two passes over the data, each forward and backward."""
     num_examples: int
     """Number of examples in one pass."""
     example: Tensor

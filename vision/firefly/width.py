@@ -38,7 +38,7 @@ the worst. Each candidate is a pair: the index of its layer, and True for a new 
 
 
 class WidthCandidates:
-    """A network with all its candidates: the split of every unit, and K new units in every layer.
+    """A network with all candidates for growth in width: the split of every unit, and K new units in every layer.
 
     Args:
         chain: the network.

@@ -74,7 +74,7 @@ class VisionLearner:
         self._predictor_file = PredictorFile(folders, self.networks_per_seed)
         self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
 
-    # ---- Subclasses override these methods.
+    # ---- Subclasses override the following methods.
 
     @property
     def networks_per_seed(self) -> int:
@@ -83,7 +83,7 @@ class VisionLearner:
 
     @property
     def combine(self) -> Combine:
-        """How the outputs of the members are combined into one prediction."""
+        """How the outputs of the networks that predict together are combined into one prediction."""
         return "probability"
 
     @property
@@ -135,7 +135,7 @@ class VisionLearner:
         self._stack, self._files.current = self._prepared(stack), None
 
     def new_stack(self, stage_index: int) -> Stack:
-        """Return S x N untrained networks, ordered by seed. Each is initialised with its own random generator."""
+        """Return S x N untrained networks, ordered by seed. Each network has a separate random generator."""
         return self.new_network(self.generators("initialisation", stage_index))
 
     def generators(self, purpose: str, stage_index: int, networks_per_seed: int | None = None) -> list[torch.Generator]:

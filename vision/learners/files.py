@@ -78,7 +78,7 @@ class PredictorFile:
         Args:
             paths: checkpoints, ordered by stage. Digests are cached, so a checkpoint that was passed in an earlier call
                 must not have changed, except for the last in this list.
-            combine: how the outputs of the members are combined into one prediction.
+            combine: how the outputs of the networks are combined into one prediction.
             dataset: name of the dataset.
         """
         for path in paths[len(self._digests) :]:

@@ -2,7 +2,7 @@
 
 Images have the shape [b, s, s, C] (channels last), because convolutions with few channels are fastest in this format.
 All other operations then work on a table with one row per pixel and one column per channel. The batch normalisation
-and the pooling of torch are slow on such a table if there are few channels, because their inner loops run over
+and the pooling of torch are slow on such a table if there are few channels, because torch's inner loops run over
 channels. So this module views the table with longer rows: a row contains several pixels, up to ROW_LENGTH numbers. A
 value per channel, such as a scale, is repeated for each pixel of a row.
 
@@ -156,8 +156,8 @@ class MaxPool:
     """2 x 2 max pooling of images with even sides. Take the maximum of the two rows, then of the two columns.
 
     If two compared pixels are equal, the gradient goes to the upper one (rows) or to the left one (columns).
-    torch.nn.MaxPool2d compares in another order. It can choose another pixel if exactly two pixels are equal and they
-    are diagonal neighbours. Both choices are valid subgradients.
+    torch.nn.MaxPool2d compares pixels in another order, and can choose another pixel if exactly two pixels are equal
+    and they are diagonal neighbours. Both choices are valid subgradients.
     """
 
     def __init__(self) -> None:

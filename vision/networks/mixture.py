@@ -1,4 +1,4 @@
-"""The multilayer perceptron (MLP) whose two hidden layers are mixtures of experts, and its growth."""
+"""The multilayer perceptron (MLP) whose two hidden layers are mixtures of experts, and the growth of mixtures."""
 
 from collections.abc import Sequence
 from functools import cached_property

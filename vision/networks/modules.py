@@ -1,7 +1,7 @@
 """One network with mixtures of experts as a torch.nn.Module, written for clarity and not for speed.
 
-These modules have three uses: tests compare the results of stacks with those of these modules, the FLOPs of a stack are
-counted with these modules, and users deploy trained networks as these modules.
+These modules have three uses: tests compare the results of stacks with the results of modules, the FLOPs of a stack are
+counted on a module, and trained networks are deployed as modules.
 
 Shapes: b examples, E experts, K branches of the gates, n nodes of the gates, C classes.
 """
@@ -17,8 +17,8 @@ from vision.networks.gates import expert_paths
 class MixtureLayerModule(nn.Module):
     """A mixture of experts: the weighted sum of relu(expert output). A tree of gates computes the weights.
 
-    The experts of the VGG end with ReLU and pooling. Their outputs are not negative, so a further ReLU does not change
-    these outputs.
+    The experts of the VGG end with ReLU and pooling. Their outputs are not negative, so a further ReLU changes
+    nothing.
 
     Args:
         experts: the experts. Each is a leaf of the tree of gates.

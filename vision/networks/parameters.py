@@ -12,9 +12,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Parameters:
     """Named tensors of M networks. Each tensor is a view of one flat tensor and has shape [M, *shape].
 
-    The flat tensor contains one named tensor after the other, each with the values of all networks in order. So an
-    optimizer updates all networks in a few operations, and the first layers of networks that read the same examples
-    can be used as one matrix.
+    The flat tensor contains one named tensor after the other, each with the values of network 0, network 1, and so on.
+    So an optimizer updates all networks in a few operations, and the first layers of networks that read the same
+    examples can be used as one matrix.
 
     Args:
         shapes: name -> shape of this tensor in one network.

@@ -32,8 +32,8 @@ SIDE = 32
 class VGGStack(Stack):
     """M networks of equal widths, computed one after the other.
 
-    They are not computed together like multilayer perceptrons, because even a convolution with 4 channels has so much
-    arithmetic that the overhead of each operation does not matter.
+    The networks are not computed together like multilayer perceptrons, because even a convolution with 4 channels has
+    so much arithmetic that the overhead of each operation does not matter.
 
     Args:
         num_inputs: number of channels of an image.
