@@ -26,7 +26,7 @@ class Backbone(ABC):
 
         Args:
             num_experts: number of experts in each mixture.
-            hard: if True, a gate uses only one of its branches for each example.
+            hard: if True, a gate chooses one of its branches for each example, otherwise it weighs all branches.
             generators: random generators for the initial parameters.
             device: device on which the networks are placed.
         """
@@ -52,7 +52,7 @@ class Perceptron(Backbone):
 
 
 class VGG(Backbone):
-    """The reduced VGG19. All its convolutions have the same number of channels.
+    """The reduced VGG19. Each convolution has the same number of output channels.
 
     Args:
         num_inputs: number of channels of an image.
@@ -75,7 +75,7 @@ class VGG(Backbone):
 
 
 def backbone_for(dataset: Dataset, settings: VisionSettings) -> tuple[Backbone, Inputs]:
-    """Return the network architecture for a dataset, and the object that turns its images into network inputs."""
+    """Return the network architecture for a dataset, and the object that turns images into network inputs."""
     channels, height, width = dataset.image_shape
     if dataset.name in CONVOLUTIONAL:
         border = None if settings.recipe.crop_border == "black" else float(settings.recipe.crop_border)

@@ -1,7 +1,8 @@
-"""The data of a stage as tensors on the device, and the batches that are sampled from them.
+"""The data of a stage as tensors on the device, and the batches that are sampled from this data.
 
-An order is a random sequence in which the examples of a seed are read. Every network has a separate order, but networks
-that are trained as one model (UMix) share one order per seed.
+A run can train several random seeds together. Each seed cuts the dataset differently, so it has separate examples. An
+order is a random sequence in which the examples of a seed are read; it is drawn again for every epoch. Every network
+has a separate order, but networks that are trained as one model (UMix) share one order per seed.
 
 Shapes: S seeds, R orders, n examples, b examples per batch, i inputs, C classes.
 """
@@ -19,9 +20,10 @@ from vision.inputs import Inputs
 
 @dataclass(frozen=True)
 class Rows:
-    """A table with the examples of S seeds: the rows of the first seed, then those of the second seed, and so on.
+    """A table with one row per example, for S seeds: the rows of the first seed, then those of the second, and so on.
 
-    Each seed has the same number of rows, and the last rows of each seed may be unused.
+    Each seed has the same number of rows. The last rows of each seed may be unused, because memory is allocated in
+    advance.
     """
 
     x: Tensor
@@ -33,9 +35,9 @@ class Rows:
     num_seeds: int
     """Number of seeds, S."""
     num_examples: int
-    """Number of examples of each seed, n. Unused rows do not count."""
+    """Number of stored examples of each seed, n. It does not count the unused rows."""
     inputs: Inputs = field(default_factory=Inputs)
-    """How stored examples are turned into network inputs."""
+    """The object that turns stored examples into network inputs."""
 
     @property
     def rows_per_seed(self) -> int:
@@ -60,19 +62,23 @@ class StageData:
     training: Rows
     """Training examples. With replay, the examples of earlier mega-batches come first, then the new ones."""
     num_past: int
-    """If `replay` is a share: number of earlier examples, per seed, from which batches are sampled. Otherwise 0, since
-    an epoch then reads all training examples."""
+    """Number of examples of earlier mega-batches in `training`, per seed, if the setting `replay` is a number. They
+    replace new examples at random in each epoch. If `replay` is False or "all", this is 0, and an epoch reads as
+    many examples as `training` contains."""
     validation: Rows
     """Validation examples."""
 
     @property
     def num_new(self) -> int:
-        """Number of examples in an epoch, per seed."""
+        """Number of examples that an epoch reads, per seed."""
         return self.training.num_examples - self.num_past
 
 
 class Memory:
-    """Stores the examples of a run on the device. With replay, a stage only appends its new examples.
+    """Stores the examples that stages train and validate on, as tensors on the device.
+
+    With replay, the stored examples stay, and each stage only appends new ones. Without replay, each stage replaces
+    the examples of the stage before.
 
     Args:
         inputs: converts images to their storage format and to network inputs.
@@ -92,9 +98,10 @@ class Memory:
         With replay, the validation examples of earlier mega-batches are included too.
 
         Args:
-            new: the mega-batches gathered for this stage.
+            new: the mega-batches that have arrived since the stage before.
             past: all earlier mega-batches.
-            replay: the replay setting: False, "all", or a share of each batch (see `StreamSettings.replay`).
+            replay: the replay setting: False, "all", or the fraction of each batch that comes from earlier
+                mega-batches (see `StreamSettings.replay`).
         """
         wanted = [*past, *new] if replay else list(new)
         if self._times != [mega_batch.t for mega_batch in wanted[: len(self._times)]]:
@@ -113,7 +120,7 @@ class Memory:
 
         Args:
             stage: the stage that will be trained next.
-            num_mega_batches: number of mega-batches that the previous stage gathered.
+            num_mega_batches: number of mega-batches that were new in the previous stage.
         """
         return self.stage_data(stage.past[-num_mega_batches:], stage.past[:-num_mega_batches], stage.replay)
 
@@ -169,13 +176,13 @@ class Batches:
 
     Args:
         data: data of the stage.
-        generators: one random generator per order: all orders of the first seed, then those of the second, and so on.
+        generators: one random generator per order: all generators of the first seed, then those of the second, etc.
         batch_size: number of examples per batch; the last batch of an epoch may be smaller.
-        replay: the replay setting of the stage. If it is a share, this share of the examples of every epoch is replaced
-            by examples of earlier mega-batches, sampled uniformly with replacement. Each epoch leaves out different
-            new examples.
-        bagging: if True, each order reads its own bootstrap sample of the n examples of an epoch (n draws with
-            replacement). The sample is drawn once per stage.
+        replay: the replay setting of the stage. If it is a number between 0 and 1, this fraction of the new examples of
+            every epoch is replaced by examples of earlier mega-batches, sampled uniformly with replacement. Each epoch
+            leaves out different new examples.
+        bagging: if True, each order reads a separate bootstrap sample: n of the n examples of an epoch, drawn with
+            replacement. The sample is drawn once per stage and then read in every epoch.
     """
 
     def __init__(
@@ -225,15 +232,16 @@ class Batches:
         return torch.stack(augmentation).to(self._data.training.y.device, non_blocking=True) if augmentation else None
 
     def _indices(self) -> Tensor:
-        """Return the example indices of one epoch in each order, [R, n]. Within each seed, indices count from 0."""
+        """Return the indices of the examples that each order reads in an epoch, [R, n], counted from 0 in each seed."""
         num_past, num_new = self._data.num_past, self._data.num_new
         order_Rn = torch.stack([torch.randperm(num_new, generator=generator) for generator in self._generators])
         if self._sample_Rn is not None:
             order_Rn = self._sample_Rn.gather(1, order_Rn)
         order_Rn += num_past
         if self._share:
-            # Spread the replayed examples evenly over the epoch, so that every batch contains its share of them. Add
-            # 1e-9 because, for example, 0.29 x 100 is 28.999... in floating point.
+            # Spread the replayed examples evenly over the epoch, so that the fraction of replayed examples is the same
+            # in all batches. Add 1e-9 because, for example, 0.29 x 100 is 28.999... in floating point, and `floor`
+            # would return 28.
             num_due = (torch.arange(num_new + 1, dtype=torch.float64) * self._share + 1e-9).floor()
             is_past_n = num_due.diff() > 0
             num_drawn = int(is_past_n.sum())

@@ -1,4 +1,7 @@
-"""Write networks to a file and read them back. A write is atomic, and reading executes no code from the file."""
+"""Write networks to a file and read them back.
+
+A file is written completely or not at all. Reading a file executes no code from it.
+"""
 
 from pathlib import Path
 
@@ -14,15 +17,16 @@ KINDS: dict[str, type[Stack]] = {
     "vgg": VGGStack,
     "vgg_mixture": VGGMixtureStack,
 }
-"""Class of each kind of stack. The keys are the values of "kind" in `Stack.state`. Register new kinds here."""
+"""Class of each kind of stack. The keys are the values of "kind" in the dictionary that `Stack.state` returns. Register
+new kinds here."""
 FORMAT_VERSION = 1
 
 
 def write_checkpoint(stack: Stack, path: Path) -> None:
     """Write the networks of a stack to `path`. The parent folders are created."""
-    # Do not wait until the bytes are on the disk, because after a power cut a stage can be trained again. Pass torch a
-    # file object and not a path, because torch writes the file name into the file, and the temporary name contains our
-    # process id. Files of equal networks must have equal digests.
+    # Do not wait until the disk has stored the file: if a power cut destroys it, the stage can be trained again. Pass
+    # torch a file object and not a path, because torch writes the name of a path into the file. The temporary name
+    # contains the process id, so files with equal networks would then differ and have different digests.
     with written_aside(path, durable=False) as temporary, temporary.open("wb") as file:
         torch.save({"format_version": FORMAT_VERSION, **stack.state()}, file)
 
@@ -45,5 +49,5 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
     except FileNotFoundError as error:
         raise StageError(f"{path} is missing: restore it, or start again in another out=") from error
     except Exception as error:
-        # A damaged file can raise many kinds of errors, from the zip archive, from the pickle or for a missing key.
+        # A damaged file can raise many kinds of errors: from reading the zip archive or the pickle, or a KeyError.
         raise StageError(f"{path} cannot be read ({error!r}): restore it, or start again in another out=") from error

@@ -16,7 +16,7 @@ import numpy as np
 from fairseq_alma.core.errors import SettingError
 
 NUM_BYTES = 3 * 32 * 32
-"""Number of bytes of an image. They are stored channel by channel, and row by row within a channel."""
+"""Number of bytes of an image. The bytes are stored channel by channel, and row by row within a channel."""
 DOWNLOAD_AGAIN = "remove it, and the next run with network access downloads it again"
 """The remedy with which every message about a damaged file ends."""
 
@@ -33,7 +33,7 @@ class File:
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a dataset and the key of the labels in them."""
+    """The names and contents of the files of a dataset."""
 
     folder: str
     """Name of the folder that contains the files."""
@@ -41,9 +41,9 @@ class Layout:
     """Key of the labels in the pickled dictionary."""
     num_classes: int
     training: tuple[File, ...]
-    """Files of the training set, in order."""
+    """Files of the training set. The examples of the first file come first."""
     test: tuple[File, ...]
-    """Files of the test set, in order."""
+    """Files of the test set. The examples of the first file come first."""
 
 
 # torchvision checks the same MD5 sums after a download.
@@ -90,7 +90,10 @@ def read_files(data_root: Path, layout: Layout, files: Sequence[File]) -> tuple[
 
 
 def _read(path: Path, file: File, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (a read-only view of the bytes in memory) and labels of one file."""
+    """Return the images and labels of one file.
+
+    The array of images may be read-only, because it shares memory with the bytes object that was read from the file.
+    """
     _check_md5(path, file)
     content = _unpickled(path)
     for key in (b"data", layout.labels):
@@ -111,7 +114,7 @@ def _check_md5(path: Path, file: File) -> None:
     """Raise SettingError if the MD5 sum of a file differs from that of the published file.
 
     A changed pixel or label can only be detected with the MD5 sum. A file that is too small for the published number of
-    examples is not checked, because it is a user's own file with a different sum.
+    examples is not checked: it is a file that the user made, for example a subset, so its MD5 sum is unknown.
     """
     if path.stat().st_size < file.num_examples * NUM_BYTES:
         return
@@ -124,7 +127,10 @@ def _check_md5(path: Path, file: File) -> None:
 
 
 class _Recorded:
-    """Replaces numpy's functions and classes while a pickle is read. It only records its arguments."""
+    """Stands in for numpy's functions and classes while a pickle is read.
+
+    The pickle calls this class instead of them, and the new object only records the arguments of the call.
+    """
 
     arguments: tuple = ()
     state: Any = None
@@ -161,7 +167,7 @@ def _unpickled(path: Path) -> Any:
     """Return the content of a pickle file, with a `_Recorded` object in place of each array and array type."""
     with path.open("rb") as stream:
         try:
-            # Python 2 stored pixels as text, which Python 3 must read as bytes.
+            # Python 2 stored pixels as strings. The encoding "bytes" makes Python 3 read these strings as bytes.
             return _Unpickler(stream, encoding="bytes").load()
         except Exception as error:
             # A file that is not a pickle, or that is truncated, can raise many kinds of errors.

@@ -1,4 +1,4 @@
-"""Load datasets of labelled images, and normalise their pixels.
+"""Load datasets of labelled images, and normalise the pixels of images.
 
 The digits dataset comes with scikit-learn. torchvision downloads missing files of the other datasets.
 """
@@ -78,13 +78,13 @@ class Dataset:
     """A training set and a test set of labelled images."""
 
     name: str
-    """Name of the dataset, a key of `DATASETS`."""
+    """Name of the dataset, for example "mnist" (see `DATASETS`)."""
     image_shape: tuple[int, int, int]
     """Shape of an image, (channels, height, width)."""
     num_classes: int
     """Number of classes, C."""
     pixels: Pixels
-    """The normalisation of its pixels."""
+    """The normalisation of the pixels of this dataset."""
     training: Examples
     """The training set. It is cut into the mega-batches of the stream."""
     test: Examples
@@ -92,7 +92,7 @@ class Dataset:
 
 
 def load_dataset(name: str, data_root: str | Path, split: str = "balanced") -> Dataset:
-    """Return a dataset. If its files are missing, download them first.
+    """Return a dataset. If the files of the dataset are missing, download them first.
 
     Args:
         name: name of the dataset, a key of `DATASETS`.
@@ -111,11 +111,13 @@ def _digits(data_root: Path, split: str) -> Dataset:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    # Use a fixed fifth of the images as the test set. numpy guarantees that the numbers of RandomState never change.
+    # Use a fixed fifth of the images as the test set. It is the same everywhere, because numpy guarantees that
+    # RandomState returns the same numbers in all releases.
     order = np.random.RandomState(0).permutation(len(labels))
     examples = Examples(torch.from_numpy(images[order].astype(np.uint8)), torch.from_numpy(labels[order]).long())
     num_test = len(order) // 5
-    # Mean and standard deviation of the training images, as for mnist.
+    # 16 is the largest pixel value. The other two numbers are the mean and the standard deviation of the pixels of the
+    # training images, divided by 16.
     pixels = Pixels(16.0, 0.3058, 0.3764)
     which = torch.arange(len(order))
     return Dataset("digits", (1, 8, 8), 10, pixels, examples[which[num_test:]], examples[which[:num_test]])
@@ -160,7 +162,8 @@ def _cifar100(data_root: Path, split: str) -> Dataset:
 
 def _cifar(name: str, kind: str, data_root: Path, layout: cifar.Layout, pixels: Pixels) -> Dataset:
     if not cifar.is_complete(data_root, layout):
-        # torchvision downloads both parts and then reads one of them. Let it read the test set, which is smaller.
+        # torchvision downloads the training set and the test set, and then reads one of the two. Let it read the test
+        # set, which is smaller.
         _download(name, kind, data_root, layout.folder, {"train": False})
     parts = [cifar.read_files(data_root, layout, files) for files in (layout.training, layout.test)]
     examples = [Examples(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in parts]

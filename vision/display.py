@@ -22,8 +22,8 @@ SECONDS_BETWEEN_SCALARS = 2.0
 class RunDisplay(Watcher):
     """Shows the current mega-batch, stage, epoch and validation error, and the remaining time.
 
-    It is called after every epoch but shows only some epochs, because an epoch can take less than a millisecond. Use it
-    as a context manager. The live line is visible while the block runs.
+    Training calls `epoch` after every epoch, but only some epochs are shown, because an epoch can take less than a
+    millisecond. Use this object as a context manager: the live line is visible inside the `with` block.
 
     Args:
         title: text that describes the run.
@@ -31,7 +31,7 @@ class RunDisplay(Watcher):
         wait: number of mega-batches gathered before a stage, w.
         epochs: number of epochs per stage.
         console: console to print on; by default standard error.
-        scalars: one TensorBoard writer per seed. Each gets the validation error of its seed every few seconds.
+        scalars: one TensorBoard writer per seed. It gets the validation error of this seed every few seconds.
     """
 
     def __init__(
@@ -69,15 +69,16 @@ class RunDisplay(Watcher):
 
     def begin_stage(self, index: int) -> None:
         if not self._stage:
-            # Do not use epochs that an earlier process trained to estimate the remaining time.
+            # An earlier process may have trained the first stages of the run. Do not count their epochs when the
+            # remaining time is estimated, because they took no time in this process.
             self._first_epoch = (index - 1) * self._epochs
         self._stage = index
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
         now = time.monotonic()
         if self._scalars and now >= self._next_scalars:
-            if self._next_scalars:  # skip the first epoch, because most stages are shorter than the interval
-                error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()  # units are ordered by seed
+            if self._next_scalars:  # False at the first call, which only starts the interval
+                error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()  # errors are ordered by seed
                 for scalars, error_rate in zip(self._scalars, error_rates, strict=True):
                     scalars.during_stage("validation_error_rate", error_rate, self._stage, epoch / self._epochs)
             self._next_scalars = now + SECONDS_BETWEEN_SCALARS

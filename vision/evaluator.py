@@ -1,4 +1,4 @@
-"""Compute the scores of a learner on the test set, and store how its mixtures route test images.
+"""Compute the scores of a learner on the test set, and store which experts its mixtures choose for test images.
 
 No other module uses the test set.
 """
@@ -21,7 +21,8 @@ from vision.voting import MemberOutputs
 class ErrorRateEvaluator:
     """Computes the scores of a learner on the test set, for all seeds.
 
-    The outputs of members that will not change any more are computed once and cached.
+    A learner may predict with several stacks of networks (see `VisionLearner.members`). The outputs of stacks that will
+    not change any more are computed once and cached.
 
     Args:
         dataset: the dataset that contains the test set.
@@ -133,7 +134,8 @@ def _pictures(images: Tensor, shape: tuple[int, int, int]) -> np.ndarray:
 def _num_experts_before(stages: Path, k: int) -> int:
     """Return the number of experts in the newest routing.npz from before stage k, or 0 if there is none.
 
-    With this number, a resumed run writes the same files as a run without interruption.
+    A new file is written when the number of experts has grown since the last file. With this number, a resumed run
+    writes the same files as a run without interruption.
     """
     written = [path for index in range(k) if (path := stages / f"stage_{index:03d}" / "routing.npz").exists()]
     if not written:

@@ -1,4 +1,6 @@
-"""Count the FLOPs of a network, with a formula for linear layers or with torch's FLOP counter. Tests compare the two.
+"""Count the FLOPs of a network, with a formula for linear layers or with torch's FLOP counter.
+
+Tests check that the formula and the counter give the same number.
 
 A multiplication and an addition are two FLOPs. As in torch's counter, only matrix products and convolutions are
 counted. The count does not depend on how our code computes the model: every expert and every gate is counted once per
@@ -21,8 +23,8 @@ class Flops:
     training: int
     """FLOPs of an update, which is a forward and a backward pass."""
     prediction: int
-    """FLOPs of a forward pass in evaluation mode. With hard gates it computes one expert per layer, with soft gates all
-    experts."""
+    """FLOPs of a forward pass in evaluation mode. With hard gates it computes one expert of each mixture, with soft
+    gates all experts."""
 
 
 def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
@@ -33,8 +35,8 @@ def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
             mode.
         input_shape: shape of one example.
     """
-    # Use evaluation mode, because batch normalisation has no statistics of a batch of one example. The count is the
-    # same.
+    # Use evaluation mode, because in training mode batch normalisation cannot compute a variance from one example. The
+    # FLOPs are the same in both modes.
     network.eval()
     example = torch.zeros(1, *input_shape)
     with torch.no_grad():

@@ -10,10 +10,10 @@ from vision.datasets import Pixels
 
 
 class Inputs:
-    """Base class. It stores examples as floats and uses them as network inputs without a change."""
+    """Base class. It stores the pixels of examples as floats, and networks read these floats without a change."""
 
     def to_storage(self, images: Tensor) -> Tensor:
-        """Return images in the format in which they are stored, [..., any shape].
+        """Return images in the format in which the device stores them, [..., any shape].
 
         Args:
             images: pixels, uint8 [..., channels * height * width].
@@ -27,7 +27,7 @@ class Inputs:
     def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
         """Return random augmentation parameters for the examples of one epoch, [n, ...] on the CPU.
 
-        Return None if these inputs are not augmented.
+        Return None if examples are not augmented.
         """
         return None
 
@@ -36,7 +36,7 @@ class Inputs:
 
         Args:
             stored: stored examples, [n, ...].
-            augmentation: their parameters from `draw_augmentation`, [n, ...]. If None, nothing is augmented.
+            augmentation: parameters of these examples from `draw_augmentation`, [n, ...], or None for no augmentation.
         """
         return self.to_input(stored)
 
@@ -56,7 +56,7 @@ class Vectors(Inputs):
 
 
 class Images(Inputs):
-    """Inputs of convolutional networks, float [..., s, s, channels]. Images are stored as bytes in the same layout.
+    """Inputs of convolutional networks, float [..., s, s, channels]. Images are stored as bytes in this layout.
 
     In training, each image gets a border of `padding` pixels, is cropped at random to its original size, and is flipped
     horizontally with probability 1/2. Crops and flips are sampled again for each example in each epoch, and are applied
@@ -72,7 +72,7 @@ class Images(Inputs):
 
     def __init__(self, pixels: Pixels, num_channels: int, side: int, padding: int = 4, border: float | None = None):
         self._num_channels, self._side, self._padding, self._border = num_channels, side, padding, border
-        # Normalisation is linear in the pixel value, so compute its shift and scale from the pixel values 0 and 1.
+        # A normalised value is shift + scale * pixel. Compute shift and scale from the pixel values 0 and 1.
         ends = pixels.normalise(torch.arange(2, dtype=torch.uint8)[:, None].expand(2, num_channels))
         self._shift, self._scale = ends[0], ends[1] - ends[0]
 
@@ -101,7 +101,7 @@ class Images(Inputs):
 
         Args:
             stored: stored images, uint8 [n, s, s, channels].
-            augmentation: their crops and flips from `draw_augmentation`, [n, 3]. If None, nothing is augmented.
+            augmentation: crop and flip of each image, from `draw_augmentation`, [n, 3]. If None, nothing is augmented.
         """
         if augmentation is None:
             return self.to_input(stored)

@@ -1,4 +1,7 @@
-"""Optimizers that update all parameters as one flat tensor. Those of torch.optim update each tensor separately."""
+"""Optimizers that update all parameters as one flat tensor.
+
+The optimizers of torch.optim handle each parameter tensor separately, which is slower for many small tensors.
+"""
 
 import torch
 from torch import Tensor

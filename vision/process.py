@@ -1,4 +1,4 @@
-"""Process-wide settings for vision runs: threads, cuDNN and memory allocation."""
+"""Settings that affect the whole process of a vision run: threads, cuDNN and memory allocation."""
 
 import ctypes
 import sys
@@ -21,8 +21,8 @@ def process_settings(threads: int) -> Iterator[None]:
     because results need the full precision of float32. When the block ends, also by an error, the previous settings are
     restored.
 
-    These settings belong to the process, not to a thread. Do not use two such blocks at the same time in different
-    threads. The memory allocator is not changed here, because its settings could not be restored; see
+    These settings belong to the process, not to a thread, so do not use two such blocks at the same time in different
+    threads. The memory allocator is not changed here, because its settings cannot be restored when the block ends; see
     `keep_freed_memory`.
 
     Args:

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
-    """Run all seeds and return the ledger of each seed. Work that an earlier process has finished is not repeated.
+    """Run all seeds and return the ledger of each seed. Stages that an earlier process has finished are not repeated.
 
     Args:
         settings: settings of the run.
@@ -105,10 +105,10 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
 
 
 def run_and_show(settings: VisionSettings) -> float:
-    """Run all seeds, print their tables and write RUN/summary.json. Return the mean final validation error rate.
+    """Run all seeds, print the results and write RUN/summary.json. Return the mean final validation error rate.
 
-    The mean is over the seeds. The command alma-vision calls this function, which also changes how the process frees
-    memory (see `keep_freed_memory`).
+    The mean is over the seeds. Only the command alma-vision calls this function, because it changes how the process
+    frees memory (see `keep_freed_memory`). Other code calls `run`.
     """
     keep_freed_memory()
     console, out = wide_console(), Path(settings.out)
@@ -146,7 +146,7 @@ def quickstart() -> None:
 
 
 def _settings_to_record(settings: VisionSettings) -> dict[str, Any]:
-    """Return the settings that settings.json stores. If there is a plugin, they include the digest of its source."""
+    """Return the settings that settings.json stores, and the digest of the source of the plugin if there is one."""
     recorded = settings.to_json()
     if settings.plugin:
         recorded["plugin_digest"] = plugin_digest(settings.plugin)
@@ -195,9 +195,9 @@ def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) ->
 
 
 def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
-    """Raise RunError if `out` contains run folders that are not in `folders`, which are those of the seeds to run.
+    """Raise RunError if `out` contains run folders of other seeds than those to run, whose folders are `folders`.
 
-    All seeds of a run share the files of its stages, so the seeds of a run cannot be changed later.
+    Seeds that are trained together are stored in the same files, so the seeds of a run cannot be changed later.
     """
     settings_files = [out / "settings.json", *sorted(out.glob("seed_*/settings.json"))]
     if others := [path.parent for path in settings_files if path.exists() and path.parent not in folders]:
@@ -229,7 +229,7 @@ def _display(settings: VisionSettings, scalars: Sequence[RunScalars]) -> RunDisp
 
 
 def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None) -> VisionSettings:
-    """Create settings from names and values, and check them. If they name a plugin, import it first.
+    """Create settings from names and values, and check them. If the values name a plugin, import it first.
 
     Args:
         values: name -> value of the settings.
@@ -244,7 +244,10 @@ def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None)
 
 
 def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
-    """Return `vgg` for the CIFAR datasets and `perceptron` for all others. Presets use this function as a resolver."""
+    """Return `vgg` for the CIFAR datasets and `perceptron` for all others.
+
+    Presets, which are YAML files, call this function as ${by_backbone:perceptron,vgg}.
+    """
     return vgg if _root_.dataset in CONVOLUTIONAL else perceptron
 
 

@@ -1,4 +1,8 @@
-"""Random generators. Each purpose has a separate generator, so its random numbers do not depend on other purposes."""
+"""Random generators.
+
+Each purpose, for example the initial parameters of a network, has a separate generator. So the random numbers for one
+purpose do not depend on how many were drawn for other purposes.
+"""
 
 from hashlib import sha256
 
@@ -6,7 +10,7 @@ import torch
 
 
 def generator(*name: int | str) -> torch.Generator:
-    """Return a CPU random generator whose seed is computed from a name, for example (seed, "order", member, stage).
+    """Return a CPU random generator whose seed is computed from a name, for example (seed, "order", network, stage).
 
     The same name gives the same numbers on every machine, also if the networks are on a GPU.
 

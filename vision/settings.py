@@ -88,9 +88,10 @@ class SeedSettings(Settings):
     """Random seeds of a run."""
 
     seed: NonNegative = 0
-    """First seed. It determines the data partition, the initial parameters and the order of training examples."""
+    """First seed. It determines how data are cut into mega-batches, the initial parameters and the order of training
+    examples."""
     data_seed: NonNegative | None = None
-    """First seed of the data partition. By default `seed`."""
+    """First seed for cutting the data into mega-batches. By default `seed`."""
     initialisation_seed: NonNegative | None = None
     """First seed of the initial parameters. By default `seed`."""
     order_seed: NonNegative | None = None
@@ -155,7 +156,8 @@ class VisionSettings(RunSettings):
     validation_share: float = 0.1
     """Share of each mega-batch that is held out for validation. These examples are never used for training."""
     cer_from: Literal[0, 1] = 1
-    """First arrival that counts for CER. 0 includes the untrained learner (version 1 of the paper)."""
+    """First arrival that counts for CER, the cumulative error rate. 0 includes the untrained learner (version 1 of the
+    paper)."""
     seeding: SeedSettings = SeedSettings()
     device: str = "auto"
     """Device: auto (a GPU if there is one), cpu or cuda."""
@@ -168,7 +170,7 @@ class VisionSettings(RunSettings):
     keep_stages: bool = False
     """Whether to keep the networks of every stage on disk."""
     routing_examples: NonNegative = 2000
-    """Mixtures: number of test images in routing.npz, a file with the expert of each image. 0 writes no file."""
+    """Mixtures: number of test images in routing.npz, a file with the chosen expert of each image. 0 writes no file."""
     preset: str = "paper"
     """Name of the preset: a YAML file of settings."""
     plugin: str | None = None

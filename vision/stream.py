@@ -1,4 +1,8 @@
-"""Cut a dataset into mega-batches. Of all seeds only data_seed affects the partition, and learners do not affect it."""
+"""Cut a dataset into mega-batches.
+
+Of the random seeds only data_seed affects the partition. The learner does not affect it, so that learners can be
+compared on the same mega-batches.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +27,7 @@ class Arrival:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 digest of all images and labels, in hexadecimal."""
+        """The SHA-256 digest of all images and labels of the mega-batch, in hexadecimal."""
         digest = sha256()
         for part in (self.training, self.validation):
             digest.update(f"{len(part)}/".encode())
@@ -35,15 +39,15 @@ class Arrival:
 def partition(examples: Examples, num_mega_batches: int, validation_share: float, seed: int) -> list[Arrival]:
     """Shuffle the examples and return them as B mega-batches, whose sizes differ by at most one example.
 
-    As in the authors' code, the order is numpy's RandomState(seed).permutation, and numpy's array_split cuts it into
-    parts. numpy guarantees that the numbers of RandomState never change. The last examples of each part are its
-    validation data.
+    As in the authors' code, the order is numpy's RandomState(seed).permutation, and numpy's array_split cuts this
+    order into parts. numpy guarantees that RandomState returns the same numbers in all releases. The last examples of
+    each part are the validation data of the mega-batch.
 
     Args:
         examples: the training set.
         num_mega_batches: number of mega-batches, B.
-        validation_share: share of each mega-batch that becomes validation data. The number of examples is rounded down,
-            but is at least one.
+        validation_share: share of each mega-batch that becomes validation data. The number of validation examples
+            is rounded down, but is at least one.
         seed: seed for shuffling.
 
     Raises:
@@ -68,7 +72,7 @@ def partition(examples: Examples, num_mega_batches: int, validation_share: float
 
 
 def stacked_stream(streams: Sequence[Sequence[Arrival]]) -> MegaBatchStream:
-    """Return one stream for S seeds. The data of each of its mega-batches are a list with one `Arrival` per seed.
+    """Return one stream for S seeds. The attribute `data` of each mega-batch is a list with one `Arrival` per seed.
 
     Args:
         streams: the mega-batches of each seed, as `partition` returns them.

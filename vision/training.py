@@ -1,7 +1,7 @@
 """Train a stack of networks in one stage, and restore the parameters of the best epoch on the validation data.
 
-A stack is a set of networks of one shape that are computed together. The best epoch is selected for each unit. A unit
-is a single network, or all networks of a seed if they are trained as one model (UMix).
+A stack is a set of networks of one shape that are computed together. The networks that share a best epoch are called a
+unit: a single network, or all networks of a seed if they are trained as one model (UMix).
 
 Shapes: S seeds, N networks per seed, M = S x N networks, U units, R orders of the examples (see `Batches`), b examples
 per batch, n examples, C classes.
@@ -21,7 +21,7 @@ from vision.settings import SelectBy
 
 
 class Watcher:
-    """Base class of callbacks that are called while a stage trains. Its methods do nothing."""
+    """Base class of callbacks that are called while a stage trains. The methods of the base class do nothing."""
 
     def begin_stage(self, index: int) -> None:
         """Called before stage `index` is trained."""
@@ -36,7 +36,7 @@ class Watcher:
 
 
 class OwnLoss:
-    """Loss that trains every network separately. Each network is also a unit of its own in model selection, so U = M.
+    """Loss that trains every network separately. The best epoch is also selected for each network, so U = M.
 
     Args:
         num_seeds: number of seeds, S.
@@ -73,8 +73,8 @@ class OwnLoss:
 class JointLoss(OwnLoss):
     """Loss that trains the N networks of each seed as a single model (UMix).
 
-    Model selection also sees one model per seed, so U = S. The networks of a seed read the same batches. Their logits
-    are averaged (the paper) or summed (the authors' code).
+    The best epoch is selected for each seed, not for each network, so U = S. The networks of a seed read the same
+    batches. The logits of these networks are averaged (the paper) or summed (the authors' code).
 
     Args:
         num_seeds: number of seeds, S.
@@ -124,16 +124,16 @@ def train_stage(
     select_by: SelectBy,
     watcher: Watcher | None = None,
 ) -> TrainingCounts:
-    """Train a stack in place. At the end, each unit has its parameters from its best epoch.
+    """Train a stack in place. At the end, each unit has the parameters that it had after its best epoch.
 
-    Of equally good epochs the first is best. If the validation loss of a unit is never finite, the unit gets back its
-    parameters from before the stage.
+    If several epochs are equally good, the first of them is used. If the validation loss of a unit is never finite, the
+    unit gets back the parameters that it had before the stage.
 
     Args:
         stack: M networks.
         batches: training data.
         validation: validation data, used to select the best epoch.
-        loss: the training loss. It also defines the units.
+        loss: the training loss. It also defines which networks form a unit.
         optimizer: updates the stack's parameters.
         epochs: number of passes over the training data.
         select_by: the best epoch has the lowest "validation_loss" or the highest "validation_accuracy".

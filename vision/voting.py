@@ -1,6 +1,7 @@
 """Combine the outputs of ensemble members into one prediction.
 
-Outputs are summed over members, so that members that do not change any more need to be evaluated only once.
+A member is one of the networks that predict together. Outputs are summed over members, so that the sum over members
+that do not change any more needs to be computed only once.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fairseq_alma.core.learner_settings import Combine
 class MemberOutputs:
     """The outputs of some ensemble members for some examples, summed over these members.
 
-    The sum of two such objects contains the members of both.
+    Adding two such objects returns the sum over the members of the first and of the second.
     """
 
     combine: Combine
@@ -25,7 +26,7 @@ class MemberOutputs:
     summed_SbC: Tensor
     """Sum of the members' probabilities, or of their logits if `combine` is "logit"."""
     votes_SbC: Tensor | None
-    """Number of members that predict each class, if `combine` is "vote"; otherwise None."""
+    """For each class, the number of members that predict it, if `combine` is "vote"; otherwise None."""
     num_members: int
     """Number of members per seed in the sum."""
 

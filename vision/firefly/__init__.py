@@ -1,18 +1,22 @@
 """Firefly (Wu et al., "Firefly neural architecture descent", NeurIPS 2020): grow one network by gradient scores.
 
-Growth in width splits units in two and adds new units to layers. Splits and new units are ranked together by how fast
-they lower the loss, and the best ones are added. This follows the authors' code, with these differences:
+A unit is an output channel of a convolution or a hidden unit of a multilayer perceptron. Growth in width splits units
+in two and adds new units to layers. A possible split or new unit is called a candidate. Splits and new units are ranked
+together by how fast they lower the loss, and the best ones are added. This follows the code of the Firefly authors,
+with these differences:
 
-- The bias of the head does not change.
-- The head reads the new units with the weights used in the ranking. In the authors' code it does not read them.
+- The bias of the head, which is the last linear layer, does not change.
+- The head reads the new units with the weights used in the ranking. In the authors' code the head ignores the new
+  units.
 - Growth by n units adds n units. The authors' code adds n + 1.
-- The last layer can be widened even if the head flattens its output. In the authors' code it cannot.
-- The noise of a split is computed by a convolution. The authors' code multiplies unfolded images, which needs more
-  memory.
+- The last layer can be widened even if the head flattens the output of this layer. The authors' code cannot widen the
+  last layer then.
+- A split adds small weights, the noise, to one copy of the unit and subtracts them from a second. The effect of the
+  noise is computed by a convolution. The authors' code multiplies unfolded images, which needs more memory.
 
-Growth in depth adds new layers that change their input only slightly. A new layer can follow any layer, and new layers
-are ranked by the same gradient scores. The ALMA paper mentions growth in depth, but neither the ALMA code nor the
-Firefly code contains it.
+Growth in depth adds new layers whose output differs only slightly from their input. A new layer can follow any layer,
+and new layers are ranked by gradients like splits and new units. The ALMA paper mentions growth in depth, but neither
+the ALMA code nor the Firefly code contains it.
 
 chain.py    the network as growth sees it: a chain of layers, stored as tensors
 convert.py  converts stacks of networks to chains and back

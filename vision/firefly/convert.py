@@ -43,11 +43,11 @@ def chain_from_stack(stack: Stack) -> Chain:
 
 
 def stack_from_chain(chain: Chain, like: Stack) -> Stack:
-    """Return a stack of one network with copies of the chain's tensors.
+    """Return a stack of one network with copies of the tensors of the chain.
 
     Args:
         chain: the network.
-        like: a stack of the same kind as the new one, with the same number of inputs and on the same device.
+        like: a stack. The new stack has the same kind, the same number of inputs and the same device.
     """
     if isinstance(like, MLPStack):
         return _mlp_stack(chain, like)

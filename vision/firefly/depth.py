@@ -1,4 +1,4 @@
-"""Growth in depth: insert new layers that change their input only slightly.
+"""Growth in depth: insert new layers whose output differs only slightly from their input.
 
 A candidate is a new layer after one of the layers of the network, so there is one candidate per layer.
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class DepthCandidates:
-    """A network with a candidate after each layer: a new layer between the layer and its pooling.
+    """A network with a candidate after each layer: a new layer, placed before the pooling if pooling follows the layer.
 
     A new layer computes relu(x + noise(x)), where `noise` is a convolution or a linear map with small random weights.
     Its input x is the output of a ReLU and therefore not negative. So if the noise is 0, the output of the new layer
@@ -85,8 +85,9 @@ class DepthCandidates:
     def grown_chain(self, places: Sequence[int], batches: BatchSource, with_noise: bool = True) -> Chain:
         """Return the network with a new layer after each of the given layers.
 
-        A new layer must not change the network except by its noise, even if it has a norm. So the mean and the variance
-        of the new norm are those of the input of the new layer, and its scale and shift undo the normalisation.
+        Only the noise of a new layer may change the network, also if the new layer has a norm (batch normalisation). So
+        this norm gets the mean and the variance of the input of the new layer, and a scale and a shift that undo the
+        normalisation.
 
         Args:
             places: indices of the layers (from 0) after which a new layer is inserted.
@@ -120,8 +121,8 @@ def grow_depth(
         batches: the data that the next stage trains on.
         num_layers: number of new layers. Fewer are added if `max_params` does not allow so many.
         generator: random generator for the noise.
-        max_params: largest number of parameters of the grown network, or None for no limit. The first layer that would
-            exceed this limit and all layers with worse scores are not added, and a warning is logged.
+        max_params: largest number of parameters of the grown network, or None for no limit. The first new layer
+            that would exceed this limit and all new layers with worse scores are not added, and a warning is logged.
 
     Raises:
         SettingError: if `num_layers` is larger than the number of layers of the network.
@@ -152,7 +153,7 @@ def grow_depth(
 
 
 def _identity_weight(layer: Layer) -> Tensor:
-    """Return the weights of an identity layer that can follow `layer`, [D, D, *k]. Its output equals its input."""
+    """Return the weights, [D, D, *k], of a layer that follows `layer` and whose output equals its input."""
     eye = torch.eye(layer.width, device=layer.weight.device, dtype=layer.weight.dtype)
     return F.pad(eye[..., None, None], (1, 1, 1, 1)) if layer.weight.dim() == 4 else eye
 
@@ -163,7 +164,7 @@ def _moments(chain: Chain, places: Sequence[int], batches: Iterable[Batch]) -> d
 
     Args:
         chain: the network.
-        places: indices of the layers, from 0. They are the keys of the result.
+        places: indices of the layers, from 0. The result contains one entry per index.
         batches: the batches of one epoch.
     """
     like = chain.head_weight

@@ -1,10 +1,11 @@
 """Score the candidates for growth, in width or in depth, in two passes over the data.
 
-A candidate is one possible addition to the network: the split of a unit, a new unit or a new layer. It changes the
-network through small weights, its noise, which are random at first. The first pass trains the noise of all candidates
-for one epoch. The second pass multiplies the noise of each candidate by 1 + gate, where all gates are 0, and computes
-the gradient of the loss with respect to the gates. The gradient with respect to its gate is the score of a candidate.
-The smallest (most negative) score is the best, because the loss decreases fastest along it.
+A candidate is one possible addition to the network: the split of a unit, a new unit or a new layer. Its effect on the
+network depends on small weights, called the noise of the candidate, which are random at first. The first pass trains
+the noise of all candidates for one epoch. The second pass multiplies the noise of each candidate by 1 + gate, where all
+gates are 0, and computes the gradient of the loss with respect to the gates. The score of a candidate is the gradient
+with respect to the gate of this candidate. The smallest (most negative) score is the best: a larger gate of this
+candidate lowers the loss fastest.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +20,8 @@ from vision.firefly.chain import Chain
 from vision.flops import flops_of_call
 
 SPLIT_PENALTY, NEW_UNIT_PENALTY = 1e-2, 1e-4
-"""Factors of the squared weights in the penalties. The first is for the noise of splits and of new layers. The second
-is for the weights with which new units read the old units of the layer before."""
+"""Factors by which the sum of squared weights is multiplied in the penalties. The first is for the noise of splits and
+of new layers. The second is for the weights with which new units read the old units of the layer before."""
 
 Batch = tuple[Tensor, Tensor]
 """Examples, [b, i] or [b, channels, s, s], and their classes, [b]."""
@@ -62,7 +63,7 @@ class Ranking(NamedTuple):
     scores: list[Tensor]
     """For each layer, the gradient of the loss with respect to the gate of each candidate."""
     flops: int
-    """FLOPs of both passes, forward and backward."""
+    """FLOPs of the two passes over the data, each forward and backward."""
     num_examples: int
     """Number of examples in one pass."""
     example: Tensor
@@ -73,7 +74,7 @@ def rank(candidates: Candidates, batches: BatchSource) -> Ranking:
     """Train the noise of candidates for one epoch, then score every candidate in a second epoch.
 
     Args:
-        candidates: the network and its candidates. Their noise is trained in place.
+        candidates: the network and its candidates. The noise of the candidates is trained in place.
         batches: the data that the next stage trains on.
     """
     optimizer = torch.optim.RMSprop(candidates.variables, lr=1e-3, momentum=0.1, alpha=0.9)
@@ -100,7 +101,7 @@ def rank(candidates: Candidates, batches: BatchSource) -> Ranking:
 def best_first(scores: Sequence[Tensor]) -> list[int]:
     """Return candidate indices sorted from the best (smallest score) to the worst.
 
-    Indices run consecutively over all layers.
+    Indices run from 0 over the candidates of all layers: first those of the first layer, then those of the second.
     """
     return torch.cat(list(scores)).argsort(stable=True).tolist()
 

@@ -38,7 +38,7 @@ the worst. Each candidate is a pair: the index of its layer, and True for a new 
 
 
 class WidthCandidates:
-    """A network with all its candidates: the split of every unit, and K new units in every layer.
+    """A network with all candidates for growth in width: the split of every unit, and K new units in every layer.
 
     Args:
         chain: the network.
@@ -97,7 +97,7 @@ class WidthCandidates:
         x_new: Tensor | None = None
         for number, layer in enumerate(self.chain.layers):
             width = layer.width
-            # Compute everything that reads x in one product: the units, the noise of their splits, and the new units.
+            # Compute everything that reads x in one product: the units, the noise of the splits, and the new units.
             weights = torch.cat([layer.weight, self.splits[number], self.new_units[number]])
             z, noise, z_new = layer.product(x, weights).split([width, width, self.num_candidates], dim=1)
             if gates is not None:
@@ -118,7 +118,7 @@ class WidthCandidates:
         return old + F.linear(x_new.flatten(1), self.head_weight_on_new)
 
     def grown_chain(self, splits: Sequence[Tensor], new_units: Sequence[Tensor]) -> Chain:
-        """Return the network grown by the chosen candidates.
+        """Return the network grown by the given candidates.
 
         The units of a grown layer are ordered as follows: the old units (a split unit is replaced by its first half),
         the second halves of the split units, the new units.
@@ -223,7 +223,9 @@ def count_by_width_ratio(chain: Chain, ratio: float) -> CountRule:
 
 
 def _with_split_inputs(weight: Tensor, split: Tensor) -> Tensor:
-    """Return the weights of a layer after some of its inputs were split in two. Each half gets half of the old weight.
+    """Return the weights of a layer after some of its inputs were split in two.
+
+    Each half gets half of the old weight, so that two equal halves together have the same effect as the old input.
 
     Args:
         weight: weights before the split, [D, C, *k].

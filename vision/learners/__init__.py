@@ -1,7 +1,9 @@
-"""The vision learners. A learner decides which networks a stage trains, from which parameters, and which ones predict.
+"""The vision learners.
+
+A learner decides which networks a stage trains, from which parameters these networks start, and which networks predict.
 
 base.py       base class and registry of the learners
-files.py      files of a learner: its networks after each step, and predictor.json
+files.py      files of a learner: the networks after each growth and training, and predictor.json
 ensembles.py  SM, Ens, UMix, gEns
 mixtures.py   MoE, gMoE, gMoE with a flat gate, ensemble of mixtures
 firefly.py    FF

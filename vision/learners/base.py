@@ -1,7 +1,7 @@
 """Base class of all vision learners: a stack of networks that is trained in stages, saved, and used to predict.
 
-A learner computes all seeds of a run together, as a stack of S x N networks ordered by seed. Only Firefly computes one
-seed at a time.
+A learner computes all seeds of a run together, as one stack: N networks for each of S seeds, ordered by seed. Only
+Firefly computes one seed at a time, because its networks grow to different shapes.
 """
 
 import os
@@ -34,7 +34,8 @@ from vision.voting import MemberOutputs, sum_members
 
 
 class VisionLearner:
-    """Base class of all vision learners. Its own methods implement SM, one network that every stage trains further.
+    """Base class of all vision learners. Without a subclass it is the learner SM: one network that every stage trains
+    further.
 
     Args:
         settings: settings of the run.
@@ -62,18 +63,18 @@ class VisionLearner:
         seeding = settings.seeding
         self.seeds = list(range(seeding.seed, seeding.seed + seeding.seeds))
         self.stage_index = self.stage_length = 0
-        """Index of the last trained stage (0 before the first), and number of mega-batches that it gathered."""
+        """Index of the last trained stage (0 before the first), and number of mega-batches that were new in it."""
         self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
         """Loss and error rate of the predictor on the last stage's validation data, for each seed."""
         self.expert_load: list[list[list[float]]] | None = None
-        """Mixtures: share of the validation examples that each expert gets, indexed by seed, layer and expert."""
+        """Mixtures: mean weight of each expert over the validation examples, indexed by seed, layer and expert."""
         self._files = StackFiles(settings.keep_stages)
         out = Path(settings.out)
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
         self._predictor_file = PredictorFile(folders, self.networks_per_seed)
         self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
 
-    # ---- Subclasses override these methods.
+    # ---- Subclasses override the following methods.
 
     @property
     def networks_per_seed(self) -> int:
@@ -82,12 +83,12 @@ class VisionLearner:
 
     @property
     def combine(self) -> Combine:
-        """How the outputs of the members are combined into one prediction."""
+        """How the outputs of the networks that predict together are combined into one prediction."""
         return "probability"
 
     @property
     def members(self) -> list[tuple[str | None, Stack]]:
-        """The stacks of networks that predict together, each with a name.
+        """The stacks of networks that predict together, each with a name. Most learners have one stack.
 
         Stacks that will not change any more come first and have unique names, so that an evaluator can cache their
         outputs. A stack that may still change comes last and has the name None.
@@ -99,7 +100,7 @@ class VisionLearner:
         return self.backbone.network(generators, self.device)
 
     def loss(self) -> OwnLoss:
-        """Return the training loss. It also defines which networks are trained and selected together."""
+        """Return the training loss. It also defines which networks are trained as one model and share a best epoch."""
         return OwnLoss(len(self.seeds), self.networks_per_seed)
 
     def grow(self, stage: Stage) -> list[Spent]:
@@ -124,7 +125,7 @@ class VisionLearner:
 
     @property
     def stack(self) -> Stack:
-        """The networks that are being trained. After `load`, they are read from their file at the first access."""
+        """The networks that are being trained. After `load`, the first access reads them from a file."""
         if self._stack is None:
             self._stack = self._prepared(self._files.read(self.device))
         return self._stack
@@ -134,13 +135,14 @@ class VisionLearner:
         self._stack, self._files.current = self._prepared(stack), None
 
     def new_stack(self, stage_index: int) -> Stack:
-        """Return S x N untrained networks, ordered by seed. Each is initialised with its own random generator."""
+        """Return S x N untrained networks, ordered by seed. Each network has a separate random generator."""
         return self.new_network(self.generators("initialisation", stage_index))
 
     def generators(self, purpose: str, stage_index: int, networks_per_seed: int | None = None) -> list[torch.Generator]:
         """Return a random generator for each network of the stack, ordered by seed.
 
-        The generator depends on the seed, the purpose, the index of the network among those of its seed, and the stage.
+        A generator depends on the seed, the purpose, the index of the network among the networks of this seed, and the
+        stage.
         """
         first = self.settings.seeding.first(purpose)
         count = networks_per_seed or self.networks_per_seed
@@ -153,7 +155,7 @@ class VisionLearner:
     def train(self, stage: Stage) -> list[Spent]:
         """Train the stack for one stage with a new optimizer, and return the cost for each seed.
 
-        Afterwards the networks have the parameters of their best epoch.
+        Afterwards each network has the parameters of the epoch with the best validation score.
         """
         recipe, began = self.settings.recipe, time.perf_counter()
         self.watcher.begin_stage(stage.index)
@@ -165,7 +167,7 @@ class VisionLearner:
         batches = Batches(data, orders, recipe.batch_size, stage.replay, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
             stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
-        self.stack = stack  # the setter records that the file is outdated
+        self.stack = stack  # training changes the networks, and this setter records that no file contains them
         trained = train_stage(
             stack, batches, data.validation, loss, self._optimizer(stack), recipe.epochs, recipe.select_by, self.watcher
         )
@@ -182,7 +184,7 @@ class VisionLearner:
 
     @property
     def bagging(self) -> bool:
-        """Whether each network trains on its own bootstrap sample of the examples."""
+        """Whether each network trains on a separate bootstrap sample of the examples."""
         return False
 
     def member_outputs(self, x: Tensor, stack: Stack) -> MemberOutputs:
@@ -221,7 +223,7 @@ class VisionLearner:
         self._files.delete_unneeded(needed)
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote to `folder`. The networks are read later, at their first use.
+        """Restore the state that `save` wrote to `folder`. The networks are read from a file at their first use.
 
         Raises:
             RunError: if learner.json is damaged.

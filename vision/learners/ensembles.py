@@ -19,7 +19,7 @@ class SingleModel(VisionLearner):
 
 @register_learner("ens")
 class Ensemble(VisionLearner):
-    """Ens: N networks that are trained and selected separately. Bagging and majority vote are options."""
+    """Ens: N networks. Each is trained separately and has its own best epoch. Bagging and majority vote are options."""
 
     own: EnsembleSettings
 
@@ -64,7 +64,7 @@ class GrowingEnsemble(VisionLearner):
         super().__init__(*args, **kwargs)
         self._frozen: list[tuple[str, Stack]] = []
         self._num_frozen = 0
-        """Number of stages whose networks are frozen. They are the first stages of the run."""
+        """Number of stages whose networks are frozen. These stages are the first ones of the run."""
 
     @property
     def networks_per_seed(self) -> int:
@@ -81,7 +81,7 @@ class GrowingEnsemble(VisionLearner):
 
     @property
     def frozen(self) -> list[tuple[str, Stack]]:
-        """The frozen networks of each earlier stage, as (name, stack). They are read from their files when needed."""
+        """The frozen networks of each earlier stage, as (name, stack). Networks not in memory are read from files."""
         del self._frozen[self._num_frozen :]
         for index in range(len(self._frozen) + 1, self._num_frozen + 1):
             stack = self._prepared(read_checkpoint(self._file_of_stage(index), self.device))
@@ -89,7 +89,10 @@ class GrowingEnsemble(VisionLearner):
         return self._frozen
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Freeze the networks of the last stage and create new ones: random, or copies as in the authors' code."""
+        """Freeze the networks of the last stage and create new networks.
+
+        The new networks have random parameters or, as in the authors' code, start as copies of those of the last stage.
+        """
         last, frozen = self.stack, self.frozen
         frozen.append((f"stage {self.stage_index}", last))
         self._num_frozen = len(frozen)

@@ -1,4 +1,8 @@
-"""Write, read and delete the files of a vision learner: its networks after each step, and predictor.json."""
+"""Write, read and delete the files of a vision learner: the networks after each step, and predictor.json.
+
+A step is the growth or the training of a learner in one stage. A small file, the done mark, records that a step is
+finished.
+"""
 
 import os
 from collections.abc import Sequence
@@ -14,8 +18,8 @@ from vision.networks import Stack
 class StackFiles:
     """Stores the networks of a learner after each step, and deletes files that are not needed any more.
 
-    The files of the last two steps are always kept. If the process is killed before the done mark of a step is written,
-    the next process continues from the step before.
+    The files of the last two steps are always kept: if the process is killed before the done mark of a step is written,
+    the next process continues from the files of the step before.
 
     Args:
         keep_all: if True, no file is deleted.
@@ -23,7 +27,7 @@ class StackFiles:
 
     def __init__(self, keep_all: bool):
         self.current: Path | None = None
-        """File that contains the networks in their current state, or None if the networks have changed since."""
+        """File that contains the networks in their current state, or None if no file does."""
         self._keep_all = keep_all
         self._recent: list[Path] = []
 
@@ -61,7 +65,7 @@ class PredictorFile:
 
     Args:
         run_folders: run folder of each seed.
-        networks_per_seed: number of networks per seed in each checkpoint.
+        networks_per_seed: number of networks per seed in each checkpoint. Each contains the networks of all seeds.
     """
 
     def __init__(self, run_folders: Sequence[Path], networks_per_seed: int):
@@ -74,7 +78,7 @@ class PredictorFile:
         Args:
             paths: checkpoints, ordered by stage. Digests are cached, so a checkpoint that was passed in an earlier call
                 must not have changed, except for the last in this list.
-            combine: how the outputs of the members are combined into one prediction.
+            combine: how the outputs of the networks are combined into one prediction.
             dataset: name of the dataset.
         """
         for path in paths[len(self._digests) :]:

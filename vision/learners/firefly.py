@@ -67,7 +67,7 @@ class Firefly(VisionLearner):
         return count_by_num_params(chain, self._target_params(stage_index))
 
     def _target_params(self, stage_index: int) -> int:
-        """Return the number of parameters that the network should have after the growth before this stage."""
+        """Return the number of parameters that the network should have when this stage starts."""
         first = chain_from_stack(self.new_stack(1)).num_params()
         return first + round(self.own.grow_ratio * first) * ((stage_index - 1) // self.own.grow_every)
 

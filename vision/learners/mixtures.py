@@ -37,7 +37,7 @@ class _MixtureLearner(VisionLearner):
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         scores = super()._validate(data)
-        # The last forward pass computed the validation examples, so its gate weights give the load of each expert.
+        # The last forward pass read the validation examples, so the expert weights that it stored give the loads.
         loads = [weights_MbE.mean(1) for weights_MbE in self.stack.expert_weights]
         self.expert_load = [[load_ME[number].tolist() for load_ME in loads] for number in range(len(self.seeds))]
         return scores
@@ -65,7 +65,7 @@ class GrowingMixture(_MixtureLearner):
     """Whether each mixture has one softmax gate over all experts, instead of a tree of gates."""
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Every `grow_every` stages, split one expert per mixture, chosen on the validation data of the last stage."""
+        """Every `grow_every` stages, split one expert per mixture, chosen by the validation data of the last stage."""
         if (stage.index - 1) % self.own.grow_every:
             return super().grow(stage)
         stack, data = self.stack, self.memory.previous_stage_data(stage, self.stage_length).validation

@@ -1,7 +1,7 @@
 """Stacks: M networks of one shape that are computed together, with hand-written gradients.
 
-For networks as small as those in the paper, most time is spent on overhead, not on arithmetic. So a stack of
-multilayer perceptrons (MLPs) runs as many torch operations for M networks as for a single network.
+For networks as small as those in the paper, most time is spent on starting torch operations, not on arithmetic. So a
+stack of multilayer perceptrons (MLPs) runs as many torch operations for M networks as for a single network.
 
 stack.py        the interface of all stacks
 parameters.py   the parameters of M networks as one flat tensor
@@ -14,8 +14,8 @@ block.py        a block of the VGG, computed by narrow.py where it is faster, el
 vgg.py          the reduced VGG19
 gates.py        the gates that weigh experts: a tree of gates, or one flat softmax
 gated.py        the interface of stacks with mixtures of experts
-mixture.py      the MLP whose hidden layers are mixtures of experts, and its growth
-vgg_mixture.py  the VGG whose blocks are mixtures of experts, and its growth
+mixture.py      the MLP whose hidden layers are mixtures of experts, and the growth of these mixtures
+vgg_mixture.py  the VGG whose blocks are mixtures of experts, and the growth of these mixtures
 modules.py      one network with mixtures as a torch.nn.Module, for tests, FLOP counts and deployment
 """
 

@@ -1,4 +1,4 @@
-"""A block of the VGG: convolutions and max pooling. It is computed by narrow.c where that is faster, else by torch."""
+"""A block of the VGG: convolutions and max pooling. It is computed by narrow.c if this is faster, else by torch."""
 
 from collections.abc import Sequence
 

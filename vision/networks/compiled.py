@@ -6,7 +6,7 @@ Environment variables:
     XDG_CACHE_HOME      store the cache in $XDG_CACHE_HOME/alma instead of ~/.cache/alma
 
 The file name of a cached library contains two digests. The first is the digest of everything that the library depends
-on (source and headers, compiler, flags, processor), so that machines of different kinds can share a home folder. The
+on (source and headers, compiler, flags, processor), so that machines of different kinds can use one home folder. The
 second is the digest of the library file itself, so that a damaged file is detected and compiled again. A file that
 another user could have written is not loaded. If the library cannot be cached, it is compiled for this process only.
 """
@@ -81,16 +81,16 @@ def load(source: Path, real: str) -> ctypes.CDLL:
                 return ctypes.CDLL(str(_add_to_cache(library, folder)))
             except OSError as error:
                 logger.info("compiled libraries are not cached: %s", error)
-        # A loaded library can be used after its file is deleted.
+        # The temporary folder is deleted here, but a loaded library can be used after its file is deleted.
         return ctypes.CDLL(str(library))
 
 
 def _add_to_cache(library: Path, folder: Path) -> Path:
     """Copy a library to the cache folder and return its path there.
 
-    If the cache already contains an undamaged file of this name, it is not replaced, because another process, perhaps
-    on another machine, may have loaded it. So the file is added with a hard link, which fails if the name exists, and
-    not with a rename as in core/files.py.
+    If the cache already contains an undamaged file of this name, that file is not replaced, because another process,
+    perhaps on another machine, may have loaded it. So the library is added with a hard link, which fails if the name
+    exists. A rename, which core/files.py uses, would replace the existing file.
     """
     content = library.read_bytes()
     path = folder / f"{library.stem}-{_digest(content)}.so"

@@ -2,7 +2,7 @@
 
 Images have the shape [b, s, s, C] (channels last), because convolutions with few channels are fastest in this format.
 All other operations then work on a table with one row per pixel and one column per channel. The batch normalisation
-and the pooling of torch are slow on such a table if there are few channels, because their inner loops run over
+and the pooling of torch are slow on such a table if there are few channels, because torch's inner loops run over
 channels. So this module views the table with longer rows: a row contains several pixels, up to ROW_LENGTH numbers. A
 value per channel, such as a scale, is repeated for each pixel of a row.
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from vision.networks.linear import relu_backward
 
 EPS = 1e-5
-"""Small number that is added to variances, as in torch.nn.BatchNorm2d."""
+"""Small number that is added to variances before the square root is taken, as in torch.nn.BatchNorm2d."""
 MOMENTUM = 0.1
 """Weight of the current batch in the running statistics, as in torch.nn.BatchNorm2d."""
 MAX_DENSE_SIZE = 128
@@ -43,7 +43,7 @@ class ConvTensors:
 class ConvLayer:
     """One layer relu(norm(conv(x))) of one network, where norm is batch normalisation.
 
-    The convolution has no bias, because the norm would subtract it.
+    The convolution has no bias, because the norm subtracts the mean of each channel and so would remove a bias.
 
     Args:
         parameters: parameters of the layer.
@@ -156,8 +156,8 @@ class MaxPool:
     """2 x 2 max pooling of images with even sides. Take the maximum of the two rows, then of the two columns.
 
     If two compared pixels are equal, the gradient goes to the upper one (rows) or to the left one (columns).
-    torch.nn.MaxPool2d compares in another order. It can choose another pixel if exactly two pixels are equal and they
-    are diagonal neighbours. Both choices are valid subgradients.
+    torch.nn.MaxPool2d compares pixels in another order, and can choose another pixel if exactly two pixels are equal
+    and they are diagonal neighbours. Both choices are valid subgradients.
     """
 
     def __init__(self) -> None:
@@ -173,8 +173,8 @@ class MaxPool:
         num_examples, side, _, channels = x_bssC.shape
         half = side // 2
         # Compare rows first: a row is a long contiguous block of numbers, so this is fast. Comparing columns is slow,
-        # because the contiguous blocks are single pixels of a few channels. After the rows, only half of the numbers
-        # are left for it.
+        # because the contiguous blocks are single pixels of a few channels. After the comparison of rows, only half of
+        # the numbers are left for the comparison of columns.
         row_pairs = x_bssC.view(num_examples * half, 2, side * channels)
         upper, lower = row_pairs[:, 0], row_pairs[:, 1]
         larger_row = torch.maximum(upper, lower)
@@ -247,8 +247,8 @@ def _entries_of_weights(side: int, num_out: int, num_in: int, device: torch.devi
     """Return, for each weight of a convolution, the indices of the matrix entries that contain it, [9 D C * s s].
 
     The matrix is the flattened result of `_dense_weight`. A weight occurs in at most s s entries. If it occurs in
-    fewer, the remaining indices are one past the last entry. Use these indices to sum gradients over entries, because
-    such a sum is deterministic, whereas a scatter-add on a GPU is not.
+    fewer, the remaining indices are one past the last entry. With these indices, the gradients of the entries are
+    summed in a fixed order, so that the sums are reproducible. A scatter-add on a GPU uses a random order.
     """
     weights = _weights_of_entries(side, num_out, num_in, torch.device("cpu"))
     num_weights, max_entries = 9 * num_out * num_in, side * side
@@ -269,7 +269,7 @@ def _dense_weight(weight_D33C: Tensor, side: int) -> Tensor:
 
 
 def _rows(table_bssD: Tensor) -> tuple[Tensor, int]:
-    """Return a view of the table with several pixels per row, and the number of pixels per row."""
+    """Return a view of a table of pixels with several pixels per row, and the number of pixels per row."""
     num_pixels, num_channels = table_bssD.shape[:3].numel(), table_bssD.shape[3]
     repeats = 1
     while 2 * repeats * num_channels <= ROW_LENGTH and num_pixels % (2 * repeats) == 0:
@@ -283,5 +283,5 @@ def _repeat(value_D: Tensor, repeats: int) -> Tensor:
 
 
 def _channel_sums(rows: Tensor, repeats: int) -> Tensor:
-    """Return the sum of each channel over all pixels, [D]."""
+    """Return the sum of each channel over all pixels, [D]. `rows` and `repeats` are the results of `_rows`."""
     return rows.sum(0).view(repeats, -1).sum(0)

@@ -14,6 +14,8 @@ from vision.networks.stack import Stack
 class GatedStack(Stack):
     """M networks in which some layers are mixtures of experts. All mixtures have the same number of experts.
 
+    A mixture is a layer that returns the weighted sum of the outputs of its experts. Gates compute the weights.
+
     Shapes: M networks in G groups of M / G networks that read the same examples, b examples of a batch, n examples of
     any number, E experts, C classes.
     """
@@ -56,7 +58,7 @@ class GatedStack(Stack):
 
         The two experts are equal, and a new gate with random weights divides the weight of the split expert between
         them. So the outputs of the network do not change, up to rounding. With hard gates, this holds in evaluation
-        only.
+        only, because in training hard gates choose branches at random.
 
         Args:
             experts: for each mixture and each network, the index of the expert to split.
@@ -69,8 +71,8 @@ class GatedStack(Stack):
 
         The weights of the new softmax entry are random. The new expert takes weight from all experts, so the outputs
         change abruptly. The tree of gates avoids this. Copying the softmax entry of the split expert would not help:
-        its weight p would become 2p / (1 + p), so the outputs would change too, and the two equal experts would get
-        equal gradients and stay equal forever.
+        its weight p would become 2p / (1 + p), so the outputs would change too, and the two experts, equal at first,
+        would get equal gradients and stay equal forever.
 
         Args:
             experts: for each mixture and each network, the index of the expert to split.

@@ -3,11 +3,11 @@
 The root of the tree has one branch per initial expert. (There is no root if the mixture began with one expert.) Growth
 splits an expert in two: the expert and its twin, a copy of it. Each split adds a node with two branches to the tree, in
 place of the expert. Each node is a softmax over its branches, whose logits are linear functions of the layer input or
-of features computed from it. The weight of an expert is the product of the probabilities of the branches on its path,
-from the root to the expert. So the expert and its twin share the weight that the expert had, and as long as they are
-equal, the split does not change the output of the layer.
+of features computed from the layer input. The weight of an expert is the product of the probabilities of the branches
+on its path, from the root to the expert. So the expert and its twin share the weight that the expert had, and as long
+as they are equal, the split does not change the output of the layer.
 
-A flat softmax is a root to which growth adds branches instead of nodes below it.
+A flat softmax is a root to which growth adds branches, instead of adding nodes below the root.
 
 Shapes: M networks, b examples, n nodes, K branches, E experts.
 """
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 Noise = Callable[[tuple[int, ...]], Tensor]
-"""A function that takes a shape and returns uniform random numbers in [0, 1), [M, *shape]. It uses a separate random
-generator for each of the M networks."""
+"""A function that takes a shape and returns uniform random numbers in [0, 1), [M, *shape]. Each of the M networks has a
+separate random generator, so that a network gets the same numbers alone and in a stack."""
 
 
 def expert_paths(root: int, splits: Sequence[int]) -> list[list[int]]:
@@ -49,7 +49,7 @@ class Gates:
         hard: if True, each node gives weight 1 to one branch and 0 to the others. In training this branch is sampled
             with its probability, and the gradient is straight-through (version 1 of the paper). In evaluation it is
             the most likely branch. Each node chooses separately, so that a split does not change the output. An argmax
-            over all experts could change the output, because after a split of the most likely expert, both halves
+            over all experts could change the output, because after a split of the most likely expert, the two experts
             can be less likely than another expert.
         device: device on which the gates are computed.
     """
@@ -83,7 +83,7 @@ class Gates:
 
         Args:
             experts: for each network, the index of the expert to split.
-            flat: if True, add a branch for the twin to the root. (If there was no root, add a root with two branches.)
+            flat: if True, add a branch for the twin to the root. (Gates without a root get a root with two branches.)
                 If False, put a node with two branches in place of the expert.
         """
         if flat:

@@ -12,8 +12,8 @@ from vision.networks.parameters import Parameters
 class LinearLayers:
     """One linear layer, x W^T + bias, in each of M networks.
 
-    The constructor creates all views of the tensors, because for small layers creating a view takes as long as
-    computing with it.
+    The constructor creates all views of the tensors once, because for small layers creating a view takes as long as
+    computing with the view.
 
     Args:
         weight_Moi: weights of the layer in each network.

@@ -1,4 +1,4 @@
-"""The multilayer perceptron (MLP) whose two hidden layers are mixtures of experts, and its growth."""
+"""The multilayer perceptron (MLP) whose two hidden layers are mixtures of experts, and the growth of mixtures."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -18,10 +18,11 @@ from vision.networks.parameters import Parameters, draw_layers, draw_linear
 class MixtureStack(GatedStack):
     """M MLPs whose hidden layers are mixtures of experts.
 
-    An expert is a linear layer with ReLU. A mixture is the weighted sum of the expert outputs.
+    An expert is a linear layer with ReLU. A mixture is the weighted sum of the outputs of experts. Gates compute
+    the weights.
 
-    The weights of the experts and the gates of a mixture are stored in one matrix: h rows for each expert, then one
-    row for each branch of the gates.
+    The weights of the experts and the gates of a mixture are stored in one matrix, so that one product computes them
+    all: h rows for each expert, then one row for each branch of the gates.
 
     Shapes: M networks, b examples, i inputs, h hidden units of an expert, E experts, K branches of the gates, C
     classes.

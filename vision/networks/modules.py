@@ -1,7 +1,7 @@
 """One network with mixtures of experts as a torch.nn.Module, written for clarity and not for speed.
 
-These modules have three uses: tests compare stacks with them step by step, FLOPs are counted on them, and a run
-deploys its networks as such modules.
+These modules have three uses: tests compare the results of stacks with the results of modules, the FLOPs of a stack are
+counted on a module, and trained networks are deployed as modules.
 
 Shapes: b examples, E experts, K branches of the gates, n nodes of the gates, C classes.
 """
@@ -15,9 +15,10 @@ from vision.networks.gates import expert_paths
 
 
 class MixtureLayerModule(nn.Module):
-    """A mixture of experts: the weighted sum of their outputs after ReLU. A tree of gates computes the weights.
+    """A mixture of experts: the weighted sum of relu(expert output). A tree of gates computes the weights.
 
-    The outputs of VGG experts are not negative, so the ReLU does not change them.
+    The experts of the VGG end with ReLU and pooling. Their outputs are not negative, so a further ReLU changes
+    nothing.
 
     Args:
         experts: the experts. Each is a leaf of the tree of gates.
@@ -110,7 +111,7 @@ class MixtureModule(nn.Module):
 
 
 def linear_module(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """Return a linear layer with copies of these parameters.
+    """Return a torch.nn.Linear with copies of the given parameters.
 
     Args:
         weight: [outputs, inputs].
@@ -124,10 +125,10 @@ def linear_module(weight: Tensor, bias: Tensor) -> nn.Linear:
 
 
 def set_nodes(layer: MixtureLayerModule, weight: Tensor, bias: Tensor) -> None:
-    """Copy the parameters of the gates of a mixture to the nodes of its module.
+    """Copy the parameters of the gates of a mixture to the nodes of a `MixtureLayerModule`.
 
     Args:
-        layer: the module. Its nodes are changed in place.
+        layer: the module, whose nodes are changed in place.
         weight: weights of all branches, [K, features].
         bias: biases of all branches, [K].
     """

@@ -1,8 +1,9 @@
 """A block with few channels on a CPU. It is computed by the C code in narrow.c instead of torch operations.
 
-torch's CPU convolutions fill a vector register with numbers of different channels. With four channels, half of the
-register is empty. Also, the operations between the convolutions read and write all activations, which takes as long as
-the convolutions. narrow.c fills vector registers with numbers of different examples.
+torch's CPU convolutions fill a vector register with numbers of different channels. If a register holds eight numbers
+and there are four channels, half of the register is empty. Also, the operations between the convolutions read and write
+all activations, which takes as long as the convolutions. narrow.c fills vector registers with numbers of different
+examples, and computes normalisation and ReLU within the next convolution.
 
 Shapes: b examples, g groups of l examples (l is how many numbers fit into a vector register), s x s pixels of an image,
 C input and D output channels.
@@ -21,8 +22,8 @@ from vision.networks.conv import EPS, MOMENTUM, ConvLayer
 
 SOURCE = Path(__file__).with_name("narrow.c")
 MAX_CHANNELS = 16
-"""Largest number of channels for which narrow.c is faster than torch on one thread. Additional threads speed up
-only torch."""
+"""Largest number of channels for which narrow.c is faster than torch on one thread. narrow.c always uses one thread, so
+with t threads the limit is MAX_CHANNELS / t."""
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
 """Dtype of the parameters -> C type for which narrow.c is compiled."""
 
@@ -34,11 +35,13 @@ class SavedLayer:
     input_gssCl: Tensor
     """Stored input: the output of the convolution of the layer before, or the input of the block in the first layer."""
     input_norm_4C: Tensor | None
-    """Batch normalisation of the layer before. It and ReLU are applied to the stored input. None in the first layer."""
+    """Batch normalisation of the layer before, with the rows of `norm_4D`. This layer reads the stored input after this
+    normalisation and ReLU. None in the first layer, which reads the stored input itself."""
     z_gssDl: Tensor
     """Output of the convolution, before batch normalisation."""
     norm_4D: Tensor
-    """Batch normalisation of this layer, in four rows: mean, factor, shift, and inverse standard deviation."""
+    """Batch normalisation of this layer, in four rows: mean, factor (scale divided by standard deviation), shift, and
+    inverse standard deviation."""
 
 
 class NarrowBlock:

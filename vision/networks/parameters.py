@@ -12,9 +12,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Parameters:
     """Named tensors of M networks. Each tensor is a view of one flat tensor and has shape [M, *shape].
 
-    The flat tensor contains one named tensor after the other, each with the values of all networks in order. So an
-    optimizer updates all networks in a few operations, and the first layers of networks that read the same examples
-    can be used as one matrix.
+    The flat tensor contains one named tensor after the other, each with the values of network 0, network 1, and so on.
+    So an optimizer updates all networks in a few operations, and the first layers of networks that read the same
+    examples can be used as one matrix.
 
     Args:
         shapes: name -> shape of this tensor in one network.
@@ -54,7 +54,7 @@ class Parameters:
         return Parameters(self.shapes, self.num_networks, self.device, self.flat.dtype)
 
     def copy(self) -> "Parameters":
-        """Return a copy that shares no memory with this object."""
+        """Return a copy of these parameters that shares no memory with this object."""
         copy = self.zeros_like()
         copy.flat.copy_(self.flat)
         return copy

@@ -52,7 +52,7 @@ class Stack(ABC):
 
     @cached_property
     def flops(self) -> Flops:
-        """FLOPs of one network for one example. torch's counter counts them unless a subclass has a closed form."""
+        """FLOPs of one network for one example, counted by torch's counter, or in some subclasses by a formula."""
         return count_flops(self.to_module(0), self.module_input_shape)
 
     @property
@@ -91,7 +91,7 @@ class Stack(ABC):
     def free_activations(self) -> None:
         """Free the activations saved for `backward`.
 
-        Call this after training, because a stack stays in memory for long.
+        Call this after training, because the stack stays in memory for a long time and activations need much memory.
         """
 
     @abstractmethod
@@ -104,7 +104,7 @@ class Stack(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return a dictionary from which `from_state` restores the stack. Its tensors are copies on the CPU."""
+        """Return a dictionary from which `from_state` restores the stack. The tensors in it are copies on the CPU."""
 
     @classmethod
     @abstractmethod

@@ -1,9 +1,10 @@
 """The reduced VGG19: 16 convolutions (3 x 3, c channels each) with batch normalisation and ReLU, and a linear head.
 
 Max pooling follows convolutions 2, 4, 8, 12 and 16, so that an image of 32 x 32 pixels is reduced to one pixel of c
-channels. The network has 27c + 135c^2 + 32c + 10c + 10 parameters. It is the network of the authors of Firefly, whose
-convolutions have no bias. The convolutions in the original ALMA code have a bias, but it does not change the output of
-the network, because the batch normalisation subtracts it.
+channels. For 10 classes, the network has 27c + 135c^2 + 32c + 10c + 10 parameters: first convolution, other
+convolutions, batch normalisation, and weights and biases of the head. As in the Firefly code, the convolutions have no
+bias. The convolutions in the original ALMA code have a bias, but it does not change the output of the network, because
+the batch normalisation subtracts it.
 
 Shapes: M networks in G groups of M / G networks that read the same examples, b examples, s x s pixels of an image, C
 input and D output channels of a convolution.
@@ -31,8 +32,8 @@ SIDE = 32
 class VGGStack(Stack):
     """M networks of equal widths, computed one after the other.
 
-    They are not computed together like multilayer perceptrons, because even a convolution with 4 channels has so much
-    arithmetic that the overhead of each operation does not matter.
+    The networks are not computed together like multilayer perceptrons, because even a convolution with 4 channels has
+    so much arithmetic that the overhead of each operation does not matter.
 
     Args:
         num_inputs: number of channels of an image.

@@ -1,8 +1,8 @@
-"""The reduced VGG19 whose blocks are mixtures of experts, and its growth.
+"""The reduced VGG19 whose blocks are mixtures of experts, and the growth of these mixtures.
 
-Blocks 2 to 5 are mixtures. An expert of a mixture is a complete block with its pooling, and all experts of a mixture
-have the same shape. The first block is not a mixture, as in the original ALMA code (the paper describes mixtures for
-MNIST only). The gates of a mixture read its input, averaged over a grid of 4 x 4 cells.
+Blocks 2 to 5 are mixtures. An expert of a mixture is a complete block including the pooling, and all experts of a
+mixture have the same shape. The first block is not a mixture, as in the original ALMA code (the paper describes
+mixtures for MNIST only). The gates of a mixture read the input of the mixture, averaged over a grid of 4 x 4 cells.
 
 Shapes: M networks in G groups of M / G networks that read the same examples, b examples, s x s pixels of an image, C
 channels, E experts, K branches of the gates, f = 16 C features that the gates read.
@@ -215,7 +215,7 @@ class VGGMixtureStack(GatedStack):
         return gates.weights(torch.baddbmm(bias[:, None], features_Mbf, weight.transpose(1, 2)), training)
 
     def _gates_backward(self, number: int, gates: Gates, features_Mbf: Tensor, d_weights_MbE: Tensor) -> Tensor | None:
-        """Write the gradient of the gates of block `number`. Return the gradient with respect to their input features.
+        """Write the gradient of the gates of block `number`. Return the gradient with respect to the features.
 
         Returns None if the block has no gates, because it has a single expert.
         """
