@@ -1,14 +1,15 @@
 """Anytime learning at macroscale, as a fairseq extension.
 
-This package registers a task, models and a criterion, which are available in `fairseq-train --user-dir fairseq_alma`.
+This package registers a task, models and a criterion (loss function) with fairseq, so that
+`fairseq-train --user-dir fairseq_alma` can use them.
 
 Subpackages, and the libraries that they need:
 
-core                            Algorithm 1, run folders, the catalogue of learners; only the standard library
-app, report                     shared code of the commands, and alma-report; neither torch nor fairseq
-modules, growth, checkpoints    mixtures of experts, their growth, checkpoint files; torch
-data, models, tasks, criteria   the parts that fairseq-train uses; torch and fairseq
-evaluation, lm                  alma-eval and alma-lm; torch, and one file in each imports fairseq
+core                            Algorithm 1 of the paper, run folders, the list of learners; needs no other library
+app, report                     shared code of the commands, and alma-report; need neither torch nor fairseq
+modules, growth, checkpoints    mixtures of experts, their growth, checkpoint files; need torch
+data, models, tasks, criteria   the parts that fairseq-train uses; need torch and fairseq
+evaluation, lm                  alma-eval and alma-lm; need torch, and one file in each of them imports fairseq
 """
 
 import importlib
@@ -28,6 +29,7 @@ def register() -> None:
 
 
 # Register only if fairseq is already imported. This is the case when fairseq imports this package for --user-dir.
-# Otherwise, for example if only the core is used, the import must be fast. Our commands call register() when needed.
+# Otherwise, for example if only the core is used, do not import fairseq, because this takes seconds. Our commands call
+# register() when they need fairseq.
 if "fairseq" in sys.modules:
     register()

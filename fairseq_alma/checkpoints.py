@@ -29,11 +29,11 @@ DAMAGE = (
     "unexpected EOF",
 )
 """Substrings of the error messages that torch raises for a truncated file. When memory or file handles run out, the
-messages contain none of these."""
+error messages of torch contain none of these substrings."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any] | None:
-    """Return the checkpoint in `path`, with tensors memory-mapped; None if it is missing or damaged.
+    """Return the checkpoint in `path`, with tensors memory-mapped; None if the file is missing or damaged.
 
     Raises:
         OSError, RuntimeError: if the file cannot be read at the moment because memory, file handles or permissions are
@@ -46,7 +46,7 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in DAMAGE):
             raise
-        # A truncated file raises EINVAL, because torch seeks beyond its end.
+        # For a truncated file, the error is EINVAL, because torch seeks to a position beyond the end of the file.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         logger.warning("%s is damaged (%s)", path, error)
@@ -83,25 +83,30 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         with written_aside(path) as temporary, open(temporary, "wb") as file:
             torch.save(checkpoint, file)
     except RuntimeError as error:
-        # Raise the original OSError. When a write fails, torch replaces it by an error about a position in the file.
+        # When a write fails, torch replaces the OSError (for example "disk full") by a RuntimeError about a position in
+        # the file. Raise the OSError, because it names the cause.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error
         raise
 
 
 def num_updates(checkpoint: dict[str, Any]) -> int:
-    """Return the number of optimizer updates that the stage had completed when this checkpoint was saved."""
+    """Return the number of optimizer updates of the current stage that were done when this checkpoint was saved."""
     return checkpoint["optimizer_history"][-1]["num_updates"]
 
 
 def repair_stage_folder(folder: Path) -> None:
-    """Repair the checkpoints in a member's folder so that fairseq-train can resume after it was killed at any moment.
+    """Repair the checkpoints of one member (network) in one stage, so that fairseq-train can resume after a kill.
 
     fairseq writes a checkpoint under one name and then copies the file to further names. If it is killed during a
     copy, a truncated file remains. This function renames damaged files to `*.damaged` and copies the newest complete
-    checkpoint to checkpoint_last.pt. That checkpoint records the best validation loss so far. The checkpoint with this
-    loss is copied to checkpoint_best.pt. Training can only be resumed from a checkpoint that contains the optimizer
-    state. If there is none, or if the best checkpoint is lost, all checkpoints are deleted and the stage starts again.
+    checkpoint to checkpoint_last.pt. The newest checkpoint also contains the best validation score so far. The
+    checkpoint that reached this score is copied to checkpoint_best.pt. Training can only be resumed from a checkpoint
+    that contains the optimizer state. If no checkpoint contains it, or if the best checkpoint is lost, all checkpoints
+    are deleted and the stage starts again.
+
+    Args:
+        folder: the folder of the member in the stage folder.
     """
     found = {path: read_checkpoint(path) for path in folder.glob("checkpoint*.pt")}
     whole = {path: checkpoint for path, checkpoint in found.items() if checkpoint is not None}
@@ -143,6 +148,7 @@ def drop_optimizer_state(path: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    # Do not sync the copy to the disk (durable=False), because `source` exists and a damaged copy is repaired again.
+    # Do not wait until the copy is on the disk (durable=False). If a power failure damages the copy, the next call of
+    # repair_stage_folder makes it again from `source`, which is not deleted.
     with written_aside(target, durable=False) as temporary:
         shutil.copyfile(source, temporary)

@@ -1,4 +1,4 @@
-"""Run processes on this machine. Their output is read line by line, and they are ended when this process ends."""
+"""Run processes on this machine, and read their output line by line. If this process ends, they are ended too."""
 
 import codecs
 import ctypes
@@ -102,7 +102,9 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
 def share_of_machine(
     num_jobs: int, num_gpus: int, at_once: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> list[dict[str, str]]:
-    """Return slots for `run_processes` that share the GPUs equally, or the CPU cores if there is no GPU.
+    """Return slots for `run_processes` that divide the GPUs equally, or the CPU cores if there is no GPU.
+
+    A slot is a set of environment variables that assigns devices to the jobs that run one after another in this slot.
 
     Args:
         num_jobs: number of jobs.
@@ -204,8 +206,8 @@ def _killed_with(parent: int) -> Callable[[], None]:
         # Restore the default handling of SIGINT. Background jobs of a shell script ignore SIGINT, and their child
         # processes inherit this, but torch uses SIGINT to end the other ranks when the main process has ended.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # Exit if the parent died between fork and prctl. Comparing its id with 1 is not sufficient, because in a
-        # container the parent itself may have the id 1.
+        # Exit if the parent died between fork and prctl. Comparing the parent's id with 1 is not sufficient, because in
+        # a container the parent may have the id 1.
         if os.getppid() != parent:
             os._exit(1)
 

@@ -27,7 +27,7 @@ from fairseq_alma.core.settings import describe, refuse_unknown_keys
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c", "--version"}
 """Hydra flags that print something instead of starting a run, so that out= is not needed."""
 CONFIG_GROUPS = ("preset", "arch")
-"""Settings whose value is the name of a YAML file. Hydra reads this file and sets the setting itself."""
+"""Settings whose value is the name of a YAML file. Hydra reads this file, in which the setting itself is also set."""
 
 
 class Command:
@@ -115,14 +115,15 @@ class Command:
             if path.is_file():
                 raise SettingError(f"out={plain}: {path} is a file: give a folder, e.g. out={self._example_out}")
         # The folder names that a sweep creates contain characters with a special meaning in Hydra, such as "=" and ",".
-        # Quote them, except in a sweep, where commas separate values, and except where PATH contains a reference.
+        # Quote them, except in a sweep, where commas separate values, and except where PATH contains a
+        # reference to another setting, ${...}.
         if value == plain and not is_sweep and re.search(r"[=,(){}\[\]]", plain) and "${" not in plain:
             return f"out='{plain}'"
         return argument
 
 
 def all_keys(cls: type[RunSettings]) -> list[str]:
-    """Return the names of all settings that the command line accepts, including those of single learners."""
+    """Return the names of all settings that the command line accepts, including settings of single learners."""
     own = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
     return list(dict.fromkeys([*(one.name for one in describe(cls)), *own]))
 

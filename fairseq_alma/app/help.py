@@ -27,8 +27,8 @@ class SettingHelp:
 def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
     """Return an entry for every setting of a command. The settings of every run come first.
 
-    The settings of single learners follow. If several learners have a setting with the same name and default, it has
-    only one entry.
+    The settings of single learners follow. If several learners have a setting with the same name and default,
+    these learners share one entry.
     """
     found = [SettingHelp(one.name, _typed(one.default), _one_line(one.text), ()) for one in describe(cls)]
     own: dict[tuple[str, str], list[str]] = {}

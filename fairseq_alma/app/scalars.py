@@ -62,9 +62,9 @@ class RunScalars:
 
         Args:
             name: name of the scalar.
-            value: its value.
+            value: value of the scalar.
             stage_index: index of the stage, from 1.
-            progress: finished share of the stage, between 0 and 1.
+            progress: finished fraction of the stage, between 0 and 1.
         """
         if self._is_on:
             self._write({f"during_stage/{name}": value}, round(1000 * (stage_index - 1 + progress)))

@@ -17,7 +17,7 @@ from fairseq_alma.core.run_record import find_runs
 class BestByValidation(Callback):
     """Hydra callback that compares the runs of a sweep. It prints a table and writes SWEEP/sweep.json.
 
-    The runs are sorted by validation. Test scores do not influence the order.
+    The runs are sorted by their final validation score. Test scores do not influence the order.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -32,7 +32,7 @@ class BestByValidation(Callback):
 
 
 def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the summaries of the finished runs, best run first, and the names of the unfinished runs."""
+    """Return the summaries of the finished runs of a sweep, best run first, and the names of the unfinished runs."""
     seeds_of: dict[Path, list[Path]] = {}
     for path in find_runs(folder):
         run = path.parent if re.fullmatch(r"seed_\d+", path.name) else path

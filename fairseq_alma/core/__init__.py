@@ -1,4 +1,4 @@
-"""Core of the project: Algorithm 1 of the paper, the ledger and the run folder.
+"""Core of the project: Algorithm 1 of the paper, the ledger (table of the results) and the run folder.
 
 This package imports only the standard library and its own modules.
 
@@ -7,10 +7,10 @@ files.py             write files atomically, so that no reader sees an incomplet
 lease.py             lock a run folder, so that only one process writes to it
 stream.py            the stream of mega-batches: MegaBatch, MegaBatchStream
 stream_folder.py     a stream on disk, which `alma-prep` writes and `--task alma_lm` reads
-ledger.py            one row per arrival, and the paper's metrics, which are computed from the rows
+ledger.py            the ledger: one row for each mega-batch that arrives; the paper's metrics, computed from the rows
 protocol.py          Algorithm 1 (`run_stream`), and the interfaces of learners, evaluators and records
-run_record.py        the run folder: settings, provenance, done marks, resume
-stack_record.py      the records of several seeds that are trained together
+run_record.py        the run folder: settings, provenance, and marks of finished steps, with which a run is resumed
+stack_record.py      the run folders of several seeds that are trained together
 settings.py          base class of settings, which checks their values
 learner_settings.py  settings that only some learners have
 catalogue.py         list of all learners, with name, label and settings

@@ -1,6 +1,7 @@
 """The catalogue of learners. It lists the name, the label and the settings of each learner.
 
-Commands, reports, documentation and tests read the catalogue. A plugin adds an entry for each learner that it defines.
+Commands, reports, documentation and tests read the catalogue. A plugin, which is a Python module of the user, adds
+an entry for each learner that it defines.
 The classes that implement the learners are in `vision/learners` and `fairseq_alma/lm/learners.py`.
 """
 
@@ -45,7 +46,8 @@ SIZE_SETTINGS = ("arch", "width", "experts", "members")
 """Settings that determine the size of a learner."""
 
 GROWTH_SETTINGS = ("grow_every", "grow_experts")
-"""Settings that determine how often and by how much a learner grows. Their values usually depend on `wait`."""
+"""Settings that determine how often and by how much a learner grows. Runs with another `wait` usually need other
+values, because `wait` determines the number of stages."""
 
 WAIT_SETTINGS = ("wait", "updates", "updates_per_mega_batch", "grow_every")
 """`wait`, and the settings that may differ when a report compares runs with different values of `wait`."""
@@ -56,7 +58,8 @@ NOT_COMPARED = (
 )  # fmt: skip
 """Keys of settings.json that a report ignores when it groups the runs of one comparison by their settings.
 
-The keys that identify the stream are also here, because a report makes a separate comparison for each stream."""
+The keys that identify the stream, such as `dictionary`, are in this list too. A report makes a separate comparison for
+each stream, so the runs of one comparison do not differ in them."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,10 @@ class LearnerEntry:
     summary: str
     """Description of the learner in one sentence, for `--help`."""
     grows: bool = False
-    """Whether the learner adds capacity between stages."""
+    """Whether the learner adds capacity (members, experts or units) between stages."""
     independent_members: bool = True
-    """Whether each member of the learner is trained independently, so that separate processes can train the members."""
+    """Whether each member (network) of the learner is trained independently, so that separate processes can train the
+    members."""
     vision: type[LearnerSettings] | None = None
     """Class of the learner's settings in alma-vision; None if alma-vision does not have this learner."""
     language_model: type[LearnerSettings] | None = None
@@ -140,7 +144,7 @@ def learners_that_take(setting: str, half: Half) -> list[str]:
 
 @cache
 def own_settings(name: str, half: Half) -> list[str]:
-    """Return the names of the settings that the learner `name` defines in addition to those of every run.
+    """Return the names of the settings that the learner `name` defines in addition to the settings that every run has.
 
     The list is empty if the catalogue does not contain the learner.
     """
@@ -149,7 +153,7 @@ def own_settings(name: str, half: Half) -> list[str]:
 
 
 def takes(half: Half, learner: str, setting: str) -> bool:
-    """Return True if `setting` can be used with `learner`, because every run or this learner has it.
+    """Return True if `setting` can be used with `learner`, because every run or this learner has this setting.
 
     Return True for every setting if the catalogue does not contain the learner, which may come from a plugin that is
     not imported.
@@ -161,7 +165,7 @@ def takes(half: Half, learner: str, setting: str) -> bool:
 
 
 class RunSettings(Settings):
-    """Base class for all settings of a run. The field `own` contains the settings that only some learners have."""
+    """Base class for all settings of a run. The field `own` contains the settings that the learner adds."""
 
     half: ClassVar[Half]
     learner: str
@@ -170,7 +174,8 @@ class RunSettings(Settings):
     def _complete_and_check_own(self) -> None:
         """Set `own` to the default settings of the learner if it is None, then check `own`.
 
-        Subclasses call this at the end of `__post_init__`, because `own` is checked against the other settings.
+        Subclasses call this at the end of `__post_init__`, because the check compares `own` with the other settings,
+        which must be valid by then.
         """
         kind = find_learner(self.learner, self.half).settings(self.half)
         assert kind is not None  # find_learner returns only learners of this half
@@ -222,8 +227,8 @@ class RunSettings(Settings):
     def not_identity(cls, learner: str) -> list[str]:
         """Return the names of the settings that may differ when a run of `learner` is continued.
 
-        These are the FREE_SETTINGS and the settings that only other learners have. Run folders of an earlier version
-        contain the settings of all learners.
+        These are the FREE_SETTINGS, and the settings that only other learners have. The latter occur in run folders of
+        an earlier version, which contain the settings of all learners.
         """
         others = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
         return [*FREE_SETTINGS[cls.half], *(name for name in others if not takes(cls.half, learner, name))]

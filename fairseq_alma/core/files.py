@@ -31,7 +31,8 @@ def written_aside(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Keep the suffix, because some writers choose the file format by the suffix and others append a missing suffix.
+    # Keep the suffix of `path`, because some libraries choose the file format by the suffix, and others append their
+    # usual suffix if it is missing.
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     try:
         yield temporary
@@ -65,7 +66,10 @@ def write_whole(path: str | Path, text: str, durable: bool = True) -> None:
 
 
 def write_json(path: str | Path, value: Any, durable: bool = True) -> None:
-    """Atomically replace the content of the file `path` with `value` as indented JSON. See `written_aside`."""
+    """Atomically replace the content of the file `path` with `value` as indented JSON.
+
+    See `written_aside` for `durable` and errors.
+    """
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     # In a path that is not valid UTF-8, Python represents the invalid bytes as lone surrogates. Write them as escapes.
     write_whole(path, text.encode("utf-8", errors="backslashreplace").decode("utf-8"), durable)
@@ -84,7 +88,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 digest of a file's bytes, as a hexadecimal string. Read one megabyte at a time."""
+    """Return the SHA-256 digest of a file's bytes, as a hexadecimal string. Large files need not fit into memory."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -103,15 +107,15 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has stored the file names in a folder. Otherwise, a power failure may undo a rename."""
+    """Wait until the disk has stored the file names in a folder. Without this, a power failure may undo a rename."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Ignore these errors, because some network file systems do not support fsync on a folder. They write
-        # file names in the right order without it.
+        # Ignore these errors, because some network file systems do not support fsync on a folder. Such
+        # file systems store file names in the right order without fsync.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
             raise
     finally:

@@ -78,8 +78,9 @@ class GatedSettings(LearnerSettings):
     experts: Count = 1
     """Number of experts in each mixture. In a growing mixture, this is the number before the first growth."""
     hard_gates: bool = False
-    """Whether each gate selects a single branch. In training, the branch is sampled with the probabilities of the gate.
-    In testing, it is the branch with the higher probability."""
+    """Whether each gate selects a single branch (expert or group of experts) for an example. Otherwise, the outputs of
+    all branches are averaged, weighted by the probabilities of the gate. In training with hard gates, the
+    branch is sampled with these probabilities. In testing, it is the branch with the higher probability."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,18 @@ class FireflySettings(LearnerSettings):
     grow_every: Count = 1
     """Number of stages from one growth to the next."""
     grow_ratio: float = 0.25
-    """Number of parameters that each growth adds, as a share of the parameters of the first network. With
+    """Number of parameters that each growth adds, as a fraction of the parameters of the first network. With
     grow_by=width, it is the factor g of the authors' code instead; see grow_by."""
     grow_by: Literal["parameters", "width"] = "parameters"
     """What grow_ratio refers to: `parameters` (the paper) or `width` (the authors' code). With `width` and
-    grow_every=1, the width after t growths is about c (1 + g t), where c is the first width and g is grow_ratio. A
-    larger grow_every leaves out the growths in between."""
+    grow_every=1, the width after t growths is about c (1 + g t), where c is the width of the first network and g is
+    grow_ratio. A larger grow_every leaves out the growths in between."""
     grow_depth: NonNegative = 0
     """Number of layers that each growth adds before it widens the layers. With grow_by=parameters, a layer is not added
     if the network would become larger than grow_ratio allows."""
     candidates: Count = 70
-    """Number of candidate units per layer in each growth. The growth adds those that lower the loss fastest."""
+    """Number of candidates (units that may be added) per layer in each growth. The growth adds the candidates that
+    lower the loss fastest."""
 
     @property
     def stages_between_growths(self) -> int:
@@ -159,8 +161,9 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     """Number of experts that each growth adds to every mixture. Required. In a list, the first number is for the growth
     before stage 2, the second for the growth before stage 3, and so on; the last number is for all further growths."""
     grow_router: Literal["copy", "tree"] = "copy"
-    """How the router row of a new expert is initialized: `copy` (the paper), or `tree`, which does not change the
-    output and the loss of the model."""
+    """How the router row of a new expert, which is the weight vector that scores the expert, is initialized: `copy`
+    (the row of the copied expert plus noise, as in the paper), or `tree`, which does not change the output and the loss
+    of the model."""
     grow_noise: float = 0.01
     """Standard deviation of the noise in a new router row, relative to the root mean square of all router rows of the
     mixture."""

@@ -23,7 +23,8 @@ STALE_SECONDS = 120.0
 HALF_WRITTEN_SECONDS = 2.0
 """If a lease file is still empty or incomplete after this time, the process that was writing it has died."""
 CLAIM_SECONDS = 10.0
-"""If a process is still removing a stale lease after this time, it has died. Normally this takes milliseconds."""
+"""If a process is still removing a stale lease after this time, the process has died, because a removal takes only
+milliseconds."""
 
 
 class Lease:
@@ -102,7 +103,7 @@ class Lease:
         except OSError:
             self.path.unlink(missing_ok=True)
             raise
-        return _read(self.path) == self._me  # False if another process took over in between
+        return _read(self.path) == self._me  # False if another process took over the lease in between
 
     def _is_left_behind(self) -> bool:
         """Return True if the process that created the lease has ended without removing it.
@@ -137,7 +138,7 @@ class Lease:
         return job_id is not None and holder.get("job_id") == job_id and holder.get("job_restarts", "0") != restarts
 
     def _remove_left_behind(self) -> None:
-        # Only one process at a time may repeat the check and remove the lease. After the first check, another process
+        # Only one process at a time may check the lease again and remove it. Since the first check, another process
         # may have taken over the folder, and its new lease must not be removed. The folder `claim` serves as the lock,
         # because only one process can create a folder, even on network file systems.
         claim = self.path.with_name(".lease.claim")
@@ -157,7 +158,7 @@ class Lease:
 
 
 def is_held(folder: str | Path) -> bool:
-    """Return True if `folder` has a valid lease. The lease is only read.
+    """Return True if a process holds a valid lease of `folder`. The lease is read, but not changed.
 
     The lease of a process on this machine is valid if the process is running. The lease of a process on another machine
     is valid if it was renewed in the last STALE_SECONDS.

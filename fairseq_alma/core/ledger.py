@@ -1,4 +1,7 @@
-"""The ledger, which has one row per arrival, and functions that compute the paper's metrics from the rows."""
+"""The ledger of a run, and functions that compute the paper's metrics from the ledger.
+
+The ledger has one row per arrival. An arrival is the moment at which one mega-batch becomes available.
+"""
 
 import gzip
 import json
@@ -18,13 +21,13 @@ class Spent:
     """Cost of one step (growing or training), summed over all members of the learner."""
 
     train_flops: int = 0
-    """FLOPs of the forward and backward passes of all updates. Comp is the sum of `train_flops` over the ledger."""
+    """FLOPs of the forward and backward passes of all updates. Their sum over the ledger is the metric Comp."""
     num_updates: int = 0
     """Number of optimizer updates."""
     train_seconds: float = 0.0
     """Wall-clock time of training, in seconds."""
     validation_flops: int = 0
-    """FLOPs of validation and, for a mixture, of ranking its experts before growth. They are not part of Comp."""
+    """FLOPs of validation and, for a mixture, of ranking its experts before growth. Not part of the metric Comp."""
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
@@ -38,7 +41,7 @@ class Scores:
     """
 
     num_params: int
-    """Number of parameters of the predictor."""
+    """Number of parameters of the predictor, which is the network or ensemble that makes the current prediction."""
     forward_flops: int
     """FLOPs of one prediction: for one example, or for one sequence of tokens_per_sample tokens (language models)."""
     error_rate: float | None = None
@@ -58,10 +61,10 @@ class Scores:
     num_members: int | None = None
     """Number of networks whose outputs are combined into one prediction."""
     expert_load: list[list[float]] | None = None
-    """For learners with mixtures, [layer][expert]: share of the validation tokens or examples that are routed to each
-    expert. For an ensemble, the layers of the first member come first, then those of the second member, and so on."""
+    """For learners with mixtures, [layer][expert]: fraction of the validation tokens or examples that are routed to
+    each expert. An ensemble has the layers of all members, in the order of the members."""
     overflow: float | None = None
-    """For learners with mixtures: share of the routed tokens that an expert rejected because it was full."""
+    """For learners with mixtures: fraction of the routed tokens that were dropped because their expert was full."""
 
     def __post_init__(self):
         if (self.error_rate is None) == (self.perplexity is None):
@@ -73,7 +76,7 @@ class LedgerRow:
     """Scores of the learner after arrival t, and the cost of the steps since the previous arrival."""
 
     t: int
-    """Index of the arrival, from 1; 0 is the untrained learner."""
+    """Index of the arrival, from 1. The row with index 0 describes the untrained learner."""
     stage: int
     """Index of the last finished stage, from 1; 0 before the first stage."""
     updated: bool
@@ -98,13 +101,13 @@ class LedgerRow:
         return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), scores, spent)
 
 
-# Compute these names only once, because a report may read half a million rows.
+# Compute the field names only once, because a report may read half a million rows.
 _SCORES = tuple(f.name for f in fields(Scores))
 _SPENT = tuple(f.name for f in fields(Spent))
 
 
 class Ledger:
-    """The ledger file of a run, with one JSON object per line. A row is appended when its numbers are final.
+    """The ledger file of a run, with one JSON object per line. A row is appended when its values are final.
 
     The ledger of a finished run may be compressed as ledger.jsonl.gz. A compressed ledger can only be read.
 
@@ -167,32 +170,32 @@ class Ledger:
 
 
 def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
-    """Return CER (equation 1), which is the sum of the error rates over the arrivals t = 1..B.
+    """Return CER, the cumulative error rate (equation 1 of the paper): the sum of the error rates over t = 1..B.
 
-    By default, the untrained learner at t = 0 does not count. In the first version of the paper it counts; use
-    `first` = 0 for this version.
+    By default, the error rate of the untrained learner at t = 0 is not added. It is added in the first version of the
+    paper; use `first` = 0 for this definition.
     """
     return sum(_measured(row.scores.error_rate) for row in rows if row.t >= first)
 
 
 def average_perplexity(rows: Sequence[LedgerRow]) -> float:
-    """Return the mean test perplexity over t = 1..B. Before the first stage, it is that of the untrained learner."""
+    """Return the mean test perplexity over t = 1..B. Arrivals before the first stage count as untrained."""
     return _mean([_measured(row.scores.perplexity) for row in rows if row.t >= 1])
 
 
 def average_perplexity_after_first_stage(rows: Sequence[LedgerRow]) -> float | None:
-    """Return the mean test perplexity from the arrival of the first stage on; None if there is no stage yet."""
+    """Return the mean test perplexity from the first arrival with a trained model on; None if there is none yet."""
     perplexities = [_measured(row.scores.perplexity) for row in rows if row.t >= 1 and row.stage >= 1]
     return _mean(perplexities) if perplexities else None
 
 
 def cumulative_params(rows: Sequence[LedgerRow]) -> int:
-    """Return Mem, which is the number of parameters of the predictor, summed over t = 0..B."""
+    """Return the paper's metric Mem: the number of parameters of the predictor, summed over t = 0..B."""
     return sum(row.scores.num_params for row in rows)
 
 
 def cumulative_flops(rows: Sequence[LedgerRow]) -> int:
-    """Return Comp, which is the number of training FLOPs, summed over all arrivals."""
+    """Return the paper's metric Comp: the number of training FLOPs, summed over all arrivals."""
     return sum(row.spent.train_flops for row in rows)
 
 

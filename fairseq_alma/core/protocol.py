@@ -14,7 +14,7 @@ Replay = Literal[False, "all"] | float
 """Type of the setting `replay`; see StreamSettings."""
 
 Cost = Spent | list[Spent]
-"""Cost of a step. For a learner that trains several seeds at once, it is a list with one entry per seed."""
+"""Cost of a step (growing or training). It is a list with one entry per seed if several seeds are trained at once."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Stage:
     replay: Replay
     """How the stage uses `past`; see StreamSettings."""
     folder: Path
-    """Folder for the stage's logs, checkpoints and done marks."""
+    """Folder for the logs and checkpoints of the stage, and for the marks of its finished steps."""
 
 
 class Stored(Protocol):
@@ -72,11 +72,12 @@ class Learner(Stored, Protocol):
     def grow(self, stage: Stage) -> Cost:
         """Add capacity before `stage` and return the cost. Called before every stage except the first.
 
-        A mixture ranks its experts by the validation data of the previous stage.
+        A mixture ranks its experts by their loss on the validation data of the previous stage.
         """
 
     def train(self, stage: Stage) -> Cost:
-        """Train on the data of `stage` and return the cost. The best epoch or checkpoint by validation is kept."""
+        """Train on the data of `stage`, keep the epoch or checkpoint with the best validation score, and return the
+        cost."""
 
 
 LearnerT = TypeVar("LearnerT", bound=Learner)
@@ -90,7 +91,9 @@ T = TypeVar("T")
 
 
 class Evaluator(Protocol[LearnerT_contra, ScoresT_co]):
-    """Function that scores the predictor of a learner. Only the evaluator has access to the test set.
+    """Function that scores the predictor of a learner, which is the network or ensemble that makes its predictions.
+
+    Only the evaluator has access to the test set.
 
     The type parameters are the type of learner that the evaluator can score, and its return type. The return type is
     `Scores`, or `list[Scores]` for a learner that trains several seeds at once.
@@ -107,13 +110,16 @@ class Record(Protocol[ScoresT_contra, RowsT_co]):
         """Return the folder of stage k. The folder for k = 0 belongs to the untrained learner."""
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
-        """Call `do`, which runs the step `name` of stage k, and store and return its result.
+        """Call `do`, which runs the step `name` (grow, train or evaluate) of stage k; store and return its result.
 
         If the step is done already, do not run it again, but restore the learner and return the stored result.
         """
 
     def decision(self, t: int, due: bool) -> bool:
-        """Store whether a stage is due at arrival t. If a decision for t is already stored, return the stored one."""
+        """Store and return whether a stage is due at arrival t. If a decision for t is already stored, return that one.
+
+        So a continued run trains its stages at the same arrivals, even if the stream has become longer.
+        """
 
     def arrival(self, t: int, stage: int, updated: bool, scores: ScoresT_contra, spent: Sequence[Cost]) -> None:
         """Add the row of arrival t to the ledger."""
@@ -126,7 +132,7 @@ def stage_is_due(gathered: Sequence[MegaBatch], settings: StreamSettings, stream
     """Return True if a stage must start now, False if the learner waits for more mega-batches.
 
     The loop condition `while t < B` of Algorithm 1 would skip the last mega-batch if the wait w is 1, and also the last
-    group of mega-batches if it is smaller than w. We train on both.
+    mega-batches of the stream if they are fewer than w. We train on these mega-batches too.
 
     Args:
         gathered: mega-batches that have arrived since the previous stage.
@@ -175,6 +181,6 @@ def run_stream(
             scores = record.step(k, "evaluate", learner, partial(evaluate, learner))
             past += gathered
             gathered = []
-        # The model does not change between stages, so record the latest scores again.
+        # Without a stage, the model has not changed, so record the latest scores again.
         record.arrival(mega_batch.t, k, due, scores, spent)
     return record.rows()

@@ -35,7 +35,7 @@ class RunRecord:
     Args:
         folder: the run folder. It is created if it does not exist.
         settings: setting name -> value, for all settings. The values must be JSON values.
-        digests: digest of each mega-batch of the stream.
+        digests: digest (hash of the content) of each mega-batch of the stream.
         free: names of settings that may differ when a run is continued, for example file locations.
         defaults: values for settings that are missing in a run folder because an earlier version wrote it.
         stages: folder for the stages, if several runs share it (see StackRecord). The default is RUN/stages.
@@ -97,10 +97,12 @@ class RunRecord:
         return folder
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
-        """Run one step of stage k and write its done mark. If the done mark exists, skip the step.
+        """Run one step of stage k, and write its done mark: a file with the result of the finished step.
 
-        The steps "grow" and "train" save the learner before the done mark is written. If one of these steps is skipped,
-        the saved learner is loaded. A done mark therefore means that the step is done and its result is on disk.
+        If the done mark exists, skip the step and return the stored result.
+
+        The steps "grow" and "train" save the learner before the done mark is written, so a done mark means that the
+        trained learner is on disk. If one of these steps is skipped, the saved learner is loaded.
 
         Args:
             k: index of the stage.
@@ -155,7 +157,7 @@ class RunRecord:
         """Add a row to the ledger and update summary.json. If the ledger has the row already, only update summary.json.
 
         The ledger has the row already if an earlier process was killed between these two writes, or if a continued run
-        repeats its finished stages.
+        goes through its finished stages again.
 
         Raises:
             RunError: if the ledger has a different row for this arrival.
@@ -182,9 +184,9 @@ class RunRecord:
             self._num_summarized = row.t
 
     def _write_provenance(self, now: dict[str, Any]) -> None:
-        """Write the provenance of the first process to provenance.json.
+        """Write provenance.json, which describes the command, versions and machine of the first process of the run.
 
-        If a later process has a different provenance, add it to the list "continued" in this file.
+        If the provenance of a later process is different, add it to the list "continued" in this file.
         """
         path = self.folder / "provenance.json"
         if not path.exists():
@@ -245,7 +247,7 @@ def find_runs(folder: Path) -> list[Path]:
             found.append(Path(path))
             # Do not descend further, because the subfolders contain many checkpoints, possibly on a slow file system.
             folders.clear()
-        elif "stages" in folders:  # contains stages that several seeds share
+        elif "stages" in folders:  # the parent folder of several seeds that share these stages
             folders.remove("stages")
     return sorted(found)
 

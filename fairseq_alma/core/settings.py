@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, g
 from fairseq_alma.core.errors import SettingError
 
 MAX_SEED = 1_000_000
-"""Seeds must be smaller than this."""
+"""Seeds must be smaller than this number. To get the seeds of members, alma-lm adds multiples of a larger number
+(MEMBER_SEED_STRIDE) to the seed of the run. So members of runs with different seeds never have the same seed."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def _types_of(cls: Any) -> dict[str, Any]:
 def _check(name: str, value: Any, hint: Any) -> None:
     """Raise SettingError if `value` does not match the type `hint` of the setting `name`.
 
-    A union of several types, apart from `| None`, is not checked here. Classes with such fields check them.
+    A union of several types, apart from `| None`, is not checked here. Classes with such fields check the
+    values themselves.
     """
     alternatives = list(_alternatives(hint))
     if value is None and type(None) in alternatives:

@@ -1,4 +1,7 @@
-"""The record of several seeds that are trained together. They share done marks, but each seed has a separate ledger."""
+"""The record of several seeds that are trained together.
+
+The seeds share the done marks (files that mark finished steps), but each seed has a separate run folder and ledger.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -9,18 +9,18 @@ from typing import Any
 class MegaBatch:
     """One mega-batch of a stream.
 
-    The mega-batches of a stream may come from different distributions. They may be, for example, a random partition
-    of a data set, snapshots, dates or folders.
+    The mega-batches of a stream may come from different distributions. They may be, for example, the parts
+    of a random partition of a data set, crawls of the web, or the articles of different dates.
     """
 
     t: int
-    """Position in the stream, counted from 1. The t0 of the paper is our t = 1."""
+    """Position in the stream, counted from 1. The first mega-batch is t = 1 here and t0 in the paper."""
     digest: str
     """Hash of the content. Two mega-batches with the same digest contain the same data."""
     data: Any = field(default=None, compare=False, repr=False)
     """Training data and, in vision, validation data; or the path of these data. Only the learner reads this field."""
     counts: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """Number of documents, words, tokens or examples, by name."""
+    """Sizes of the mega-batch: name ("documents", "words", "tokens" or "examples") -> number."""
 
 
 class MegaBatchStream:

@@ -21,8 +21,8 @@ FORMAT_VERSION = 1
 STREAM_FILE = "stream.json"
 ITEM_SIZE = {"uint16": 2, "uint32": 4, "int32": 4}
 ADVICE = "copy the whole stream again, or remove the folder and run `alma-prep` again"
-IDX_HEADER_BYTES = 9 + 8 + 1 + 8  # magic, version, dtype code, number of sequences
-IDX_SEQUENCE_BYTES = 4 + 8  # int32 length, int64 pointer
+IDX_HEADER_BYTES = 9 + 8 + 1 + 8  # sizes of magic, version, dtype code, number of sequences
+IDX_SEQUENCE_BYTES = 4 + 8  # sizes of an int32 length and an int64 pointer
 
 
 def split_names(num_mega_batches: int) -> list[str]:
@@ -54,7 +54,7 @@ class TrainingView:
     """Part of a stream folder that a learner has access to: the training and validation data, but not the test set."""
 
     path: Path
-    """Path of the stream folder. `--task alma_lm` reads it and refuses to train or validate on the test set."""
+    """Path of the stream folder. The fairseq task alma_lm reads it, but does not train or validate on the test set."""
     dictionary_digest: str
     """SHA-256 digest of dict.txt."""
     digests: Mapping[str, str]
@@ -83,7 +83,7 @@ class StreamFolder:
     def open(cls, path: str | Path) -> "StreamFolder":
         """Open a stream folder. Check the sizes of its files, and the digests of the dictionary and the tokenizer.
 
-        To check the digests of all files, call `verify_bytes` as well.
+        The digests of the data files are not checked, because this is slow; call `verify_bytes` to check them.
 
         Raises:
             StreamError: if there is no stream, if it has another format version, if a file is missing or truncated, or
@@ -123,7 +123,7 @@ class StreamFolder:
         return split_prefix(self.path, split)
 
     def without_test(self) -> TrainingView:
-        """Return a view of this folder for a learner. It contains everything except the test set."""
+        """Return a view of this folder for a learner, which has no access to the test set."""
         digests = {split: self.digest(split) for split in self.splits if split != "test"}
         return TrainingView(self.path, self.dictionary_digest, digests)
 

@@ -38,7 +38,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
 
     Select checkpoints by `ppl`, because fairseq's default, `loss`, includes the balance loss. In validation, the loss
     of each token is added to the total of the expert that processed the token
-    (SwitchFeedForward.charge_validation_loss).
+    (SwitchFeedForward.charge_validation_loss), because growth copies the experts with the largest totals.
 
     Args:
         task: the fairseq task, which provides the dictionary.
@@ -116,7 +116,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the metrics of all forward passes and ranks. `ppl` is not rounded, because it selects the checkpoint."""
+        """Log the metrics of all forward passes and ranks. `ppl`, which selects the best checkpoint, is not rounded."""
 
         def total(key: str) -> Any:
             return sum(log.get(key, 0) for log in logging_outputs)
@@ -145,6 +145,6 @@ def _perplexity(bits_per_token: Any) -> float:
 
 
 def _entropy_bits(load_E: Tensor) -> Tensor:
-    """Return the entropy of the load of E experts in bits: log2(E) if it is even, 0 if one expert gets all tokens."""
+    """Return the entropy of the load of E experts in bits: log2(E) for even load, 0 if one expert gets all tokens."""
     share_E = load_E.float() / load_E.sum().clamp(min=1)
     return -torch.xlogy(share_E, share_E).sum() / math.log(2)

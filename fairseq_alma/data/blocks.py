@@ -1,4 +1,7 @@
-"""A dataset of token blocks. Its batches can be divided evenly among ranks."""
+"""A dataset of token blocks, whose batches can be divided evenly among ranks.
+
+A rank is one of the processes that train one model together, each on its own device.
+"""
 
 from typing import Any
 
@@ -6,7 +9,7 @@ from fairseq.data import MonolingualDataset
 
 
 def fill_shards(batches: list, num_shards: int) -> list:
-    """Return `batches`, followed by copies of the first ones so that the length is a multiple of `num_shards`.
+    """Return `batches`, followed by copies of the first batches until the length is a multiple of `num_shards`.
 
     Args:
         batches: one list of block indices for each batch.
@@ -20,8 +23,8 @@ class Blocks(MonolingualDataset):
     """A dataset of non-overlapping blocks of tokens."""
 
     num_shards = 1
-    """Number of ranks among which the batches are divided. The task sets it for training data."""
+    """Number of ranks among which the batches are divided. The task alma_lm sets it for training data."""
 
     def batch_by_size(self, indices: Any, **kwargs: Any) -> list:
-        """Return fairseq's batches. Some are repeated at the end so that every rank gets the same number of batches."""
+        """Return fairseq's batches, with copies of the first ones at the end so that all ranks get the same number."""
         return fill_shards(super().batch_by_size(indices, **kwargs), self.num_shards)

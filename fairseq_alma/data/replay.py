@@ -1,4 +1,4 @@
-"""Replay by share: in every batch, a fixed share of the blocks comes from earlier mega-batches.
+"""Replay by share: in every batch, a fixed fraction (the share) of the blocks comes from earlier mega-batches.
 
 The number of updates is the same as without replay.
 """
@@ -21,7 +21,7 @@ class ReplayShareDataset(BaseWrapperDataset):
 
     Args:
         new, past: datasets of the new blocks and of the past blocks.
-        share: share of past blocks in each batch, between 0 and 1.
+        share: fraction of past blocks in each batch, between 0 and 1.
         seed: random seed for the selection of blocks.
 
     Raises:
@@ -29,7 +29,7 @@ class ReplayShareDataset(BaseWrapperDataset):
     """
 
     num_shards = 1
-    """Number of ranks among which the batches are divided. The task sets it."""
+    """Number of ranks among which the batches are divided. The task alma_lm sets it."""
 
     def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int):
         super().__init__(ConcatDataset([new, past]))
@@ -60,7 +60,7 @@ class ReplayShareDataset(BaseWrapperDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[list[int]]:
-        """Return batches of `max_sentences` block indices, in which the share `share` of the blocks is from the past.
+        """Return batches of `max_sentences` block indices, in which the fraction `share` of the blocks is past blocks.
 
         If share * max_sentences is not an integer, the number of past blocks varies from batch to batch: for a share of
         0.3 and 8 blocks it is 2, 2, 3, 2, ... In each batch, and in total over the epoch, the number of past blocks
@@ -94,6 +94,6 @@ class ReplayShareDataset(BaseWrapperDataset):
 
 
 def _draw(population: int, count: int) -> np.ndarray:
-    """Return `count` random indices below `population`. No index is repeated before all of them have occurred."""
+    """Return `count` random indices below `population`. No index occurs again before all others have occurred."""
     passes = [np.random.permutation(population) for _ in range(-(-count // population))]
     return np.concatenate([np.empty(0, dtype=np.int64), *passes])[:count]

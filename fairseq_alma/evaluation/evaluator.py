@@ -41,16 +41,17 @@ class MemberFacts:
     num_experts: int | None
     """Number of experts in the largest mixture of the model; None if the model has no mixture."""
     load: list[list[float]]
-    """For each mixture, the share of the validation tokens that the router sent to each expert."""
+    """For each mixture, the fraction of the validation tokens that the router sent to each expert."""
     overflow: float
-    """Share of the routed validation tokens that were dropped because their expert was full."""
+    """Fraction of the routed validation tokens that were dropped because their expert was full."""
 
 
 class PerplexityEvaluator:
     """Scores the predictor of a learner on the test and the validation set of a stream.
 
-    The log-probabilities of frozen members are stored in files, with 4 bytes for each token and member. Otherwise every
-    stage of gEns would score all earlier members again, so the total cost would be quadratic in the number of stages.
+    The log-probabilities of frozen members, which later stages do not change, are stored in files, with 4 bytes for
+    each token and member. Otherwise every stage of a growing ensemble would score all earlier members again, so the
+    total cost would be quadratic in the number of stages.
 
     Args:
         stream: the stream folder.
@@ -93,12 +94,12 @@ class PerplexityEvaluator:
     def _outputs(self, checkpoint: Path, keep: bool) -> tuple[MemberFacts, dict[str, np.ndarray]]:
         """Return the measurements of a checkpoint and, for each split, the log-probability of each token.
 
-        If `keep` is True, both are stored in files, and read from there in later calls.
+        If `keep` is True, the measurements and log-probabilities are stored in files, which later calls read.
         """
         if not keep:
             return self._score(checkpoint)
-        # The file names contain digests of the checkpoint and the splits, so stored results belong to exactly these.
-        # The JSON file is written last. If it exists, the files are complete.
+        # The file names contain digests of the checkpoint and the splits, so results of other data are never used.
+        # The JSON file is written last. If it exists, the log-probabilities have been written completely.
         name = f"{sha256_of(checkpoint)[:16]}_{'_'.join(self._stream.digest(split)[:8] for split in SPLITS)}"
         paths = {split: self._keep_in / f"{name}.{split}.npy" for split in SPLITS}
         mark = self._keep_in / f"{name}.json"

@@ -1,4 +1,7 @@
-"""FLOPs of a language model. torch counts them for two short inputs, from which those of any other input follow."""
+"""Number of floating-point operations (FLOPs) of a language model.
+
+torch counts the FLOPs for two short inputs. The FLOPs for all other inputs are computed from these two counts.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +18,8 @@ SHORT, LONG = 16, 32
 class RowFlops:
     """FLOPs for one row (sequence) of a batch. For L tokens, they are exactly per_token * L + per_token_pair * L^2.
 
-    In a transformer, attention is quadratic in L and all other operations are linear in L. All are linear in the number
-    of rows. So the counts for two lengths determine the FLOPs of every batch shape.
+    In a transformer, attention is quadratic in L and all other operations are linear in L. Both are linear in the
+    number of rows. So the counts for two lengths determine the FLOPs of every batch shape.
     """
 
     per_token: int

@@ -29,10 +29,10 @@ from fairseq_alma.core.stream_folder import StreamFolder
 
 TOKENS_PER_BATCH = 8192
 """Number of tokens in one forward pass. If the experts have no capacity limit (the default), scores do not depend on
-it."""
+this number."""
 
 TOKENS_PER_CHUNK = 1 << 20
-"""Number of tokens for which `combine` averages the members' probabilities at a time. It limits the memory."""
+"""Number of tokens for which `combine` averages the members' probabilities at a time, to limit the memory use."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class TokenScores:
     log_probability_T: np.ndarray
     """Log-probability of each token of the split, in nats, in the order of the split. float32 [T]."""
     load: list[list[float]]
-    """For each mixture, the share of the tokens that the router sent to each expert. Empty if the model has none."""
+    """For each mixture, the fraction of the tokens that the router sent to each expert. Empty without mixtures."""
     overflow: float
-    """Share of the routed tokens that were dropped because their expert was full; 0 without a capacity limit."""
+    """Fraction of the routed tokens that were dropped because their expert was full; 0 without a capacity limit."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def score_tokens(model: Any, task: Any, split: str, tokens_per_batch: int = TOKE
     """Return the log-probability of every token of a split, and statistics of the routing. Score each token once.
 
     As in fairseq-eval-lm, the tokens are cut into blocks of tokens_per_sample. The first input of a block is the last
-    token of the previous block.
+    token of the previous block, so the first token of the block is predicted, too.
 
     Args:
         model, task: the return values of load_member.
@@ -262,8 +262,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Path]:
     """Return the checkpoint files and the stream folder that alma-eval uses.
 
-    If `paths` is a run folder, both come from the run, but `stream` replaces the stream of the run. Otherwise `paths`
-    are the checkpoint files.
+    If `paths` is one run folder, return the checkpoints of its predictor and `stream`, or by default the stream with
+    which the run was trained. Otherwise, return `paths`, which are the checkpoint files, and `stream`.
 
     Raises:
         StreamError: if a path does not exist, if the run has no finished stage, or if checkpoints were given without

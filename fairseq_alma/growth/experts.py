@@ -44,9 +44,9 @@ def grow_experts(
     """Return the state dict of a model with `num_new` more experts in every mixture. `state` is not changed.
 
     In each mixture, the experts with the largest summed validation loss are copied. (Validation stores these losses in
-    the state dict as `valid_loss_E`.) A copy has the same weights as its parent. The copies are appended after the
-    existing experts, largest loss first. A copy needs a different router row than its parent, because with the same row
-    it would never get a token. There are two ways to set this row:
+    the state dict as `valid_loss_E`.) A copy has the same weights as its parent, the copied expert. The copies are
+    appended after the existing experts, largest loss first. A copy needs another router row (the weights with which the
+    router scores it) than its parent, because with the same row it would never get a token. There are two ways:
 
     - "copy" (the paper): the row of the parent plus noise. Apart from small effects of the noise, a token that was sent
       to the parent is now sent to the parent or to the copy. It is sent to the copy if the noise makes the logit of the

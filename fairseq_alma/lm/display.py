@@ -26,7 +26,7 @@ class StageDisplay:
 
     Args:
         stage: the running stage.
-        updates: number of optimizer updates in this stage for each member, by member number.
+        updates: member number -> number of optimizer updates of this member in this stage.
         num_mega_batches: number of mega-batches in the stream, B.
         console: where to print. By default standard error.
         scalars: if given, training and validation perplexities are recorded here.
@@ -86,7 +86,7 @@ class _MemberDisplay:
         updates: number of optimizer updates in the stage.
         progress: the live display.
         console: where to print progress lines if it is not a terminal.
-        record: called for each perplexity with its name, its value and the completed share of the stage.
+        record: called for each perplexity with its name, its value and the completed fraction of the stage.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """The language-model learners.
 
-A learner decides which members a stage trains, from which checkpoints, and which checkpoints predict. The labels and
+A learner decides which members (networks) a stage trains, from which checkpoints their training starts, and which
+checkpoints make the predictions. The labels and
 settings of the learners are in `fairseq_alma.core.catalogue`.
 """
 
@@ -21,7 +22,7 @@ class LanguageModelLearner:
     """Base class of the language-model learners. It implements SM.
 
     The checkpoints that predict (`_predictor`) are separate from the checkpoints that are trained further
-    (`_trainees`), because growth changes only the latter.
+    (`_trainees`), because growth changes only `_trainees`.
 
     Args:
         settings: settings of the run.
@@ -123,7 +124,7 @@ class LanguageModelLearner:
 
 
 class SingleModel(LanguageModelLearner):
-    """SM: a single model that every stage trains further (fine-tuning on each group of mega-batches)."""
+    """SM: a single model that every stage trains further on the new mega-batches (fine-tuning)."""
 
 
 class Ensemble(LanguageModelLearner):
@@ -167,7 +168,9 @@ class GrowingMixture(LanguageModelLearner):
         return self.settings.experts + sum(self._own.added_at(k) for k in range(2, stage_index + 1))
 
     def grow(self, stage: Stage) -> Spent:
-        """Write a checkpoint with more experts, from which the stage starts. The old one predicts until the stage ends.
+        """Write a checkpoint with more experts, from which the stage starts.
+
+        The checkpoint of the previous stage makes the predictions until this stage ends.
 
         Growth needs no pass over the data, because the checkpoint contains the validation loss of each expert.
         """

@@ -1,4 +1,4 @@
-"""Trains the members of a stage: runs one fairseq-train job for each and manages the files in its folder."""
+"""Trains the members (networks) of a stage: runs fairseq-train for each member and manages the files that it writes."""
 
 import logging
 import shlex
@@ -35,7 +35,8 @@ MEMBER_SEED_STRIDE = 10_000_000
 """Difference between the seeds of consecutive members.
 
 fairseq seeds update number u with seed + u, so the difference must be larger than any number of updates. Otherwise
-members would share dropout masks. It also ensures that ensembles with similar seeds share no member."""
+members would share dropout masks. The difference is also larger than all seeds of runs (MAX_SEED), so the ensembles of
+two runs with different seeds have no member in common."""
 
 STARTED, DONE = "started.json", "done.json"
 LOG_TAIL = 20_000
@@ -85,7 +86,7 @@ class Processes(Protocol):
 
 
 class MemberTraining:
-    """Trains the members of a stage, each in a fairseq-train process, and marks finished members with a file.
+    """Trains the members of a stage, each in a fairseq-train process, and writes done.json for each finished member.
 
     Args:
         settings: settings of the run.
@@ -122,7 +123,7 @@ class MemberTraining:
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Spent]]:
         """Train each member for one stage.
 
-        Members that an earlier process has finished are skipped, and members that it has started are resumed. With the
+        Members that an earlier process has finished are skipped; members that it has started are resumed. With the
         setting `share`, members that another run has trained in the same way are copied from the shared folder.
 
         Args:
@@ -177,9 +178,10 @@ class MemberTraining:
         return trained
 
     def _mark_started(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
-        """Write started.json, with the number of devices and the key of this training in the shared folder.
+        """Write started.json, with the number of devices and the key of this training.
 
-        If the training can be resumed, started.json is not changed.
+        The key names the subfolder of the shared folder that stores the result (see SharedStages). If the training can
+        be resumed, started.json is not changed.
 
         Returns:
             The key; None without the setting `share`.
@@ -220,7 +222,10 @@ class MemberTraining:
         return last is not None and num_updates(last) >= updates
 
     def _key(self, stage: Stage, member: Member, start: Path, num_devices: int) -> str:
-        """Return the key of this training in the shared folder. It contains digests of data and weights, no paths."""
+        """Return the key of this training in the shared folder, a digest of everything that influences the result.
+
+        Paths do not influence it. The key depends on the digests of the data and of the initial weights instead.
+        """
         data, _ = _data_of_stage(stage)
         arguments = self._arguments(member, Path(), data, self._updates(stage), num_devices)
         paths = {"--user-dir", "--save-dir", "--mega-batches", "--replay-mega-batches"}
@@ -283,17 +288,19 @@ class MemberTraining:
             "--num-workers": 0,
         }
         flat = [str(word) for option in options.items() for word in option]
-        # Load checkpoints on all ranks. By default only rank 0 does, and sends them in a form that torch cannot load.
+        # Load checkpoints on all ranks. By default, only rank 0 loads them, and sends them to the other ranks in
+        # a form that torch cannot load.
         switches = ["--no-epoch-checkpoints", "--load-checkpoint-on-all-dp-ranks"]
         return [str(self._stream.path), *flat, *switches, *shlex.split(s.fairseq)]
 
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
         """Return the cost of a member's training, from the token counts in its last checkpoint and the model's FLOPs.
 
-        It also removes the optimizer state from the best checkpoint.
+        This method also removes the optimizer state from the best checkpoint, because the file is then much smaller.
         """
         last = require_checkpoint(folder / LAST)
-        # Subtract the time before this stage. fairseq continues the clock of the start checkpoint, but not its counts.
+        # Subtract the time before this stage: fairseq restores the training time from the checkpoint that the stage
+        # starts from. The numbers of updates and tokens start at 0 in each stage.
         seconds_before = require_checkpoint(start)["extra_state"]["previous_training_time"]
         drop_optimizer_state(folder / BEST)
         if member.num_experts not in self._flops:  # count the FLOPs only once for each model size
@@ -328,8 +335,8 @@ def failure_message(
 
     Args:
         log: log file of the member.
-        log_size_before: size of the log in bytes before this attempt. The part before, from earlier attempts, is
-            ignored.
+        log_size_before: size of the log in bytes before this attempt. The text before this position, which is
+            from earlier attempts, is ignored.
         status: exit status of fairseq-train, negative if a signal killed it.
         settings: settings of the run, to which the advice refers.
         num_members: number of members in the stage.

@@ -27,8 +27,8 @@ OWNED_BY_DRIVER = (
 )  # fmt: skip
 """Options of fairseq-train that alma-lm sets itself and refuses in the setting `fairseq`.
 
-If a user could change them, they would break the protocol, or change the number of devices from which the size of an
-update is computed."""
+If a user changed these options, the run would no longer follow Algorithm 1 of the paper, or would train on another
+number of devices than the number for which alma-lm has computed the size of an update."""
 
 TAKEN_FOR_TPU = ("--bf16", "--memory-efficient-bf16", "--tpu")
 """Options with which fairseq-train expects a TPU. It then fails because the TPU libraries are not installed."""

@@ -1,8 +1,9 @@
-"""Share trained members between runs: a run copies a member that another run has already trained in the same way.
+"""Share trained members between runs: a run copies a network that another run has already trained in the same way.
 
 Many runs of a study contain the same training. The first stage of gMoE equals the first stage of SM. Member 1 of an
 ensemble equals SM. The first two members of an ensemble of four equal the ensemble of two. For the rows of the paper's
-Table 2, sharing saves a fifth of all training if every member has the same number of devices.
+Table 2, sharing saves a fifth of all training, provided that every member is trained on the same number of devices.
+Otherwise the results differ slightly, and the members are not shared.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of, written_aside
 
 TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "tasks")
-"""Packages of `fairseq_alma` whose code runs inside fairseq-train."""
+"""Packages of `fairseq_alma` whose code runs inside fairseq-train. The keys of members depend on this code."""
 
 
 class SharedStages:
@@ -42,7 +43,7 @@ class SharedStages:
         self.folder = Path(folder)
 
     def copy_to(self, member_folder: Path, key: str) -> bool:
-        """Copy the shared member `key` to `member_folder`, in the folder of a run. Return False if there is none."""
+        """Copy the shared member `key` to `member_folder`, in the folder of a run. Return False if it is missing."""
         source = self.folder / key
         if not (source / "done.json").exists() or read_checkpoint(source / BEST) is None:
             return False
@@ -64,7 +65,7 @@ class SharedStages:
             raise SettingError(f"share={self.folder} cannot be written ({error.strerror}): choose another") from error
 
     def publish(self, member_folder: Path, key: str) -> None:
-        """Atomically copy a finished member to the shared folder, unless it already contains an undamaged copy.
+        """Atomically copy a finished member to the shared folder, unless this folder already contains it undamaged.
 
         Raises:
             OSError: if a file is missing, or the shared folder cannot be written.
@@ -73,7 +74,7 @@ class SharedStages:
         if target.exists():
             if read_checkpoint(target / BEST) is not None:
                 return
-            shutil.rmtree(target)  # its checkpoint is damaged
+            shutil.rmtree(target)  # the checkpoint in it is damaged
         try:
             with written_aside(target, durable=False) as temporary:
                 temporary.mkdir()
@@ -109,7 +110,7 @@ def digest_of_model(checkpoint: Path) -> str:
 
 
 def _digest_of_code() -> str:
-    """Return the digest of our code that runs inside fairseq-train. It may change without a new version number."""
+    """Return the digest of our code that runs inside fairseq-train, which may change without a new version number."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     paths = [path for name in TRAINING_PACKAGES for path in sorted((package / name).glob("*.py"))]

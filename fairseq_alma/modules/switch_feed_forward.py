@@ -113,7 +113,7 @@ class SwitchFeedForward(nn.Module):
         return MixtureOutput(y_TD, routing, plan, kept_T)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
-        """Add the loss of each token to the total of the expert that processed it. Ignore dropped tokens.
+        """Add the loss of each token to `valid_loss_E` of the expert that processed the token. Ignore dropped tokens.
 
         Args:
             output: the output of `forward` for these tokens.

@@ -74,7 +74,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = stream
         self._first_valid_ids: list[int] = []
-        # Counts of this stage. They are saved in checkpoints (get_checkpoint_dict), so they survive a kill.
+        # Numbers of tokens and of token pairs (sum of squared sequence lengths) that this stage has processed, for the
+        # FLOPs. They are saved in checkpoints (get_checkpoint_dict), so a resumed stage continues to count.
         self.processed = {kind: {"tokens": 0, "token_pairs": 0} for kind in ("training", "validation")}
 
     @classmethod
@@ -139,8 +140,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
 
         First, no block is dropped. With `--required-batch-size-multiple` (8 by default), fairseq drops a last batch of
         another size, so validation and test would not score all tokens. Second, every training epoch gets new batches.
-        fairseq makes the batches only once, in the first epoch of a process. So after a resume in a later epoch, they
-        would differ from the batches of an uninterrupted training.
+        fairseq makes the batches only once, in the first epoch of a process. So after a resume in a later epoch, the
+        batches would differ from the batches of an uninterrupted training.
         """
         if dataset is self.datasets.get("train"):
             kwargs["disable_iterator_cache"] = True
@@ -182,7 +183,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Run a forward pass for validation. Return the loss (summed over tokens), number of tokens and values to log.
 
         If the batches cannot be divided evenly among ranks, fairseq gives some ranks a copy of the first batch. The
-        losses of such a copy are not added to the totals of the experts.
+        losses of such a copy are not added to the totals of the experts, because they would count twice.
         """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         criterion.charge_experts = rank == 0 or sample["id"].tolist() != self._first_valid_ids
