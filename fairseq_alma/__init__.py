@@ -5,7 +5,7 @@ This package registers a task, models and a criterion (loss function) with fairs
 
 Subpackages, and the libraries that they need:
 
-core                            Algorithm 1 of the paper, run folders, the list of learners; needs no other library
+core                            Algorithm 1 of the paper, run folders, the list of learners; needs no libraries
 app, report                     shared code of the commands, and alma-report; need neither torch nor fairseq
 modules, growth, checkpoints    mixtures of experts, their growth, checkpoint files; need torch
 data, models, tasks, criteria   the parts that fairseq-train uses; need torch and fairseq

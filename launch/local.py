@@ -1,4 +1,4 @@
-"""Run processes on this machine, and read their output line by line. If this process ends, they are ended too."""
+"""Run processes on this machine, and read their output line by line. The processes are ended when this one ends."""
 
 import codecs
 import ctypes

@@ -27,7 +27,7 @@ from fairseq_alma.core.settings import describe, refuse_unknown_keys
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c", "--version"}
 """Hydra flags that print something instead of starting a run, so that out= is not needed."""
 CONFIG_GROUPS = ("preset", "arch")
-"""Settings whose value is the name of a YAML file. Hydra reads this file, in which the setting itself is also set."""
+"""Settings whose value is the name of a YAML file. Hydra reads this file, which also contains the setting itself."""
 
 
 class Command:

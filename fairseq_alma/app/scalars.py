@@ -29,7 +29,7 @@ class RunScalars:
     Args:
         folder: the run folder.
         is_on: if False, nothing is written.
-        cer_from: first arrival that counts for CER, 0 or 1.
+        cer_from: first arrival whose error rate is added to CER, 0 or 1.
     """
 
     def __init__(self, folder: str | Path, is_on: bool = True, cer_from: int = 1):
@@ -40,7 +40,7 @@ class RunScalars:
         self._unwritten: LedgerRow | None = None
 
     def rows(self, rows: Sequence[LedgerRow]) -> None:
-        """Write the scalars of the new rows in the ledger.
+        """Write the scalars of the rows that were added to the ledger since the last call.
 
         Arrivals without a stage are skipped, because the model does not change. Only the last arrival is always
         written: if it has no stage, `close` writes it.
@@ -84,8 +84,8 @@ class RunScalars:
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
-            # Delete the file of an earlier process, because its scalars are written again, and TensorBoard would show
-            # the scalars of both files.
+            # Delete the file of an earlier process, because this process writes the same scalars again, and TensorBoard
+            # would show each scalar twice.
             shutil.rmtree(self._folder, ignore_errors=True)
             self._writer = SummaryWriter(str(self._folder), flush_secs=_FLUSH_SECONDS, write_to_disk=True)
         for name, value in values.items():

@@ -6,7 +6,7 @@ errors.py            errors that the user can fix
 files.py             write files atomically, so that no reader sees an incomplete file
 lease.py             lock a run folder, so that only one process writes to it
 stream.py            the stream of mega-batches: MegaBatch, MegaBatchStream
-stream_folder.py     a stream on disk, which `alma-prep` writes and `--task alma_lm` reads
+stream_folder.py     a stream folder on disk, which `alma-prep` writes and `--task alma_lm` reads
 ledger.py            the ledger: one row for each mega-batch that arrives; the paper's metrics, computed from the rows
 protocol.py          Algorithm 1 (`run_stream`), and the interfaces of learners, evaluators and records
 run_record.py        the run folder: settings, provenance, and marks of finished steps, with which a run is resumed

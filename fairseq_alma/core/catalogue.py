@@ -36,8 +36,8 @@ FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
                "tensorboard"),
     "language model": ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard"),
 }  # fmt: skip
-"""Settings that may change when a run is continued. They control, for example, file locations, devices and the number
-of mega-batches that arrive, but do not affect the result of a stage."""
+"""Settings that may change when a run is continued. These settings control, for example, file locations, devices and
+the number of mega-batches that arrive, but do not affect the result of a stage."""
 
 SEED_SETTINGS = ("seed", "data_seed", "initialisation_seed", "order_seed")
 """Settings that select random seeds. Runs that differ only in these settings are repetitions of each other."""
@@ -64,7 +64,7 @@ each stream, so the runs of one comparison do not differ in them."""
 
 @dataclass(frozen=True)
 class LearnerEntry:
-    """Catalogue entry of a learner: its name, label, properties and settings classes, without its implementation."""
+    """Catalogue entry of a learner: name, label, properties and settings classes. It contains no implementation."""
 
     name: str
     """Name of the learner, as given in `learner=`."""

@@ -18,7 +18,7 @@ class LearnerSettings(Settings):
 
     @property
     def stages_between_growths(self) -> int | None:
-        """Number of stages from one growth to the next; None if the learner has no such setting.
+        """Number of stages from one growth (step that adds capacity) to the next; None if there is no such setting.
 
         Without such a setting, the learner grows at every stage or not at all.
         """
@@ -79,8 +79,8 @@ class GatedSettings(LearnerSettings):
     """Number of experts in each mixture. In a growing mixture, this is the number before the first growth."""
     hard_gates: bool = False
     """Whether each gate selects a single branch (expert or group of experts) for an example. Otherwise, the outputs of
-    all branches are averaged, weighted by the probabilities of the gate. In training with hard gates, the
-    branch is sampled with these probabilities. In testing, it is the branch with the higher probability."""
+    all branches are averaged, weighted by the probabilities of the gate. In training with hard gates, the branch is
+    sampled with these probabilities. In testing, the branch with the higher probability is selected."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fairseq_alma.core.files import write_json
 HEARTBEAT_SECONDS = 15.0
 """Time between two renewals of a lease."""
 STALE_SECONDS = 120.0
-"""If a process on another machine has not renewed its lease for this long, another process may take over the lease."""
+"""If a process on another machine has not renewed its lease for this time, another process may take over the lease."""
 HALF_WRITTEN_SECONDS = 2.0
 """If a lease file is still empty or incomplete after this time, the process that was writing it has died."""
 CLAIM_SECONDS = 10.0
@@ -87,7 +87,7 @@ class Lease:
                 # process may write to the folder now.
                 who = f"process {holder['pid']} on {holder['host']}"
                 print(f"{self.path.parent} was taken over by {who}: this process stops", file=sys.stderr, flush=True)
-                ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # true in a background job
+                ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # background jobs ignore SIGINT
                 os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
                 return
 

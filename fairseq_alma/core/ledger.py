@@ -62,7 +62,7 @@ class Scores:
     """Number of networks whose outputs are combined into one prediction."""
     expert_load: list[list[float]] | None = None
     """For learners with mixtures, [layer][expert]: fraction of the validation tokens or examples that are routed to
-    each expert. An ensemble has the layers of all members, in the order of the members."""
+    each expert. For an ensemble, the list contains the layers of all members, one member after another."""
     overflow: float | None = None
     """For learners with mixtures: fraction of the routed tokens that were dropped because their expert was full."""
 
@@ -78,7 +78,7 @@ class LedgerRow:
     t: int
     """Index of the arrival, from 1. The row with index 0 describes the untrained learner."""
     stage: int
-    """Index of the last finished stage, from 1; 0 before the first stage."""
+    """Index of the last finished stage, counted from 1; 0 if no stage has been trained yet."""
     updated: bool
     """Whether a stage was trained at this arrival."""
     scores: Scores
@@ -179,7 +179,7 @@ def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
 
 
 def average_perplexity(rows: Sequence[LedgerRow]) -> float:
-    """Return the mean test perplexity over t = 1..B. Arrivals before the first stage count as untrained."""
+    """Return the mean test perplexity over t = 1..B. Before the first stage, the untrained learner is scored."""
     return _mean([_measured(row.scores.perplexity) for row in rows if row.t >= 1])
 
 
@@ -200,11 +200,11 @@ def cumulative_flops(rows: Sequence[LedgerRow]) -> int:
 
 
 def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
-    """Return the content of summary.json for one run: its metrics, and the numbers of arrivals and stages.
+    """Return the content of summary.json for one run: the metrics of the run, and its numbers of arrivals and stages.
 
     Args:
         rows: all rows of the ledger.
-        cer_from: first arrival that counts for CER, 0 or 1.
+        cer_from: first arrival whose error rate is added to CER, 0 or 1.
 
     Raises:
         ValueError: if the ledger has no arrival after t = 0.
@@ -233,7 +233,7 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
 
 
 def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of summary.json for several seeds: mean and standard error of each number in their summaries.
+    """Return the content of summary.json for several seeds: mean and standard error of each number in the summaries.
 
     Numbers that are missing for some seeds are left out. The standard error is the sample standard deviation divided by
     sqrt(number of seeds); it is None for one seed.

@@ -48,7 +48,7 @@ class Stage:
     new: tuple[MegaBatch, ...]
     """Mega-batches that arrived since the previous stage. Their number is `wait`, or less at the end of the stream."""
     past: tuple[MegaBatch, ...]
-    """Mega-batches that earlier stages trained on. `replay` says whether this stage also trains on them."""
+    """Mega-batches of the earlier stages. `replay` determines whether this stage also trains on them."""
     replay: Replay
     """How the stage uses `past`; see StreamSettings."""
     folder: Path
@@ -116,16 +116,17 @@ class Record(Protocol[ScoresT_contra, RowsT_co]):
         """
 
     def decision(self, t: int, due: bool) -> bool:
-        """Store and return whether a stage is due at arrival t. If a decision for t is already stored, return that one.
+        """Store and return whether a stage starts at arrival t.
 
-        So a continued run trains its stages at the same arrivals, even if the stream has become longer.
+        If a decision for t is already stored, return the stored decision instead. So a continued run trains its stages
+        at the same arrivals, even if the stream has become longer.
         """
 
     def arrival(self, t: int, stage: int, updated: bool, scores: ScoresT_contra, spent: Sequence[Cost]) -> None:
         """Add the row of arrival t to the ledger."""
 
     def rows(self) -> RowsT_co:
-        """Return the ledger so far, or a list with one ledger per seed if there are several seeds."""
+        """Return the rows of the ledger so far, or a list with the rows of each seed if there are several seeds."""
 
 
 def stage_is_due(gathered: Sequence[MegaBatch], settings: StreamSettings, stream_ends: bool) -> bool:
@@ -181,6 +182,6 @@ def run_stream(
             scores = record.step(k, "evaluate", learner, partial(evaluate, learner))
             past += gathered
             gathered = []
-        # Without a stage, the model has not changed, so record the latest scores again.
+        # If no stage was trained, the model has not changed, so its latest scores are recorded again.
         record.arrival(mega_batch.t, k, due, scores, spent)
     return record.rows()

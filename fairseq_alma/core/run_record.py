@@ -38,11 +38,11 @@ class RunRecord:
         digests: digest (hash of the content) of each mega-batch of the stream.
         free: names of settings that may differ when a run is continued, for example file locations.
         defaults: values for settings that are missing in a run folder because an earlier version wrote it.
-        stages: folder for the stages, if several runs share it (see StackRecord). The default is RUN/stages.
+        stages: folder for the stages, if several runs use the same folder (see StackRecord). The default is RUN/stages.
         durable: if True, the disk must have stored the result of a step before the next step begins. If False, no
             result is lost if the process is killed, but a power failure may destroy results, and summary.json is
             written at most once a second. Use False if a stage takes only milliseconds.
-        cer_from: first arrival that counts for CER, 0 or 1.
+        cer_from: first arrival whose error rate is added to the metric CER, 0 or 1.
         on_rows: called with all ledger rows whenever a row is added, for example to show progress.
 
     Raises:
@@ -128,7 +128,10 @@ class RunRecord:
         return result
 
     def decision(self, t: int, due: bool) -> bool:
-        """Store whether a stage is due at arrival t. If a decision is already stored, return it and ignore `due`."""
+        """Store and return `due`: whether a stage starts at arrival t.
+
+        If a decision for t is already stored, return the stored decision instead.
+        """
         decisions = self._arrivals["decisions"]
         if str(t) not in decisions:
             decisions[str(t)] = due
@@ -214,8 +217,8 @@ class RunRecord:
             if key.split(".")[0] not in free and before.get(key) != now.get(key)
         ]
         if differing and not any(self._stages.glob("*/*.done.json")):
-            # Accept the new settings, because no step of the earlier run is done. It may have failed because of its
-            # settings.
+            # Accept the new settings, because no step of the earlier run is done. That run may have failed because of
+            # its settings.
             shutil.rmtree(self._stages, ignore_errors=True)
         elif differing:
             raise RunError(

@@ -41,8 +41,9 @@ class StackRecord:
         return results
 
     def decision(self, t: int, due: bool) -> bool:
-        """Store whether a stage is due at arrival t. If a decision is already stored, return it and ignore `due`.
+        """Store and return `due`: whether a stage starts at arrival t.
 
+        If a decision for t is already stored, return the stored decision instead.
         If a killed process stored the decision for some seeds only, the decision of the first seed is used.
         """
         for record in self.records:

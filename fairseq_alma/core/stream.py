@@ -44,7 +44,7 @@ class MegaBatchStream:
 
     @property
     def digests(self) -> list[str]:
-        """Digest of each mega-batch. A run folder stores them to check that a run is continued on the same stream."""
+        """Digest of each mega-batch. A run folder stores the digests to check that a run continues on its stream."""
         return [mega_batch.digest for mega_batch in self._mega_batches]
 
     def __len__(self) -> int:

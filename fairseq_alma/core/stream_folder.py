@@ -26,7 +26,7 @@ IDX_SEQUENCE_BYTES = 4 + 8  # sizes of an int32 length and an int64 pointer
 
 
 def split_names(num_mega_batches: int) -> list[str]:
-    """Return the names of all splits: mega_batch_1 .. mega_batch_B, valid, test."""
+    """Return the names of all splits (data sets of the stream): mega_batch_1 .. mega_batch_B, valid, test."""
     return [*(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "valid", "test"]
 
 

@@ -23,7 +23,7 @@ class Predictor(Protocol):
 
     @property
     def predictor(self) -> Sequence[Path]:
-        """Checkpoints that make the current prediction, which is the mean of their probabilities."""
+        """Checkpoints of the models that predict now. The prediction is the mean of their probabilities."""
 
     @property
     def frozen(self) -> Sequence[Path]:
@@ -135,7 +135,7 @@ class PerplexityEvaluator:
         )
         del model
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the next stage needs the memory, and runs in another process
+            torch.cuda.empty_cache()  # the training of the next stage, in another process, needs the memory
         return facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()}
 
     def _score_split(self, model: Any, task: Any, split: str) -> TokenScores:

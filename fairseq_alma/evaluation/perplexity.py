@@ -90,9 +90,9 @@ def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) ->
     from fairseq import checkpoint_utils
 
     fairseq_alma.register()
-    # Override the paths of the stream and of our package in the checkpoint, because both may have moved.
+    # Override the paths of the stream and of our package in the checkpoint, because the two folders may have moved.
     overrides: dict[str, Any] = {"data": str(stream.path), "user_dir": str(Path(__file__).parents[1].absolute())}
-    # Override the mega-batches of the training stage too, because this stream may not have them.
+    # Override the mega-batches of the training stage too, because this stream may not have these mega-batches.
     overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     return model.to(device).eval(), task

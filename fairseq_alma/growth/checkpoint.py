@@ -19,8 +19,8 @@ def growth_seed(run_seed: int, growth: int) -> int:
     """Return the random seed for the noise of one growth step.
 
     alma-lm and alma-grow both call this function, so they add the same noise. Every growth step has a different seed,
-    because with equal noise, a copy of an expert and a later copy of that copy would differ from their parents in the
-    same direction of the router row.
+    because with equal noise, the router rows of a copied expert and of a later copy of that copy would be shifted in
+    the same direction.
 
     Args:
         run_seed: seed of the run.

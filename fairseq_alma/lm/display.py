@@ -29,7 +29,7 @@ class StageDisplay:
         updates: member number -> number of optimizer updates of this member in this stage.
         num_mega_batches: number of mega-batches in the stream, B.
         console: where to print. By default standard error.
-        scalars: if given, training and validation perplexities are recorded here.
+        scalars: if given, training and validation perplexities are written with this object.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class _MemberDisplay:
         title: text at the beginning of the progress line.
         updates: number of optimizer updates in the stage.
         progress: the live display.
-        console: where to print progress lines if it is not a terminal.
+        console: where to print progress lines if the output is not a terminal.
         record: called for each perplexity with its name, its value and the completed fraction of the stage.
     """
 

@@ -1,8 +1,7 @@
 """The language-model learners.
 
 A learner decides which members (networks) a stage trains, from which checkpoints their training starts, and which
-checkpoints make the predictions. The labels and
-settings of the learners are in `fairseq_alma.core.catalogue`.
+checkpoints make the predictions. The labels and settings of the learners are in `fairseq_alma.core.catalogue`.
 """
 
 from pathlib import Path
@@ -19,7 +18,7 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 
 
 class LanguageModelLearner:
-    """Base class of the language-model learners. It implements SM.
+    """Base class of the language-model learners. It implements SM (a single model).
 
     The checkpoints that predict (`_predictor`) are separate from the checkpoints that are trained further
     (`_trainees`), because growth changes only `_trainees`.
@@ -46,7 +45,7 @@ class LanguageModelLearner:
 
     @property
     def predictor(self) -> list[Path]:
-        """Checkpoints that make the current prediction, which is the mean of their probabilities.
+        """Checkpoints of the models that predict now. The prediction is the mean of their probabilities.
 
         Before the first stage, these are untrained checkpoints.
         """
@@ -145,7 +144,7 @@ class GrowingEnsemble(LanguageModelLearner):
         return list(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
-        """Initialise the new member. It does not predict before the stage has trained it."""
+        """Initialise the new member. The new member does not predict before the stage has trained it."""
         number = len(self._predictor) + 1
         untrained = self._training.untrained(self._member(number, stage.index), stage.folder / "grow")
         self._trainees = {number: untrained}

@@ -31,7 +31,7 @@ If a user changed these options, the run would no longer follow Algorithm 1 of t
 number of devices than the number for which alma-lm has computed the size of an update."""
 
 TAKEN_FOR_TPU = ("--bf16", "--memory-efficient-bf16", "--tpu")
-"""Options with which fairseq-train expects a TPU. It then fails because the TPU libraries are not installed."""
+"""Options with which fairseq-train expects a TPU. Without the TPU libraries, fairseq-train fails."""
 
 
 @dataclass(frozen=True)

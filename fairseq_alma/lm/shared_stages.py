@@ -26,7 +26,7 @@ TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "tasks")
 
 
 class SharedStages:
-    """A folder of trained members, to which several runs copy members and from which they reuse them.
+    """A folder of trained members (networks). Runs copy finished members to it, and other runs reuse these members.
 
     Each member has a subfolder KEY with the files checkpoint_best.pt, log.txt and done.json (the cost of the training).
     The key is a digest of everything on which the training depends.
@@ -43,7 +43,7 @@ class SharedStages:
         self.folder = Path(folder)
 
     def copy_to(self, member_folder: Path, key: str) -> bool:
-        """Copy the shared member `key` to `member_folder`, in the folder of a run. Return False if it is missing."""
+        """Copy the shared member `key` to `member_folder` in a run folder. Return False if there is no such member."""
         source = self.folder / key
         if not (source / "done.json").exists() or read_checkpoint(source / BEST) is None:
             return False

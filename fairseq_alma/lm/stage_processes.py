@@ -17,7 +17,7 @@ ON_THIS_MACHINE = dict.fromkeys(
 
 
 class LocalProcesses:
-    """Runs the processes of a stage on this machine and divides its GPUs or CPU cores among the members.
+    """Runs the processes of a stage on this machine and divides the GPUs or CPU cores among the members.
 
     Implements member.Processes.
 
@@ -25,7 +25,7 @@ class LocalProcesses:
         num_mega_batches: number of mega-batches in the stream, B, for the display.
         at_once: number of members that train at the same time. By default the number of GPUs, or the number of cores
             if there is no GPU.
-        scalars: if given, the training and validation perplexities in the logs are recorded here.
+        scalars: if given, the training and validation perplexities in the logs are written with this object.
     """
 
     def __init__(self, num_mega_batches: int, at_once: int | None = None, scalars: RunScalars | None = None):

@@ -198,7 +198,7 @@ class SwitchDecoder(FairseqDecoder):
         positions = torch.arange(prev_output_tokens.size(1), device=prev_output_tokens.device)
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)
         x = self.dropout(x)
-        # Do not send padding to the experts. It would use up their capacity and count in the balance loss.
+        # Do not send padding to the experts, because padding would use up their capacity and count in the balance loss.
         is_token = prev_output_tokens.ne(self.pad)
         token_mask = None if is_token.all() else is_token
         mixtures: list[MixtureOutput] = []

@@ -55,8 +55,8 @@ class Router(nn.Module):
     def __init__(self, model_dim: int, num_experts: int, jitter: float = 0.0):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, model_dim))
-        # For each expert, the index of the expert from which it was split; -1 if it comes from no split, so its row
-        # gives a logit of the softmax.
+        # For each expert, the index of the expert from which it was split; -1 if it comes from no split, so its weight
+        # row gives a logit of the softmax.
         # The type is floating point, because fairseq's --store-ema averages every entry of a state dict.
         self.register_buffer("split_E", torch.full((num_experts,), -1.0))
         self._splits: list[tuple[int, int]] | None = None
@@ -133,8 +133,8 @@ def _descend(
 def balance_loss(probability_TE: Tensor, expert_T: Tensor) -> Tensor:
     """Return E times the sum over experts of (fraction of the tokens) * (mean probability). Even load gives 1.
 
-    This is equation 4 of the Switch paper, without alpha. The fraction includes dropped tokens. If there are
-    no tokens, the loss is 0.
+    This is equation 4 of the Switch paper, without alpha. Dropped tokens count in the fraction. If there are no
+    tokens, the loss is 0.
 
     Args:
         probability_TE: probability of each expert for each token, [T, E].

@@ -79,8 +79,8 @@ class SwitchFeedForward(nn.Module):
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, model_dim, ffn_dim))
         self.fc2_bias = nn.Parameter(torch.zeros(num_experts, model_dim))
         # For each expert, the summed loss in nats (valid_loss_E) and the number (valid_tokens_E) of the tokens that it
-        # has processed since the last validation began. Growth ranks the experts by the loss. Both are buffers, so
-        # that checkpoints contain them.
+        # has processed since the last validation began. Growth ranks the experts by the loss. The losses and
+        # numbers are buffers, so that checkpoints contain them.
         self.register_buffer("valid_loss_E", torch.zeros(num_experts, dtype=torch.float64))
         # Store the counts as floating point, because fairseq's --store-ema averages every entry of a state dict.
         self.register_buffer("valid_tokens_E", torch.zeros(num_experts, dtype=torch.float64))
@@ -133,8 +133,8 @@ class SwitchFeedForward(nn.Module):
         self.valid_tokens_E = torch.zeros_like(self.valid_tokens_E, dtype=torch.float64)
 
     def _experts(self) -> list[Callable[[Tensor], Tensor]]:
-        # Use unbind instead of w[e], because its backward pass writes each gradient once. The backward pass of w[e]
-        # would add E tensors of the full size that are mostly zeros.
+        # Use unbind instead of w[e], because the backward pass of unbind writes each gradient once. The backward pass
+        # of w[e] would add E tensors of the full size that are mostly zeros.
         weights = zip(
             self.fc1_weight.unbind(0),
             self.fc1_bias.unbind(0),

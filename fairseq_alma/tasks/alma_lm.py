@@ -75,7 +75,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         self.stream = stream
         self._first_valid_ids: list[int] = []
         # Numbers of tokens and of token pairs (sum of squared sequence lengths) that this stage has processed, for the
-        # FLOPs. They are saved in checkpoints (get_checkpoint_dict), so a resumed stage continues to count.
+        # FLOPs. They are saved in checkpoints (get_checkpoint_dict), so a resumed stage continues from these numbers.
         self.processed = {kind: {"tokens": 0, "token_pairs": 0} for kind in ("training", "validation")}
 
     @classmethod
@@ -190,7 +190,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return super().valid_step(sample, model, criterion)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Log the metrics of an update or a validation batch, and add the number of its tokens to `self.processed`."""
+        """Log the metrics of an update or validation batch, and add its tokens and token pairs to `self.processed`."""
         super().reduce_metrics(logging_outputs, criterion)
         processed = self.processed["training" if criterion.training else "validation"]
         for log in logging_outputs:
