@@ -39,10 +39,11 @@ def test_the_committed_figures_are_those_that_are_rebuilt(rebuilt):
     assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in figures)
 
 
-def test_the_readme_shows_the_main_figures():
-    text = (ROOT / "README.md").read_text()
+def test_the_readme_and_the_pages_show_the_main_figures():
+    assert "/over_the_stream.png)" in (ROOT / "README.md").read_text()
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     for figure in ("over_the_stream", "against_compute", "running_average"):
-        assert f"/{figure}.png)" in text
+        assert f"/{figure}.png)" in pages
 
 
 def test_a_report_reads_the_committed_ledgers_of_a_study(tmp_path):

@@ -415,6 +415,7 @@ def test_an_extension_that_cannot_work_is_refused(extended, capsys, corpora, tmp
     assert not (out / ".alma-prep").exists()
 
 
+@pytest.mark.slow  # the page docs/corpora.md runs the same commands
 def test_a_learner_continues_with_an_extended_stream(tmp_path, corpora, alma_prep):
     out, run = tmp_path / "stream", tmp_path / "run"
     crawl, wiki, _ = sources_of(corpora)

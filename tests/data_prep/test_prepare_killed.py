@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from data_prep.heartbeat import Heartbeat
-from data_prep.interrupts import interrupts_delayed
 from data_prep.provenance import versions
 from data_prep.settings import PrepSettings
 from data_prep.sources import Source
@@ -399,13 +398,18 @@ def test_a_heartbeat_is_written_while_there_is_progress(tmp_path):
 
 
 def test_ctrl_c_is_delayed_until_the_block_ends():
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        reached_the_end = False
-        with pytest.raises(KeyboardInterrupt), interrupts_delayed():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)
-            reached_the_end = True
-        assert reached_the_end
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    # In a process of its own: a thread of the test runner that does not block SIGINT would receive it.
+    code = """
+import os, signal, time
+from data_prep.interrupts import interrupts_delayed
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    with interrupts_delayed():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        print("reached the end")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines() == ["reached the end", "interrupted"]

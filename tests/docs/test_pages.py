@@ -1,6 +1,7 @@
 """Every block of commands on every page, tested as the marker before it says (see blocks.py)."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,19 @@ def test_every_block_says_how_it_is_tested(page):
             assert len(block.reason.split()) >= 3, f"{block.where}: the marker gives no reason"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page) and page not in LONG_PAGES], ids=name_of)
+def is_slow(page: Path) -> bool:
+    """Return True for the figures of the paper: each page runs the same few commands with other settings."""
+    return page.parent.name == "paper" and page.stem.startswith(("figure", "first-version"))
+
+
+SHORT_PAGES = [
+    pytest.param(page, marks=pytest.mark.slow if is_slow(page) else (), id=name_of(page))
+    for page in PAGES
+    if blocks_of(page) and page not in LONG_PAGES
+]
+
+
+@pytest.mark.parametrize("page", SHORT_PAGES)
 def test_the_blocks_of_a_page_work(page, tmp_path):
     run_blocks(page, tmp_path)
 

@@ -355,7 +355,7 @@ def small_disk(tmp_path):
 def ends_for_lack_of_space(run: KilledRun) -> None:
     status = run.start().wait(DEADLINE_SECONDS)
     assert "No space left on device" in run.errors()
-    assert "free space" in run.errors().splitlines()[-1]
+    assert "free disk space" in run.errors().splitlines()[-1]
     assert "Traceback" not in run.errors()
     assert status == 2
 

@@ -173,7 +173,7 @@ def test_the_tree_of_gates(root, splits, num_experts, tree):
 
 
 def test_a_tree_of_another_number_of_experts_is_refused():
-    with pytest.raises(RunError, match="has 2 experts and the mixture 3"):
+    with pytest.raises(RunError, match="has 2 experts, but the mixture has 3"):
         gate_tree(0, [0], 3)
 
 
@@ -237,7 +237,7 @@ def test_maps_of_different_and_of_too_few_examples(tmp_path):
     assert visible(routing_map(group, ""))[0].collections[0].get_offsets().shape == (30, 2)
     path.unlink()
     write_routing(folder, 2, [0, 1], 0, [0], 2)
-    with pytest.raises(RunError, match="holds 2 examples: too few"):
+    with pytest.raises(RunError, match="has 2 examples, too few for a map"):
         routing_map(group, "")
 
 

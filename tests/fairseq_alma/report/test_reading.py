@@ -72,7 +72,10 @@ def test_a_gzipped_ledger_is_read(tmp_path):
         ('{"t": 2, "stage"', "line 3 is damaged"),
         ("[]", "line 3 is damaged"),
         ("\udce9", "line 3 is damaged"),
-        ('{"t": 7, "stage": 1, "updated": true, "num_params": 1, "forward_flops": 1, "error_rate": 1}', "line 3 holds"),
+        (
+            '{"t": 7, "stage": 1, "updated": true, "num_params": 1, "forward_flops": 1, "error_rate": 1}',
+            "line 3 contains",
+        ),
         (
             '{"t": 2, "stage": 2, "updated": true, "num_params": 1, "forward_flops": 1, "error_rate": "low"}',
             "line 3: error_rate is 'low', expected a number",
