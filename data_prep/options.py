@@ -24,8 +24,8 @@ class Option:
     minimum: float | None = None
     """Smallest accepted value; None: no limit."""
     shapes_stream: bool = True
-    """Whether the bytes of the stream depend on the setting. If so, all runs on one stream folder must have the
-    same value."""
+    """Whether the bytes of the stream depend on the option. If so, every alma-prep command that continues or extends
+    a stream folder must give the same value."""
     in_command: bool = True
     """Whether the command line recorded in the stream includes the option if the value differs from the default."""
     always_in_command: bool = False

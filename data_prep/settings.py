@@ -170,8 +170,8 @@ class PrepSettings:
             raise ValueError("the number of mega-batches is missing: give --mega-batches")
         if self.extend and self.partition != "equal":
             raise ValueError(
-                f"--extend does not support --partition {self.partition}, because an extension has equal mega-batches: "
-                "add snapshots one after another instead"
+                f"--extend does not support --partition {self.partition}, because new mega-batches have equal numbers "
+                "of words: call --extend once for each snapshot, in order of time"
             )
 
     def _check_numbers(self) -> None:

@@ -158,7 +158,10 @@ class _RoutingCounts:
         self._dropped = self._routed = 0
 
     def add(self, extra: dict[str, Any]) -> None:
-        """Add the counts of one batch. `extra` is the second output of SwitchDecoder.forward."""
+        """Add the numbers of routed and dropped tokens of one batch, and the load of each expert.
+
+        `extra`, the second output of SwitchDecoder.forward, contains them.
+        """
         mixtures = extra.get("mixtures", [])
         if not self._load:
             self._load = [torch.zeros_like(m.plan.load_E) for m in mixtures]

@@ -75,7 +75,10 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
 
 
 def run_seeds(settings: LanguageModelSettings) -> float:
-    """Run all seeds, print the ledgers and write RUN/summary.json. Return the mean final validation perplexity."""
+    """Train the runs of all seeds, print their ledgers and write summary.json to the output folder.
+
+    Returns the final validation perplexity, averaged over the seeds.
+    """
     console = wide_console()
     if settings.seeds == 1:
         rows = run(settings)

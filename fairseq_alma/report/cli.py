@@ -85,7 +85,9 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
 
 
 def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
-    """Write the report repeatedly until no process is working on a run. The last index.html does not reload itself.
+    """Write the report repeatedly until no process is working on a run.
+
+    Meanwhile the browser reloads index.html by itself. The last version does not reload.
 
     Args:
         runs: run folders, or folders that contain run folders.

@@ -88,12 +88,12 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
 
 
 def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, Any]]:
-    """Return the settings for which all runs on a stream have the same value, to complete the settings of old runs.
+    """Return the values that complete the settings of runs from older releases.
 
-    For each setting, runs that did not record it are ignored. A run of an older release did not record the settings
-    that were added later. Such a run gets the value that the other runs have. Otherwise it would not be grouped with
-    runs of a newer release that differ from it only in the seed. A setting that only the runs of one other learner
-    recorded is not filled in, because it may belong to the learner of a plugin.
+    Such runs did not record settings that were added later. Without these settings they would not be grouped with
+    newer runs that differ only in the seed. A setting is completed for a learner if all runs on the same stream that
+    recorded it have the same value. One case is excluded: if no run of this learner recorded the setting, and only
+    one learner did, then the setting may belong to that learner alone, for example to a plugin.
 
     Returns:
         A dictionary (stream, learner) -> name of the setting -> value.

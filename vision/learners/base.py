@@ -1,7 +1,7 @@
 """Base class of all vision learners: a stack of networks that is trained in stages, saved, and used to predict.
 
-A learner computes all seeds of a run together, as one stack: N networks for each of S seeds, ordered by seed. Only
-Firefly computes one seed at a time, because its networks grow to different shapes.
+A learner trains the runs of all S seeds together, as one stack of S x N networks: N networks for each seed, ordered
+by seed. Only Firefly trains one seed at a time, because its networks grow to different shapes.
 """
 
 import os
