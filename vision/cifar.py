@@ -159,7 +159,9 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type[_Recorded]:
         if (module, name) not in self.known:
-            raise pickle.UnpicklingError(f"loading this pickle file would call {module}.{name}, which a file of images does not need")
+            raise pickle.UnpicklingError(
+                f"loading this pickle file would call {module}.{name}, which a file of images does not need"
+            )
         return _Recorded
 
 

@@ -217,7 +217,7 @@ def test_a_file_that_contains_code_is_refused_and_its_code_not_executed(tmp_path
     message = refusal("cifar10", tmp_path)
     assert not mark.exists()
     assert f"{folder / 'data_batch_4'} is damaged: " in message
-    assert f"it calls {os.system.__module__}.system, which an image file does not need" in message
+    assert f"would call {os.system.__module__}.system, which a file of images does not need" in message
     with (folder / "data_batch_4").open("rb") as stream:
         pickle.load(stream)
     assert mark.exists()  # an ordinary unpickler executes the code
@@ -230,7 +230,7 @@ def test_only_arrays_may_be_unpickled(tmp_path, no_network, function):
     path = write_cifar10(tmp_path) / "test_batch"
     path.write_bytes(f"c{function.replace(' ', chr(10))}\n(S'1'\ntR.".encode())
     assert f"{path} is damaged: " in (message := refusal("cifar10", tmp_path))
-    assert f"it calls {function.replace(' ', '.')}, which an image file does not need" in message
+    assert f"would call {function.replace(' ', '.')}, which a file of images does not need" in message
 
 
 @pytest.mark.parametrize(
