@@ -1,24 +1,25 @@
 """Firefly (Wu et al., "Firefly neural architecture descent", NeurIPS 2020): grow one network by gradient scores.
 
 A unit is an output channel of a convolution or a hidden unit of a multilayer perceptron. Growth in width splits units
-in two and adds new units to layers. A possible split or new unit is called a candidate. Splits and new units are ranked
-together by how fast they lower the loss, and the best ones are added. This follows the code of the Firefly authors,
-with these differences:
+in two and adds new units to layers. A possible split or new unit is called a candidate. All candidates are ranked
+together by how fast they lower the loss, and the best candidates are added. This follows the code of the Firefly
+authors, with these differences:
 
 - The bias of the head, which is the last linear layer, does not change.
 - The head reads the new units with the weights used in the ranking. In the authors' code the head ignores the new
   units.
 - Growth by n units adds n units. The authors' code adds n + 1.
-- The last layer can be widened even if the head flattens the output of this layer. The authors' code cannot widen the
-  last layer then.
-- A split adds small weights, the noise, to one copy of the unit and subtracts them from a second. The effect of the
-  noise is computed by a convolution. The authors' code multiplies unfolded images, which needs more memory.
+- The last layer before the head can always be widened. The authors' code cannot widen it if the head flattens its
+  output.
+- A split replaces a unit by two copies of it. Small weights, the noise, are added to the weights of the first copy and
+  subtracted from the weights of the second. The effect of the noise is computed by a convolution. The authors' code
+  multiplies unfolded images, which needs more memory.
 
 Growth in depth adds new layers whose output differs only slightly from their input. A new layer can follow any layer,
 and new layers are ranked by gradients like splits and new units. The ALMA paper mentions growth in depth, but neither
 the ALMA code nor the Firefly code contains it.
 
-chain.py    the network as growth sees it: a chain of layers, stored as tensors
+chain.py    the form of the network that growth works on: a chain of layers, stored as tensors
 convert.py  converts stacks of networks to chains and back
 ranking.py  the two passes over the data that score the candidates
 width.py    candidates and growth in width

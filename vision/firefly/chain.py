@@ -1,7 +1,7 @@
-"""The network as growth sees it: a chain of layers with ReLU, followed by a linear head.
+"""The form of a network that growth works on: a chain of layers with ReLU, followed by a linear head.
 
 A unit is an output channel of a convolution or a hidden unit of a multilayer perceptron. A norm is a batch
-normalisation layer. All passes run in evaluation mode, so the running statistics of the norms do not change.
+normalisation layer. All forward passes are in evaluation mode, so the running statistics of the norms do not change.
 
 Shapes: b examples, s x s pixels of an image, C inputs and D outputs of a layer. *k stands for the two kernel
 dimensions (3, 3) of a convolution, and for no dimension in a linear layer.
@@ -31,7 +31,7 @@ class Norm:
         return F.batch_norm(x, self.mean, self.variance, self.scale, self.shift, training=False, eps=EPS)
 
     def select(self, units: Tensor) -> "Norm":
-        """Return a norm for only the units with these indices."""
+        """Return a norm for only some units of this norm. `units` contains their indices."""
         return Norm(self.scale[units], self.shift[units], self.mean[units], self.variance[units])
 
     def join(self, other: "Norm") -> "Norm":

@@ -1,6 +1,6 @@
 """Growth in depth: insert new layers whose output differs only slightly from their input.
 
-A candidate is a new layer after one of the layers of the network, so there is one candidate per layer.
+A candidate is a possible new layer after one of the layers of the network. There is one candidate per layer.
 
 Shapes: b examples, s x s pixels of an image, D outputs of a layer. *k stands for the two kernel dimensions (3, 3) of a
 convolution, and for no dimension in a linear layer.
@@ -35,7 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 class DepthCandidates:
-    """A network with a candidate after each layer: a new layer, placed before the pooling if pooling follows the layer.
+    """A network with one candidate, a new layer, after each of its layers.
+
+    If pooling follows a layer of the network, the new layer is inserted between this layer and the pooling.
 
     A new layer computes relu(x + noise(x)), where `noise` is a convolution or a linear map with small random weights.
     Its input x is the output of a ReLU and therefore not negative. So if the noise is 0, the output of the new layer
@@ -64,7 +66,10 @@ class DepthCandidates:
         return SPLIT_PENALTY * sum_of_squares(self.noise)
 
     def gates(self) -> list[Tensor]:
-        """Return the gates of the candidates: for each layer a tensor [1] that is 0 and requires gradients."""
+        """Return the gates of the candidates: for each layer a tensor [1] that is 0 and requires gradients.
+
+        The second ranking pass multiplies the noise of a candidate by 1 + its gate, see ranking.py.
+        """
         return [torch.zeros(1, device=noise.device, requires_grad=True) for noise in self.noise]
 
     def logits(self, x: Tensor, gates: Sequence[Tensor] | None = None) -> Tensor:
@@ -85,9 +90,9 @@ class DepthCandidates:
     def grown_chain(self, places: Sequence[int], batches: BatchSource, with_noise: bool = True) -> Chain:
         """Return the network with a new layer after each of the given layers.
 
-        Only the noise of a new layer may change the network, also if the new layer has a norm (batch normalisation). So
-        this norm gets the mean and the variance of the input of the new layer, and a scale and a shift that undo the
-        normalisation.
+        A new layer may change the output of the network only by its noise. So if the new layer has a norm (batch
+        normalisation), the norm must have no effect. It gets the mean and the variance of the input of the new layer,
+        and a scale and a shift that undo the normalisation.
 
         Args:
             places: indices of the layers (from 0) after which a new layer is inserted.
@@ -119,10 +124,10 @@ def grow_depth(
     Args:
         chain: the network. It is not modified.
         batches: the data that the next stage trains on.
-        num_layers: number of new layers. Fewer are added if `max_params` does not allow so many.
+        num_layers: number of new layers. If `max_params` does not allow so many, fewer are added.
         generator: random generator for the noise.
-        max_params: largest number of parameters of the grown network, or None for no limit. The first new layer
-            that would exceed this limit and all new layers with worse scores are not added, and a warning is logged.
+        max_params: largest number of parameters of the grown network, or None for no limit. New layers are added from
+            the best score to the worst. If the next one would exceed the limit, growth ends and a warning is logged.
 
     Raises:
         SettingError: if `num_layers` is larger than the number of layers of the network.
@@ -153,7 +158,7 @@ def grow_depth(
 
 
 def _identity_weight(layer: Layer) -> Tensor:
-    """Return the weights, [D, D, *k], of a layer that follows `layer` and whose output equals its input."""
+    """Return the weights [D, D, *k] of a new layer after `layer`. The output of the new layer equals its input."""
     eye = torch.eye(layer.width, device=layer.weight.device, dtype=layer.weight.dtype)
     return F.pad(eye[..., None, None], (1, 1, 1, 1)) if layer.weight.dim() == 4 else eye
 

@@ -4,8 +4,8 @@ A candidate is one possible addition to the network: the split of a unit, a new 
 network depends on small weights, called the noise of the candidate, which are random at first. The first pass trains
 the noise of all candidates for one epoch. The second pass multiplies the noise of each candidate by 1 + gate, where all
 gates are 0, and computes the gradient of the loss with respect to the gates. The score of a candidate is the gradient
-with respect to the gate of this candidate. The smallest (most negative) score is the best: a larger gate of this
-candidate lowers the loss fastest.
+with respect to its gate. The smallest (most negative) score is the best: the loss falls fastest if the gate of this
+candidate grows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -99,9 +99,9 @@ def rank(candidates: Candidates, batches: BatchSource) -> Ranking:
 
 
 def best_first(scores: Sequence[Tensor]) -> list[int]:
-    """Return candidate indices sorted from the best (smallest score) to the worst.
+    """Return the indices of all candidates, sorted from the best (smallest score) to the worst.
 
-    Indices run from 0 over the candidates of all layers: first those of the first layer, then those of the second.
+    The candidates are counted from 0: first those of the first layer, then those of the second layer, and so on.
     """
     return torch.cat(list(scores)).argsort(stable=True).tolist()
 

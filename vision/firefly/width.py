@@ -1,6 +1,7 @@
 """Growth in width: split units in two, and add new units to layers.
 
-A candidate is the split of a unit, or a new unit. Candidates are ranked, and only the best ones are added.
+A unit is an output channel of a convolution or a hidden unit of a multilayer perceptron. A candidate is the possible
+split of a unit, or a possible new unit. Candidates are ranked, and only the best candidates are added.
 
 Shapes: b examples, s x s pixels of an image, C inputs and D outputs of a layer, K new units per layer among the
 candidates. *k stands for the two kernel dimensions (3, 3) of a convolution, and for no dimension in a linear layer.
@@ -50,13 +51,15 @@ class WidthCandidates:
     def __init__(self, chain: Chain, num_candidates: int, draw_uniform: Draw, draw_normal: Draw):
         self.chain, self.num_candidates = chain, num_candidates
         self.splits: list[Tensor] = []
-        """For each layer, the noise v of the splits, [D, C, *k]. The two halves of a split unit with weights W have the
-        weights W + v and W - v."""
+        """For each layer, the noise v of the splits, [D, C, *k]. The split of a unit with weights W replaces it by two
+        units, called its halves, with the weights W + v and W - v."""
         self.new_units: list[Tensor] = []
-        """For each layer, the weights with which the new units read the old units of the layer before, [K, C, *k]."""
+        """For each layer, the weights with which its new units read the old units of the layer before, [K, C, *k]. In
+        the first layer, the new units read the inputs of the network."""
         self.weights_on_new: list[Tensor | None] = []
-        """For each layer, the weights with which its D old units and then its K new units read the new units of the
-        layer before, [D + K, K, *k]. None for the first layer, because no layer comes before it."""
+        """For each layer, the weights with which its units read the new units of the layer before, [D + K, K, *k]. The
+        first D rows belong to its old units, the last K to its new units. None for the first layer, because no layer
+        comes before it."""
         for number, layer in enumerate(chain.layers):
             num_in, *kernel = layer.weight.shape[1:]
             self.splits.append(trainable((draw_uniform((layer.width, num_in, *kernel)) * 2 - 1) * 0.1))
@@ -80,7 +83,8 @@ class WidthCandidates:
     def gates(self) -> list[Tensor]:
         """Return the gates of the candidates: per layer a tensor [D + K] of zeros that requires gradients.
 
-        The first D numbers belong to the splits, the other K to the new units.
+        The first D numbers belong to the splits, the last K to the new units. The second ranking pass multiplies
+        the noise of a candidate by 1 + its gate, see ranking.py.
         """
         return [
             torch.zeros(layer.width + self.num_candidates, device=layer.weight.device, requires_grad=True)
@@ -97,7 +101,7 @@ class WidthCandidates:
         x_new: Tensor | None = None
         for number, layer in enumerate(self.chain.layers):
             width = layer.width
-            # Compute everything that reads x in one product: the units, the noise of the splits, and the new units.
+            # Compute in one product everything that reads x: the old units, the noise of the splits, and the new units.
             weights = torch.cat([layer.weight, self.splits[number], self.new_units[number]])
             z, noise, z_new = layer.product(x, weights).split([width, width, self.num_candidates], dim=1)
             if gates is not None:
@@ -120,8 +124,8 @@ class WidthCandidates:
     def grown_chain(self, splits: Sequence[Tensor], new_units: Sequence[Tensor]) -> Chain:
         """Return the network grown by the given candidates.
 
-        The units of a grown layer are ordered as follows: the old units (a split unit is replaced by its first half),
-        the second halves of the split units, the new units.
+        A grown layer contains first the old units, then the second halves of the split units, then the new units. The
+        first half of a split unit takes the place of the old unit.
 
         Args:
             splits: for each layer, the indices of the units to split.
@@ -223,9 +227,9 @@ def count_by_width_ratio(chain: Chain, ratio: float) -> CountRule:
 
 
 def _with_split_inputs(weight: Tensor, split: Tensor) -> Tensor:
-    """Return the weights of a layer after some of its inputs were split in two.
+    """Return the weights of a layer after some of its inputs were split in two halves.
 
-    Each half gets half of the old weight, so that two equal halves together have the same effect as the old input.
+    Each half gets half of the old weight. So two equal halves together have the same effect as the old input.
 
     Args:
         weight: weights before the split, [D, C, *k].

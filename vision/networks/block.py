@@ -1,4 +1,4 @@
-"""A block of the VGG: convolutions and max pooling. It is computed by narrow.c if this is faster, else by torch."""
+"""A block of the VGG: convolutions, then max pooling. The C code narrow.c computes it if this is faster, else torch."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,9 @@ from vision.networks.narrow import NarrowBlock
 
 
 class ConvBlock:
-    """A block of one network: a sequence of convolutions, then max pooling. Maps [b, s, s, C] to [b, s/2, s/2, D].
+    """A block of one network: a sequence of convolutions, then max pooling.
+
+    The block maps [b, s, s, C] to [b, s/2, s/2, D].
 
     Shapes: b examples, s x s pixels of an image, C input and D output channels.
 
@@ -33,8 +35,8 @@ class ConvBlock:
 
         Args:
             x: images or activations, [b, s, s, C].
-            training: if True, normalise with the batch statistics, update the running statistics, and save what
-                `backward` needs.
+            training: if True, normalise with the statistics of the batch, update the running statistics, and save what
+                `backward` needs. If False, normalise with the running statistics.
         """
         is_narrow = self._layers[0].compute_dtype is torch.float32 and self._narrow.can_compute(x)
         if training:
@@ -55,7 +57,7 @@ class ConvBlock:
             layer.free_activations()
 
     def backward(self, dy: Tensor, wants_dx: bool = True) -> Tensor | None:
-        """Write the gradients of the parameters of all layers.
+        """Write the gradients of the parameters to the field `gradient` of each layer.
 
         Args:
             dy: gradient with respect to the output of the last forward pass in training mode, [b, s/2, s/2, D].

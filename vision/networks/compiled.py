@@ -6,9 +6,10 @@ Environment variables:
     XDG_CACHE_HOME      store the cache in $XDG_CACHE_HOME/alma instead of ~/.cache/alma
 
 The file name of a cached library contains two digests. The first is the digest of everything that the library depends
-on (source and headers, compiler, flags, processor), so that machines of different kinds can use one home folder. The
-second is the digest of the library file itself, so that a damaged file is detected and compiled again. A file that
-another user could have written is not loaded. If the library cannot be cached, it is compiled for this process only.
+on (source and headers, compiler, flags, processor). So machines of different kinds can share one home folder. The
+second is the digest of the library file itself. So a damaged file is detected, and the library is compiled again. A
+file that another user could have written is not loaded. If the library cannot be cached, it is compiled for the current
+process only.
 """
 
 import ctypes
@@ -34,7 +35,7 @@ class CompileError(RuntimeError):
 def load_or_warn(source: Path, real: str) -> ctypes.CDLL | None:
     """Return the compiled library of a C file, or None if ALMA_COMPILE=0 or the compilation fails.
 
-    A failure is logged as a warning, once per process.
+    A failure is logged as a warning, once per process and number type.
 
     Args:
         source: the C file.
@@ -81,16 +82,17 @@ def load(source: Path, real: str) -> ctypes.CDLL:
                 return ctypes.CDLL(str(_add_to_cache(library, folder)))
             except OSError as error:
                 logger.info("compiled libraries are not cached: %s", error)
-        # The temporary folder is deleted here, but a loaded library can be used after its file is deleted.
+        # The temporary folder is deleted at the end of this block. A loaded library can still be used without its file.
         return ctypes.CDLL(str(library))
 
 
 def _add_to_cache(library: Path, folder: Path) -> Path:
     """Copy a library to the cache folder and return its path there.
 
-    If the cache already contains an undamaged file of this name, that file is not replaced, because another process,
-    perhaps on another machine, may have loaded it. So the library is added with a hard link, which fails if the name
-    exists. A rename, which core/files.py uses, would replace the existing file.
+    If the cache already contains an undamaged file of this name, the file is not replaced: another process, perhaps on
+    another machine, may have loaded it. So the library is added as a hard link, because creating a hard link fails if
+    the name exists. (A rename, which core/files.py uses, would replace the file.) A damaged file of this name is
+    deleted first.
     """
     content = library.read_bytes()
     path = folder / f"{library.stem}-{_digest(content)}.so"

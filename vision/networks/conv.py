@@ -1,10 +1,10 @@
 """A 3 x 3 convolution with batch normalisation and ReLU, and max pooling: forward passes and hand-written gradients.
 
 Images have the shape [b, s, s, C] (channels last), because convolutions with few channels are fastest in this format.
-All other operations then work on a table with one row per pixel and one column per channel. The batch normalisation
-and the pooling of torch are slow on such a table if there are few channels, because torch's inner loops run over
-channels. So this module views the table with longer rows: a row contains several pixels, up to ROW_LENGTH numbers. A
-value per channel, such as a scale, is repeated for each pixel of a row.
+All operations except the convolution see the images as a table with one row per pixel and one column per channel. If
+there are few channels, the batch normalisation and the pooling of torch are slow on such a table, because torch's inner
+loops run over channels. So this module views the table with longer rows: a row contains several pixels, up to
+ROW_LENGTH numbers in all. A value per channel, such as a scale, is repeated for each pixel of a row.
 
 Shapes: b examples, s x s pixels of an image, C input and D output channels.
 """
@@ -23,9 +23,10 @@ EPS = 1e-5
 MOMENTUM = 0.1
 """Weight of the current batch in the running statistics, as in torch.nn.BatchNorm2d."""
 MAX_DENSE_SIZE = 128
-"""Largest number of values per image (pixels x channels) for which a convolution is computed as one matrix product."""
+"""Largest size of an image (pixels x channels) for which a convolution is computed as one matrix product. If the
+numbers of input and output channels differ, the larger number counts."""
 ROW_LENGTH = 256
-"""Largest number of values in a row of the viewed table. With more channels than this, a row is a single pixel."""
+"""Largest number of values in a row of the table. If one pixel has more channels than this, a row is one pixel."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,21 @@ class ConvTensors:
     weight_D33C: Tensor
     """Weights of the convolution."""
     scale_D: Tensor
-    """Scale of each channel after normalisation."""
+    """Scale of each channel: the normalised channel is multiplied by it."""
     shift_D: Tensor
-    """Shift of each channel after normalisation, added after the scale."""
+    """Shift of each channel: it is added after the multiplication by the scale."""
 
 
 class ConvLayer:
     """One layer relu(norm(conv(x))) of one network, where norm is batch normalisation.
 
-    The convolution has no bias, because the norm subtracts the mean of each channel and so would remove a bias.
+    The convolution has no bias. The norm would remove a bias, because it subtracts the mean of each channel.
 
     Args:
         parameters: parameters of the layer.
         gradient: `backward` writes the gradients of the parameters here.
-        mean_D: running mean, used in evaluation. Training updates it in place.
-        variance_D: running variance, used in evaluation. Training updates it in place.
+        mean_D: running mean of each channel, used in evaluation. Training updates it in place.
+        variance_D: running variance of each channel, used in evaluation. Training updates it in place.
     """
 
     def __init__(self, parameters: ConvTensors, gradient: ConvTensors, mean_D: Tensor, variance_D: Tensor):
@@ -58,7 +59,7 @@ class ConvLayer:
         self._weight_DC33 = parameters.weight_D33C.permute(0, 3, 1, 2)
         self._d_weight_DC33 = gradient.weight_D33C.permute(0, 3, 1, 2)
         self.compute_dtype = torch.float32
-        """Dtype of the convolution, float32 or bfloat16. The rest is computed in the dtype of the parameters."""
+        """Dtype of the convolution, float32 or bfloat16. All other operations use the dtype of the parameters."""
         self._saved: tuple[Tensor, ...] = ()
 
     def forward(self, x_bssC: Tensor, training: bool = False) -> Tensor:
@@ -66,8 +67,8 @@ class ConvLayer:
 
         Args:
             x_bssC: images or activations.
-            training: if True, normalise with the batch statistics, update the running statistics, and save what
-                `backward` needs.
+            training: if True, normalise with the statistics of the batch, update the running statistics, and save what
+                `backward` needs. If False, normalise with the running statistics.
         """
         if self.compute_dtype is torch.bfloat16:
             x_bssC = x_bssC.bfloat16()
@@ -95,7 +96,7 @@ class ConvLayer:
         self._saved = ()
 
     def backward(self, dy_bssD: Tensor, wants_dx: bool = True) -> Tensor | None:
-        """Write the gradients of the parameters.
+        """Write the gradients of the parameters to the field `gradient`.
 
         Args:
             dy_bssD: gradient with respect to the output of the last forward pass in training mode.
@@ -153,11 +154,12 @@ class ConvLayer:
 
 
 class MaxPool:
-    """2 x 2 max pooling of images with even sides. Take the maximum of the two rows, then of the two columns.
+    """2 x 2 max pooling of images with even sides: the maximum of each square of two rows and two columns.
 
-    If two compared pixels are equal, the gradient goes to the upper one (rows) or to the left one (columns).
-    torch.nn.MaxPool2d compares pixels in another order, and can choose another pixel if exactly two pixels are equal
-    and they are diagonal neighbours. Both choices are valid subgradients.
+    The rows are compared first, then the columns. If two compared pixels are equal, the gradient goes to the upper one
+    (rows) or to the left one (columns). torch.nn.MaxPool2d compares the pixels in a different order. So if the maximum
+    occurs at two diagonal neighbours, torch can send the gradient to a different one of the two than this class. Both
+    choices are valid subgradients.
     """
 
     def __init__(self) -> None:
@@ -172,16 +174,16 @@ class MaxPool:
         """
         num_examples, side, _, channels = x_bssC.shape
         half = side // 2
-        # Compare rows first: a row is a long contiguous block of numbers, so this is fast. Comparing columns is slow,
-        # because the contiguous blocks are single pixels of a few channels. After the comparison of rows, only half of
-        # the numbers are left for the comparison of columns.
+        # Comparing rows is fast, because a row is a long contiguous block of numbers. Comparing columns is slow: the
+        # contiguous blocks are single pixels of a few channels. So compare the rows first: then only half of the
+        # numbers are left for the comparison of columns.
         row_pairs = x_bssC.view(num_examples * half, 2, side * channels)
         upper, lower = row_pairs[:, 0], row_pairs[:, 1]
         larger_row = torch.maximum(upper, lower)
         pixel_pairs = larger_row.view(-1, 2, channels)
         left, right = pixel_pairs[:, 0], pixel_pairs[:, 1]
         if training:
-            # Store the comparisons as floats, not as bools, because products with bools are much slower.
+            # Store the results of the comparisons as floats (1 or 0), because products with bools are much slower.
             is_upper = torch.ge(upper, lower, out=torch.empty_like(larger_row))
             self._saved = (is_upper, torch.ge(left, right, out=torch.empty_like(left)))
         return torch.maximum(left, right).view(num_examples, half, half, channels)
@@ -228,13 +230,13 @@ def draw_conv(num_out: int, num_in: int, generators: Sequence[torch.Generator]) 
 
 @lru_cache(maxsize=1000)
 def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
-    """Return, for each entry of the matrix that computes a convolution, the index of the weight that it contains.
+    """Return, for each entry of the matrix of `_dense_weight`, the index of the weight that the entry contains.
 
-    The matrix is [s s D, s s C], see `_dense_weight`; the result is flat. Indices refer to the flattened weights
-    [D, 3, 3, C]. Where the output pixel does not read the input pixel, the index is one past the last weight.
+    The result is flat, [s s D * s s C]. An index refers to the flattened weights [D, 3, 3, C]. Some entries contain no
+    weight but 0, because their output pixel does not read their input pixel. Their index is one past the last weight.
     """
     positions = torch.arange(side)
-    offset = positions - positions[:, None] + 1  # index of the input pixel in the kernel: 0, 1 or 2, else outside
+    offset = positions - positions[:, None] + 1  # position in the kernel: 0, 1 or 2; else outside
     row, column = offset[:, None, None, :, None, None], offset[None, :, None, None, :, None]
     out = torch.arange(num_out)[None, None, :, None, None, None]
     inside = (row >= 0) & (row < 3) & (column >= 0) & (column < 3)
@@ -244,11 +246,14 @@ def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.devi
 
 @lru_cache(maxsize=1000)
 def _entries_of_weights(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
-    """Return, for each weight of a convolution, the indices of the matrix entries that contain it, [9 D C * s s].
+    """Return, for each weight of a convolution, the indices of the entries that contain it, [9 D C * s s].
 
-    The matrix is the flattened result of `_dense_weight`. A weight occurs in at most s s entries. If it occurs in
-    fewer, the remaining indices are one past the last entry. With these indices, the gradients of the entries are
-    summed in a fixed order, so that the sums are reproducible. A scatter-add on a GPU uses a random order.
+    The entries are those of the flattened matrix of `_dense_weight`. A weight occurs in at most s s entries, so the
+    result contains s s indices per weight. If a weight occurs in fewer entries, its remaining indices are one past the
+    last entry.
+
+    The gradient of a weight is the sum of the gradients of its entries. With these indices, they are summed in a fixed
+    order, so that the gradient is reproducible. A scatter-add on a GPU would sum in a random order.
     """
     weights = _weights_of_entries(side, num_out, num_in, torch.device("cpu"))
     num_weights, max_entries = 9 * num_out * num_in, side * side
@@ -269,7 +274,7 @@ def _dense_weight(weight_D33C: Tensor, side: int) -> Tensor:
 
 
 def _rows(table_bssD: Tensor) -> tuple[Tensor, int]:
-    """Return a view of a table of pixels with several pixels per row, and the number of pixels per row."""
+    """Return two values: a view of the images as a table with several pixels per row, and how many these are."""
     num_pixels, num_channels = table_bssD.shape[:3].numel(), table_bssD.shape[3]
     repeats = 1
     while 2 * repeats * num_channels <= ROW_LENGTH and num_pixels % (2 * repeats) == 0:
@@ -278,7 +283,7 @@ def _rows(table_bssD: Tensor) -> tuple[Tensor, int]:
 
 
 def _repeat(value_D: Tensor, repeats: int) -> Tensor:
-    """Return the values per channel, repeated for each pixel of a row, [repeats * D]."""
+    """Return `value_D`, one value per channel, repeated for each of the `repeats` pixels of a row, [repeats * D]."""
     return value_D.expand(repeats, -1).reshape(-1)
 
 

@@ -1,4 +1,4 @@
-"""The interface of stacks with mixtures of experts. Such a stack grows by splitting experts in two."""
+"""The interface of stacks whose networks contain mixtures of experts. They grow by splitting experts in two."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ class GatedStack(Stack):
 
     A mixture is a layer that returns the weighted sum of the outputs of its experts. Gates compute the weights.
 
-    Shapes: M networks in G groups of M / G networks that read the same examples, b examples of a batch, n examples of
-    any number, E experts, C classes.
+    Shapes: M networks in G groups, b examples of one batch, n examples (any number), E experts, C classes. The M / G
+    networks of a group read the same examples.
     """
 
     gates: list[Gates]
@@ -30,7 +30,7 @@ class GatedStack(Stack):
         return self.gates[0].num_experts
 
     def set_gate_noise(self, noise: Noise) -> None:
-        """Set the function that returns the random numbers with which hard gates sample branches in training."""
+        """Set the function that returns random numbers. In training, hard gates choose branches with them."""
         for gates in self.gates:
             gates.noise = noise
 
@@ -39,7 +39,9 @@ class GatedStack(Stack):
             gates.free_activations()
 
     def logits_of_many(self, x: Tensor) -> Tensor:
-        """Return the logits of any number of examples, [M, n, C], and set `expert_weights` for all of them.
+        """Return the logits of any number of examples, [M, n, C].
+
+        Afterwards, `expert_weights` contains the weights for all these examples, [M, n, E] for each mixture.
 
         Args:
             x: examples, [M, n, ...] or [G, n, ...].
@@ -56,9 +58,9 @@ class GatedStack(Stack):
     def split(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "GatedStack":
         """Return a new stack in which one expert of each mixture is split in two. This stack is not modified.
 
-        The two experts are equal, and a new gate with random weights divides the weight of the split expert between
-        them. So the outputs of the network do not change, up to rounding. With hard gates, this holds in evaluation
-        only, because in training hard gates choose branches at random.
+        A split adds a copy of the expert. A new gate with random weights divides the weight of the expert between the
+        expert and its copy. So the outputs of the network do not change, up to rounding. Exception: hard gates choose
+        branches at random in training, so with hard gates the outputs stay equal in evaluation only.
 
         Args:
             experts: for each mixture and each network, the index of the expert to split.
@@ -67,12 +69,15 @@ class GatedStack(Stack):
         return self._with_twins(experts, generators, flat=False)
 
     def split_flat(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "GatedStack":
-        """Return a new stack as `split` does, but add the new expert as a further entry of one flat softmax.
+        """Return a new stack in which one expert of each mixture is split in two. The gates are one flat softmax.
 
-        The weights of the new softmax entry are random. The new expert takes weight from all experts, so the outputs
-        change abruptly. The tree of gates avoids this. Copying the softmax entry of the split expert would not help:
-        its weight p would become 2p / (1 + p), so the outputs would change too, and the two experts, equal at first,
-        would get equal gradients and stay equal forever.
+        In contrast to `split`, there is no tree of gates. A split adds a copy of the expert, and an entry for this copy
+        to the softmax. The weights of the entry are random. The copy takes weight from all experts, so the outputs of
+        the network change abruptly. (The tree of gates avoids this.)
+
+        Copying the softmax entry of the expert, too, would not help. If p is the weight of the expert before the split,
+        the expert and its copy would together have the weight 2p / (1 + p). So the outputs would change, too. Also, the
+        expert and its copy would always get equal gradients and stay equal forever.
 
         Args:
             experts: for each mixture and each network, the index of the expert to split.
@@ -89,7 +94,13 @@ class GatedStack(Stack):
     def _with_twins(
         self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator], flat: bool
     ) -> "GatedStack":
-        """Return a new stack in which one expert of each mixture is split in two, see `split` and `split_flat`."""
+        """Return a new stack in which one expert of each mixture is split in two: the expert and its twin, a copy.
+
+        Args:
+            experts: see `split`.
+            generators: see `split`.
+            flat: if True, do what `split_flat` describes, else what `split` describes.
+        """
 
     def routing(self, x: Tensor) -> list[dict[str, Any]]:
         """Return, for each network, the expert weights in its first mixture and the structure of the gates.

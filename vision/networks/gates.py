@@ -1,13 +1,16 @@
 """The gates that weigh the experts of a mixture: a tree of gates (appendix A of the paper), or one flat softmax.
 
-The root of the tree has one branch per initial expert. (There is no root if the mixture began with one expert.) Growth
-splits an expert in two: the expert and its twin, a copy of it. Each split adds a node with two branches to the tree, in
-place of the expert. Each node is a softmax over its branches, whose logits are linear functions of the layer input or
-of features computed from the layer input. The weight of an expert is the product of the probabilities of the branches
-on its path, from the root to the expert. So the expert and its twin share the weight that the expert had, and as long
-as they are equal, the split does not change the output of the layer.
+A tree consists of nodes and experts. Each node has several branches, and each branch leads to a node or to an expert. A
+node is a softmax over its branches. The logits of the branches are linear functions of the layer input, or of features
+computed from the layer input. The path of an expert consists of the branches from the root (the first node) to the
+expert. The weight of an expert is the product of the probabilities of the branches on its path.
 
-A flat softmax is a root to which growth adds branches, instead of adding nodes below the root.
+The root has one branch per initial expert. Exception: there is no root if the mixture began with one expert. Growth
+splits an expert in two: the expert and its twin, a copy of it. Each split puts a new node with two branches in the
+place of the expert. One branch leads to the expert, the other to its twin. So the expert and its twin share the weight
+that the expert had. As long as they are equal, the split does not change the output of the layer.
+
+A flat softmax is a tree with the root only. Growth adds branches to the root.
 
 Shapes: M networks, b examples, n nodes, K branches, E experts.
 """
@@ -18,18 +21,19 @@ import torch
 from torch import Tensor
 
 Noise = Callable[[tuple[int, ...]], Tensor]
-"""A function that takes a shape and returns uniform random numbers in [0, 1), [M, *shape]. Each of the M networks has a
-separate random generator, so that a network gets the same numbers alone and in a stack."""
+"""A function that takes a shape and returns uniform random numbers in [0, 1), [M, *shape]. Each of the M networks has
+its own random generator. So a network gets the same numbers, whether it is computed alone or in a stack."""
 
 
 def expert_paths(root: int, splits: Sequence[int]) -> list[list[int]]:
     """Return, for each expert, the indices of the branches on its path, starting at the root.
 
     Args:
-        root: number of branches of the root, whose indices are 0 to root - 1. 0 if there is no root, because the
-            mixture began with one expert.
+        root: number of branches of the root. Their indices are 0 to root - 1. If the mixture began with one expert,
+            there is no root, and this number is 0.
         splits: for each split in order, the index of the expert that was split. Each split adds two branches. The first
-            leads to this expert, the second to its twin, which becomes the last expert.
+            leads to the expert, the second to its twin. The index of the twin is the number of experts before the
+            split.
     """
     paths = [[branch] for branch in range(root)] or [[]]
     for number, expert in enumerate(splits):
@@ -46,11 +50,12 @@ class Gates:
         root: number of branches of the root, see `expert_paths`.
         splits: for each network, the experts that were split, see `expert_paths`. All networks have the same number of
             splits.
-        hard: if True, each node gives weight 1 to one branch and 0 to the others. In training this branch is sampled
-            with its probability, and the gradient is straight-through (version 1 of the paper). In evaluation it is
-            the most likely branch. Each node chooses separately, so that a split does not change the output. An argmax
-            over all experts could change the output, because after a split of the most likely expert, the two experts
-            can be less likely than another expert.
+        hard: if True, each node chooses one branch, which gets the weight 1. The other branches of the node get the
+            weight 0. In evaluation, a node chooses its most likely branch. In training, it chooses a branch at random,
+            by probability, and the gradient is straight-through (version 1 of the paper). Each node chooses separately,
+            so a split does not change the output in evaluation. Choosing the most likely of all experts could change
+            the output: a split divides the weight of the most likely expert, so a different expert can become the most
+            likely.
         device: device on which the gates are computed.
     """
 
@@ -59,7 +64,7 @@ class Gates:
         self.splits = [list(experts) for experts in splits]
         self.hard = hard
         self.noise: Noise | None = None
-        """Function that returns the random numbers with which hard gates sample branches in training."""
+        """Function that returns random numbers. In training, hard gates choose branches with them."""
         paths_M = [expert_paths(root, experts) for experts in self.splits]
         self._on_path_MKE = torch.zeros(len(paths_M), self.num_branches, self.num_experts, device=device)
         """1 where a branch is on the path to an expert, else 0."""
@@ -79,12 +84,12 @@ class Gates:
         return self.root + 2 * len(self.splits[0])
 
     def with_twins(self, experts: Sequence[int], flat: bool) -> "tuple[Gates, int]":
-        """Return new gates, in which one expert of each network has been split in two, and the number of new branches.
+        """Return new gates, in which one expert of each network is split in two, and the number of new branches.
 
         Args:
             experts: for each network, the index of the expert to split.
-            flat: if True, add a branch for the twin to the root. (Gates without a root get a root with two branches.)
-                If False, put a node with two branches in place of the expert.
+            flat: if True, add a branch for the twin (the copy of the expert) to the root. If there is no root, add a
+                root with two branches. If False, put a node with two branches in the place of the expert.
         """
         if flat:
             root = self.num_experts + 1
@@ -97,7 +102,7 @@ class Gates:
 
         Args:
             logits_MbK: logits of all branches.
-            training: if True, save what `backward` needs, and let hard gates sample branches.
+            training: if True, save what `backward` needs, and let hard gates choose branches at random.
         """
         log_probability_MbK = self._apply_per_node(logits_MbK, lambda z: z.log_softmax(-1))
         if self.hard:
@@ -115,9 +120,10 @@ class Gates:
         """Return the gradient with respect to the logits of the last call of `weights` in training mode, [M, b, K]."""
         if self.hard:
             probability_MbK, chosen_MbK, failed_MbE = self._saved
-            # Straight-through gradients: the weight of an expert is the product of the choices (1 if the branch was
-            # chosen, else 0) on its path, and the gradient of a choice is used as the gradient of its probability. So
-            # a branch gets a gradient from an expert only if all other branches on the path to the expert were chosen.
+            # Straight-through gradients: the choice of a branch is 1 if the branch was chosen, else 0. The weight of an
+            # expert is the product of the choices on its path. The gradient with respect to a choice is used as the
+            # gradient with respect to the probability of the branch. So a branch gets a gradient from an expert only if
+            # all other branches on the path to the expert were chosen.
             others_MbKE = failed_MbE[:, :, None] - (1 - chosen_MbK)[..., None]
             reached_MbKE = (others_MbKE == 0) * self._on_path_MKE[:, None]
             d_probability = torch.einsum("mbke,mbe->mbk", reached_MbKE, d_weights_MbE)
@@ -135,7 +141,7 @@ class Gates:
         self._saved = ()
 
     def _hard_weights(self, probability_MbK: Tensor, training: bool) -> Tensor:
-        """Return 1 for the expert whose branches were all chosen and 0 for all other experts, [M, b, E]."""
+        """Return 1 for the expert on whose path all branches were chosen, and 0 for all other experts, [M, b, E]."""
         if training:
             if self.noise is None:
                 raise RuntimeError("hard gates need random numbers in training: call set_gate_noise() first")
@@ -174,7 +180,7 @@ class Gates:
 
 
 def _draw_one_hot(probability: Tensor, uniform: Tensor) -> Tensor:
-    """Sample an index of the last dimension by probability, with a uniform number in [0, 1). Return it one-hot."""
+    """Choose an index of the last dimension by probability, with uniform numbers in [0, 1). Return it one-hot."""
     index = (probability.cumsum(-1)[..., :-1] <= uniform[..., None]).sum(-1)
     return torch.nn.functional.one_hot(index, probability.shape[-1]).to(probability.dtype)
 

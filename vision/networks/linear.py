@@ -1,6 +1,6 @@
 """Compute a linear layer of M networks at once, and its gradients.
 
-Shapes: M networks in G groups of M / G networks that read the same examples, b examples, i inputs, o outputs.
+Shapes: M networks in G groups, b examples, i inputs, o outputs. The M / G networks of a group read the same examples.
 """
 
 import torch
@@ -31,7 +31,7 @@ class LinearLayers:
             d_bias_Mo,
         )
         self._weight_Mio, self._bias_M1o = weight_Moi.transpose(1, 2), bias_Mo[:, None]
-        # Views for a single network: a plain matrix product is faster than a batched product with batch size 1.
+        # Views for a stack of one network: a plain matrix product is faster than a batched product with batch size 1.
         self._weight_oi, self._d_weight_oi = weight_Moi[0], d_weight_Moi[0]
         self._weight_io, self._bias_o, self._d_bias_o = self._weight_oi.t(), bias_Mo[0], d_bias_Mo[0]
         self._last_ones: Tensor | None = None
@@ -40,8 +40,8 @@ class LinearLayers:
         """Return the outputs, [M, b, o], or [b, o] for a single network.
 
         Args:
-            x: inputs, [M, b, i], or [G, b, i] if the networks of a group read the same inputs, or [b, i] for a single
-                network.
+            x: inputs, [b, i] for a single network. For several networks [M, b, i], or [G, b, i] if the networks of a
+                group read the same inputs.
         """
         num_networks = self._num_networks
         if num_networks == 1:

@@ -55,7 +55,8 @@ class MixtureStack(GatedStack):
 
         Args:
             sizes: number of inputs, width of each hidden layer, number of classes.
-            num_experts: number of experts in each hidden layer. The root of the gates has a branch for each.
+            num_experts: number of experts in each hidden layer. If it is larger than 1, the root of the gates has
+                one branch per expert.
             hard: if True, the gates are hard, see `Gates`.
             generators: random generators, one per network.
             device: device on which the networks are stored.

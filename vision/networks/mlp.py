@@ -1,4 +1,4 @@
-"""The multilayer perceptron: two hidden layers of width h with ReLU (appendix B of the paper)."""
+"""The multilayer perceptron (MLP). In the paper it has two hidden layers of width h with ReLU (appendix B)."""
 
 from collections.abc import Sequence
 from functools import cached_property

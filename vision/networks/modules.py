@@ -17,8 +17,8 @@ from vision.networks.gates import expert_paths
 class MixtureLayerModule(nn.Module):
     """A mixture of experts: the weighted sum of relu(expert output). A tree of gates computes the weights.
 
-    The experts of the VGG end with ReLU and pooling. Their outputs are not negative, so a further ReLU changes
-    nothing.
+    For the experts of the VGG, this ReLU changes nothing: they end with ReLU and pooling, so their outputs are not
+    negative.
 
     Args:
         experts: the experts. Each is a leaf of the tree of gates.
@@ -26,7 +26,7 @@ class MixtureLayerModule(nn.Module):
         num_features: number of features that the gates read.
         root: number of branches of the root, see `gates.expert_paths`.
         splits: the experts that were split, in order, see `gates.expert_paths`.
-        hard: if True, each node gives weight 1 to one branch and 0 to the others.
+        hard: if True, each node gives the weight 1 to one of its branches and 0 to its other branches.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class MixtureLayerModule(nn.Module):
 
         Args:
             x: input of the layer, [b, ...].
-            uniform_bn: for hard gates in training, a uniform random number in [0, 1) for each example and node, used to
-                sample the branch. If None, the most likely branch is used.
+            uniform_bn: for hard gates in training, a uniform random number in [0, 1) for each example and node. The
+                node chooses its branch with this number. If None, each node chooses its most likely branch.
         """
         branches, features = [], self.features(x)
         for number, node in enumerate(self.nodes):

@@ -1,4 +1,4 @@
-"""A block with few channels on a CPU. It is computed by the C code in narrow.c instead of torch operations.
+"""A block of the VGG with few channels, on a CPU. The C code in narrow.c computes it instead of torch operations.
 
 torch's CPU convolutions fill a vector register with numbers of different channels. If a register holds eight numbers
 and there are four channels, half of the register is empty. Also, the operations between the convolutions read and write
@@ -22,8 +22,8 @@ from vision.networks.conv import EPS, MOMENTUM, ConvLayer
 
 SOURCE = Path(__file__).with_name("narrow.c")
 MAX_CHANNELS = 16
-"""Largest number of channels for which narrow.c is faster than torch on one thread. narrow.c always uses one thread, so
-with t threads the limit is MAX_CHANNELS / t."""
+"""Largest number of channels for which narrow.c is faster than torch on one thread. narrow.c always uses one thread. So
+if torch uses t threads, the limit is MAX_CHANNELS / t."""
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
 """Dtype of the parameters -> C type for which narrow.c is compiled."""
 
@@ -35,8 +35,8 @@ class SavedLayer:
     input_gssCl: Tensor
     """Stored input: the output of the convolution of the layer before, or the input of the block in the first layer."""
     input_norm_4C: Tensor | None
-    """Batch normalisation of the layer before, with the rows of `norm_4D`. This layer reads the stored input after this
-    normalisation and ReLU. None in the first layer, which reads the stored input itself."""
+    """Batch normalisation of the layer before, with the same four rows as `norm_4D`. It is applied to the stored input,
+    then ReLU, then the convolution of this layer. None in the first layer, which reads the stored input itself."""
     z_gssDl: Tensor
     """Output of the convolution, before batch normalisation."""
     norm_4D: Tensor
@@ -45,7 +45,9 @@ class SavedLayer:
 
 
 class NarrowBlock:
-    """A block of one network: a sequence of convolutions, then max pooling. Maps [b, s, s, C] to [b, s/2, s/2, D].
+    """A block of one network: a sequence of convolutions, then max pooling.
+
+    The block maps [b, s, s, C] to [b, s/2, s/2, D].
 
     Args:
         layers: the convolutional layers, in order.
@@ -75,8 +77,8 @@ class NarrowBlock:
 
         Args:
             x_bssC: images or activations.
-            training: if True, normalise with the batch statistics, update the running statistics, and save what
-                `backward` needs.
+            training: if True, normalise with the statistics of the batch, update the running statistics, and save what
+                `backward` needs. If False, normalise with the running statistics.
 
         Raises:
             ValueError: if the images are not square, have an odd side, or have the wrong number of channels.
@@ -120,7 +122,7 @@ class NarrowBlock:
         self._saved = []
 
     def backward(self, dy_bssD: Tensor, wants_dx: bool = True) -> Tensor | None:
-        """Write the gradients of the parameters of all layers.
+        """Write the gradients of the parameters to the field `gradient` of each layer.
 
         Args:
             dy_bssD: gradient with respect to the output of the last forward pass in training mode, [b, s/2, s/2, D].
@@ -187,7 +189,7 @@ class NarrowBlock:
 
 
 def _sums_pointer(sums: Tensor | None) -> c_void_p:
-    """Return the address of the sums per channel, which are always float64, or a null pointer for None."""
+    """Return the address of a float64 tensor with sums per channel, or a null pointer for None."""
     return c_void_p(0 if sums is None else sums.data_ptr())
 
 

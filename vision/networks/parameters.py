@@ -13,8 +13,8 @@ class Parameters:
     """Named tensors of M networks. Each tensor is a view of one flat tensor and has shape [M, *shape].
 
     The flat tensor contains one named tensor after the other, each with the values of network 0, network 1, and so on.
-    So an optimizer updates all networks in a few operations, and the first layers of networks that read the same
-    examples can be used as one matrix.
+    So an optimizer can update all networks in a few operations. Also, if several networks read the same examples, the
+    weights of their first layers can be used as one matrix.
 
     Args:
         shapes: name -> shape of this tensor in one network.
@@ -102,7 +102,7 @@ def draw_linear(num_out: int, num_in: int, generators: Sequence[torch.Generator]
     Args:
         num_out: number of outputs.
         num_in: number of inputs.
-        generators: random generators, one per network, so that a network gets the same numbers alone and in a stack.
+        generators: random generators, one per network. So a network gets the same numbers alone and in a stack.
     """
     bound = num_in**-0.5
     rows_Moi = torch.stack([torch.rand(num_out, num_in + 1, generator=generator) for generator in generators])

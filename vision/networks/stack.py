@@ -1,4 +1,4 @@
-"""The interface of all stacks of networks."""
+"""The interface of all stacks of networks. A stack is a set of M networks that are computed together."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from vision.networks.parameters import Parameters
 class Stack(ABC):
     """M networks of one shape that are computed together. Subclasses implement `logits` and `backward`.
 
-    Shapes: M networks in G groups of M / G networks that read the same examples, b examples of a batch, n examples of
-    any number, C classes. An example is a vector of i inputs, or an image of s x s pixels with channels last.
+    Shapes: M networks in G groups, b examples of one batch, n examples (any number), C classes. The M / G networks of a
+    group read the same examples. An example is a vector of i inputs, or an image of s x s pixels with channels last.
     """
 
     parameters: Parameters
@@ -24,7 +24,8 @@ class Stack(ABC):
     gradient: Parameters
     """Gradients with respect to `parameters`, with the same names and shapes. `backward` writes them."""
     statistics: Parameters | None = None
-    """Running means and variances of batch normalisation, which training updates. None for networks without it."""
+    """Running means and variances of batch normalisation, which training updates. None if the networks have no batch
+    normalisation."""
     examples_at_once: int = 2000
     """Largest number of examples in one forward pass of `logits_of_many`. It limits the memory of the pass."""
 
@@ -33,7 +34,7 @@ class Stack(ABC):
         return self.parameters.num_networks
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:  # noqa: B027 (most stacks have nothing to set)
-        """Set the dtype of the convolutions: float32 or bfloat16. Networks without convolutions ignore it."""
+        """Set the dtype of the convolutions: float32 or bfloat16. Networks without convolutions do not change."""
 
     @property
     def tensors(self) -> list[Parameters]:
@@ -52,7 +53,7 @@ class Stack(ABC):
 
     @cached_property
     def flops(self) -> Flops:
-        """FLOPs of one network for one example, counted by torch's counter, or in some subclasses by a formula."""
+        """FLOPs of one network for one example. torch's counter counts them. Some subclasses use a formula instead."""
         return count_flops(self.to_module(0), self.module_input_shape)
 
     @property
@@ -61,7 +62,7 @@ class Stack(ABC):
         return (self.parameters.shapes["weight_1"][1],)
 
     def logits_of_many(self, x: Tensor) -> Tensor:
-        """Return the logits of any number of examples, [M, n, C], computed in several passes if there are many.
+        """Return the logits of any number of examples, [M, n, C]. Many examples are computed in several forward passes.
 
         Args:
             x: examples, [M, n, ...] or [G, n, ...].
@@ -91,7 +92,7 @@ class Stack(ABC):
     def free_activations(self) -> None:
         """Free the activations saved for `backward`.
 
-        Call this after training, because the stack stays in memory for a long time and activations need much memory.
+        Call this after training: activations need much memory, and the stack stays in memory for a long time.
         """
 
     @abstractmethod

@@ -1,13 +1,14 @@
 """The reduced VGG19: 16 convolutions (3 x 3, c channels each) with batch normalisation and ReLU, and a linear head.
 
 Max pooling follows convolutions 2, 4, 8, 12 and 16, so that an image of 32 x 32 pixels is reduced to one pixel of c
-channels. For 10 classes, the network has 27c + 135c^2 + 32c + 10c + 10 parameters: first convolution, other
-convolutions, batch normalisation, and weights and biases of the head. As in the Firefly code, the convolutions have no
-bias. The convolutions in the original ALMA code have a bias, but it does not change the output of the network, because
-the batch normalisation subtracts it.
+channels. For images with 3 channels and 10 classes, the network has 27c + 135c^2 + 32c + 10c + 10 parameters: the first
+convolution, the other convolutions, batch normalisation, weights of the head, biases of the head.
 
-Shapes: M networks in G groups of M / G networks that read the same examples, b examples, s x s pixels of an image, C
-input and D output channels of a convolution.
+As in the Firefly code, the convolutions have no bias. In the original ALMA code they have a bias, but the batch
+normalisation removes it, so it does not change the output of the network.
+
+Shapes: M networks in G groups, b examples, s x s pixels of an image, C input and D output channels of a convolution.
+The M / G networks of a group read the same examples.
 """
 
 from collections.abc import Sequence
@@ -32,13 +33,13 @@ SIDE = 32
 class VGGStack(Stack):
     """M networks of equal widths, computed one after the other.
 
-    The networks are not computed together like multilayer perceptrons, because even a convolution with 4 channels has
-    so much arithmetic that the overhead of each operation does not matter.
+    Multilayer perceptrons are computed together to save the time of starting operations. Here this time does not
+    matter, because even a convolution with 4 channels needs much more time for its arithmetic.
 
     Args:
         num_inputs: number of channels of an image.
         widths: number of output channels of each convolution.
-        blocks: number of convolutions in each block, which is followed by pooling.
+        blocks: number of convolutions in each block. Pooling follows every block.
         parameters: conv_1 [M, D, 3, 3, C], scale_1 [M, D], shift_1 [M, D], ..., weight_head, bias_head.
         statistics: mean_1 [M, D], variance_1 [M, D], ...
     """
@@ -82,7 +83,7 @@ class VGGStack(Stack):
             num_classes: number of classes.
             generators: random generators, one per network.
             device: device on which the networks are stored.
-            blocks: number of convolutions in each block, which is followed by pooling.
+            blocks: number of convolutions in each block. Pooling follows every block.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         statistics: dict[str, tuple[int, ...]] = {}

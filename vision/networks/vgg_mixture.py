@@ -1,11 +1,11 @@
 """The reduced VGG19 whose blocks are mixtures of experts, and the growth of these mixtures.
 
-Blocks 2 to 5 are mixtures. An expert of a mixture is a complete block including the pooling, and all experts of a
-mixture have the same shape. The first block is not a mixture, as in the original ALMA code (the paper describes
-mixtures for MNIST only). The gates of a mixture read the input of the mixture, averaged over a grid of 4 x 4 cells.
+All blocks except the first are mixtures, as in the original ALMA code. (The paper describes mixtures for MNIST only.)
+An expert of a mixture is a complete block including the pooling. All experts of a mixture have the same shape. The
+gates of a mixture divide the input of the mixture into a grid of 4 x 4 cells and read the mean of each cell.
 
-Shapes: M networks in G groups of M / G networks that read the same examples, b examples, s x s pixels of an image, C
-channels, E experts, K branches of the gates, f = 16 C features that the gates read.
+Shapes: M networks in G groups, b examples, s x s pixels of an image, C channels, E experts, K branches of the gates,
+f = 16 C features that the gates read. The M / G networks of a group read the same examples.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from vision.networks.vgg import (
 )
 
 GRID = 4
-"""Number of cells along each side of the grid over which the input of the gates is averaged."""
+"""Number of cells along each side of the grid. The gates read the mean of each cell."""
 
 
 class VGGMixtureStack(GatedStack):
@@ -42,11 +42,11 @@ class VGGMixtureStack(GatedStack):
         num_inputs: number of channels of an image.
         width: number of channels of all convolutions.
         gates: gates of each mixture, that is, of all blocks except the first.
-        parameters: conv_k_e_l, scale_k_e_l and shift_k_e_l for layer l of expert e of block k, where k, e and l are
-            indices from 0 (the first block has only e = 0). gate_k [M, K, 4 x 4 x C] and gate_bias_k [M, K] for the
-            gates of block k. weight_head and bias_head.
+        parameters: conv_k_e_l, scale_k_e_l and shift_k_e_l for layer l of expert e of block k; gate_k [M, K, 4 x 4 x C]
+            and gate_bias_k [M, K] for the gates of block k; weight_head and bias_head. The indices k, e and l start at
+            0. The first block (k = 0) has one expert and no gates.
         statistics: mean_k_e_l and variance_k_e_l, with the same indices.
-        blocks: number of convolutions in each block, which is followed by pooling.
+        blocks: number of convolutions in each block. Pooling follows every block.
     """
 
     statistics: Parameters
@@ -71,8 +71,9 @@ class VGGMixtureStack(GatedStack):
             for number in range(len(blocks))
         ]
         self._saved: list[list[tuple[Tensor, ...]]] = []
-        """What `backward` needs. For each mixture a list: first the features that the gates read and the weights of the
-        experts, then for each network the input and the expert outputs. The last entry contains the head input."""
+        """What `backward` needs: a list for each mixture, then a list with the input of the head. The list of a mixture
+        begins with a pair: the features that the gates read and the weights of the experts. Then follows one pair for
+        each network: the input of the mixture and the outputs of the experts."""
 
     @classmethod
     def initialised(
@@ -88,18 +89,19 @@ class VGGMixtureStack(GatedStack):
     ) -> "VGGMixtureStack":
         """Return untrained networks, with the initialisation of the corresponding torch modules.
 
-        In the original ALMA code, the experts of a mixture start as copies of each other. Here they differ from the
-        start.
+        In the original ALMA code, the experts of a mixture start with equal weights. Here they start with different
+        random weights.
 
         Args:
             num_inputs: number of channels of an image.
             width: number of channels of all convolutions.
             num_classes: number of classes.
-            num_experts: number of experts in each mixture. The root of the gates has a branch for each.
+            num_experts: number of experts in each mixture. If it is larger than 1, the root of the gates has one
+                branch per expert.
             hard: if True, the gates are hard, see `Gates`.
             generators: random generators, one per network.
             device: device on which the networks are stored.
-            blocks: number of convolutions in each block, which is followed by pooling.
+            blocks: number of convolutions in each block. Pooling follows every block.
         """
         root = num_experts if num_experts > 1 else 0
         gates = [Gates(root, [[] for _ in generators], hard, device) for _ in blocks[1:]]
@@ -208,7 +210,7 @@ class VGGMixtureStack(GatedStack):
             self._experts_of(network, 0)[0].backward(dy, wants_dx=False)
 
     def _weights(self, number: int, gates: Gates, features_Mbf: Tensor, training: bool) -> Tensor:
-        """Return the weights of the experts in block `number`, [M, b, E]."""
+        """Return the weights of the experts in block `number` (0 is the first block), [M, b, E]."""
         if not gates.num_branches:
             return features_Mbf.new_ones(*features_Mbf.shape[:2], 1)
         weight, bias = self.parameters[f"gate_{number}"], self.parameters[f"gate_bias_{number}"]
@@ -217,7 +219,7 @@ class VGGMixtureStack(GatedStack):
     def _gates_backward(self, number: int, gates: Gates, features_Mbf: Tensor, d_weights_MbE: Tensor) -> Tensor | None:
         """Write the gradient of the gates of block `number`. Return the gradient with respect to the features.
 
-        Returns None if the block has no gates, because it has a single expert.
+        If the block has a single expert, it has no gates. Then nothing is written and None is returned.
         """
         if not gates.num_branches:
             return None
@@ -305,12 +307,12 @@ class VGGMixtureStack(GatedStack):
 
 
 def pooled_features(x_bssC: Tensor) -> Tensor:
-    """Return the mean over each cell of a 4 x 4 grid, [b, 16 C], like torch.nn.AdaptiveAvgPool2d(4).
+    """Return the mean of each cell of a 4 x 4 grid, [b, 16 C].
 
-    The result is ordered by cell, then by channel.
+    The means are those of torch.nn.AdaptiveAvgPool2d(4), but they are ordered by cell, then by channel.
 
     Args:
-        x_bssC: images or activations, where s is a multiple of 4, or 2 or 1. If s is less than 4, a pixel fills several
+        x_bssC: images or activations. The side s is 1, 2 or a multiple of 4. If s is less than 4, a pixel fills several
             cells.
     """
     num_examples, side, _, channels = x_bssC.shape
