@@ -3,7 +3,7 @@
 This package registers a task, models and a criterion (loss function) with fairseq, so that
 `fairseq-train --user-dir fairseq_alma` can use them.
 
-Subpackages, and the libraries that they need:
+The subpackages, and the libraries that each of them needs:
 
 core                            Algorithm 1 of the paper, run folders, the list of learners; needs no libraries
 app, report                     shared code of the commands, and alma-report; need neither torch nor fairseq
@@ -29,7 +29,7 @@ def register() -> None:
 
 
 # Register only if fairseq is already imported. This is the case when fairseq imports this package for --user-dir.
-# Otherwise, for example if only the core is used, do not import fairseq, because this takes seconds. Our commands call
-# register() when they need fairseq.
+# In all other cases, register() is not called here, because it would import fairseq, which takes seconds. Our commands
+# call register() when they need fairseq.
 if "fairseq" in sys.modules:
     register()

@@ -36,8 +36,8 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
     """Return the checkpoint in `path`, with tensors memory-mapped; None if the file is missing or damaged.
 
     Raises:
-        OSError, RuntimeError: if the file cannot be read at the moment because memory, file handles or permissions are
-            missing. The file itself may be complete.
+        OSError, RuntimeError: if the file cannot be read now, because memory, file handles or permissions are missing.
+            The file itself may be complete.
     """
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -58,7 +58,7 @@ def require_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         StageError: if the file is missing or damaged.
-        OSError, RuntimeError: if the file cannot be read at the moment (see read_checkpoint).
+        OSError, RuntimeError: if the file cannot be read now (see read_checkpoint).
     """
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
@@ -98,12 +98,17 @@ def num_updates(checkpoint: dict[str, Any]) -> int:
 def repair_stage_folder(folder: Path) -> None:
     """Repair the checkpoints of one member (network) in one stage, so that fairseq-train can resume after a kill.
 
-    fairseq writes a checkpoint under one name and then copies the file to further names. If it is killed during a
-    copy, a truncated file remains. This function renames damaged files to `*.damaged` and copies the newest complete
-    checkpoint to checkpoint_last.pt. The newest checkpoint also contains the best validation score so far. The
-    checkpoint that reached this score is copied to checkpoint_best.pt. Training can only be resumed from a checkpoint
-    that contains the optimizer state. If no checkpoint contains it, or if the best checkpoint is lost, all checkpoints
-    are deleted and the stage starts again.
+    fairseq writes a checkpoint under one name and then copies the file to further names. If fairseq is killed during a
+    copy, a truncated file remains. The repair has three steps:
+
+    1. Rename damaged files to `*.damaged`.
+    2. Choose the newest checkpoint that contains the optimizer state, because training can only be resumed with this
+       state. Copy the checkpoint to checkpoint_last.pt.
+    3. Read the best validation score so far, which is stored in the newest checkpoint. Find the checkpoint with this
+       score, and copy it to checkpoint_best.pt.
+
+    If no checkpoint contains the optimizer state, or if the checkpoint with the best score is lost, delete all
+    checkpoints. Then the training of the member in this stage starts again.
 
     Args:
         folder: the folder of the member in the stage folder.
@@ -135,7 +140,7 @@ def repair_stage_folder(folder: Path) -> None:
 
 
 def drop_optimizer_state(path: Path) -> None:
-    """Remove the optimizer state, which is two thirds of the file, from a checkpoint of a finished stage.
+    """Remove the optimizer state from a checkpoint of a finished stage. It is two thirds of the file.
 
     Raises:
         StageError: if the checkpoint is missing or damaged.

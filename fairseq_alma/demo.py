@@ -37,7 +37,10 @@ PARTS = (
 
 
 def main() -> int:
-    """Prepare the stream, train the learners, write the report and print the ledgers. Finished steps are skipped."""
+    """Prepare the stream, train the learners, write the report and print the ledgers.
+
+    If an earlier call has prepared the stream or trained some of the learners, this work is not done again.
+    """
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="output folder (default: runs/demo)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Run processes on this machine, and read their output line by line. The processes are ended when this one ends."""
+"""Run child processes on this machine and read their output line by line. They are ended when this process ends."""
 
 import codecs
 import ctypes
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 PR_SET_PDEATHSIG = 1
-"""Option of the Linux system call prctl that sets the signal a process gets when its parent ends."""
+"""Option of the Linux system call prctl. It sets the signal that a process gets when its parent process ends."""
 
 GRACE_SECONDS = 10.0
 """Time that a process has to end after SIGTERM, before it is killed with SIGKILL."""
 
-# Shorten the busy waiting of OpenMP threads, because a waiting thread takes processor time from threads that have work.
-# On two cores with one other busy process, a stage ran at a tenth of its speed. On a free machine, the shorter busy
-# waiting costs little.
+# Shorten the busy waiting of OpenMP threads. A busily waiting thread takes processor time from threads that have work.
+# In a test on two cores, while another process was busy, a stage ran at a tenth of its usual speed. If no other process
+# is busy, the shorter waiting costs little.
 SPIN = {"GOMP_SPINCOUNT": "10000"}
 
 
@@ -53,16 +53,18 @@ def run_process(
 
 
 def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},)) -> list[int | None]:
-    """Run jobs, one in each slot at the same time, wait until they end and return their exit statuses.
+    """Run jobs in parallel, wait until they end and return their exit statuses.
 
-    If a job fails, the running jobs continue, because their results are useful, but no further jobs are started. If an
-    exception is raised, for example by Ctrl-C, all processes are ended before the exception propagates. On Linux, the
-    processes are killed if this process is killed, so that they do not write to the folder of a killed run.
+    The jobs run in slots. Each slot runs one job at a time. When a job ends, its slot is free for the next job.
+
+    If a job fails, no further jobs are started. The running jobs continue, because their results are useful. If an
+    exception is raised, for example by Ctrl-C, all processes are ended before the exception leaves this function. On
+    Linux, if this process is killed, its child processes are killed too. So they do not continue to write files.
 
     Args:
         jobs: the jobs, in the order in which they are started.
-        slots: for each slot, environment variables for its jobs, for example CUDA_VISIBLE_DEVICES. The number of slots
-            is the maximum number of jobs that run at the same time.
+        slots: one mapping per slot. It contains environment variables for the jobs in this slot, for example
+            CUDA_VISIBLE_DEVICES. The number of slots is the maximum number of jobs that run at the same time.
 
     Returns:
         The exit status of each job. It is negative if a signal ended the job, and None if the job was not started.
@@ -102,16 +104,17 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
 def share_of_machine(
     num_jobs: int, num_gpus: int, at_once: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> list[dict[str, str]]:
-    """Return slots for `run_processes` that divide the GPUs equally, or the CPU cores if there is no GPU.
+    """Divide the GPUs equally among jobs that run in parallel. If there is no GPU, divide the CPU cores.
 
-    A slot is a set of environment variables that assigns devices to the jobs that run one after another in this slot.
+    The result is the argument `slots` of `run_processes`: for each slot, the environment variables that assign GPUs or
+    cores to its jobs.
 
     Args:
         num_jobs: number of jobs.
         num_gpus: number of GPUs that this process sees.
         at_once: number of jobs that run at the same time. The default is the number of GPUs or, without GPUs, of cores.
-        environment: environment variables of this process. Only the GPUs in CUDA_VISIBLE_DEVICES are used, and
-            OMP_NUM_THREADS is not changed if it is set.
+        environment: environment variables of this process. If CUDA_VISIBLE_DEVICES is set, only its GPUs are used. If
+            OMP_NUM_THREADS is set, it is not changed.
 
     Returns:
         The environment variables of each slot. There are no more slots than jobs.
@@ -132,7 +135,7 @@ def share_of_machine(
 
 
 class _Running:
-    """A running process with its log file. An incomplete last output line is stored until the rest of it arrives."""
+    """A running process with its log file. If the last output line is incomplete, it is kept until its rest arrives."""
 
     def __init__(self, job: Job, slot: Mapping[str, str]):
         self.slot = slot
@@ -157,7 +160,7 @@ class _Running:
         self.output = self.process.stdout
 
     def read(self) -> bool:
-        """Write new output to the log and call `on_line` for each complete line. Return False at the end."""
+        """Write new output to the log and call `on_line` for each complete line. Return False if the output ended."""
         chunk = os.read(self.output.fileno(), 1 << 16)
         self._log.write(chunk)
         self._log.flush()
@@ -197,14 +200,18 @@ def _stop(running: Sequence[_Running]) -> None:
 
 
 def _killed_with(parent: int) -> Callable[[], None]:
-    """Return a function for `preexec_fn`, after which the kernel kills the child process when process `parent` ends."""
+    """Return a function for the argument `preexec_fn` of `subprocess.Popen`. It runs in the new child process.
+
+    It makes the kernel kill the child process when the process with the id `parent` ends.
+    """
     # Load the library before the fork. After the fork, loading could wait forever for a lock that another thread holds.
     libc = ctypes.CDLL(None)
 
     def request_kill() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Restore the default handling of SIGINT. Background jobs of a shell script ignore SIGINT, and their child
-        # processes inherit this, but torch uses SIGINT to end the other ranks when the main process has ended.
+        # Restore the default handling of SIGINT. Background jobs of a shell script ignore SIGINT, and child processes
+        # inherit this. But when the main process of a training has ended, torch ends the remaining processes of the
+        # training with SIGINT.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         # Exit if the parent died between fork and prctl. Comparing the parent's id with 1 is not sufficient, because in
         # a container the parent may have the id 1.

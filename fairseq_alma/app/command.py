@@ -25,9 +25,9 @@ from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.core.settings import describe, refuse_unknown_keys
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c", "--version"}
-"""Hydra flags that print something instead of starting a run, so that out= is not needed."""
+"""Hydra flags that print something and start no run. With these flags, out= is not needed."""
 CONFIG_GROUPS = ("preset", "arch")
-"""Settings whose value is the name of a YAML file. Hydra reads this file, which also contains the setting itself."""
+"""Settings whose value is the name of a YAML file. Hydra reads the settings in this file."""
 
 
 class Command:
@@ -40,7 +40,7 @@ class Command:
         configs: folder with the YAML files of the command.
         hydra_main: the function decorated with `hydra.main`. It runs the command.
         example_out: an example value for `out=`, for messages.
-        other_keys: keys in the YAML files that are not settings but are used to compute settings.
+        other_keys: keys in the YAML files that are not settings. The values of settings are computed from them.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Command:
         return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
     def _check_arguments(self, arguments: Sequence[str]) -> None:
-        """Check setting names and `out=`, and add quotes to `out=` in sys.argv if Hydra needs them.
+        """Check the setting names and the path in `out=`. Add quotes around this path in sys.argv if Hydra needs them.
 
         Raises:
             SettingError: if a setting is unknown, or if `out=` is missing or cannot be a folder.
@@ -114,16 +114,16 @@ class Command:
         for path in (Path(plain), *Path(plain).parents):
             if path.is_file():
                 raise SettingError(f"out={plain}: {path} is a file: give a folder, e.g. out={self._example_out}")
-        # The folder names that a sweep creates contain characters with a special meaning in Hydra, such as "=" and ",".
-        # Quote them, except in a sweep, where commas separate values, and except where PATH contains a
-        # reference to another setting, ${...}.
+        # PATH may be a folder that a sweep created. Its name contains characters with a special meaning in Hydra, such
+        # as "=" and ",". Therefore, add quotes. Exceptions: in a sweep, commas separate values; and Hydra must resolve
+        # a reference to another setting, ${...}.
         if value == plain and not is_sweep and re.search(r"[=,(){}\[\]]", plain) and "${" not in plain:
             return f"out='{plain}'"
         return argument
 
 
 def all_keys(cls: type[RunSettings]) -> list[str]:
-    """Return the names of all settings that the command line accepts, including settings of single learners."""
+    """Return the names of all settings that the command line accepts, including those that only some learners have."""
     own = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
     return list(dict.fromkeys([*(one.name for one in describe(cls)), *own]))
 
@@ -144,7 +144,7 @@ def setting_values(config: DictConfig, other_keys: Sequence[str] = ()) -> dict[s
     """Return setting name -> value for a Hydra configuration, with all ${...} references resolved.
 
     Args:
-        config: configuration of a Hydra job.
+        config: configuration of a Hydra job (see `run_job`).
         other_keys: keys in the configuration that are not settings. They are left out.
     """
     resolved = OmegaConf.to_container(config, resolve=True)
@@ -158,16 +158,19 @@ def run_job(
     run: Callable[[dict[str, Any], Collection[str]], float],
     other_keys: Sequence[str] = (),
 ) -> float:
-    """Run one Hydra job, which is a single run or one run of a sweep. Return the result of `run`.
+    """Run one Hydra job and return the result of `run`.
 
-    In a sweep, a run that fails because of its settings or its training does not stop the other runs; its result is
-    infinity.
+    A job trains one combination of settings, with one seed or several seeds. A sweep has one job for each of its
+    combinations. Without a sweep, there is only one job.
+
+    In a sweep, a job may fail because of its settings or its training. Then its result is infinity, and the remaining
+    jobs are still done.
 
     Args:
         command: name of the command, for messages.
         config: configuration of the job.
-        run: function that starts the run. Its arguments are a mapping of all settings and the setting names that the
-            user typed. It returns a number that is lower for better runs.
+        run: function that does the work of the job. Its arguments are a mapping of all settings, and the names of the
+            settings that the user typed. It returns a number, which is lower for a better result.
         other_keys: keys in the configuration that are not settings.
     """
     with print_errors(command):
@@ -185,7 +188,10 @@ def run_job(
 
 @contextmanager
 def print_errors(command: str) -> Iterator[None]:
-    """Context manager that prints errors that the user can fix, without a traceback, and exits with status 2."""
+    """Context manager for errors that the user can fix.
+
+    It prints the message of such an error without a traceback, and exits with status 2.
+    """
     try:
         yield
     except AlmaError as error:
@@ -202,7 +208,7 @@ def print_errors(command: str) -> Iterator[None]:
 
 
 def status(folder: Path) -> int:
-    """Print the ledger of each run in `folder`, and how many mega-batches are left. Return the exit status.
+    """Print the ledger of each run in `folder`, and how many of its mega-batches are left. Return the exit status.
 
     Args:
         folder: a run folder, or a folder that contains run folders at any depth.

@@ -1,4 +1,7 @@
-"""The text of `--help` and the settings reference, which are generated from the settings classes."""
+"""The text of `--help`, and the settings reference (the list of all settings of a command).
+
+Both are generated from the settings classes.
+"""
 
 import textwrap
 from collections.abc import Iterator
@@ -25,10 +28,13 @@ class SettingHelp:
 
 
 def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
-    """Return an entry for every setting of a command. The settings of every run come first.
+    """Return an entry for every setting of a command.
 
-    The settings of single learners follow. If several learners have a setting with the same name and default,
-    these learners share one entry.
+    First come the settings that every run has, then the settings that only some learners have. If several learners have
+    a setting with the same name and the same default, these learners share one entry.
+
+    Args:
+        cls: class of the command's settings.
     """
     found = [SettingHelp(one.name, _typed(one.default), _one_line(one.text), ()) for one in describe(cls)]
     own: dict[tuple[str, str], list[str]] = {}

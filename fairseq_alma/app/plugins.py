@@ -1,4 +1,4 @@
-"""Plugins, which are Python modules that the user adds with `plugin=MODULE`, for example to register a learner."""
+"""Plugins. A plugin is a Python module that the user adds with `plugin=MODULE`, for example to register a learner."""
 
 import hashlib
 import importlib

@@ -1,4 +1,4 @@
-"""TensorBoard scalars of a run, which are written to RUN/tensorboard during the run.
+"""TensorBoard scalars (named numbers) of a run. They are written to the folder RUN/tensorboard during the run.
 
 Language models and vision use the same names. For most scalars, the TensorBoard step is the arrival t:
 
@@ -7,8 +7,8 @@ stream/cer or stream/average_perplexity                metric of the stream up t
 cost/train_tflops, cost/updates, cost/train_seconds    total cost up to this arrival
 model/parameters, .../experts, .../members, .../overflow
 
-For the scalars during_stage/..., 1000 TensorBoard steps are one stage. The folder can be deleted, because a continued
-run writes the scalars of all arrivals again from the ledger.
+For the scalars during_stage/..., 1000 TensorBoard steps are one stage. The folder RUN/tensorboard can be deleted. A
+continued run writes the scalars of all arrivals again, because it reads them from the ledger.
 """
 
 import shutil
@@ -24,7 +24,7 @@ _FLUSH_SECONDS = 5
 
 
 class RunScalars:
-    """Writes the TensorBoard scalars of one run. The file is not created before the first value is written.
+    """Writes the TensorBoard scalars of one run. The TensorBoard file is created when the first scalar is written.
 
     Args:
         folder: the run folder.
@@ -42,8 +42,8 @@ class RunScalars:
     def rows(self, rows: Sequence[LedgerRow]) -> None:
         """Write the scalars of the rows that were added to the ledger since the last call.
 
-        Arrivals without a stage are skipped, because the model does not change. Only the last arrival is always
-        written: if it has no stage, `close` writes it.
+        An arrival without a stage is skipped, because the model does not change. Exception: the last arrival is always
+        written. If it has no stage, `close` writes it.
 
         Args:
             rows: all rows of the ledger so far, including those of earlier calls.
@@ -70,7 +70,7 @@ class RunScalars:
             self._write({f"during_stage/{name}": value}, round(1000 * (stage_index - 1 + progress)))
 
     def close(self) -> None:
-        """Write the remaining scalars to disk and close the file."""
+        """Write the scalars of the last arrival if they are not written yet, and close the file."""
         self._write_row()
         if self._writer is not None:
             self._writer.close()
@@ -84,8 +84,8 @@ class RunScalars:
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
-            # Delete the file of an earlier process, because this process writes the same scalars again, and TensorBoard
-            # would show each scalar twice.
+            # Delete the file of an earlier process. This process writes the same scalars again, so TensorBoard would
+            # show each of them twice.
             shutil.rmtree(self._folder, ignore_errors=True)
             self._writer = SummaryWriter(str(self._folder), flush_secs=_FLUSH_SECONDS, write_to_disk=True)
         for name, value in values.items():

@@ -1,4 +1,8 @@
-"""The table at the end of a sweep (`-m`). It lists the runs, sorted by their final validation score."""
+"""The table at the end of a sweep (`-m`).
+
+A sweep has one job for each combination of settings. A job trains one run, or the runs of several seeds. The table has
+one line per job, sorted by the final validation score. For several seeds, the score is the mean over the seeds.
+"""
 
 import re
 import sys
@@ -15,9 +19,9 @@ from fairseq_alma.core.run_record import find_runs
 
 
 class BestByValidation(Callback):
-    """Hydra callback that compares the runs of a sweep. It prints a table and writes SWEEP/sweep.json.
+    """Hydra callback that compares the jobs of a sweep. It prints a table and writes SWEEP/sweep.json.
 
-    The runs are sorted by their final validation score. Test scores do not influence the order.
+    The jobs are sorted by their final validation score. Test scores do not influence the order.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -32,7 +36,7 @@ class BestByValidation(Callback):
 
 
 def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the summaries of the finished runs of a sweep, best run first, and the names of the unfinished runs."""
+    """Return the summaries of the finished jobs of a sweep, best job first, and the names of the unfinished jobs."""
     seeds_of: dict[Path, list[Path]] = {}
     for path in find_runs(folder):
         run = path.parent if re.fullmatch(r"seed_\d+", path.name) else path
@@ -45,8 +49,8 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             finished.append({"run": name, **summary.get("mean", summary)})
         else:
             unfinished.append(name)
-    # Hydra creates the folder of a job before it starts the job. If the job fails early, the folder contains no
-    # settings.json, so find_runs does not find it.
+    # If a job fails early, its folder exists but contains no settings.json, so find_runs does not find it. Add the
+    # names of such folders.
     known = {parent for run in seeds_of for parent in (run, *run.parents)}
     unfinished += [path.name for path in sorted(folder.iterdir()) if path.is_dir() and path not in known]
     finished.sort(key=lambda summary: summary["final_validation"])
@@ -59,7 +63,7 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     table = Table(title=f"sorted by final validation {quality}, best first", title_justify="left")
     for column in ("run", "validation", "test", *(["CER"] if is_vision else []), "TFLOP"):
         table.add_column(column, justify="left" if column == "run" else "right")
-    # Leave out the settings that all runs have in common.
+    # The name of a job contains its settings. Leave out the settings that all jobs have in common.
     common = set.intersection(*(set(run["run"].split(",")) for run in runs)) if len(runs) > 1 else set()
     for run in runs:
         table.add_row(
@@ -72,9 +76,9 @@ def _table(runs: list[dict[str, Any]]) -> Table:
 
 
 def _is_finished(run: Path) -> bool:
-    """Return True if all mega-batches of the run have arrived.
+    """Return True if the run is finished, which means that all its mega-batches have arrived.
 
-    Unfinished runs are not compared, because the score of a run after fewer arrivals may be misleading.
+    A job with an unfinished run is not compared, because scores after fewer arrivals may be misleading.
     """
     try:
         arrivals, summary = read_json(run / "arrivals.json"), read_json(run / "summary.json")

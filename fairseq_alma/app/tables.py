@@ -22,8 +22,8 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
     Args:
         rows: all rows of the ledger.
         title: title of the table.
-        at_most: approximate maximum number of lines. For a longer ledger, the table shows the untrained learner, every
-            n-th stage and the last arrival. By default, all arrivals are shown.
+        at_most: approximate maximum number of lines. If the ledger is longer, the table shows the untrained learner,
+            every n-th stage and the last arrival. By default, all arrivals are shown.
     """
     is_vision = bool(rows) and rows[0].scores.error_rate is not None
     quality = ["error rate", "validation"] if is_vision else ["perplexity", "per word", "validation"]
@@ -39,7 +39,7 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
         shown = [rows[0], *changed[apart - 1 :: max(1, apart)]]
         if shown[-1] is not rows[-1]:
             shown = [*shown, rows[-1]]
-    # The costs of arrivals that are not shown are added to the next line that is shown.
+    # If an arrival is not shown, its cost is added to the next line that is shown.
     start = 0
     for row in shown:
         scores, trained = row.scores, row.stage > 0

@@ -9,8 +9,8 @@ stream.py            the stream of mega-batches: MegaBatch, MegaBatchStream
 stream_folder.py     a stream folder on disk, which `alma-prep` writes and `--task alma_lm` reads
 ledger.py            the ledger: one row for each mega-batch that arrives; the paper's metrics, computed from the rows
 protocol.py          Algorithm 1 (`run_stream`), and the interfaces of learners, evaluators and records
-run_record.py        the run folder: settings, provenance, and marks of finished steps, with which a run is resumed
-stack_record.py      the run folders of several seeds that are trained together
+run_record.py        the run folder: settings, provenance, ledger, and the marks of finished steps
+stack_record.py      the run folders of the runs of several seeds that are trained together
 settings.py          base class of settings, which checks their values
 learner_settings.py  settings that only some learners have
 catalogue.py         list of all learners, with name, label and settings

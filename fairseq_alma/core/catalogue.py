@@ -1,8 +1,9 @@
 """The catalogue of learners. It lists the name, the label and the settings of each learner.
 
-Commands, reports, documentation and tests read the catalogue. A plugin, which is a Python module of the user, adds
-an entry for each learner that it defines.
-The classes that implement the learners are in `vision/learners` and `fairseq_alma/lm/learners.py`.
+Commands, reports, documentation and tests read the catalogue. The classes that implement the learners are in
+`vision/learners` and `fairseq_alma/lm/learners.py`.
+
+A plugin, which is a Python module of the user, can define further learners. It adds an entry for each of them.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,7 +27,7 @@ from fairseq_alma.core.learner_settings import (
 from fairseq_alma.core.settings import Settings, defaults_of, describe, nearest_key, refuse_unknown_keys
 
 Half = Literal["vision", "language model"]
-"""The two halves of the project: "vision" is `alma-vision`, "language model" is `alma-lm`."""
+"""The project has two halves: "vision" is the command `alma-vision`, "language model" is the command `alma-lm`."""
 
 DEFAULT_MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100}
 """Vision dataset -> default number of mega-batches, used if `mega_batches=` is not given."""
@@ -36,8 +37,8 @@ FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
                "tensorboard"),
     "language model": ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard"),
 }  # fmt: skip
-"""Settings that may change when a run is continued. These settings control, for example, file locations, devices and
-the number of mega-batches that arrive, but do not affect the result of a stage."""
+"""Settings that may change when a run is continued. They control, for example, file locations, devices and the number
+of mega-batches that arrive. They do not affect the result of a stage."""
 
 SEED_SETTINGS = ("seed", "data_seed", "initialisation_seed", "order_seed")
 """Settings that select random seeds. Runs that differ only in these settings are repetitions of each other."""
@@ -46,20 +47,21 @@ SIZE_SETTINGS = ("arch", "width", "experts", "members")
 """Settings that determine the size of a learner."""
 
 GROWTH_SETTINGS = ("grow_every", "grow_experts")
-"""Settings that determine how often and by how much a learner grows. Runs with another `wait` usually need other
-values, because `wait` determines the number of stages."""
+"""Settings that determine how often and by how much a learner grows. Suitable values depend on the number of stages.
+So runs with different values of `wait` usually have different values of these settings."""
 
 WAIT_SETTINGS = ("wait", "updates", "updates_per_mega_batch", "grow_every")
-"""`wait`, and the settings that may differ when a report compares runs with different values of `wait`."""
+"""Settings that may differ between two runs if a report compares their values of `wait`. All other settings of the two
+runs are equal."""
 
 NOT_COMPARED = (
     *dict.fromkeys(name for names in FREE_SETTINGS.values() for name in names),
     "stacked_from", "evaluated_on", "dictionary", "cer_from",
 )  # fmt: skip
-"""Keys of settings.json that a report ignores when it groups the runs of one comparison by their settings.
+"""Keys of settings.json that a report ignores when it checks whether two runs have the same settings.
 
-The keys that identify the stream, such as `dictionary`, are in this list too. A report makes a separate comparison for
-each stream, so the runs of one comparison do not differ in them."""
+The keys that identify the stream, such as `dictionary`, are also in this list. They need no check, because a report
+compares only runs on the same stream."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class LearnerEntry:
     grows: bool = False
     """Whether the learner adds capacity (members, experts or units) between stages."""
     independent_members: bool = True
-    """Whether each member (network) of the learner is trained independently, so that separate processes can train the
-    members."""
+    """Whether the members (networks) of the learner are trained independently of each other. Independent members can be
+    trained by separate processes."""
     vision: type[LearnerSettings] | None = None
     """Class of the learner's settings in alma-vision; None if alma-vision does not have this learner."""
     language_model: type[LearnerSettings] | None = None
@@ -138,7 +140,7 @@ def grows(name: str) -> bool:
 
 @cache
 def learners_that_take(setting: str, half: Half) -> list[str]:
-    """Return the names of the learners that define `setting`; an empty list if every run has this setting."""
+    """Return the names of the learners that define `setting`. The list is empty if every run has this setting."""
     return [entry.name for entry in learners(half) if setting in own_settings(entry.name, half)]
 
 
@@ -153,10 +155,10 @@ def own_settings(name: str, half: Half) -> list[str]:
 
 
 def takes(half: Half, learner: str, setting: str) -> bool:
-    """Return True if `setting` can be used with `learner`, because every run or this learner has this setting.
+    """Return True if a run of `learner` has `setting`, because every run has it or because the learner defines it.
 
-    Return True for every setting if the catalogue does not contain the learner, which may come from a plugin that is
-    not imported.
+    If the catalogue does not contain the learner, return True for every setting. Such a learner may come from a plugin
+    that is not imported.
     """
     if learner not in _ENTRIES or _ENTRIES[learner].settings(half) is None:
         return True
@@ -165,17 +167,20 @@ def takes(half: Half, learner: str, setting: str) -> bool:
 
 
 class RunSettings(Settings):
-    """Base class for all settings of a run. The field `own` contains the settings that the learner adds."""
+    """Base class for the object with all settings of a run.
+
+    The field `own` contains the settings that the learner defines. All other fields are settings that every run has.
+    """
 
     half: ClassVar[Half]
     learner: str
     own: LearnerSettings | None
 
     def _complete_and_check_own(self) -> None:
-        """Set `own` to the default settings of the learner if it is None, then check `own`.
+        """Check `own`. If `own` is None, first set it to the default settings of the learner.
 
-        Subclasses call this at the end of `__post_init__`, because the check compares `own` with the other settings,
-        which must be valid by then.
+        Subclasses call this method at the end of `__post_init__`. The check compares `own` with the other settings, so
+        the other settings must have been checked before.
         """
         kind = find_learner(self.learner, self.half).settings(self.half)
         assert kind is not None  # find_learner returns only learners of this half
@@ -190,9 +195,11 @@ class RunSettings(Settings):
         """Return the settings object for a flat mapping of setting names to values.
 
         Args:
-            values: setting name -> value. A setting of the learner that is None gets its default value.
-            given: names of the settings that the user typed; by default all names in `values`. A setting that only
-                other learners have is an error if the user typed it, and is ignored if it comes from a preset.
+            values: setting name -> value. If the learner defines a setting and its value is None, it gets its default
+                value.
+            given: names of the settings that the user typed; by default all names in `values`. They matter if `values`
+                contains a setting that only other learners have. Such a setting is an error if the user typed it. It
+                is ignored if it comes from a preset.
 
         Raises:
             SettingError: if a name is unknown or belongs to another learner, or a value is invalid.
@@ -227,8 +234,8 @@ class RunSettings(Settings):
     def not_identity(cls, learner: str) -> list[str]:
         """Return the names of the settings that may differ when a run of `learner` is continued.
 
-        These are the FREE_SETTINGS, and the settings that only other learners have. The latter occur in run folders of
-        an earlier version, which contain the settings of all learners.
+        These are the FREE_SETTINGS, and the settings that only other learners have. A run folder of an earlier version
+        of ALMA contains the settings of all learners.
         """
         others = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
         return [*FREE_SETTINGS[cls.half], *(name for name in others if not takes(cls.half, learner, name))]

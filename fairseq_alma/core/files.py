@@ -54,7 +54,8 @@ def unfinished_files(folder: str | Path, name: str = "*") -> list[Path]:
 
     Args:
         folder: the folder to search, without its subfolders.
-        name: final name of the file or folder; by default, temporary files for all names are returned.
+        name: the name that the file or folder would have after it is finished. By default, the temporary files and
+            folders for all names are returned.
     """
     return list(Path(folder).glob(f".{Path(name).stem}.*.tmp*"))
 
@@ -71,7 +72,8 @@ def write_json(path: str | Path, value: Any, durable: bool = True) -> None:
     See `written_aside` for `durable` and errors.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    # In a path that is not valid UTF-8, Python represents the invalid bytes as lone surrogates. Write them as escapes.
+    # The text may contain a path that is not valid UTF-8. Python represents the invalid bytes as lone surrogates, which
+    # cannot be encoded. Write them as escapes.
     write_whole(path, text.encode("utf-8", errors="backslashreplace").decode("utf-8"), durable)
 
 
@@ -114,8 +116,8 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Ignore these errors, because some network file systems do not support fsync on a folder. Such
-        # file systems store file names in the right order without fsync.
+        # Some network file systems do not support fsync on a folder. They store file names in the right order without
+        # fsync, so ignore their errors.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
             raise
     finally:

@@ -1,6 +1,7 @@
-"""Leases, which lock a folder for one process.
+"""Leases. A lease locks a folder, so that only one process writes to it.
 
-They are used instead of file locks, because file locks do not work on many shared file systems.
+A lease is the file lease.json in the folder. It names the process that holds the lease. This process renews the file
+regularly. Leases are used instead of file locks, because file locks do not work on many shared file systems.
 """
 
 import json
@@ -23,24 +24,28 @@ STALE_SECONDS = 120.0
 HALF_WRITTEN_SECONDS = 2.0
 """If a lease file is still empty or incomplete after this time, the process that was writing it has died."""
 CLAIM_SECONDS = 10.0
-"""If a process is still removing a stale lease after this time, the process has died, because a removal takes only
-milliseconds."""
+"""Removing the lease of an ended process takes only milliseconds. If the removal has not finished after this time, the
+process that started the removal has died."""
 
 
 class Lease:
     """Context manager that locks a folder for this process. A background thread renews the lease regularly.
 
-    If the folder is locked by a process on this machine that has ended, the lease is taken over immediately. The lease
-    of a process on another machine is taken over if it has not been renewed for `stale_seconds`. If another process
-    takes over the lease of this process, this process interrupts itself as if the user had pressed Ctrl-C. This happens
-    only if this process was suspended for longer than `stale_seconds`.
+    If another process has locked the folder, this process takes over the lease in one of these cases:
+
+    - The other process ran on this machine and has ended.
+    - The other process runs on another machine and has not renewed the lease for `stale_seconds`.
+    - The other process ran on another machine, in the same Slurm job as this process, and Slurm has restarted the job.
+
+    In the same way, another process can take over the lease of this process if this process was suspended for a long
+    time. Then this process stops itself, as if the user had pressed Ctrl-C.
 
     Args:
         folder: the folder to lock. It is created if it does not exist.
         stale_seconds: time in seconds after which the lease of a process on another machine is taken over.
 
     Raises:
-        RunError: if the folder is locked by another process, or if it is not writable.
+        RunError: if another process has locked the folder, or if the folder is not writable.
     """
 
     def __init__(self, folder: str | Path, stale_seconds: float = STALE_SECONDS):
@@ -103,7 +108,7 @@ class Lease:
         except OSError:
             self.path.unlink(missing_ok=True)
             raise
-        return _read(self.path) == self._me  # False if another process took over the lease in between
+        return _read(self.path) == self._me  # False if another process has replaced the new file already
 
     def _is_left_behind(self) -> bool:
         """Return True if the process that created the lease has ended without removing it.
@@ -133,14 +138,18 @@ class Lease:
         return True
 
     def _is_restart_of(self, holder: dict) -> bool:
-        """Return True if `holder` is the same Slurm job as this process, before Slurm requeued the job."""
+        """Return True if `holder` is an earlier process of this process's Slurm job, and Slurm has restarted the job.
+
+        Args:
+            holder: content of the lease file.
+        """
         job_id, restarts = self._me["job_id"], self._me["job_restarts"]
         return job_id is not None and holder.get("job_id") == job_id and holder.get("job_restarts", "0") != restarts
 
     def _remove_left_behind(self) -> None:
-        # Only one process at a time may check the lease again and remove it. Since the first check, another process
-        # may have taken over the folder, and its new lease must not be removed. The folder `claim` serves as the lock,
-        # because only one process can create a folder, even on network file systems.
+        # Check the lease again before removing it. Since the first check, another process may have taken over the
+        # folder, and its new lease must not be removed. Only one process at a time may check and remove the lease. The
+        # folder `claim` ensures this, because only one process can create a folder, even on network file systems.
         claim = self.path.with_name(".lease.claim")
         try:
             claim.mkdir()
@@ -158,7 +167,7 @@ class Lease:
 
 
 def is_held(folder: str | Path) -> bool:
-    """Return True if a process holds a valid lease of `folder`. The lease is read, but not changed.
+    """Return True if a process holds a valid lease of `folder`. The lease file is not changed.
 
     The lease of a process on this machine is valid if the process is running. The lease of a process on another machine
     is valid if it was renewed in the last STALE_SECONDS.

@@ -1,6 +1,7 @@
 """The ledger of a run, and functions that compute the paper's metrics from the ledger.
 
-The ledger has one row per arrival. An arrival is the moment at which one mega-batch becomes available.
+An arrival is the moment at which one mega-batch becomes available. The ledger has one row per arrival, and one row for
+the untrained learner.
 """
 
 import gzip
@@ -18,16 +19,18 @@ from fairseq_alma.core.errors import RunError
 
 @dataclass(frozen=True)
 class Spent:
-    """Cost of one step (growing or training), summed over all members of the learner."""
+    """Cost of one step that grows or trains a learner, summed over all members (networks) of the learner."""
 
     train_flops: int = 0
-    """FLOPs of the forward and backward passes of all updates. Their sum over the ledger is the metric Comp."""
+    """Number of floating-point operations (FLOPs) in the forward and backward passes of all updates. The paper's metric
+    Comp is the sum of this number over all rows of the ledger."""
     num_updates: int = 0
     """Number of optimizer updates."""
     train_seconds: float = 0.0
     """Wall-clock time of training, in seconds."""
     validation_flops: int = 0
-    """FLOPs of validation and, for a mixture, of ranking its experts before growth. Not part of the metric Comp."""
+    """FLOPs of validation. If a mixture of experts grows, they include the ranking of the experts before the growth.
+    They are not part of the metric Comp."""
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
@@ -35,15 +38,16 @@ class Spent:
 
 @dataclass(frozen=True)
 class Scores:
-    """Measurements of a learner by the evaluator. A field that does not apply to the learner is None.
+    """Scores and sizes of a learner, as measured by the evaluator.
 
-    Fields that are None are not written to the ledger.
+    A field that does not apply to the learner is None. Such a field is not written to the ledger.
     """
 
     num_params: int
     """Number of parameters of the predictor, which is the network or ensemble that makes the current prediction."""
     forward_flops: int
-    """FLOPs of one prediction: for one example, or for one sequence of tokens_per_sample tokens (language models)."""
+    """FLOPs of one prediction. In vision, this is a prediction for one example. For language models, it is a prediction
+    for one sequence of tokens_per_sample tokens."""
     error_rate: float | None = None
     """Test error rate, a fraction between 0 and 1."""
     perplexity: float | None = None
@@ -61,8 +65,9 @@ class Scores:
     num_members: int | None = None
     """Number of networks whose outputs are combined into one prediction."""
     expert_load: list[list[float]] | None = None
-    """For learners with mixtures, [layer][expert]: fraction of the validation tokens or examples that are routed to
-    each expert. For an ensemble, the list contains the layers of all members, one member after another."""
+    """For learners with mixtures of experts: expert_load[layer][expert] is the fraction of the validation tokens or
+    examples that are routed to this expert. For an ensemble, the list contains first the layers of the first member,
+    then the layers of the second member, and so on."""
     overflow: float | None = None
     """For learners with mixtures: fraction of the routed tokens that were dropped because their expert was full."""
 
@@ -91,7 +96,9 @@ class LedgerRow:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerRow":
-        """Return the row for a JSON object that `to_json` returned. Ignore unknown keys, which a later version may add.
+        """Return the row for a JSON object that `to_json` returned. Ignore unknown keys.
+
+        Unknown keys may come from a later version of ALMA.
 
         Raises:
             KeyError, TypeError, ValueError: if the object is not a ledger row.
@@ -109,7 +116,7 @@ _SPENT = tuple(f.name for f in fields(Spent))
 class Ledger:
     """The ledger file of a run, with one JSON object per line. A row is appended when its values are final.
 
-    The ledger of a finished run may be compressed as ledger.jsonl.gz. A compressed ledger can only be read.
+    The ledger of a finished run may be compressed as ledger.jsonl.gz. No rows can be added to a compressed ledger.
 
     Args:
         path: path of the file.
@@ -132,7 +139,7 @@ class Ledger:
         content = self._read_complete_lines()
         lines: Sequence[bytes | str] = content.split(b"\n")[:-1]
         # Decode all lines at once, because json.loads would detect the encoding of each line separately.
-        # If this fails, the loop below raises an error with the number of the damaged line.
+        # If the decoding fails, the loop below raises an error with the number of the damaged line.
         with suppress(UnicodeDecodeError):
             lines = content.decode("utf-8").split("\n")[:-1]
         for number, line in enumerate(lines, start=1):
@@ -172,19 +179,22 @@ class Ledger:
 def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
     """Return CER, the cumulative error rate (equation 1 of the paper): the sum of the error rates over t = 1..B.
 
-    By default, the error rate of the untrained learner at t = 0 is not added. It is added in the first version of the
-    paper; use `first` = 0 for this definition.
+    By default, the sum does not include the error rate of the untrained learner, at t = 0. The first version of the
+    paper includes it; use `first` = 0 for the definition of that version.
     """
     return sum(_measured(row.scores.error_rate) for row in rows if row.t >= first)
 
 
 def average_perplexity(rows: Sequence[LedgerRow]) -> float:
-    """Return the mean test perplexity over t = 1..B. Before the first stage, the untrained learner is scored."""
+    """Return the mean test perplexity over t = 1..B.
+
+    The mean includes the arrivals before the first stage. Their perplexity is that of the untrained learner.
+    """
     return _mean([_measured(row.scores.perplexity) for row in rows if row.t >= 1])
 
 
 def average_perplexity_after_first_stage(rows: Sequence[LedgerRow]) -> float | None:
-    """Return the mean test perplexity from the first arrival with a trained model on; None if there is none yet."""
+    """Return the mean test perplexity from the first arrival with a stage to the last arrival; None without a stage."""
     perplexities = [_measured(row.scores.perplexity) for row in rows if row.t >= 1 and row.stage >= 1]
     return _mean(perplexities) if perplexities else None
 
@@ -233,10 +243,13 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
 
 
 def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of summary.json for several seeds: mean and standard error of each number in the summaries.
+    """Return the content of summary.json for the runs of several seeds: mean and standard error of each metric.
 
-    Numbers that are missing for some seeds are left out. The standard error is the sample standard deviation divided by
-    sqrt(number of seeds); it is None for one seed.
+    A metric is left out if the summary of at least one seed does not contain it. The standard error is the sample
+    standard deviation divided by sqrt(number of seeds). It is None if there is only one seed.
+
+    Args:
+        per_seed: the summary of each run, as returned by `summarize`.
     """
     mean: dict[str, float] = {}
     stderr: dict[str, float | None] = {}

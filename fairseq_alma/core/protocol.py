@@ -14,7 +14,8 @@ Replay = Literal[False, "all"] | float
 """Type of the setting `replay`; see StreamSettings."""
 
 Cost = Spent | list[Spent]
-"""Cost of a step (growing or training). It is a list with one entry per seed if several seeds are trained at once."""
+"""Cost of a step that grows or trains a learner. If the runs of several seeds are trained together, it is a list with
+one entry per seed."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,14 @@ class StreamSettings:
     num_mega_batches: int
     """Total number of mega-batches that arrive, B."""
     wait: int = 1
-    """Number of mega-batches that the learner gathers before a stage, w."""
+    """Number of mega-batches that the learner gathers before it trains a stage, w."""
     replay: Replay = False
-    """How a stage uses earlier mega-batches. False: the stage does not use them. "all": the stage trains on all
-    mega-batches that have arrived, so later stages cost more. A number between 0 and 1: this share of every batch comes
-    from earlier mega-batches, and the number of updates does not change."""
+    """How a stage uses the mega-batches of earlier stages. There are three cases.
+
+    False: the stage does not use them.
+    "all": the stage trains on all mega-batches that have arrived. So later stages cost more.
+    A number between 0 and 1: this fraction of every batch comes from the mega-batches of earlier stages. The number of
+    updates is the same as without replay."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.wait <= self.num_mega_batches:
@@ -41,7 +45,10 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class Stage:
-    """One training round. It trains on the mega-batches that arrived since the previous stage."""
+    """One training round. It trains on the mega-batches that arrived since the previous stage.
+
+    With replay, it also trains on mega-batches of earlier stages.
+    """
 
     index: int
     """Index of the stage, k, counted from 1."""
@@ -52,11 +59,11 @@ class Stage:
     replay: Replay
     """How the stage uses `past`; see StreamSettings."""
     folder: Path
-    """Folder for the logs and checkpoints of the stage, and for the marks of its finished steps."""
+    """Folder of the stage. It contains logs, checkpoints and done marks (files that say which steps are finished)."""
 
 
 class Stored(Protocol):
-    """Object with a state that can be saved to a folder and restored from this folder."""
+    """Interface of an object whose state can be saved to a folder and restored from this folder."""
 
     def save(self, folder: Path) -> None:
         """Write the state to `folder`, so that `load` can restore it."""
@@ -66,18 +73,22 @@ class Stored(Protocol):
 
 
 class Learner(Stored, Protocol):
-    """Model or ensemble that trains, predicts and grows. It has access to training and validation data, but not to the
-    test set."""
+    """Interface of a model or ensemble that trains, predicts and grows (adds capacity).
+
+    A learner has access to the training and validation data, but not to the test set.
+    """
 
     def grow(self, stage: Stage) -> Cost:
         """Add capacity before `stage` and return the cost. Called before every stage except the first.
 
-        A mixture ranks its experts by their loss on the validation data of the previous stage.
+        To choose the experts to copy or split, a mixture of experts uses the validation data of the previous stage.
         """
 
     def train(self, stage: Stage) -> Cost:
-        """Train on the data of `stage`, keep the epoch or checkpoint with the best validation score, and return the
-        cost."""
+        """Train on the data of `stage` and return the cost.
+
+        The learner keeps the parameters of the epoch or checkpoint with the best validation score.
+        """
 
 
 LearnerT = TypeVar("LearnerT", bound=Learner)
@@ -91,12 +102,12 @@ T = TypeVar("T")
 
 
 class Evaluator(Protocol[LearnerT_contra, ScoresT_co]):
-    """Function that scores the predictor of a learner, which is the network or ensemble that makes its predictions.
+    """Interface of a function that scores a learner on the test set. Only the evaluator has access to the test set.
 
-    Only the evaluator has access to the test set.
+    It scores the predictor of the learner. The predictor is the network or ensemble that makes the predictions now.
 
-    The type parameters are the type of learner that the evaluator can score, and its return type. The return type is
-    `Scores`, or `list[Scores]` for a learner that trains several seeds at once.
+    The interface has two type parameters: the type of the learner, and the type of the returned scores. The returned
+    type is `Scores`. Exception: for a learner that trains the runs of several seeds together, it is `list[Scores]`.
     """
 
     def __call__(self, learner: LearnerT_contra) -> ScoresT_co:
@@ -104,26 +115,44 @@ class Evaluator(Protocol[LearnerT_contra, ScoresT_co]):
 
 
 class Record(Protocol[ScoresT_contra, RowsT_co]):
-    """Interface for storing the progress of a run. `RunRecord` stores one seed, `StackRecord` several seeds at once."""
+    """Interface of the object to which `run_stream` writes its progress.
+
+    There are two classes with this interface. `RunRecord` stores one run, which has one seed. `StackRecord` stores the
+    runs of several seeds that are trained together.
+    """
 
     def stage_folder(self, k: int) -> Path:
         """Return the folder of stage k. The folder for k = 0 belongs to the untrained learner."""
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
-        """Call `do`, which runs the step `name` (grow, train or evaluate) of stage k; store and return its result.
+        """Run one step of stage k by calling `do`. Store the result of the step and return it.
 
-        If the step is done already, do not run it again, but restore the learner and return the stored result.
+        If the step was finished before, do not call `do`. Restore the learner and return the stored result instead.
+
+        Args:
+            k: index of the stage.
+            name: name of the step: "grow", "train" or "evaluate".
+            learner: the learner that the step changes or scores.
+            do: function that runs the step and returns its result.
         """
 
     def decision(self, t: int, due: bool) -> bool:
-        """Store and return whether a stage starts at arrival t.
+        """Store and return `due`: whether a stage starts at arrival t.
 
-        If a decision for t is already stored, return the stored decision instead. So a continued run trains its stages
-        at the same arrivals, even if the stream has become longer.
+        If a decision for t is already stored, return the stored decision instead. So a continued run starts its stages
+        at the same arrivals as before, even if mega-batches were added to the stream.
         """
 
     def arrival(self, t: int, stage: int, updated: bool, scores: ScoresT_contra, spent: Sequence[Cost]) -> None:
-        """Add the row of arrival t to the ledger."""
+        """Add the row of arrival t to the ledger.
+
+        Args:
+            t: index of the arrival; 0 for the untrained learner.
+            stage: index of the last finished stage; 0 if there is none.
+            updated: whether a stage was trained at this arrival.
+            scores: the latest scores of the learner.
+            spent: costs of the steps at this arrival.
+        """
 
     def rows(self) -> RowsT_co:
         """Return the rows of the ledger so far, or a list with the rows of each seed if there are several seeds."""
@@ -132,8 +161,12 @@ class Record(Protocol[ScoresT_contra, RowsT_co]):
 def stage_is_due(gathered: Sequence[MegaBatch], settings: StreamSettings, stream_ends: bool) -> bool:
     """Return True if a stage must start now, False if the learner waits for more mega-batches.
 
-    The loop condition `while t < B` of Algorithm 1 would skip the last mega-batch if the wait w is 1, and also the last
-    mega-batches of the stream if they are fewer than w. We train on these mega-batches too.
+    A stage starts when w mega-batches have been gathered; w is the wait. A stage also starts at the end of the stream,
+    even if fewer than w mega-batches have been gathered.
+
+    This rule differs from Algorithm 1 of the paper, which would leave out some mega-batches. With w = 1, its loop
+    condition `while t < B` skips the last mega-batch. With a larger w, it skips the last mega-batches if they are fewer
+    than w. We train on these mega-batches too.
 
     Args:
         gathered: mega-batches that have arrived since the previous stage.
@@ -152,16 +185,18 @@ def run_stream(
 ) -> RowsT:
     """Run Algorithm 1, anytime learning over a stream of mega-batches. Return the ledger rows for t = 0..B.
 
-    Every step goes through `record.step`, which skips the steps that an earlier process has finished. Therefore, if the
-    process is killed, a second call continues the run. For a learner that trains several seeds at once, every step
-    returns a list with one entry per seed, and `record` must be a StackRecord, which stores one ledger per seed.
+    If the process is killed, a second call continues the run. This works because every step goes through
+    `record.step`, which skips the steps that an earlier process has finished.
+
+    A learner may train the runs of several seeds together. Then every step returns a list with one entry per seed, and
+    `record` must be a StackRecord, which stores one ledger per seed.
 
     Args:
         stream: the mega-batches in order.
         learner: the untrained learner. It is trained in place.
         evaluate: function that returns the scores of the learner on the test set.
         settings: the stream settings.
-        record: stores the progress and the ledger.
+        record: object that stores the progress and the ledger.
     """
     scores = record.step(0, "evaluate", learner, partial(evaluate, learner))
     record.arrival(0, 0, False, scores, [])

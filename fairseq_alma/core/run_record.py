@@ -1,11 +1,15 @@
 """The run folder. It stores the settings, progress and results of a run, so that an interrupted run can be continued.
 
+A run trains one learner on one stream, with one choice of settings and one seed. Its folder, RUN, contains:
+
 RUN/settings.json       values of all settings
 RUN/provenance.json     command, commit, versions, machine
 RUN/ledger.jsonl        one row per arrival
 RUN/summary.json        metrics of the run
 RUN/arrivals.json       digest of each mega-batch, and for each arrival whether a stage was trained
-RUN/stages/stage_001/   logs, checkpoints, and a done mark for each finished step: {grow,train,evaluate}.done.json
+RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
+
+A done mark is a file with the result of a finished step: grow.done.json, train.done.json or evaluate.done.json.
 """
 
 import json
@@ -30,20 +34,23 @@ RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
 
 
 class RunRecord:
-    """Reads and writes the run folder of one run, which has one seed: the ledger, the done marks and the settings.
+    """Reads and writes the folder of one run: its settings, its ledger and its done marks.
 
     Args:
         folder: the run folder. It is created if it does not exist.
         settings: setting name -> value, for all settings. The values must be JSON values.
         digests: digest (hash of the content) of each mega-batch of the stream.
         free: names of settings that may differ when a run is continued, for example file locations.
-        defaults: values for settings that are missing in a run folder because an earlier version wrote it.
-        stages: folder for the stages, if several runs use the same folder (see StackRecord). The default is RUN/stages.
-        durable: if True, the disk must have stored the result of a step before the next step begins. If False, no
-            result is lost if the process is killed, but a power failure may destroy results, and summary.json is
-            written at most once a second. Use False if a stage takes only milliseconds.
+        defaults: default value of each setting. It is used if settings.json in the folder lacks the setting, because an
+            earlier version of ALMA wrote the file.
+        stages: folder for the folders of all stages. The default is RUN/stages. The runs of several seeds that are
+            trained together use one folder (see StackRecord).
+        durable: if True, the disk must have stored the result of a step before the next step begins. Use False if a
+            stage takes only milliseconds. Then a power failure may destroy results, but no result is lost if the
+            process is killed. With False, summary.json is written at most once a second.
         cer_from: first arrival whose error rate is added to the metric CER, 0 or 1.
-        on_rows: called with all ledger rows whenever a row is added, for example to show progress.
+        on_rows: function that is called whenever a row is added to the ledger, for example to show progress. Its
+            argument is the list of all rows so far. In a continued run, it is first called with the existing rows.
 
     Raises:
         RunError: if the folder contains a run with other settings or another stream. The message lists the
@@ -78,7 +85,7 @@ class RunRecord:
                 f"the run in {self.folder} used another stream: mega-batch {t} {how}. "
                 f"Use the original stream, or choose another out="
             )
-        # A run can be continued after its stream was extended, so the number of mega-batches need not match.
+        # Mega-batches may have been added to the stream since the run was started. So store the new list of digests.
         self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
         self._rows = self.ledger.rows()
         if on_rows and 1 < len(self._rows) <= len(digests):  # a continued run: show the existing rows first
@@ -97,17 +104,18 @@ class RunRecord:
         return folder
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
-        """Run one step of stage k, and write its done mark: a file with the result of the finished step.
+        """Run one step of stage k, write its done mark and return its result.
 
-        If the done mark exists, skip the step and return the stored result.
+        If the done mark exists, skip the step and return the result that is stored in the done mark.
 
-        The steps "grow" and "train" save the learner before the done mark is written, so a done mark means that the
-        trained learner is on disk. If one of these steps is skipped, the saved learner is loaded.
+        The steps "grow" and "train" change the learner. After such a step, save the learner first and write the done
+        mark second. So if the done mark exists, the saved learner is complete. If such a step is skipped, load the
+        saved learner.
 
         Args:
             k: index of the stage.
             name: name of the step: "grow", "train" or "evaluate".
-            learner: the learner that is saved or loaded.
+            learner: the learner to save or load.
             do: function that runs the step and returns its result.
 
         Raises:
@@ -143,7 +151,8 @@ class RunRecord:
 
         Raises:
             RunError: see `append`.
-            TypeError: if `spent` contains a list, that is, costs of several seeds. This class records only one seed.
+            TypeError: if `spent` contains a list, which means that the costs belong to several seeds. This class
+                records the run of only one seed.
         """
         total = Spent()
         for cost in spent:
@@ -157,10 +166,10 @@ class RunRecord:
         return list(self._rows)
 
     def append(self, row: LedgerRow) -> None:
-        """Add a row to the ledger and update summary.json. If the ledger has the row already, only update summary.json.
+        """Add a row to the ledger and update summary.json. If the ledger has the row already, do not add it again.
 
-        The ledger has the row already if an earlier process was killed between these two writes, or if a continued run
-        goes through its finished stages again.
+        The ledger may have the row already for two reasons. An earlier process was killed after it added the row and
+        before it updated summary.json. Or a continued run goes through its finished stages again.
 
         Raises:
             RunError: if the ledger has a different row for this arrival.
@@ -217,8 +226,8 @@ class RunRecord:
             if key.split(".")[0] not in free and before.get(key) != now.get(key)
         ]
         if differing and not any(self._stages.glob("*/*.done.json")):
-            # Accept the new settings, because no step of the earlier run is done. That run may have failed because of
-            # its settings.
+            # Accept the new settings, because the folder contains no finished step that used the old settings. The old
+            # settings may have caused an error, which the user corrects with the new settings.
             shutil.rmtree(self._stages, ignore_errors=True)
         elif differing:
             raise RunError(
@@ -240,17 +249,19 @@ class RunRecord:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return `folder` if it is a run folder, otherwise all run folders in it, sorted.
+    """Return a list that contains only `folder` if it is a run folder; otherwise all run folders in it, sorted.
 
-    Run folders are found at any depth, because a sweep over preset=table2/gmoe_w1,... creates nested folders.
+    Run folders are found at any depth. A sweep can create nested folders, because the name of a preset may contain a
+    slash, for example preset=table2/gmoe_w1.
     """
     found = []
     for path, folders, files in os.walk(folder):
         if "settings.json" in files:
             found.append(Path(path))
-            # Do not descend further, because the subfolders contain many checkpoints, possibly on a slow file system.
+            # Do not search the subfolders of a run folder. They contain no run, but many checkpoints, and the file
+            # system may be slow.
             folders.clear()
-        elif "stages" in folders:  # the parent folder of several seeds that share these stages
+        elif "stages" in folders:  # `path` contains the run folders of several seeds, and the stages that they share
             folders.remove("stages")
     return sorted(found)
 

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, g
 from fairseq_alma.core.errors import SettingError
 
 MAX_SEED = 1_000_000
-"""Seeds must be smaller than this number. To get the seeds of members, alma-lm adds multiples of a larger number
-(MEMBER_SEED_STRIDE) to the seed of the run. So members of runs with different seeds never have the same seed."""
+"""Seeds must be smaller than this number. alma-lm computes the seed of each member (network) of a run: it adds a
+multiple of MEMBER_SEED_STRIDE to the seed of the run. MEMBER_SEED_STRIDE is larger than MAX_SEED. So members of runs
+with different seeds never have the same seed."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,10 @@ class Settings:
     """Base class for all settings. Subclasses are frozen dataclasses.
 
     A field that contains another `Settings` object is a group of settings. On the command line and in settings.json,
-    the settings of a group are written without the name of the group, like all other settings. When an object is
-    created, each value is checked against the type of its field. The types `Count`, `NonNegative`, `float`, `bool`,
-    `str` and `Literal[...]` are checked, also in combination with `| None`.
+    the settings of a group are written without the name of the group, like all other settings.
+
+    When an object is created, each value is checked against the type of its field. The types `Count`, `NonNegative`,
+    `float`, `bool`, `str` and `Literal[...]` are checked, also in combination with `| None`.
     """
 
     def __post_init__(self) -> None:
@@ -113,7 +115,7 @@ def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
 
 
 def nearest_key(key: str, known: Sequence[str]) -> str | None:
-    """Return the known key that is most similar to a mistyped one, or None if none is similar."""
+    """Return the known key that is most similar to the mistyped key `key`; None if no known key is similar."""
     return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=0.6)), None)
 
 
@@ -135,8 +137,8 @@ def _types_of(cls: Any) -> dict[str, Any]:
 def _check(name: str, value: Any, hint: Any) -> None:
     """Raise SettingError if `value` does not match the type `hint` of the setting `name`.
 
-    A union of several types, apart from `| None`, is not checked here. Classes with such fields check the
-    values themselves.
+    If `hint` contains `| None`, the value None is allowed. A union of several other types, for example `int | str`, is
+    not checked here. Classes with such a field check its value themselves.
     """
     alternatives = list(_alternatives(hint))
     if value is None and type(None) in alternatives:
@@ -189,5 +191,5 @@ def _docstrings(cls: type) -> dict[str, str]:
 
 
 def _docstring(cls: type, name: str) -> str:
-    """Return the docstring of the field `name` of `cls`, which may be declared in a base class."""
+    """Return the docstring of the field `name` of `cls`. The field may be declared in a base class."""
     return next((text for base in cls.__mro__ if (text := _docstrings(base).get(name))), "")

@@ -1,6 +1,6 @@
-"""The record of several seeds that are trained together.
+"""The record of the runs of several seeds that are trained together.
 
-The seeds share the done marks (files that mark finished steps), but each seed has a separate run folder and ledger.
+Each run has its own run folder and ledger. The runs share the done marks (files with the results of finished steps).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from fairseq_alma.core.run_record import RunRecord
 
 
 class StackRecord:
-    """Records of several seeds that run the same steps together. Each step returns a list with one entry per seed.
+    """Records the runs of several seeds that are trained together. Each step returns a list with one entry per seed.
 
-    If the process is killed during a stage, the stage is repeated for all seeds together. Training one seed alone would
-    give slightly different results because of rounding.
+    If the process is killed during a stage, the stage is repeated for all seeds together. The stage is not repeated for
+    one seed alone, because rounding would give slightly different results.
 
     Args:
         records: one RunRecord per seed. All of them must use the same `stages` folder.
@@ -29,7 +29,7 @@ class StackRecord:
         return self.records[0].stage_folder(k)
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
-        """Run a step for all seeds, or skip it if its done mark exists. See `RunRecord.step`.
+        """Run a step for all seeds together, or skip the step if its done mark exists. See `RunRecord.step`.
 
         Raises:
             ValueError: if the step does not return one result per seed.
@@ -43,8 +43,8 @@ class StackRecord:
     def decision(self, t: int, due: bool) -> bool:
         """Store and return `due`: whether a stage starts at arrival t.
 
-        If a decision for t is already stored, return the stored decision instead.
-        If a killed process stored the decision for some seeds only, the decision of the first seed is used.
+        If a decision for t is already stored, return the stored decision instead. A killed process may have stored it
+        only for the first seeds. Then it is stored for the remaining seeds too.
         """
         for record in self.records:
             due = record.decision(t, due)

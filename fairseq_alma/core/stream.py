@@ -1,4 +1,4 @@
-"""The stream of mega-batches, which can be read only once and in order."""
+"""The stream of mega-batches. It can be read only once, and only in order."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ class MegaBatch:
     digest: str
     """Hash of the content. Two mega-batches with the same digest contain the same data."""
     data: Any = field(default=None, compare=False, repr=False)
-    """Training data and, in vision, validation data; or the path of these data. Only the learner reads this field."""
+    """Training data, or the path of the training data. In vision, the validation data are included. Only the learner
+    reads this field."""
     counts: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     """Sizes of the mega-batch: name ("documents", "words", "tokens" or "examples") -> number."""
 
@@ -44,7 +45,7 @@ class MegaBatchStream:
 
     @property
     def digests(self) -> list[str]:
-        """Digest of each mega-batch. A run folder stores the digests to check that a run continues on its stream."""
+        """Digest of each mega-batch. A run stores the digests, to check that it is continued on the same stream."""
         return [mega_batch.digest for mega_batch in self._mega_batches]
 
     def __len__(self) -> int:

@@ -1,4 +1,6 @@
-"""A stream of text on disk. `alma-prep` writes it; `alma-lm` and `fairseq-train --task alma_lm` read it.
+"""The stream folder, which is a stream of text on disk.
+
+`alma-prep` writes the folder. `alma-lm` and `fairseq-train --task alma_lm` read it. STREAM is the path of the folder:
 
 STREAM/stream.json                      description of the stream: sizes, digests, settings
 STREAM/dict.txt, tokenizer.json         the fairseq dictionary and the tokenizer
@@ -26,7 +28,7 @@ IDX_SEQUENCE_BYTES = 4 + 8  # sizes of an int32 length and an int64 pointer
 
 
 def split_names(num_mega_batches: int) -> list[str]:
-    """Return the names of all splits (data sets of the stream): mega_batch_1 .. mega_batch_B, valid, test."""
+    """Return the names of all splits (data sets of the stream): mega_batch_1, ..., mega_batch_B, valid, test."""
     return [*(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "valid", "test"]
 
 
@@ -54,7 +56,8 @@ class TrainingView:
     """Part of a stream folder that a learner has access to: the training and validation data, but not the test set."""
 
     path: Path
-    """Path of the stream folder. The fairseq task alma_lm reads it, but does not train or validate on the test set."""
+    """Path of the stream folder. The fairseq task alma_lm reads the folder, but does not train or validate on the test
+    set."""
     dictionary_digest: str
     """SHA-256 digest of dict.txt."""
     digests: Mapping[str, str]
