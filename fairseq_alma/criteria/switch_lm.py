@@ -32,13 +32,19 @@ class SwitchLanguageModelCriterionConfig(FairseqDataclass):
 class SwitchLanguageModelCriterion(FairseqCriterion):
     """Cross entropy plus the weighted balance losses and router z-losses of all mixtures.
 
-    The criterion logs `nll_loss` (cross entropy in bits per token, as in fairseq), `ppl` (perplexity, computed from the
-    cross entropy only), the balance loss (mean over mixtures; 1 if the load is even), the router z-loss, the overflow
-    (percentage of dropped tokens), and the entropy of the experts' load in bits.
+    The criterion logs these values:
 
-    Select checkpoints by `ppl`, because fairseq's default, `loss`, includes the balance loss. In validation, the loss
-    of each token is added to the total of the expert that processed the token
-    (SwitchFeedForward.charge_validation_loss), because growth copies the experts with the largest totals.
+    - `loss`: cross entropy plus balance losses and z-losses, in bits per token.
+    - `nll_loss`: cross entropy in bits per token, as in fairseq.
+    - `ppl`: perplexity, computed from the cross entropy only. Select checkpoints by `ppl`, not by fairseq's default,
+      `loss`.
+    - `balance_loss`: mean over the mixtures. It is 1 if the load is even.
+    - `router_z_loss`: mean over the mixtures.
+    - `overflow_percent`: percentage of dropped tokens.
+    - `load_entropy_bits`: entropy of the experts' load in bits.
+
+    In validation, the loss of each token is added to the total of the expert that processed the token
+    (SwitchFeedForward.charge_validation_loss). Growth copies the experts with the largest totals.
 
     Args:
         task: the fairseq task, which provides the dictionary.
@@ -116,7 +122,10 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the metrics of all forward passes and ranks. `ppl`, which selects the best checkpoint, is not rounded."""
+        """Log the metrics over all forward passes and ranks (training processes).
+
+        `ppl` is not rounded, because it selects the best checkpoint.
+        """
 
         def total(key: str) -> Any:
             return sum(log.get(key, 0) for log in logging_outputs)

@@ -26,5 +26,5 @@ class Blocks(MonolingualDataset):
     """Number of ranks among which the batches are divided. The task alma_lm sets it for training data."""
 
     def batch_by_size(self, indices: Any, **kwargs: Any) -> list:
-        """Return fairseq's batches, with copies of the first ones at the end so that all ranks get the same number."""
+        """Return fairseq's batches, and copies of the first batches, so that each rank gets the same number."""
         return fill_shards(super().batch_by_size(indices, **kwargs), self.num_shards)

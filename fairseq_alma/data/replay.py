@@ -17,7 +17,7 @@ class ReplayShareDataset(BaseWrapperDataset):
 
     An epoch has as many batches as the new data alone would have, so replay does not change the number of updates. In
     each batch, past blocks replace some of the new blocks, so an epoch does not contain all new blocks. The blocks of
-    an epoch are selected at random, with a random generator that depends only on (seed, epoch).
+    an epoch are selected at random. The selection depends only on the seed and on the number of the epoch.
 
     Args:
         new, past: datasets of the new blocks and of the past blocks.
@@ -29,7 +29,7 @@ class ReplayShareDataset(BaseWrapperDataset):
     """
 
     num_shards = 1
-    """Number of ranks among which the batches are divided. The task alma_lm sets it."""
+    """Number of ranks (training processes) among which the batches are divided. The task alma_lm sets it."""
 
     def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int):
         super().__init__(ConcatDataset([new, past]))
@@ -64,7 +64,7 @@ class ReplayShareDataset(BaseWrapperDataset):
 
         If share * max_sentences is not an integer, the number of past blocks varies from batch to batch: for a share of
         0.3 and 8 blocks it is 2, 2, 3, 2, ... In each batch, and in total over the epoch, the number of past blocks
-        differs from the exact value by less than 1.
+        differs from share * (number of blocks) by less than 1.
 
         Args:
             indices: from `ordered_indices`. Only their number is used.

@@ -1,4 +1,4 @@
-"""The evaluator of an alma-lm run. No other part of a run reads the test set."""
+"""The evaluator of alma-lm, which scores the learner. No other part of a run reads the test set."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,12 +27,12 @@ class Predictor(Protocol):
 
     @property
     def frozen(self) -> Sequence[Path]:
-        """Checkpoints in `predictor` that later stages do not change, so the evaluator may store their outputs."""
+        """Checkpoints in `predictor` that no later stage changes. The evaluator may store their outputs."""
 
 
 @dataclass(frozen=True)
 class MemberFacts:
-    """Measurements of one checkpoint, apart from the log-probability of each token."""
+    """Measurements of one checkpoint. The log-probabilities of the tokens are stored separately."""
 
     num_params: int
     """Number of parameters."""
@@ -49,9 +49,9 @@ class MemberFacts:
 class PerplexityEvaluator:
     """Scores the predictor of a learner on the test and the validation set of a stream.
 
-    The log-probabilities of frozen members, which later stages do not change, are stored in files, with 4 bytes for
-    each token and member. Otherwise every stage of a growing ensemble would score all earlier members again, so the
-    total cost would be quadratic in the number of stages.
+    Frozen members are members that no later stage changes. Their log-probabilities are stored in files, with 4 bytes
+    for each token and member, and are not computed again. Otherwise every stage of a growing ensemble would score all
+    earlier members again, and the total cost would be quadratic in the number of stages.
 
     Args:
         stream: the stream folder.
@@ -98,7 +98,8 @@ class PerplexityEvaluator:
         """
         if not keep:
             return self._score(checkpoint)
-        # The file names contain digests of the checkpoint and the splits, so results of other data are never used.
+        # The file names contain digests of the checkpoint and of the splits. So the results of another checkpoint or of
+        # another stream are never used.
         # The JSON file is written last. If it exists, the log-probabilities have been written completely.
         name = f"{sha256_of(checkpoint)[:16]}_{'_'.join(self._stream.digest(split)[:8] for split in SPLITS)}"
         paths = {split: self._keep_in / f"{name}.{split}.npy" for split in SPLITS}
@@ -135,7 +136,7 @@ class PerplexityEvaluator:
         )
         del model
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the training of the next stage, in another process, needs the memory
+            torch.cuda.empty_cache()  # the next stage trains in another process, which needs this memory
         return facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()}
 
     def _score_split(self, model: Any, task: Any, split: str) -> TokenScores:

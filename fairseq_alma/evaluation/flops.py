@@ -18,8 +18,9 @@ SHORT, LONG = 16, 32
 class RowFlops:
     """FLOPs for one row (sequence) of a batch. For L tokens, they are exactly per_token * L + per_token_pair * L^2.
 
-    In a transformer, attention is quadratic in L and all other operations are linear in L. Both are linear in the
-    number of rows. So the counts for two lengths determine the FLOPs of every batch shape.
+    In a transformer, attention is quadratic in L and all other operations are linear in L. So the FLOPs for two lengths
+    determine both coefficients. All FLOPs are linear in the number of rows. So the coefficients determine the FLOPs of
+    every batch.
     """
 
     per_token: int
@@ -53,8 +54,8 @@ def count_forward_flops(model: Any) -> RowFlops:
 def count_training_flops(model: Any) -> RowFlops:
     """Return the FLOPs of a forward and a backward pass.
 
-    Dropped tokens count as processed by one expert, like all other tokens, because a count that depends on the router
-    could not be compared between runs. Recomputation (--checkpoint-activations) is not counted.
+    Every token counts as processed by one expert, even if it is dropped. Otherwise the count would depend on the router
+    and could not be compared between runs. The recomputation of --checkpoint-activations is not counted.
 
     Args:
         model: a SwitchLanguageModel. It is not changed.

@@ -32,7 +32,8 @@ TOKENS_PER_BATCH = 8192
 this number."""
 
 TOKENS_PER_CHUNK = 1 << 20
-"""Number of tokens for which `combine` averages the members' probabilities at a time, to limit the memory use."""
+"""Number of tokens in a chunk. `combine` averages the probabilities of the members chunk by chunk, which limits the
+memory use."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class PerplexityScore:
 
 
 def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) -> tuple[Any, Any]:
-    """Return the model of a checkpoint, in evaluation mode, and the fairseq task that reads `stream` for the model.
+    """Load a checkpoint. Return its model, in evaluation mode, and the fairseq task that reads the data of `stream`.
 
     Args:
         checkpoint: a checkpoint of a switch_lm model.
@@ -90,9 +91,9 @@ def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) ->
     from fairseq import checkpoint_utils
 
     fairseq_alma.register()
-    # Override the paths of the stream and of our package in the checkpoint, because the two folders may have moved.
+    # The checkpoint contains the paths of the stream and of this package. Override them, because both may have moved.
     overrides: dict[str, Any] = {"data": str(stream.path), "user_dir": str(Path(__file__).parents[1].absolute())}
-    # Override the mega-batches of the training stage too, because this stream may not have these mega-batches.
+    # Override the mega-batches of the training stage too, because `stream` may not have these mega-batches.
     overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     return model.to(device).eval(), task
@@ -124,7 +125,9 @@ def score_tokens(model: Any, task: Any, split: str, tokens_per_batch: int = TOKE
 
 
 def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> PerplexityScore:
-    """Return the score of an ensemble whose prediction is the mean probability of its members, computed in float64.
+    """Return the score of an ensemble on a split.
+
+    The ensemble predicts the mean of the probabilities of its members. The mean is computed in float64.
 
     Args:
         log_probability_N: for each of the N members, the float32 log-probabilities [T] of all tokens of one split.
@@ -158,9 +161,10 @@ class _RoutingCounts:
         self._dropped = self._routed = 0
 
     def add(self, extra: dict[str, Any]) -> None:
-        """Add the numbers of routed and dropped tokens of one batch, and the load of each expert.
+        """Add the counts of one batch to the sums.
 
-        `extra`, the second output of SwitchDecoder.forward, contains them.
+        Args:
+            extra: the second output of SwitchDecoder.forward, which contains the outputs of all mixtures for the batch.
         """
         mixtures = extra.get("mixtures", [])
         if not self._load:
@@ -171,7 +175,7 @@ class _RoutingCounts:
             self._dropped += mixture.num_dropped
 
     def summary(self) -> tuple[list[list[float]], float]:
-        """Return the values of TokenScores.load and TokenScores.overflow."""
+        """Return the values of TokenScores.load and TokenScores.overflow for all batches that were added."""
         load = [(load_E.double() / load_E.sum()).tolist() for load_E in self._load]
         return load, self._dropped / self._routed if self._routed else 0.0
 

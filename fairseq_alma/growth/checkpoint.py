@@ -18,13 +18,13 @@ from fairseq_alma.growth.experts import RouterGrowth, grow_experts
 def growth_seed(run_seed: int, growth: int) -> int:
     """Return the random seed for the noise of one growth step.
 
-    alma-lm and alma-grow both call this function, so they add the same noise. Every growth step has a different seed,
-    because with equal noise, the router rows of a copied expert and of a later copy of that copy would be shifted in
-    the same direction.
+    alma-lm and alma-grow both call this function, so they add the same noise. Every growth step has a different seed.
+    Otherwise, if a copy of an expert were copied again in a later step, both steps would shift the router row in the
+    same direction.
 
     Args:
         run_seed: seed of the run.
-        growth: a different number for each growth step. In a run it is the index of the stage that follows the growth.
+        growth: a different number for each growth step. In a run, the index of the stage that follows the growth.
     """
     return run_seed * 1000 + growth
 

@@ -43,16 +43,15 @@ def grow_experts(
 ) -> dict[str, Tensor]:
     """Return the state dict of a model with `num_new` more experts in every mixture. `state` is not changed.
 
-    In each mixture, the experts with the largest summed validation loss are copied. (Validation stores these losses in
-    the state dict as `valid_loss_E`.) A copy has the same weights as its parent, the copied expert. The copies are
-    appended after the existing experts, largest loss first. A copy needs another router row (the weights with which the
-    router scores it) than its parent, because with the same row it would never get a token. There are two ways:
+    In each mixture, the experts with the largest validation loss (`valid_loss_E` in the state dict) are copied. The
+    copied expert is the parent of the copy. Both have the same weights. The copies are appended after the existing
+    experts, largest loss first. The router row of an expert is the row of weights with which the router scores it. With
+    the router row of its parent, a copy would never get a token. So it gets another row, in one of two ways:
 
-    - "copy" (the paper): the row of the parent plus noise. Apart from small effects of the noise, a token that was sent
-      to the parent is now sent to the parent or to the copy. It is sent to the copy if the noise makes the logit of the
-      copy the larger one. At first, this may be true for few tokens; training balances the load. Output and loss
-      change, because the softmax has more terms. Each gate probability p falls to p / (1 + q), where q is the total
-      probability of all copied experts.
+    - "copy" (the paper): the row of the parent plus noise. The tokens of the parent are now divided between parent and
+      copy: a token goes to the copy if its logit for the copy is larger. At first, the copy may get few tokens;
+      training balances the load. Output and loss change, because the softmax has more terms. Each gate probability p
+      falls to about p / (1 + q), where q is the total probability of all copied experts.
     - "tree" (the gates of the paper's appendix A): only noise. The row is used only for tokens that the router sends to
       the parent, to decide between parent and copy (see `Router`). Output and loss do not change.
 

@@ -1,4 +1,7 @@
-"""The display of a running stage. It shows the progress, losses and speed of each member, from fairseq's log lines."""
+"""Display of a running stage: the progress, losses and speed of each member (network).
+
+The values come from the log lines of fairseq-train.
+"""
 
 import json
 import re
@@ -20,16 +23,17 @@ SECONDS_BETWEEN_LINES = 15
 
 
 class StageDisplay:
-    """Displays the progress of one stage, with a live line for each member on a terminal.
+    """Displays the progress of one stage. On a terminal, each member has one line, which is updated continuously.
 
-    If the output is not a terminal, each member prints a line every SECONDS_BETWEEN_LINES seconds instead.
+    If the output is not a terminal, new lines are printed instead, for each member at most one every
+    SECONDS_BETWEEN_LINES seconds.
 
     Args:
         stage: the running stage.
-        updates: member number -> number of optimizer updates of this member in this stage.
+        updates: number of optimizer updates of each member in this stage, by member number.
         num_mega_batches: number of mega-batches in the stream, B.
         console: where to print. By default standard error.
-        scalars: if given, training and validation perplexities are written with this object.
+        scalars: if given, this object writes the training and validation perplexities to TensorBoard files.
     """
 
     def __init__(
@@ -79,14 +83,15 @@ def _record_scalar(
 
 
 class _MemberDisplay:
-    """Displays the progress of one member. It is called with each log line of the member.
+    """Displays the progress of one member. The object is called like a function, with each log line of the member.
 
     Args:
         title: text at the beginning of the progress line.
         updates: number of optimizer updates in the stage.
         progress: the live display.
         console: where to print progress lines if the output is not a terminal.
-        record: called for each perplexity with its name, its value and the completed fraction of the stage.
+        record: function that is called for each perplexity, with its name, its value and the completed fraction of the
+            stage.
     """
 
     def __init__(
@@ -100,7 +105,7 @@ class _MemberDisplay:
         self._record = record
         self._title, self._updates, self._progress, self._console = title, updates, progress, console
         self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
-        self._first_update: tuple[float, int] | None = None  # time in seconds and update of the first log line
+        self._first_update: tuple[float, int] | None = None  # time in seconds and update number of the first log line
         self._next_line_seconds = 0.0
         self._task = progress.add_task(title, total=updates, state="starting")
 

@@ -41,7 +41,7 @@ def parse_train_arguments(train_arguments: Sequence[str]) -> Namespace:
 
 
 def write_untrained_checkpoint(train_arguments: Sequence[str], path: Path) -> None:
-    """Write a checkpoint with the initial weights that `fairseq-train` has before the first update.
+    """Write the checkpoint of an untrained model, with the initial weights that `fairseq-train` would give it.
 
     Args:
         train_arguments: command-line arguments of `fairseq-train`, without the program name.
@@ -51,7 +51,7 @@ def write_untrained_checkpoint(train_arguments: Sequence[str], path: Path) -> No
         SettingError: if fairseq refuses an argument (see parse_train_arguments).
     """
     arguments = parse_train_arguments(train_arguments)
-    # Use one CPU rank in this process. With the default settings, fairseq starts one rank for each GPU.
+    # Use one rank (training process), on the CPU. With the default settings, fairseq starts one rank for each GPU.
     arguments.distributed_world_size, arguments.cpu = 1, True
     cfg = convert_namespace_to_omegaconf(arguments)
     np.random.seed(cfg.common.seed)
@@ -59,7 +59,7 @@ def write_untrained_checkpoint(train_arguments: Sequence[str], path: Path) -> No
     task = tasks.setup_task(cfg.task)
     trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
     path.parent.mkdir(parents=True, exist_ok=True)
-    trainer.consolidate_optimizer()  # required before each save, because otherwise state_dict() fails
+    trainer.consolidate_optimizer()  # without this call, save_checkpoint fails
     trainer.save_checkpoint(str(path), {"train_iterator": {"epoch": 1}, "val_loss": None, **task.get_checkpoint_dict()})
 
 

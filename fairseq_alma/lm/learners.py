@@ -20,8 +20,8 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 class LanguageModelLearner:
     """Base class of the language-model learners. It implements SM (a single model).
 
-    The checkpoints that predict (`_predictor`) are separate from the checkpoints that are trained further
-    (`_trainees`), because growth changes only `_trainees`.
+    A learner has two collections of checkpoints. `_predictor` are the checkpoints that predict now. `_trainees` are the
+    checkpoints from which the next stage starts. They are separate, because growth changes only `_trainees`.
 
     Args:
         settings: settings of the run.
@@ -53,11 +53,14 @@ class LanguageModelLearner:
 
     @property
     def frozen(self) -> list[Path]:
-        """Checkpoints in `predictor` that later stages do not change, so an evaluator may store their outputs."""
+        """Checkpoints in `predictor` that no later stage changes. An evaluator may store their outputs."""
         return []
 
     def grow(self, stage: Stage) -> Spent:
-        """Add capacity before a stage and return the cost. Called from the second stage on; adds nothing by default."""
+        """Add capacity before a stage and return the cost. This base class adds nothing.
+
+        Called before every stage except the first.
+        """
         return Spent()
 
     def train(self, stage: Stage) -> Spent:
@@ -73,7 +76,7 @@ class LanguageModelLearner:
         return sum((spent for _, spent in trained.values()), Spent())
 
     def save(self, folder: Path) -> None:
-        """Write the state of the learner to `folder`, and the list of predicting checkpoints to RUN/predictor.json."""
+        """Write the state of the learner to `folder`, and the checkpoints of the predictor to RUN/predictor.json."""
         predictor = [self._entry(path) for path in self.predictor]
         trainees = [{"member": number, **self._entry(path)} for number, path in self._trainees.items()]
         write_json(folder / "learner.json", {"predictor": predictor, "trainees": trainees})
@@ -101,7 +104,7 @@ class LanguageModelLearner:
         return self.settings.experts
 
     def _set_trained(self, trained: list[Path], numbers: list[int]) -> None:
-        """Use the checkpoints that a stage has trained for prediction and as the start of the next stage.
+        """Store the checkpoints that a stage has trained. They predict from now on. The next stage starts from them.
 
         Args:
             trained: the trained checkpoints.
@@ -144,7 +147,7 @@ class GrowingEnsemble(LanguageModelLearner):
         return list(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
-        """Initialise the new member. The new member does not predict before the stage has trained it."""
+        """Initialise the new member. It becomes a part of the predictor after the stage has trained it."""
         number = len(self._predictor) + 1
         untrained = self._training.untrained(self._member(number, stage.index), stage.folder / "grow")
         self._trainees = {number: untrained}
@@ -156,7 +159,7 @@ class GrowingEnsemble(LanguageModelLearner):
 
 
 class GrowingMixture(LanguageModelLearner):
-    """gMoE: before each stage except the first, the experts with the largest validation loss are copied."""
+    """gMoE: a single model. Before each stage except the first, its experts with the largest loss are copied."""
 
     @property
     def _own(self) -> LanguageModelGrowingMixtureSettings:
@@ -169,9 +172,8 @@ class GrowingMixture(LanguageModelLearner):
     def grow(self, stage: Stage) -> Spent:
         """Write a checkpoint with more experts, from which the stage starts.
 
-        The checkpoint of the previous stage makes the predictions until this stage ends.
-
-        Growth needs no pass over the data, because the checkpoint contains the validation loss of each expert.
+        Until the end of the stage, the checkpoint of the previous stage predicts. The cost of growth is 0. No pass over
+        the data is needed, because the checkpoint of the previous stage contains the validation loss of each expert.
         """
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
         seed = growth_seed(s.seed, stage.index)

@@ -1,4 +1,4 @@
-"""Trains the members (networks) of a stage: runs fairseq-train for each member and manages the files that it writes."""
+"""Trains the members (networks) of a stage: calls fairseq-train for each member, and manages the files of members."""
 
 import logging
 import shlex
@@ -34,11 +34,12 @@ logger = logging.getLogger(__name__)
 MEMBER_SEED_STRIDE = 10_000_000
 """Difference between the seeds of consecutive members.
 
-fairseq seeds update number u with seed + u, so the difference must be larger than any number of updates. Otherwise
-members would share dropout masks. The difference is also larger than all seeds of runs (MAX_SEED), so the ensembles of
-two runs with different seeds have no member in common."""
+The seed of fairseq for update number u is (seed of the member) + u. Two updates with the same seed would have the same
+dropout masks. So the difference is larger than any number of updates. It is also larger than the seed of any run
+(MAX_SEED). So the ensembles of two runs with different seeds have no member in common."""
 
 STARTED, DONE = "started.json", "done.json"
+"""Files in the folder of a member. STARTED exists until its training is finished, DONE from then on."""
 LOG_TAIL = 20_000
 """Number of characters at the end of a log in which `failure_message` searches for known causes of a failure."""
 
@@ -56,12 +57,12 @@ class Member:
 
     @classmethod
     def of_run(cls, number: int, run_seed: int, num_experts: int) -> "Member":
-        """Return member `number` of a run. Member 1 has the seed of the run, so it equals SM with the same seed."""
+        """Return member `number` of a run. Member 1 has the seed of the run, like the single model of SM."""
         return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts)
 
 
 class Processes(Protocol):
-    """Runs the fairseq-train processes of a stage."""
+    """Runs the jobs of a stage. A job is a call of fairseq-train, which trains one member."""
 
     kind: str
     """Type of the devices, "cpu" or "cuda"."""
@@ -75,9 +76,9 @@ class Processes(Protocol):
         Args:
             stage: the stage to which the jobs belong.
             jobs: command and log file of each member, by member number.
-            num_jobs: number of members among which the devices are divided. It may be larger than the number of jobs,
-                because members that an earlier process has finished are included. So a resumed stage uses the same
-                number of devices for each member and computes the same result.
+            num_jobs: number of members of the stage. The devices are divided among so many jobs. If the stage is
+                resumed, `jobs` contains fewer members, because the finished ones need no job. Each member still gets
+                the same number of devices as before, so the result is the same.
 
         Returns:
             Exit status of each job, by member number. It is negative if a signal killed the job, and None if the job
@@ -86,7 +87,7 @@ class Processes(Protocol):
 
 
 class MemberTraining:
-    """Trains the members of a stage, each in a fairseq-train process, and writes done.json for each finished member.
+    """Trains the members of a stage, each with a call of fairseq-train. Writes done.json for each finished member.
 
     Args:
         settings: settings of the run.
@@ -102,7 +103,7 @@ class MemberTraining:
         self._flops: dict[int, tuple[RowFlops, RowFlops]] = {}
 
     def check(self, member: Member, num_members: int) -> None:
-        """Check with fairseq the command line that trains `member`, before anything is written.
+        """Let fairseq check the options with which `member` is trained. Nothing is written to the run folder.
 
         Raises:
             SettingError: if fairseq refuses an option, or the shared folder (setting `share`) cannot be written.
@@ -123,8 +124,8 @@ class MemberTraining:
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Spent]]:
         """Train each member for one stage.
 
-        Members that an earlier process has finished are skipped; members that it has started are resumed. With the
-        setting `share`, members that another run has trained in the same way are copied from the shared folder.
+        If the stage was interrupted before, finished members are not trained again, and started members are resumed.
+        With the setting `share`, members that another run has trained in the same way are copied, not trained.
 
         Args:
             stage: the data to train on and the folder to write to.
@@ -134,8 +135,8 @@ class MemberTraining:
             For each member number, the checkpoint with the best validation perplexity and the cost of the training.
 
         Raises:
-            StageError: if a process ended without a result (the message contains the last error of its log), or if a
-                member was started on a different number of devices. All processes have ended when this is raised.
+            StageError: if fairseq-train failed for a member (the message contains the last error in its log), or if a
+                member was started on a different number of devices. The error is raised after all jobs have ended.
         """
         updates = self._updates(stage)
         num_devices = self._processes.num_devices(len(starts))
@@ -178,17 +179,18 @@ class MemberTraining:
         return trained
 
     def _mark_started(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
-        """Write started.json, with the number of devices and the key of this training.
+        """Write started.json, with the number of devices and the key of the member's training.
 
-        The key names the subfolder of the shared folder that stores the result (see SharedStages). If the training can
-        be resumed, started.json is not changed.
+        The key is the name of the subfolder for the result in the shared folder (see SharedStages). If the training
+        can be resumed, started.json is not changed.
 
         Returns:
             The key; None without the setting `share`.
 
         Raises:
-            StageError: if the training was started on a different number of devices. It cannot be resumed, because
-                fairseq counts the batches of each rank and would skip data or find that an epoch is too short.
+            StageError: if the training was started on a different number of devices. Such a training cannot be
+                resumed. fairseq stores how many batches each rank (training process) has read. With another number of
+                ranks, fairseq would skip data or find that an epoch is too short.
         """
         path = folder / STARTED
         if path.exists() and (folder / LAST).exists():
@@ -217,14 +219,14 @@ class MemberTraining:
         return stage.folder / f"member_{member.number}"
 
     def _is_trained(self, folder: Path, updates: int) -> bool:
-        """Return True if the last checkpoint has all updates, even if done.json has not been written."""
+        """Return True if the last checkpoint contains all updates of the stage, even if done.json is still missing."""
         last = read_checkpoint(folder / LAST)
         return last is not None and num_updates(last) >= updates
 
     def _key(self, stage: Stage, member: Member, start: Path, num_devices: int) -> str:
-        """Return the key of this training in the shared folder, a digest of everything that influences the result.
+        """Return the key of a member's training in the shared folder: a digest of all that influences the result.
 
-        Paths do not influence it. The key depends on the digests of the data and of the initial weights instead.
+        The key does not depend on paths, but on the digests of the data and of the initial weights.
         """
         data, _ = _data_of_stage(stage)
         arguments = self._arguments(member, Path(), data, self._updates(stage), num_devices)
@@ -251,7 +253,7 @@ class MemberTraining:
         return [sys.executable, "-m", "fairseq_cli.train", *arguments, *replay, "--finetune-from-model", str(start)]
 
     def _arguments(self, member: Member, folder: Path, mega_batches: str, updates: int, num_devices: int) -> list[str]:
-        """Return the arguments of fairseq-train for a stage, without the program name."""
+        """Return the arguments of fairseq-train for a member in a stage, without the program name."""
         s = self.settings
         interval = max(1, -(-updates // s.validations))
         options = {
@@ -288,8 +290,8 @@ class MemberTraining:
             "--num-workers": 0,
         }
         flat = [str(word) for option in options.items() for word in option]
-        # Load checkpoints on all ranks. By default, only rank 0 loads them, and sends them to the other ranks in
-        # a form that torch cannot load.
+        # Let every rank (training process) load the checkpoint. By default, rank 0 loads it and sends it to all others,
+        # in a form that torch cannot load.
         switches = ["--no-epoch-checkpoints", "--load-checkpoint-on-all-dp-ranks"]
         return [str(self._stream.path), *flat, *switches, *shlex.split(s.fairseq)]
 
@@ -299,8 +301,8 @@ class MemberTraining:
         This method also removes the optimizer state from the best checkpoint, because the file is then much smaller.
         """
         last = require_checkpoint(folder / LAST)
-        # Subtract the time before this stage: fairseq restores the training time from the checkpoint that the stage
-        # starts from. The numbers of updates and tokens start at 0 in each stage.
+        # Subtract the training time of earlier stages. fairseq includes this time, because it reads it from the
+        # checkpoint from which the stage starts. The numbers of updates and tokens start at 0 in each stage.
         seconds_before = require_checkpoint(start)["extra_state"]["previous_training_time"]
         drop_optimizer_state(folder / BEST)
         if member.num_experts not in self._flops:  # count the FLOPs only once for each model size
@@ -318,7 +320,11 @@ class MemberTraining:
 
 
 def _data_of_stage(stage: Stage) -> tuple[str, list[str]]:
-    """Return the value of fairseq's option --mega-batches, and the further options for replay by share."""
+    """Return the value of the option --mega-batches, and a list of options for replay by share.
+
+    Replay by share means that a fixed share of each batch is past data. Without it, or without past data, the list is
+    empty.
+    """
     new, past = [m.t for m in stage.new], [m.t for m in stage.past]
     if not stage.replay or not past:
         return format_mega_batches(new), []
@@ -335,8 +341,8 @@ def failure_message(
 
     Args:
         log: log file of the member.
-        log_size_before: size of the log in bytes before this attempt. The text before this position, which is
-            from earlier attempts, is ignored.
+        log_size_before: size of the log in bytes before the failed process was started. The text up to this position
+            comes from earlier processes and is ignored.
         status: exit status of fairseq-train, negative if a signal killed it.
         settings: settings of the run, to which the advice refers.
         num_members: number of members in the stage.

@@ -32,18 +32,18 @@ from fairseq_alma.lm.stage_processes import LocalProcesses
 CONFIGS = Path(__file__).parent / "configs"
 
 OTHER_KEYS = ("table_updates",)
-"""Keys in the YAML files that are not settings. The values of settings are computed from them."""
+"""Keys in the YAML files that are not settings. The YAML files compute the values of settings from these keys."""
 
 
 def run(settings: LanguageModelSettings) -> list[LedgerRow]:
-    """Run one seed, or resume it if the run folder contains an unfinished run. Return the ledger.
+    """Carry out one run (one seed) and return its ledger. An unfinished run in the run folder is continued.
 
     Raises:
         AlmaError: if the settings or the stream are invalid, if the run folder contains a run with other settings, or
             if a stage fails.
     """
-    # Import these modules only here. They import fairseq and torch, which takes seconds, and invalid settings have been
-    # reported by now.
+    # Import these modules only here, because they import fairseq and torch, which takes seconds. So invalid settings,
+    # which are found earlier, are reported at once.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
     from fairseq_alma.lm.learners import make_learner
 
@@ -101,7 +101,7 @@ store_settings(LanguageModelSettings)
 
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_lm")
 def hydra_main(config: DictConfig) -> float:
-    """Run one Hydra job, which is a single run or one run of a sweep."""
+    """Carry out one Hydra job: the runs of all seeds with one set of settings. A sweep consists of several jobs."""
 
     def run(values: dict[str, Any], given: Collection[str]) -> float:
         return run_seeds(LanguageModelSettings.from_mapping(values, given))

@@ -1,4 +1,7 @@
-"""Settings of a language-model run. The settings of a single learner are in `fairseq_alma.core.learner_settings`."""
+"""Settings of alma-lm that all learners have.
+
+The settings that only one learner has are in `fairseq_alma.core.learner_settings`.
+"""
 
 import shlex
 from dataclasses import dataclass, field
@@ -27,8 +30,8 @@ OWNED_BY_DRIVER = (
 )  # fmt: skip
 """Options of fairseq-train that alma-lm sets itself and refuses in the setting `fairseq`.
 
-If a user changed these options, the run would no longer follow Algorithm 1 of the paper, or would train on another
-number of devices than the number for which alma-lm has computed the size of an update."""
+With other values of some of these options, a run would no longer follow Algorithm 1 of the paper. With other values of
+the options for devices, an update would have another number of sequences than the setting sequences_per_update."""
 
 TAKEN_FOR_TPU = ("--bf16", "--memory-efficient-bf16", "--tpu")
 """Options with which fairseq-train expects a TPU. Without the TPU libraries, fairseq-train fails."""

@@ -1,9 +1,9 @@
 """Share trained members between runs: a run copies a network that another run has already trained in the same way.
 
-Many runs of a study contain the same training. The first stage of gMoE equals the first stage of SM. Member 1 of an
-ensemble equals SM. The first two members of an ensemble of four equal the ensemble of two. For the rows of the paper's
-Table 2, sharing saves a fifth of all training, provided that every member is trained on the same number of devices.
-Otherwise the results differ slightly, and the members are not shared.
+Many runs of a study train the same network in the same way. The first stage of gMoE equals the first stage of SM.
+Member 1 of an ensemble equals the model of SM. The first two members of an ensemble of four equal the ensemble of two.
+Together, the runs of the paper's Table 2 need a fifth less training if they share members. Members are shared only if
+they are trained on the same number of devices, because otherwise the results differ slightly.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of, written_aside
 
 TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "tasks")
-"""Packages of `fairseq_alma` whose code runs inside fairseq-train. The keys of members depend on this code."""
+"""Packages of `fairseq_alma` whose code runs inside fairseq-train. The keys in SharedStages depend on this code."""
 
 
 class SharedStages:
@@ -43,7 +43,10 @@ class SharedStages:
         self.folder = Path(folder)
 
     def copy_to(self, member_folder: Path, key: str) -> bool:
-        """Copy the shared member `key` to `member_folder` in a run folder. Return False if there is no such member."""
+        """Copy the shared member with the key `key` to `member_folder` in a run folder.
+
+        Return False if the shared folder does not contain this member, or if its checkpoint is damaged.
+        """
         source = self.folder / key
         if not (source / "done.json").exists() or read_checkpoint(source / BEST) is None:
             return False
@@ -65,7 +68,9 @@ class SharedStages:
             raise SettingError(f"share={self.folder} cannot be written ({error.strerror}): choose another") from error
 
     def publish(self, member_folder: Path, key: str) -> None:
-        """Atomically copy a finished member to the shared folder, unless this folder already contains it undamaged.
+        """Atomically copy a finished member to the shared folder.
+
+        If the shared folder already contains the member, undamaged, nothing is copied.
 
         Raises:
             OSError: if a file is missing, or the shared folder cannot be written.
@@ -86,7 +91,7 @@ class SharedStages:
 
 
 def key_of(recipe: Mapping[str, Any], start: Path) -> str:
-    """Return the key of a training, a digest of its options, data, initial weights, library versions and code.
+    """Return the key of a member's training, a digest of its options, data, initial weights, library versions and code.
 
     Args:
         recipe: the training options and the digests of the data, as JSON values.
@@ -110,7 +115,10 @@ def digest_of_model(checkpoint: Path) -> str:
 
 
 def _digest_of_code() -> str:
-    """Return the digest of our code that runs inside fairseq-train, which may change without a new version number."""
+    """Return the digest of the code of `fairseq_alma` that runs inside fairseq-train.
+
+    The version number of the package is not enough, because the code may change without a new version number.
+    """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     paths = [path for name in TRAINING_PACKAGES for path in sorted((package / name).glob("*.py"))]

@@ -8,9 +8,10 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.lm.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
 
-# Unset these variables for the processes. A stage uses only this machine, even in a larger cluster job, but from these
-# variables fairseq would conclude that it must train on all machines of the job. fairseq also derives the port for the
-# communication between ranks from the job id, so members that train at the same time would use the same port.
+# Environment variables that are removed for fairseq-train. From them, fairseq would conclude that it must train on all
+# machines of a cluster job. But a stage uses only this machine. fairseq would also compute the port for the
+# communication between its processes from the id of the cluster job. So members that train at the same time would use
+# the same port.
 ON_THIS_MACHINE = dict.fromkeys(
     ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )
@@ -19,13 +20,13 @@ ON_THIS_MACHINE = dict.fromkeys(
 class LocalProcesses:
     """Runs the processes of a stage on this machine and divides the GPUs or CPU cores among the members.
 
-    Implements member.Processes.
+    Implements the protocol `Processes` of member.py.
 
     Args:
         num_mega_batches: number of mega-batches in the stream, B, for the display.
         at_once: number of members that train at the same time. By default the number of GPUs, or the number of cores
             if there is no GPU.
-        scalars: if given, the training and validation perplexities in the logs are written with this object.
+        scalars: if given, this object writes the training and validation perplexities to TensorBoard files.
     """
 
     def __init__(self, num_mega_batches: int, at_once: int | None = None, scalars: RunScalars | None = None):
@@ -51,4 +52,5 @@ class LocalProcesses:
         return dict(zip(jobs, statuses, strict=True))
 
     def _slots(self, num_jobs: int) -> list[dict[str, str]]:
+        """Return the environment variables that assign devices, one dict for each job that runs at the same time."""
         return share_of_machine(num_jobs, self._num_gpus, self._at_once)

@@ -188,12 +188,12 @@ class SwitchDecoder(FairseqDecoder):
             encoder_out, unused: part of fairseq's interface; ignored.
             features_only: whether to return features [B, L, D] instead of scores.
             nll_of: target words, int64 [B, L]. If given, the summed negative log-likelihood of the targets (a scalar,
-                in nats, without padding) is returned instead of scores. It is computed here and not in the criterion,
-                because wrappers that shard or synchronise parameters must see that forward uses the output layer.
+                in nats, without padding) is returned instead of scores. It is not computed in the criterion, because
+                fairseq's wrappers for several devices must see in `forward` that the output layer is used.
 
         Returns:
-            Scores [B, L, V], and a dict. Its entry "mixtures" is a list with the MixtureOutput of each mixture. Its
-            entry "token_mask" is bool [B, L], False for padding, which the mixtures do not get; None without padding.
+            Scores [B, L, V], and a dict with two entries. "mixtures" is a list with the MixtureOutput of each mixture.
+            "token_mask" is bool [B, L], False for padding, and None if there is no padding. Mixtures get no padding.
         """
         positions = torch.arange(prev_output_tokens.size(1), device=prev_output_tokens.device)
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)

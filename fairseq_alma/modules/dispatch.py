@@ -1,4 +1,4 @@
-"""Send each token to its expert, and return the outputs in the order of the tokens.
+"""Send each token to its expert, and return the outputs of the experts in the original order of the tokens.
 
 The tokens are sorted by expert and split into one part for each expert. This is 3 to 6 times faster than a one-hot
 einsum (benchmarks/lm_quick.py), because each expert processes only the tokens that it got, without padding.
@@ -28,8 +28,8 @@ class Plan:
 def plan_dispatch(expert_T: Tensor, num_experts: int, capacity: int | None) -> Plan:
     """Return the plan that sorts tokens by expert and drops the tokens that exceed the capacity of their expert.
 
-    If an expert gets more than `capacity` tokens, it keeps the first ones (as in the Switch paper). So the output for a
-    token never depends on later tokens of the same sequence.
+    If an expert gets more than `capacity` tokens, it processes only the first ones (as in the Switch paper). So the
+    output for a token never depends on later tokens of the same sequence.
 
     Args:
         expert_T: the expert of each token, int64 [T].
@@ -58,7 +58,7 @@ def apply_experts(x_TD: Tensor, scale_T: Tensor, plan: Plan, experts: Sequence[C
         x_TD: inputs [T, D].
         scale_T: factor for the output of each token, [T].
         plan: the return value of plan_dispatch.
-        experts: E functions. Each maps the inputs [n, D] of n tokens to outputs [n, D].
+        experts: one function for each of the E experts. It maps the inputs [n, D] of n tokens to outputs [n, D].
     """
     x_KD = x_TD.index_select(0, plan.token_K)
     y_KD = torch.cat(

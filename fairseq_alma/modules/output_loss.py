@@ -10,10 +10,13 @@ from torch.nn import functional as F
 def summed_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: int) -> Tensor:
     """Return the negative log-likelihood of the targets under softmax(x W^T), summed over tokens.
 
-    In float32 this function calls torch's linear_cross_entropy, which processes the tokens in chunks and never stores
-    all T x V logits. On a CPU with V = 8000, it takes half the time of a matrix product followed by cross_entropy. In
-    bf16, linear_cross_entropy rounds the sum to bf16, which is an error of half a percent. So in bf16, under autocast,
-    and in torch versions without linear_cross_entropy, a matrix product and cross_entropy are used instead.
+    For float32 inputs, this function calls torch's linear_cross_entropy, which processes the tokens in chunks and never
+    stores all T x V logits. On a CPU with V = 8000, linear_cross_entropy takes half the time of a matrix product
+    followed by cross_entropy.
+
+    In two other cases, a matrix product and cross_entropy are used. The first case is inputs of another type, or
+    autocast: in bf16, linear_cross_entropy would round the sum to bf16, which is an error of half a percent. The second
+    case is a torch version without linear_cross_entropy.
 
     Args:
         x_TD: features [T, D].

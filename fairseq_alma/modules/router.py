@@ -18,10 +18,11 @@ class Routing:
     expert_T: Tensor
     """The expert of each token, int64 [T]."""
     probability_T: Tensor
-    """The gate probability of each token, by which the output of the expert is multiplied. In a tree, it is the
-    probability from the softmax only. float32 [T]."""
+    """The gate probability of each token: the factor for the output of its expert. float32 [T].
+
+    If the router is a tree (see Router), this is only the probability from the softmax."""
     balance_loss: Tensor
-    """Load-balancing loss, a scalar. It is 1 if the load is even (equation 4 of the Switch paper, without alpha)."""
+    """Load-balancing loss, a scalar (equation 4 of the Switch paper without its weight). 1 if the load is even."""
     z_loss: Tensor
     """Router z-loss, a scalar: the mean squared logsumexp of the router's logits (ST-MoE, equation 5)."""
 
@@ -30,18 +31,19 @@ class Router(nn.Module):
     """Selects one expert for each token (top-1 routing) with a linear layer from D to E features, without bias.
 
     The router always computes in float32. A new router is flat: it sends each token to the expert with the largest of
-    the E logits, and the gate probability is the softmax of this logit.
+    the E logits. The gate probability is the softmax probability of this expert.
 
-    Growth may split an expert e in two (`growth.experts.grow_experts(..., router="tree")`). The weight row w_n of the
-    new expert n then does not give a logit of the softmax, but a node of a tree, below e. A token x that the softmax
-    sends to e goes on to n if sigmoid(w_n x) > 1/2, and otherwise stays at e. This is the tree of gates in the paper's
-    appendix A, with a hard choice at each node.
+    Growth may split an expert e into e and a new expert n (`growth.experts.grow_experts(..., router="tree")`). The
+    router then becomes a tree. The split is a node of the tree. The weight row w_n of the new expert is not used for
+    the softmax. It decides at the node: a token x that the softmax sends to e goes on to n if sigmoid(w_n x) > 1/2, and
+    otherwise stays at e. This is the tree of gates in the paper's appendix A, with a hard choice at each node.
 
-    The output of the expert is multiplied by the softmax probability only. With soft gates, it would also be multiplied
-    by the probability g of the branch taken at the node. With a hard gate, which uses only one branch, this factor
-    would make the output smaller at growth. So the node learns in two other ways: through the factor
-    g / stop_gradient(g), which is 1 and has the gradient of log g, and through the balance loss, which uses the product
-    of all probabilities on the path to each expert.
+    In a tree, too, the output of the expert is multiplied by the softmax probability only. With soft gates, the output
+    would also be multiplied by g, the probability of the branch that is taken at the node. With a hard choice, this
+    factor would make the output smaller at growth. Without the factor, w_n gets its gradient in two other ways:
+
+    - through the factor g / stop_gradient(g). Its value is 1, and its gradient is the gradient of log g.
+    - through the balance loss, which uses the product of all probabilities on the path to each expert.
 
     Args:
         model_dim: model width, D.
@@ -55,8 +57,8 @@ class Router(nn.Module):
     def __init__(self, model_dim: int, num_experts: int, jitter: float = 0.0):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, model_dim))
-        # For each expert, the index of the expert from which it was split; -1 if it comes from no split, so its weight
-        # row gives a logit of the softmax.
+        # For each expert, the index of the expert from which it was split. -1 means that the expert does not come from
+        # a split, and that its weight row gives a logit of the softmax.
         # The type is floating point, because fairseq's --store-ema averages every entry of a state dict.
         self.register_buffer("split_E", torch.full((num_experts,), -1.0))
         self._splits: list[tuple[int, int]] | None = None
@@ -133,8 +135,8 @@ def _descend(
 def balance_loss(probability_TE: Tensor, expert_T: Tensor) -> Tensor:
     """Return E times the sum over experts of (fraction of the tokens) * (mean probability). Even load gives 1.
 
-    This is equation 4 of the Switch paper, without alpha. Dropped tokens count in the fraction. If there are no
-    tokens, the loss is 0.
+    This is equation 4 of the Switch paper, without the weight alpha. Dropped tokens count in the fraction. If there are
+    no tokens, the loss is 0.
 
     Args:
         probability_TE: probability of each expert for each token, [T, E].

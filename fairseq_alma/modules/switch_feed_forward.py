@@ -33,10 +33,10 @@ class MixtureOutput:
 
 
 class SwitchFeedForward(nn.Module):
-    """A mixture of E feed-forward experts. Each token is processed by one expert, scaled by its gate probability.
+    """A mixture of E feed-forward experts. The output for a token is that of one expert, times the gate probability.
 
-    The weights of all experts are stacked in tensors [E, ...], both in memory and in checkpoints, for any number of
-    ranks. A mixture of one expert equals a dense layer, because its gate probability is 1.
+    The weights of all experts are stacked in tensors [E, ...], in memory and in checkpoints, for any number of ranks
+    (training processes). A mixture of one expert equals a dense layer, because its gate probability is 1.
 
     Args:
         model_dim: model width, D.
@@ -78,9 +78,9 @@ class SwitchFeedForward(nn.Module):
         self.fc1_bias = nn.Parameter(torch.zeros(num_experts, ffn_dim))
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, model_dim, ffn_dim))
         self.fc2_bias = nn.Parameter(torch.zeros(num_experts, model_dim))
-        # For each expert, the summed loss in nats (valid_loss_E) and the number (valid_tokens_E) of the tokens that it
-        # has processed since the last validation began. Growth ranks the experts by the loss. The losses and
-        # numbers are buffers, so that checkpoints contain them.
+        # Two numbers for each expert: the summed loss in nats (valid_loss_E) and the number (valid_tokens_E) of the
+        # tokens that the expert has processed since the last validation began. Growth ranks the experts by the loss.
+        # Both are buffers, so that checkpoints contain them.
         self.register_buffer("valid_loss_E", torch.zeros(num_experts, dtype=torch.float64))
         # Store the counts as floating point, because fairseq's --store-ema averages every entry of a state dict.
         self.register_buffer("valid_tokens_E", torch.zeros(num_experts, dtype=torch.float64))
@@ -113,7 +113,9 @@ class SwitchFeedForward(nn.Module):
         return MixtureOutput(y_TD, routing, plan, kept_T)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
-        """Add the loss of each token to `valid_loss_E` of the expert that processed the token. Ignore dropped tokens.
+        """Add the loss of each token to the total of the expert that processed the token, and count the token.
+
+        The totals are `valid_loss_E`, the counts are `valid_tokens_E`. Dropped tokens are ignored.
 
         Args:
             output: the output of `forward` for these tokens.

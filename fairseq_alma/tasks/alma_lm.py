@@ -55,11 +55,12 @@ class AlmaLanguageModelingConfig(LanguageModelingConfig):
 
 @register_task("alma_lm", dataclass=AlmaLanguageModelingConfig)
 class AlmaLanguageModelingTask(LanguageModelingTask):
-    """A task that trains on any set of mega-batches of a stream folder and validates on its validation set.
+    """A task that trains on any set of mega-batches of a stream, and validates on the validation set of the stream.
 
-    The test set cannot be used for training or validation. `alma-eval` and `fairseq-eval-lm` can score it. The batches
-    of an epoch depend only on (seed, epoch), so a stage that was killed in any epoch gets the same batches when it is
-    resumed.
+    The test set cannot be used for training or validation. `alma-eval` and `fairseq-eval-lm` can score it.
+
+    The batches of an epoch depend only on the seed and on the number of the epoch. So a stage that was killed in any
+    epoch gets the same batches when it is resumed.
 
     Args:
         args: options of the task.
@@ -74,8 +75,9 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = stream
         self._first_valid_ids: list[int] = []
-        # Numbers of tokens and of token pairs (sum of squared sequence lengths) that this stage has processed, for the
-        # FLOPs. They are saved in checkpoints (get_checkpoint_dict), so a resumed stage continues from these numbers.
+        # Numbers of tokens and of token pairs (sum of squared sequence lengths) that this stage has processed. They are
+        # needed to compute the FLOPs. Checkpoints contain these numbers (get_checkpoint_dict), so a resumed stage
+        # continues from them.
         self.processed = {kind: {"tokens": 0, "token_pairs": 0} for kind in ("training", "validation")}
 
     @classmethod
@@ -138,10 +140,12 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Return fairseq's iterator over the batches of a dataset, with two changes.
 
-        First, no block is dropped. With `--required-batch-size-multiple` (8 by default), fairseq drops a last batch of
-        another size, so validation and test would not score all tokens. Second, every training epoch gets new batches.
-        fairseq makes the batches only once, in the first epoch of a process. So after a resume in a later epoch, the
-        batches would differ from the batches of an uninterrupted training.
+        First, no block is dropped. With `--required-batch-size-multiple` (8 by default), fairseq drops a last batch
+        that has another size. Then validation and test would not score all tokens.
+
+        Second, every training epoch gets new batches. fairseq makes the batches only in the first epoch of a process
+        and uses them again in later epochs. So if a stage was resumed in a later epoch, its batches would differ from
+        those of an uninterrupted stage.
         """
         if dataset is self.datasets.get("train"):
             kwargs["disable_iterator_cache"] = True
@@ -182,8 +186,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def valid_step(self, sample: dict, model: Any, criterion: Any) -> tuple[Tensor, int, dict[str, Any]]:
         """Run a forward pass for validation. Return the loss (summed over tokens), number of tokens and values to log.
 
-        If the batches cannot be divided evenly among ranks, fairseq gives some ranks a copy of the first batch. The
-        losses of such a copy are not added to the totals of the experts, because they would count twice.
+        If the batches cannot be divided evenly among ranks (processes), fairseq gives some ranks a copy of the first
+        batch. The losses of such a copy are not added to the totals of the experts. They would count twice.
         """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         criterion.charge_experts = rank == 0 or sample["id"].tolist() != self._first_valid_ids
