@@ -1,18 +1,29 @@
 """alma-report makes figures, tables and a page from run folders. It needs neither torch nor fairseq.
 
-Each run has a ledger: a file with the costs and results of the run after each arrival of a mega-batch. The metrics are
-those of the paper: CER (error rates summed over the arrivals), average perplexity, Mem (numbers of parameters summed
-over the arrivals) and Comp (training FLOPs).
+A run is one folder with the results of one setting and one seed. A stream delivers its data in parts, the mega-batches.
+An arrival is the moment at which a mega-batch becomes available. Each run has a ledger: a file with the costs and
+results of the run after each arrival.
+
+The metrics are those of the paper:
+
+CER                   error rates, summed over the arrivals
+average perplexity    perplexities, averaged over the arrivals
+Mem                   numbers of parameters, summed over the arrivals
+Comp                  training FLOPs, summed over the stream
 
 The modules, in the order in which the data passes through them:
 
-reading.py      run folders -> Run objects
-grouping.py     runs -> RunGroup (equal settings, several seeds) -> Comparison (one stream)   runs.py: the classes
-labels.py       names and order of groups          appearance.py: colours and symbols of learners
-numbers.py      ledgers -> mean and standard error over seeds of CER, average perplexity, Mem and Comp
-choice.py       numbers -> Pareto front, best run within a budget, runs that differ in one decision of the user
-tables.py       -> summary, Table 1, Table 2 as CSV, Markdown, LaTeX          paper.py: values of the paper's Table 2
-figures/        -> PNG, PDF
-page/           -> index.html, a page for choosing a run
-write.py        writes all of them into a folder          cli.py: the command
+reading.py      reads run folders into Run objects
+runs.py         the classes: Run; RunGroup, runs that differ only in the seed; Comparison, groups on one stream
+grouping.py     makes groups and comparisons from runs
+labels.py       names and order of groups
+appearance.py   colours and symbols of learners
+numbers.py      computes the metrics of a group: mean and standard error over its seeds
+choice.py       Pareto front, best group within a budget, groups that differ in one decision of the user
+tables.py       summary of all groups, and the paper's Tables 1 and 2, as CSV, Markdown and LaTeX
+paper.py        the values that the paper printed in its Table 2
+figures/        figures as PNG and PDF
+page/           index.html, a page for choosing a setting
+write.py        writes tables, figures and the page into a folder
+cli.py          the command alma-report
 """

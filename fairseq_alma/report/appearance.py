@@ -1,7 +1,9 @@
-"""Colours and markers of learners, and line styles for each wait, in figures and on the page.
+"""Colours and markers of learners, and one line style for each wait. Figures and page use them.
 
-`APPEARANCES` is the only place in the report that lists learners. A test checks that it contains every learner of the
-catalogue (core/catalogue.py). A learner that a plugin adds gets a colour that depends on its name.
+The wait is the number of mega-batches that a learner gathers before it trains on them.
+
+`APPEARANCES` is the only list of learners in the report. A test checks that it contains every learner of the catalogue
+(core/catalogue.py). A learner that a plugin adds is not in this list. It gets a colour that depends on its name.
 """
 
 from collections.abc import Sequence
@@ -14,17 +16,18 @@ FEW_ARRIVALS = 12
 
 @dataclass(frozen=True)
 class Appearance:
-    """How points and curves of a learner are drawn."""
+    """The colour and the markers of the points and curves of one learner."""
 
     colour: str
     marker: str
-    """The matplotlib marker."""
+    """The marker in figures, as a matplotlib name."""
     symbol: str
-    """The plotly marker, with the same shape as `marker` if plotly has such a marker."""
+    """The marker on the page, as a plotly name. It has the shape of `marker` if plotly has this shape."""
 
 
-# Use the palette of Okabe and Ito without yellow, which is hard to see in print, and then three colours of Paul Tol.
-# The markers also differ, for colour-blind readers and for prints in black and white.
+# The first six colours are from the palette of Okabe and Ito. Its yellow is not used, because it is hard to see in
+# print. The last three colours are from Paul Tol. The markers also differ, for colour-blind readers and for prints in
+# black and white.
 APPEARANCES = {
     "sm": Appearance("#0072B2", "o", "circle"),
     "ens": Appearance("#D55E00", "s", "square"),
@@ -43,7 +46,7 @@ _PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def appearance_of(learner: str) -> Appearance:
-    """Return how a learner is drawn. A learner that is not in `APPEARANCES` gets a star and a fixed colour."""
+    """Return how a learner is drawn. A learner that is not in `APPEARANCES` gets a star. Its name fixes the colour."""
     if learner in APPEARANCES:
         return APPEARANCES[learner]
     colour = _COLOURS_OF_PLUGINS[sum(learner.encode()) % len(_COLOURS_OF_PLUGINS)]
@@ -51,10 +54,10 @@ def appearance_of(learner: str) -> Appearance:
 
 
 def matplotlib_dashes(wait: int, waits: Sequence[int]) -> Any:
-    """Return the matplotlib line style of a wait. Each of the first six waits in `waits` has its own style."""
+    """Return the matplotlib line style of a wait. The first six waits in `waits` have six different styles."""
     return _MATPLOTLIB_DASHES[waits.index(wait) % len(_MATPLOTLIB_DASHES)]
 
 
 def plotly_dashes(wait: int, waits: Sequence[int]) -> str:
-    """Return the plotly line style of a wait. Each of the first six waits in `waits` has its own style."""
+    """Return the plotly line style of a wait. The first six waits in `waits` have six different styles."""
     return _PLOTLY_DASHES[waits.index(wait) % len(_PLOTLY_DASHES)]

@@ -1,8 +1,11 @@
-"""Functions for choosing a run: the best run within a budget, the Pareto front, and runs that differ in one decision.
+"""Functions that help a user to choose a setting.
 
-Runs are chosen by validation data alone (numbers.validation_score); the page then shows the test results of the chosen
-run. When a slider moves, the page computes the best run and the Pareto front again in JavaScript (page/choice.js). A
-test checks that the Python and the JavaScript implementation give the same results.
+They find the best group within a budget, the Pareto front, and the groups that differ in one decision of the user. A
+group contains the runs of one setting with several seeds. The page shows each group as one "run".
+
+Groups are chosen by their results on validation data (numbers.validation_score), never by test results. The page then
+shows the test results of the chosen group. When the user moves a slider, page/choice.js computes the best group and the
+Pareto front again in JavaScript. A test checks that JavaScript and Python give the same results.
 """
 
 from collections.abc import Sequence
@@ -19,17 +22,17 @@ Change = Literal["wait", "replay", "growth"]
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits that a run must not exceed. None means no limit."""
+    """Limits that the mean results of a group must not exceed. None means no limit."""
 
     comp: float | None = None
     """Maximum training FLOPs over the stream."""
     num_params: float | None = None
-    """Maximum number of parameters after the last arrival."""
+    """Maximum number of parameters of the predictor after the last arrival."""
     final: float | None = None
     """Maximum error rate or perplexity on validation data after the last arrival."""
 
     def allows(self, numbers: Numbers) -> bool:
-        """Return True if a run with these numbers exceeds none of the limits."""
+        """Return True if `numbers`, the results of a group, exceed none of the limits."""
         if self.comp is not None and numbers.comp > self.comp:
             return False
         if self.num_params is not None and numbers.num_params > self.num_params:
@@ -42,7 +45,7 @@ class Budget:
 def pareto_front(points: Sequence[tuple[float, ...]]) -> list[int]:
     """Return the indices of the points that no other point beats.
 
-    A point beats another if it is smaller in at least one coordinate and larger in none. Small values are good.
+    Small coordinates are good. Point A beats point B if A is smaller in at least one coordinate and larger in none.
     """
 
     def beats(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
@@ -52,10 +55,17 @@ def pareto_front(points: Sequence[tuple[float, ...]]) -> list[int]:
 
 
 def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
-    """Return the index in `numbers` of the run with the lowest validation score within the budget; None if none fits.
+    """Return the index of the group with the lowest validation score among the groups within the budget.
 
-    Among runs with equal scores, the one with the fewest training FLOPs is chosen, then the one with the fewest
-    parameters, then the first.
+    If several groups have the same score, the one with the fewest training FLOPs is chosen. If these are equal too, the
+    one with the fewest parameters is chosen, and then the first one.
+
+    Args:
+        numbers: the results of each group.
+        budget: the limits.
+
+    Returns:
+        An index in `numbers`, or None if no group with a validation score is within the budget.
     """
     candidates = [
         (result.validation_score, result.comp, result.num_params, index)
@@ -68,24 +78,25 @@ def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
 def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
     """Find the alternatives to each group: the finished groups that differ from this group in a single decision.
 
-    Which settings may differ depends on the decision:
+    A decision can concern several settings. The settings that may differ are:
 
-    wait: the wait, and also the number of updates and the growth interval. The wait determines the number of stages,
-        and users adapt these two settings to it.
-    replay: only the replay setting.
-    growth: the learner and the settings that only some learners have. One learner grows and the other does not.
+    wait: the wait, the number of updates and the growth interval. The wait determines the number of stages, and users
+        adapt the number of updates and the growth interval to the number of stages.
+    replay: the setting `replay`.
+    growth: the learner, and the settings that only some learners have. One of the two learners grows, and the other
+        one does not.
 
-    All other settings are equal.
+    All other settings must be equal.
 
     Returns:
-        For each group of the comparison, a list of (decision, index of the other group).
+        For each group of the comparison, a list of (decision, index of the alternative in `comparison.groups`).
     """
     names = {name for group in comparison.groups for name in group.settings}
     may_differ: dict[Change, set[str]] = {
         "wait": set(WAIT_SETTINGS),
         "replay": {"replay"},
-        # Use the settings that only some learners have. In vision, `experts` is one of them; in language models, all
-        # learners have it.
+        # `learners_that_take` returns an empty list for a setting that all learners have. This depends on the half:
+        # only some vision learners have `experts`, but all language models do.
         "growth": {"learner", *(name for name in names if learners_that_take(name, comparison.half))},
     }
     keys = [{change: _key_without(group, may_differ[change]) for change in may_differ} for group in comparison.groups]
@@ -106,7 +117,7 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
 
 
 def _differ(change: Change, a: RunGroup, b: RunGroup) -> bool:
-    """Return True if two groups differ in the decision `change`."""
+    """Return True if groups `a` and `b` differ in the decision `change`."""
     if change == "wait":
         return a.wait != b.wait
     if change == "replay":
@@ -115,5 +126,5 @@ def _differ(change: Change, a: RunGroup, b: RunGroup) -> bool:
 
 
 def _key_without(group: RunGroup, names: set[str]) -> tuple:
-    """Return all settings of a group except `names`, as a tuple to be compared with that of another group."""
+    """Return all settings of a group except `names`, as a tuple. Groups with equal tuples differ at most in `names`."""
     return tuple(sorted((name, repr(value)) for name, value in group.settings.items() if name not in names))

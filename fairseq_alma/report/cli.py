@@ -16,14 +16,14 @@ from fairseq_alma.report.runs import ReportData
 from fairseq_alma.report.write import write_report
 
 MAX_IDLE_POLLS = 3
-"""With --watch, the command ends after this many reports in a row without a running run.
+"""With --watch, the command ends after this many reports in a row during which no process was working on a run.
 
-One such report is not enough, because a sweep may pause between two runs.
+A single such report is not enough, because there may be a pause between two runs of a sweep.
 """
 
 
 def main() -> None:
-    """Run alma-report. The exit code is 2 if the input is invalid or a file cannot be read or written."""
+    """Execute the command alma-report. Exit with code 2 if the input is invalid or reading or writing a file fails."""
     parser = argparse.ArgumentParser(
         prog="alma-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,7 +45,7 @@ def main() -> None:
             watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
     except AlmaError as error:
         sys.exit(_print_error(str(error)))
-    except BrokenPipeError:  # the program that reads our output, for example `head`, has closed the pipe
+    except BrokenPipeError:  # the program that reads our output has closed the pipe, as `head` does
         sys.stdout = None
     except OSError as error:
         sys.exit(_print_error(f"{error}: free disk space or allow access, then run the same command"))
@@ -54,13 +54,13 @@ def main() -> None:
 
 
 def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: float | None = None) -> ReportData:
-    """Read the runs, write the report, and print the numbers of runs and files and which runs were skipped.
+    """Read the runs and write the report. Print how many runs and files there are, and which runs were skipped.
 
     Args:
         runs: run folders, or folders that contain run folders.
         out: folder that the report is written to.
         page_only: if True, write index.html only.
-        reload_seconds: seconds after which the page reloads itself; None: the page does not reload itself.
+        reload_seconds: time in seconds after which the browser loads index.html again; None: it never does.
 
     Returns:
         The runs that were read, and an error message for each run that was skipped.
@@ -87,7 +87,8 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
 def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
     """Write the report repeatedly until no process is working on a run.
 
-    Meanwhile the browser reloads index.html by itself. The last version does not reload.
+    Until then, a browser that shows index.html loads the file again every `seconds` seconds. The last version of
+    index.html no longer tells the browser to do this.
 
     Args:
         runs: run folders, or folders that contain run folders.
@@ -111,7 +112,7 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
 
 
 def _print_error(message: str) -> int:
-    """Print a message on standard error and return the exit code of the command, 2."""
+    """Print an error message on standard error. Return 2, the exit code of the command."""
     print(f"alma-report: {message}", file=sys.stderr)
     return 2
 

@@ -1,4 +1,7 @@
-"""Group runs: runs that differ only in the seed form a RunGroup, and groups on the same stream form a Comparison."""
+"""Put runs into groups and comparisons.
+
+Runs that differ only in the seed form a RunGroup. Groups on the same stream form a Comparison.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,21 +14,26 @@ from fairseq_alma.report.runs import Comparison, Run, RunGroup, hashable
 
 
 class Stream(NamedTuple):
-    """The properties that runs must have in common so that their numbers can be compared."""
+    """The properties that two runs must have in common. Otherwise their results cannot be compared."""
 
     half: Half
     data: Any
-    """Vision: (dataset, first arrival that CER counts). Language models: digests of the validation and test data."""
+    """The data of the stream.
+
+    Vision: (dataset, first arrival that CER includes).
+    Language models: digests (hashes) of the validation and test data. If the settings contain no digests, the name of
+    the stream folder.
+    """
     split: Any
-    """Name of the emnist split; None for all other data."""
+    """Name of the split of the dataset emnist; None for all other data."""
     num_mega_batches: int
     """Number of mega-batches in the stream, B."""
     num_arrivals: int
-    """Number of mega-batches that a run receives. It is smaller than B for a run on the first part of the stream."""
+    """Number of mega-batches that a run receives: B, or fewer if the run uses only the first part of the stream."""
 
 
 def group_runs(runs: Sequence[Run]) -> list[Comparison]:
-    """Group runs by settings and by stream. The groups of each comparison are sorted by `labels.sort_key`."""
+    """Return one Comparison for each stream. Its groups are sorted by `labels.sort_key`."""
     groups_by_stream: dict[Stream, list[RunGroup]] = {}
     for stream, group in _groups_with_streams(runs):
         groups_by_stream.setdefault(stream, []).append(group)
@@ -37,8 +45,8 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
         while title in taken_titles:
             number += 1
             title = f"{name} ({number}), {details}"
-        # Append a number if another comparison has this slug. Two titles may differ only in characters that a slug
-        # cannot contain.
+        # A slug is the title as a folder name. Two different titles may give the same slug, because a slug cannot
+        # contain all characters. Append a number to the second one.
         taken_slugs = {comparison.slug for comparison in comparisons}
         slug = base = re.sub(r"\W+", "_", title.replace(" = ", "")).strip("_")
         number = 1
@@ -51,15 +59,15 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def first_charged_arrival(settings: Mapping[str, Any]) -> int:
-    """Return the first arrival that is included in CER: 0 if `cer_from=0` (as in v1 of the paper), otherwise 1."""
+    """Return the first arrival that CER includes: 0 with `cer_from=0`, as in v1 of the paper; otherwise 1."""
     return 0 if settings.get("cer_from") == 0 else 1
 
 
 def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
-    """Return every group together with its stream. Runs with equal settings, apart from the seeds, form one group.
+    """Return every group together with its stream. Runs with equal settings and different seeds form one group.
 
-    If two run folders have the same settings and also the same seeds, the second run is put into another group, which
-    gets `repeat` = 1; a third run gets `repeat` = 2.
+    If several runs have equal settings and also equal seeds, a group contains only one of them. The first run belongs
+    to the group with `repeat` = 0, the second run to the group with `repeat` = 1, and so on.
     """
     runs_of: dict[tuple, list[Run]] = {}
     streams: dict[tuple, Stream] = {}
@@ -70,7 +78,8 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
         filled = {**shared.get((stream, _learner_of(run.settings)), {}), **run.settings}
         compared = _compared_settings(stream.half, filled)
         settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
-        # Runs that set different seed options (`seed` only, or `seed` and `data_seed`) belong to different groups.
+        # Several settings select seeds. `given` lists those that the run has, for example `seed` only, or `seed` and
+        # `data_seed`. Runs with different lists belong to different groups.
         given = tuple(name for name in SEED_SETTINGS if run.settings.get(name) is not None)
         repeat = 0
         while _seeds_of(run) in map(_seeds_of, runs_of.get((stream, settings, given, repeat), [])):
@@ -88,15 +97,19 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
 
 
 def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, Any]]:
-    """Return the values that complete the settings of runs from older releases.
+    """Return the values of settings that runs of older releases did not record.
 
-    Such runs did not record settings that were added later. Without these settings they would not be grouped with
-    newer runs that differ only in the seed. A setting is completed for a learner if all runs on the same stream that
-    recorded it have the same value. One case is excluded: if no run of this learner recorded the setting, and only
-    one learner did, then the setting may belong to that learner alone, for example to a plugin.
+    A run of an older release did not record a setting that was added later. A newer run with another seed recorded this
+    setting. Both runs should be in the same group, so the missing value is filled in.
+
+    The value is taken from the runs on the same stream that recorded the setting. It is filled in only if all of them
+    recorded the same value.
+
+    Exception: the value is not filled in if all runs that recorded the setting have one and the same learner, and the
+    run with the missing value has another learner. This other learner may not have the setting at all.
 
     Returns:
-        A dictionary (stream, learner) -> name of the setting -> value.
+        A dictionary (stream, learner) -> name of the setting -> value to fill in.
     """
     values: dict[Stream, dict[str, dict[Any, Any]]] = {}
     learners: dict[Stream, dict[str, set[str]]] = {}
@@ -125,7 +138,10 @@ def _learner_of(settings: Mapping[str, Any]) -> str:
 
 
 def _compared_settings(half: Half, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that affect the results, without the seeds and settings that the learner does not have."""
+    """Return the settings that must be equal within a group: those that the learner has and that affect its results.
+
+    The seeds are left out.
+    """
     learner = _learner_of(settings)
     return {
         name: value
@@ -150,13 +166,16 @@ def _stream_of(run: Run) -> Stream:
 
 
 def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
-    """Return the two parts of a title: name of the data, such as `mnist`, and details, such as `first 2 of B = 500`."""
+    """Return the two parts of the title of a comparison: name of the data and number of arrivals.
+
+    For example, `mnist` and `first 2 of B = 500`.
+    """
     count = f"B = {stream.num_arrivals}"
     if stream.num_mega_batches != stream.num_arrivals:
         count = f"first {stream.num_arrivals} of B = {stream.num_mega_batches}"
     if stream.half == "language model":
         path = Path(str(group.runs[0].settings.get("stream", "stream")))
-        # Many stream folders are called `stream`, so use the name of the parent folder instead.
+        # Many stream folders have the name `stream`. For these, use the name of the parent folder.
         name = path.parent.name if path.name == "stream" and path.parent.name else path.name
     else:
         dataset, first_charged = stream.data

@@ -1,4 +1,4 @@
-"""Names and sort order of settings and groups of runs in tables, in figures and on the page."""
+"""Labels and order of the groups of runs in tables, in figures and on the page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,13 @@ MAX_CHARACTERS = 60
 
 
 def group_label(group: RunGroup, varied_settings: Sequence[str]) -> str:
-    """Return a label such as `gMoE, wait 10, width 32`: the learner, and the settings that differ between the groups.
+    """Return the label of a group, such as `gMoE, wait 10, width 32`.
+
+    It contains the learner, and the settings that differ between the groups of the comparison.
 
     Args:
-        group: the group to name.
-        varied_settings: names of the settings that differ between groups, in label order (Comparison.varied_settings).
+        group: the group whose label is returned.
+        varied_settings: names of the settings in the label, in this order. Usually Comparison.varied_settings.
     """
     words = [catalogue.label_of(group.learner)]
     for name in varied_settings:
@@ -35,13 +37,13 @@ def group_label(group: RunGroup, varied_settings: Sequence[str]) -> str:
 
 
 def learner_position(name: str) -> int:
-    """Return the index of a learner in the order in which the paper lists them. Learners of plugins come last."""
+    """Return the position of a learner in the paper's list of learners. Learners that plugins add come last."""
     names = [entry.name for entry in catalogue.learners()]
     return names.index(name) if name in names else len(names)
 
 
 def sort_key(group: RunGroup) -> tuple:
-    """Return the sort key of a group: learner (in the paper's order), size, wait, replay, then the other settings."""
+    """Return a tuple by which groups are sorted: learner in the paper's order, size, wait, replay, other settings."""
     size = tuple(_sortable(group.settings.get(name)) for name in catalogue.SIZE_SETTINGS)
     others = [(name, repr(value)) for name, value in sorted(group.settings.items())]
     position = learner_position(group.learner)
@@ -49,15 +51,16 @@ def sort_key(group: RunGroup) -> tuple:
 
 
 def printable(text: str) -> str:
-    """Return the text with lone surrogates replaced by escapes such as `\\udcff`, so that it can be encoded as UTF-8.
+    """Return the text in a form that can be encoded as UTF-8.
 
-    Python uses lone surrogates to represent the bytes of a path that is not valid UTF-8.
+    Lone surrogates, which UTF-8 cannot encode, are replaced by escapes such as `\\udcff`. Python puts lone surrogates
+    into a path if the bytes of the path are not valid UTF-8.
     """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _sortable(value: Any) -> tuple:
-    # Sort numbers first, by value, and then all other values, by their text.
+    # Numbers come first, sorted by value. All other values follow, sorted by their text.
     return (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
 
 

@@ -1,4 +1,4 @@
-"""Scalar results of a group of runs: mean and standard error over seeds of the paper's metrics."""
+"""Results of a group of runs: the paper's metrics, each with its mean and standard error over the seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,33 +30,37 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Results of a group, as means over `counted_runs` of the group. Results that do not exist yet are None."""
+    """Results of a group: means over the runs in `RunGroup.counted_runs`. A result that does not exist yet is None."""
 
     quality: Estimate | None
-    """Quality over the complete stream.
+    """Quality over the complete stream, on test data.
 
-    In vision, the cumulative error rate CER (equation 1 of the paper); otherwise, mean test perplexity over t = 1..B.
+    In vision, the cumulative error rate CER (equation 1 of the paper). For language models, the mean perplexity over
+    the arrivals t = 1..B.
     """
     after_first_stage: Estimate | None
-    """Average test perplexity from the first stage on; None in vision."""
+    """Mean test perplexity over the arrivals from the first stage on; None in vision."""
     final: Estimate
     """Test error rate or perplexity after the last arrival."""
     final_validation: Estimate | None
     """Validation error rate or perplexity after the last arrival."""
     validation_score: float | None
-    """Score that is used to choose the best run, a mean over seeds: like `quality`, but on validation data."""
+    """Like `quality`, but on validation data. The group with the lowest score is the best.
+
+    None if the group is unfinished, or if validation values are missing in its ledgers.
+    """
     num_params: float
-    """Number of parameters of all networks that are used for a prediction, after the last arrival."""
+    """Number of parameters after the last arrival, of all networks that are used for a prediction."""
     forward_flops: float
     """FLOPs of one forward pass after the last arrival, on one example or one input of tokens_per_sample tokens."""
     mem: float
-    """The paper's metric Mem: the number of parameters, summed over t = 0..B."""
+    """The paper's metric Mem: the number of parameters, summed over the arrivals t = 0..B."""
     comp: float
     """The paper's metric Comp: the training FLOPs, summed over the stream."""
     num_updates: float
-    """Optimizer updates over the stream, summed over all members."""
+    """Number of optimizer updates over the stream, summed over all members of the ensemble."""
     wall_seconds: float | None
-    """Wall time of the run in seconds. If summary.json has no wall time, the seconds spent in training."""
+    """Wall time of a run in seconds. If summary.json contains no wall time, the time spent in training."""
 
 
 def all_numbers(comparison: Comparison) -> list[Numbers]:
@@ -66,18 +70,19 @@ def all_numbers(comparison: Comparison) -> list[Numbers]:
 
 
 def numbers_of(group: RunGroup, untrained: float) -> Numbers:
-    """Return the results of one group, finished or not.
+    """Return the results of one group. The group may be unfinished.
 
     Args:
         group: runs with equal settings.
-        untrained: validation value for the arrivals before the first stage; see the function `validation_score`.
+        untrained: error rate or perplexity before the first stage, used where the ledger contains no validation value.
+            See the function `validation_score`.
     """
     runs = group.counted_runs
     summaries = [dict(run.summary) for run in runs if run.summary]
     is_complete = group.is_finished and bool(summaries)
     if is_complete:
         last = [run.last_t for run in runs]
-    else:  # unfinished seeds may have reached different arrivals: use the last arrival that all reached
+    else:  # the runs may have reached different arrivals: use the last one that all have reached
         last = [group.last_t] * len(runs)
         summaries = [_summary_until(run, group.last_t) for run in runs]
     statistics = mean_and_standard_error(summaries)
@@ -106,7 +111,10 @@ def numbers_of(group: RunGroup, untrained: float) -> Numbers:
 
 
 def _summary_until(run: Run, t: int) -> dict[str, Any]:
-    """Return the entries of `Run.summary` that make sense for an unfinished run, computed from arrivals 0..t."""
+    """Return a summary of an unfinished run, computed from the arrivals 0..t.
+
+    It has only those entries of `Run.summary` that make sense before the end of the stream.
+    """
     summary = {
         "final": float(run.quality[t]),
         "mem": float(run.num_params[: t + 1].sum()),
@@ -119,17 +127,19 @@ def _summary_until(run: Run, t: int) -> dict[str, Any]:
 
 
 def validation_score(run: Run, untrained: float) -> float:
-    """Return CER (vision) or average perplexity (language models) on validation data, over t = 1..B.
+    """Return the validation score: CER or average perplexity, computed from validation data over t = 1..B.
 
-    The report uses this score to choose runs without test data.
+    The report uses this score to choose between groups, because test data must not influence the choice.
 
     Args:
         run: a finished run.
-        untrained: value used for the arrivals before the first stage, because a vision ledger has no validation value
-            there. All runs of a comparison must use the same value, so that no run has an advantage.
+        untrained: error rate or perplexity of the untrained learner. It replaces the missing validation values before
+            the first stage: a vision ledger contains no validation values there. Give the same number for all runs of a
+            comparison, so that no run has an advantage.
 
     Returns:
-        The sum (CER) or mean (perplexity), or NaN if an arrival after the first stage has no validation value.
+        The sum of the error rates, or the mean of the perplexities. NaN if the ledger has no validation value for an
+        arrival after the first stage.
     """
     values = np.where(np.isnan(run.validation) & (run.stage == 0), untrained, run.validation)[1:]
     return float(values.sum() if "cer" in run.summary else values.mean())
@@ -141,11 +151,11 @@ def untrained_value(comparison: Comparison) -> float:
 
 
 def running_average(quality: Array, stage: Array) -> Array:
-    """Return for each arrival the mean of `quality` from the first stage to this arrival; NaN before this stage.
+    """Return, for each arrival, the mean of `quality` from the first stage to this arrival; NaN before the first stage.
 
     Args:
         quality: error rate or perplexity at each of T arrivals, an array [T].
-        stage: number of the last finished stage at each arrival, an array [T]; 0 before the first stage.
+        stage: number of the stage that finished last, at each arrival, an array [T]; 0 before the first stage.
     """
     trained = (stage > 0) & (np.arange(len(quality)) >= 1)
     total, count = np.cumsum(np.where(trained, quality, 0.0)), np.cumsum(trained)
@@ -153,7 +163,7 @@ def running_average(quality: Array, stage: Array) -> Array:
 
 
 def standard_error(values_ST: Array) -> Array | None:
-    """Return the standard error over seeds at each arrival, as an array [T]; None for a single seed.
+    """Return the standard error over seeds at each of T arrivals, as an array [T]; None for a single seed.
 
     Args:
         values_ST: values with one row per seed (S) and one column per arrival (T).

@@ -1,8 +1,10 @@
 """The test perplexities that the paper reports for its language models (arXiv 2106.09563, appendix D, Table 2).
 
 The paper's stream has B = 4 mega-batches of 440M words, and a stage has 120,000 updates per mega-batch. The paper's
-t0..t3 are our t = 1..4. For one run (Ens_w4, 4x steps, large), the paper's Table 1 reports 17.88 and its Table 2 17.84;
-this file contains the value of Table 2.
+t0..t3 are our t = 1..4.
+
+For one row (Ens_w4, 4x steps, large), the paper contradicts itself: its Table 1 reports 17.88, its Table 2 17.84. This
+file contains the value of Table 2.
 """
 
 from typing import NamedTuple
@@ -16,15 +18,15 @@ class Row(NamedTuple):
     learner: str
     wait: int
     steps: int
-    """Number of updates of a stage divided by the number for one mega-batch; 3 in `SM_w3 (3x steps)`."""
+    """Number of updates of a stage, divided by the number of a stage with wait 1; 3 in `SM_w3 (3x steps)`."""
     experts: tuple[int, ...]
-    """Number of experts of each member: one number, or one number per stage if the learner grows."""
+    """Number of experts of each member: a single number, or one number for each stage if the learner grows."""
     members: tuple[int, ...]
-    """Number of members of the ensemble: one number, or one number per stage if the learner grows."""
+    """Number of members of the ensemble: a single number, or one number for each stage if the learner grows."""
     base: tuple[float | None, ...]
-    """Perplexity of the base model at t = 1..4; None where the learner is untrained or the paper's cell is empty."""
+    """Perplexity of the base model at t = 1..4. None where the paper's table contains no number."""
     large: tuple[float | None, ...]
-    """Perplexity of the large model at t = 1..4."""
+    """Perplexity of the large model at t = 1..4. None where the paper's table contains no number."""
 
 
 def _single_value(t: int, value: float) -> tuple[float | None, ...]:
@@ -52,10 +54,10 @@ TABLE2 = (
 
 
 def row_of(group: RunGroup) -> Row | None:
-    """Return the row of the paper's Table 2 with the same settings as this group, or None if there is no such row.
+    """Return the row of the paper's Table 2 that has the settings of this group, or None if there is no such row.
 
-    The learner, wait, steps, experts and members must be equal, and replay must be off. The data may differ. For vision
-    runs the result is None.
+    The group must have the learner, wait, steps, experts and members of the row, and replay must be off. The group may
+    use other data than the paper. For vision runs, the result is None.
     """
     if group.half != "language model" or group.replay or group.num_arrivals < max(3, group.wait):
         return None
@@ -71,9 +73,10 @@ def row_of(group: RunGroup) -> Row | None:
 
 
 def sizes(group: RunGroup) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (experts per member, members) of the trained learner, as two sequences of sizes.
+    """Return (numbers of experts of each member, numbers of members) of the learner, from the first stage on.
 
-    Each sequence contains the sizes over time, without repetitions. If the learner does not grow, it is one number.
+    Both are tuples with the number at the first stage and every new number after a change. If the learner does not
+    grow, a tuple contains a single number. If no stage has finished, both tuples are empty.
     """
     trained = group.mean_column("stage") > 0
     if not trained.any():
@@ -82,7 +85,7 @@ def sizes(group: RunGroup) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _changes(values: Array) -> tuple[int, ...]:
-    """Return the values as integers, without NaN and without values that are equal to the previous one."""
+    """Return the values as integers. Leave out NaN, and each value that is equal to the value before it."""
     changes: list[int] = []
     for value in values:
         is_number = value == value
@@ -92,11 +95,11 @@ def _changes(values: Array) -> tuple[int, ...]:
 
 
 def _sizes_match(ours: tuple[int, ...], paper: tuple[int, ...], num_stages: int) -> bool:
-    """Return True if the sizes of our run are equal to the paper's sizes, up to the last stage of our run.
+    """Return True if our group has the paper's sizes at each of its stages. Our group may have fewer stages.
 
     Args:
-        ours: sizes over time, as returned by `sizes`.
+        ours: sizes of our group, one of the two tuples that `sizes` returns.
         paper: `Row.experts` or `Row.members`.
-        num_stages: number of stages that our run has.
+        num_stages: number of stages of our group.
     """
     return ours == paper[: max(1, min(num_stages, len(paper)))] if len(paper) > 1 else ours == paper

@@ -1,8 +1,8 @@
-"""Read run folders into Run objects, and group them.
+"""Read run folders into Run objects, and put these into groups.
 
-Any file in a run folder can be incomplete or damaged: a process may be writing it now, a killed process or a full disk
-may have damaged it, or another release may have written it. A run that cannot be read is skipped, and the report names
-the file and the line.
+Any file in a run folder can be incomplete or damaged. A process may be writing it at this moment, or a killed process
+or a full disk may have damaged it. Another release may also have written it in another format. A run that cannot be
+read is skipped, and the report contains an error message with the file and, if possible, the line.
 """
 
 import multiprocessing
@@ -25,24 +25,24 @@ from fairseq_alma.report.grouping import first_charged_arrival, group_runs
 from fairseq_alma.report.runs import Array, ReportData, Run
 
 PARALLEL_FROM = 200
-"""Minimum number of run folders for which several processes are started. For fewer, starting them takes too long."""
+"""With at least this many run folders, several processes read them. With fewer, one process is faster."""
 MAX_PROCESSES = 16
-"""Maximum number of processes that read run folders."""
+"""Maximum number of processes that read run folders in parallel."""
 
 SCORE_COLUMNS = ("num_params", "forward_flops", "num_members", "num_experts", "overflow")
-"""Attributes with the same name in `Run` and `LedgerRow.scores`.
+"""Attributes that have the same name in `Run` and in `LedgerRow.scores`.
 
-`Run.quality` and `Run.validation` are not listed, because the names in the ledger differ: error_rate or perplexity,
-and validation_error_rate or validation_perplexity.
+`Run.quality` and `Run.validation` are missing here, because they have other names in the ledger. `Run.quality` is
+error_rate or perplexity there; `Run.validation` is validation_error_rate or validation_perplexity.
 """
 SPENT_COLUMNS = ("train_flops", "num_updates", "train_seconds")
-"""Attributes with the same name in `Run` and `LedgerRow.spent`."""
+"""Attributes that have the same name in `Run` and in `LedgerRow.spent`."""
 OPTIONAL_COLUMNS = ("validation", "num_members", "num_experts", "overflow")
-"""Attributes of Run for which a ledger row may have no value."""
+"""Attributes of `Run` that may be missing in a row of the ledger."""
 
 
 def read_runs(folders: Iterable[str | Path]) -> ReportData:
-    """Read and group all runs in `folders`.
+    """Read all runs in `folders`, and put them into groups and comparisons.
 
     Args:
         folders: run folders, or folders that contain run folders at any depth.
@@ -51,7 +51,7 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
         RunError: if a folder does not exist, or no folder contains a run that has recorded an arrival.
     """
     data = ReportData()
-    paths: dict[Path, None] = {}  # a dictionary, to keep the order and to drop duplicate folders
+    paths: dict[Path, None] = {}  # a dictionary keeps the order and drops duplicate folders
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise RunError(f"{folder} is not a folder: give run folders (out= of a run), or folders that contain them")
@@ -76,7 +76,10 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
 
 
 def is_any_run_held(folders: Iterable[str | Path]) -> bool:
-    """Return True if a process is working on a run (holds the lease of its folder) in `folders`, at any depth."""
+    """Return True if a process is working on a run in `folders`, at any depth.
+
+    A process that works on a run holds the lease (the lock) of the run folder or of its parent folder.
+    """
     return any(_is_held(path.resolve()) for folder in folders for path in find_runs(Path(folder)))
 
 
@@ -128,7 +131,7 @@ def _read_all(folders: Sequence[Path]) -> list[Run | str]:
 
 
 def _read_or_explain(folder: Path) -> Run | str:
-    """Return the run, or an error message if it cannot be read."""
+    """Read a run folder. Return the Run, or an error message if the folder cannot be read."""
     try:
         return read_run(folder)
     except (RunError, OSError) as error:
@@ -138,8 +141,8 @@ def _read_or_explain(folder: Path) -> Run | str:
 
 
 def _is_held(folder: Path) -> bool:
-    # A lease locks a folder for one process. A command that runs several seeds holds a single lease, in the parent
-    # folder of the seed folders.
+    # A lease locks a folder for one process. A process that trains several seeds holds a single lease: that of the
+    # parent folder of the run folders `seed_*`.
     return is_held(folder) or (folder.name.startswith("seed_") and is_held(folder.parent))
 
 
@@ -156,7 +159,7 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
     """Return the number of arrivals that the run will have when it is finished.
 
     The number is read from arrivals.json. If this file is missing or damaged, the number is taken from the settings. If
-    the settings do not contain it, `last_t` is returned.
+    the settings do not contain it either, the result is `last_t`, the last arrival in the ledger.
     """
     path = folder / "arrivals.json"
     if path.exists():
@@ -171,7 +174,9 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
 
 
 def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[float]]]:
-    """Return `Run.expert_load`: arrival t -> layer -> load of each expert, for each update that recorded the loads.
+    """Return `Run.expert_load`: arrival t -> layer -> load of each expert.
+
+    It contains only the arrivals at which the learner was updated and the loads were recorded.
 
     Raises:
         RunError: if the load of a layer is not a list of numbers.
@@ -189,15 +194,15 @@ def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[f
 
 
 def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, Array]:
-    """Return the values of the array attributes of `Run`, as name -> array with one entry per ledger row.
+    """Return the array attributes of `Run`, as a dictionary: name -> array with one entry per row of the ledger.
 
     Args:
         path: path of the ledger, for error messages.
         rows: the rows of the ledger.
-        quality: the score that becomes `Run.quality`, "error_rate" or "perplexity".
+        quality: name of the score that is stored in `Run.quality`: "error_rate" or "perplexity".
 
     Raises:
-        RunError: if a value is not a number, or is infinite or NaN in a column that must be finite.
+        RunError: if a value is not a number, or if it is infinite or NaN and its column allows only finite numbers.
     """
     scores, spent = [row.scores for row in rows], [row.spent for row in rows]
     sources: dict[str, tuple[Sequence[Scores | Spent], str]]
@@ -207,7 +212,8 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
     columns = {"stage": np.array([row.stage for row in rows])}
     for column, (objects, name) in sources.items():
         values = _column(path, name, list(map(attrgetter(name), objects)), column in OPTIONAL_COLUMNS)
-        # In an undamaged ledger, all values are finite except missing values and the quality of a run that diverged.
+        # Missing values are NaN here, and the quality of a run that diverged may be infinite or NaN. In an undamaged
+        # ledger, all other values are finite.
         if column not in ("quality", *OPTIONAL_COLUMNS) and not np.isfinite(values).all():
             t = int(np.flatnonzero(~np.isfinite(values))[0])
             raise RunError(f"{path}, line {t + 1}: {name} is {values[t]}, expected a finite number: restore the file")
@@ -216,13 +222,13 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
 
 
 def _column(path: Path, name: str, values: list[Any], may_be_missing: bool) -> Array:
-    """Return the values of one ledger column as float64; None becomes NaN if `may_be_missing`.
+    """Return the values of one ledger column as float64. If `may_be_missing`, each None is replaced by NaN.
 
     Raises:
-        RunError: if a value is not a number.
+        RunError: if a value is not a number, or is too large for float64.
     """
-    # Check the types of all values at once, because a ledger can have many thousand rows. Loop over the
-    # values only if this check fails.
+    # A ledger can have many thousand rows, and a loop over them is slow. Check the types of all values at once, and
+    # start the loop only if this check fails.
     if not set(map(type, values)) <= {int, float}:
         for t, value in enumerate(values):
             if value is None and may_be_missing:

@@ -1,7 +1,13 @@
-"""The data of a report: Run (one run folder), RunGroup (runs that differ in seed), Comparison (groups on one stream).
+"""The classes that hold the data of a report.
 
-Tables, figures and the page use the word "run" for a RunGroup: each row, point or curve shows the mean over its seeds.
-`reading.py` creates Run objects from run folders; `grouping.py` puts them into groups and comparisons.
+Run           the content of one run folder: one setting and one seed
+RunGroup      runs with equal settings that differ only in the seed
+Comparison    groups whose results can be compared, because they learn from the same stream
+
+reading.py makes Run objects from run folders. grouping.py puts them into groups and comparisons.
+
+A reader of tables, figures and the page sees the word "run" where the code says "group": each row, point or curve shows
+the mean over the seeds of one group.
 """
 
 import os
@@ -23,8 +29,8 @@ Array = np.ndarray
 class Run:
     """The content of one run folder: the settings, and the results of one seed.
 
-    Arrays have one entry per arrival, t = 0..last_t. Here t counts the mega-batches that have arrived; t = 0 is the
-    untrained learner. In a stage, the learner trains on the mega-batches that arrived since the previous stage.
+    Arrays have one entry per arrival t = 0..last_t. At arrival t, t mega-batches have arrived; at t = 0, the learner is
+    untrained. A stage is one round of training, on the mega-batches that arrived since the previous stage.
     """
 
     folder: Path
@@ -32,7 +38,7 @@ class Run:
     num_arrivals: int
     """Number of mega-batches that will have arrived when the run is finished."""
     quality: Array
-    """Test error rate (as a fraction) in vision, test perplexity of a language model."""
+    """Vision: test error rate, a fraction between 0 and 1. Language models: test perplexity."""
     validation: Array
     """Validation error rate or perplexity; NaN where the ledger has no value, for example in vision before stage 1."""
     num_params: Array
@@ -40,13 +46,13 @@ class Run:
     forward_flops: Array
     """FLOPs of one forward pass on one example (vision) or one input of tokens_per_sample tokens (text)."""
     train_flops: Array
-    """Training FLOPs since the previous arrival, as rounded float64 values for curves. `summary` has the exact sum."""
+    """Training FLOPs since the previous arrival, rounded to float64. The sum in `summary` is exact."""
     num_updates: Array
-    """Optimizer updates since the previous arrival, summed over all members of the ensemble."""
+    """Number of optimizer updates since the previous arrival, summed over all members of the ensemble."""
     train_seconds: Array
     """Seconds of training since the previous arrival."""
     stage: Array
-    """Number of the last finished stage; 0 while the learner is untrained."""
+    """Number of the stage that finished last; 0 while the learner is untrained."""
     num_members: Array
     """Number of members: networks whose outputs are combined into one prediction. NaN where the ledger has no value."""
     num_experts: Array
@@ -54,18 +60,21 @@ class Run:
     overflow: Array
     """Fraction of the tokens that were dropped because their expert was full; NaN where the ledger has no value."""
     expert_load: Mapping[int, list[list[float]]]
-    """Fraction of the validation data that each expert received.
+    """Fraction of the validation data that each expert received, as expert_load[t][layer][expert].
 
-    expert_load[t][layer][expert], for every arrival t at which the learner was updated and every mixture layer.
+    It contains the arrivals t at which the learner was updated, and the mixture layers of the learner.
     """
     summary: Mapping[str, Any]
-    """Scalar results that core.ledger.summarize computed from the ledger. Also wall_seconds, if summary.json has it."""
+    """Results that core.ledger.summarize computed from the ledger, and wall_seconds if summary.json contains it."""
     settings: Mapping[str, Any]
     """The content of settings.json."""
     provenance: Mapping[str, Any]
     """The content of provenance.json, such as the command line of the run; empty if this file is missing or damaged."""
     is_running: bool
-    """True if a process was working on the run (held the lease of the folder) when the folder was read."""
+    """True if a process was working on the run when the folder was read.
+
+    Such a process holds the lease (the lock) of the run folder or of its parent folder.
+    """
 
     @property
     def last_t(self) -> int:
@@ -88,17 +97,20 @@ class Run:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with equal settings, one for each seed."""
+    """Runs with equal settings that differ only in the seed."""
 
     half: Half
-    """The command that made the runs: "vision" is alma-vision, "language model" is alma-lm."""
+    """Which command made the runs: "vision" for alma-vision, "language model" for alma-lm."""
     num_arrivals: int
-    """Number of mega-batches that arrive in each run."""
+    """Number of mega-batches that a run has received when it is finished."""
     runs: tuple[Run, ...]
     settings: Mapping[str, Any]
-    """The settings that all runs of the group share. Seeds, paths and devices are left out."""
+    """The settings that affect the results. All runs of the group share them. Seeds, paths and devices are left out."""
     repeat: int = 0
-    """Usually 0. If several folders have runs with the same settings and seeds: 1 for the second, 2 for the third."""
+    """Usually 0. It counts repetitions, that is, runs with equal settings and also equal seeds.
+
+    The first such run is in a group with `repeat` 0, the second in a group with `repeat` 1, and so on.
+    """
 
     @cached_property
     def is_finished(self) -> bool:
@@ -107,17 +119,17 @@ class RunGroup:
 
     @cached_property
     def counted_runs(self) -> tuple[Run, ...]:
-        """Runs used to compute numbers and curves.
+        """The runs from which the results and curves of the group are computed.
 
-        These are the finished runs. If no run is finished, they are the runs with at least one arrival after t = 0. If
-        no run has such an arrival, they are all runs.
+        These are the finished runs. If no run is finished, they are the runs that have reached t = 1. If no run has
+        reached t = 1, they are all runs.
         """
         finished = tuple(run for run in self.runs if run.is_finished)
         return finished or tuple(run for run in self.runs if run.last_t > 0) or self.runs
 
     @property
     def is_running(self) -> bool:
-        """True if a process was working on at least one of the runs when they were read."""
+        """True if a process was working on at least one of the runs when the run folders were read."""
         return any(run.is_running for run in self.runs)
 
     @property
@@ -143,22 +155,22 @@ class RunGroup:
 
     @property
     def folder(self) -> Path:
-        """The run folder. For several runs, the deepest folder that contains all of them."""
+        """The run folder. If the group has several runs, the deepest folder that contains all of them."""
         if len(self.runs) == 1:
             return self.runs[0].folder
         return Path(os.path.commonpath([run.folder for run in self.runs]))
 
     @property
     def command(self) -> list[str]:
-        """The command line of the first run, as a list of words; empty if provenance.json does not contain it."""
+        """The command line of the first run, as a list of words; empty if provenance.json contains no command."""
         command = self.runs[0].provenance.get("command", [])
         return [str(word) for word in command] if isinstance(command, list) else []
 
     def column(self, name: str) -> Array:
-        """Return one ledger column for all counted runs, as an array [counted runs, last_t + 1].
+        """Return one array attribute of all runs in `counted_runs`, as an array [counted runs, last_t + 1].
 
         Args:
-            name: name of an array attribute of `Run`.
+            name: name of the attribute of `Run`, such as "quality".
         """
         return np.stack([getattr(run, name)[: self.last_t + 1] for run in self.counted_runs])
 
@@ -169,10 +181,10 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs whose numbers can be compared, because they share the command, stream and number of arrivals."""
+    """Groups whose results can be compared: they have the same command, stream and number of arrivals."""
 
     half: Half
-    """The command that made the runs: "vision" is alma-vision, "language model" is alma-lm."""
+    """Which command made the runs: "vision" for alma-vision, "language model" for alma-lm."""
     name: str
     """The title, such as `mnist, B = 500`."""
     slug: str
@@ -182,27 +194,27 @@ class Comparison:
 
     @property
     def is_vision(self) -> bool:
-        """True for `alma-vision` runs, False for language models."""
+        """True for runs of alma-vision, False for runs of alma-lm."""
         return self.half == "vision"
 
     @cached_property
     def varied_settings(self) -> list[str]:
-        """Names of the settings that differ between groups. Learner, wait, replay and the sizes come first."""
+        """Names of the settings that differ between groups. Learner, wait, replay and the size settings come first."""
         names = {name for group in self.groups for name in group.settings}
         first = ["learner", "wait", "replay", *SIZE_SETTINGS]
         ordered = [*first, *sorted(names - set(first))]
 
         def values(name: str) -> set:
-            # Ignore groups without this setting: their learner does not have it.
+            # Ignore a group without this setting: the learner of this group does not have the setting.
             return {hashable(group.settings[name]) for group in self.groups if name in group.settings}
 
         return [name for name in ordered if len(values(name)) > 1]
 
     def follows_from_learner_and_wait(self, name: str) -> bool:
-        """Return True if all groups of the same learner and wait have the same value of this setting.
+        """Return True if all groups with the same learner and the same wait have the same value of the setting `name`.
 
-        This often holds for `grow_every`. It counts stages, and a longer wait gives fewer stages, so usually both are
-        changed together.
+        This is often true for `grow_every`, the number of stages between two growth steps. With a longer wait there are
+        fewer stages, so users usually change `wait` and `grow_every` together.
         """
         values: dict[tuple, set] = {}
         for group in self.groups:
@@ -217,19 +229,19 @@ class Comparison:
 
 @dataclass
 class ReportData:
-    """Everything that was read from the run folders of one report."""
+    """Everything that a report was made from: the runs that were read, and messages about those that were not."""
 
     comparisons: list[Comparison] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     """One message for each folder or file that could not be read. It names the file and, if possible, the line."""
     notes: list[str] = field(default_factory=list)
-    """One message for each run that is left out because it has not recorded an arrival yet. This is not an error."""
+    """One message for each run that is left out because its ledger is still empty. This is not an error."""
     is_any_running: bool = False
-    """True if a process was working on any of the runs, including runs that have no recorded arrival yet."""
+    """True if a process was working on any of the runs, including those with an empty ledger."""
 
 
 def hashable(value: Any) -> Any:
-    """Return a JSON value with all lists and objects replaced by tuples, so that a set can contain it."""
+    """Replace all lists and objects in a JSON value by tuples, so that a set can contain the value."""
     if isinstance(value, list | tuple):
         return tuple(hashable(item) for item in value)
     if isinstance(value, Mapping):

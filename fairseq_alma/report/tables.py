@@ -1,6 +1,7 @@
-"""The tables of a report as rows of text: a summary of all runs, and the paper's Tables 1 and 2.
+"""The tables of a report: a summary of all groups, and tables like Tables 1 and 2 of the paper.
 
-Each table can be written as CSV, Markdown and LaTeX.
+All cells are text. Each table can be written as CSV, Markdown and LaTeX. In the tables, "run" means a group: runs with
+equal settings and several seeds.
 """
 
 import csv
@@ -19,14 +20,14 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 UNTRAINED = "*"
-"""Content of a table cell if the learner was still untrained, as in the paper's tables."""
+"""Content of a table cell for a learner that is still untrained. The paper's tables use the same sign."""
 EQUAL_COMPUTE = 0.02
-"""Table 1 compares two runs if their training FLOPs differ by at most this fraction.
+"""Table 1 compares two groups only if their training FLOPs differ by at most this fraction.
 
-The FLOPs of two runs on the same data may differ slightly, because the last batch of a stage may be incomplete.
+On the same data the FLOPs may differ slightly, because the last batch of a stage may be incomplete.
 """
 MAX_ARRIVALS = 24
-"""Table 2 is only made for streams of at most this many arrivals, because it has one column per arrival."""
+"""Table 2 has one column per arrival. It is made only for streams with at most this many arrivals."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +53,21 @@ class Table:
         cells = [[_escape_markdown(cell) for cell in row] for row in self.rows]
         columns = [_escape_markdown(column) for column in self.columns]
         table = tabulate(cells, columns, tablefmt="pipe", disable_numparse=True, colalign=self._alignment())
-        # Remove the padding that tabulate adds. With padding, one wider cell would change all lines of a table in git.
+        # Remove the spaces and dashes by which tabulate aligns columns. If they stayed, one wider cell would change
+        # every line of the table, and git would show all lines as changed.
         table = re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", table))
         note = f"\n{_escape_markdown(self.note)}\n" if self.note else ""
         return f"**{_escape_markdown(self.title)}**\n\n{table}\n{note}"
 
     def latex(self) -> str:
-        """Return a LaTeX tabular, with title and note as comments. The tabular needs the LaTeX package booktabs."""
-        # Insert $\pm$ after tabulate was called, because tabulate would escape the dollar signs.
+        """Return the table as LaTeX code, with title and note as comments. It needs the LaTeX package booktabs."""
+        # tabulate would escape the dollar signs of $\pm$. So write +- first, and replace it after tabulate was called.
         rows = [[cell.replace("±", r"+-") for cell in row] for row in self.rows]
         table = tabulate(
             rows, self.columns, tablefmt="latex_booktabs", disable_numparse=True, colalign=self._alignment()
         )
         table = table.replace("+-", r"$\pm$")
-        # Remove line breaks, because a line break would end a LaTeX comment.
+        # Put each comment on one line, because a line break ends a LaTeX comment.
         comments = [" ".join(text.split()) for text in (self.title, self.note) if text]
         return "".join(f"% {text}\n" for text in comments) + table + "\n"
 
@@ -78,14 +80,17 @@ def tables_of(comparison: Comparison, numbers: Sequence[Numbers]) -> list[Table]
     """Return all tables that can be made for a comparison.
 
     Args:
-        comparison: the groups of runs; each group is one row of the summary.
-        numbers: the results of each group (numbers.all_numbers).
+        comparison: the groups that the tables contain.
+        numbers: the results of each group, as returned by numbers.all_numbers.
     """
     return [table for table in (summary(comparison, numbers), table1(comparison), table2(comparison)) if table]
 
 
 def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
-    """Return the table of all runs with their results. The run with the best validation score is marked."""
+    """Return the table of all groups with their results, one row per group.
+
+    The group with the best validation score is marked.
+    """
     best = best_within(numbers, Budget())
     is_vision = comparison.is_vision
     quality_columns = (
@@ -116,15 +121,18 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
 
 
 def table1(comparison: Comparison) -> Table | None:
-    """Return the paper's Table 1, which compares learning in sequence and learning i.i.d. on equal data and compute.
+    """Return a table like the paper's Table 1. It compares learning in sequence with learning in random order (i.i.d.).
 
-    Each row compares two groups with equal settings except for the wait. The first group has wait 1: it learns the
-    mega-batches in sequence. The second group has wait k: in its first stage, it learns the first k mega-batches
-    together, in random order (i.i.d.). The groups are compared after mega-batch k, at the end of this
-    stage.
+    Each row compares two groups with the same data and compute. The groups differ only in the wait, and in settings
+    that depend on the wait.
+
+    In sequence: the first group has wait 1. It learns one mega-batch after another.
+    i.i.d.: the second group has wait k. Its first stage learns the first k mega-batches together, in random order.
+
+    The results are compared after mega-batch k. At this time, the first stage of the second group has ended.
 
     Returns:
-        The table, or None if the comparison has no such pair.
+        The table, or None if the comparison has no such pair of groups.
     """
     scale, unit = (100.0, "error, %") if comparison.is_vision else (1.0, "perplexity")
     columns: tuple[str, ...] = ("run", "k", f"{unit} in sequence", f"{unit} i.i.d.", "in sequence - i.i.d.",
@@ -155,11 +163,11 @@ def table1(comparison: Comparison) -> Table | None:
 
 
 def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:
-    """Return the paper's values after mega-batch k as texts.
+    """Return the paper's perplexities after mega-batch k for the settings of the two groups.
 
     Returns:
-        Two texts of the form "IN SEQUENCE against I.I.D.", for the base and the large model of the paper. A text is ""
-        if the paper has no such values.
+        Two texts of the form "IN SEQUENCE against I.I.D.", such as "24.74 against 25.18": one for the paper's base
+        model and one for its large model. A text is "" if the paper does not report both values.
     """
     ours, other = paper.row_of(in_sequence), paper.row_of(iid)
     if not ours or not other:
@@ -169,10 +177,12 @@ def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:
 
 
 def table2(comparison: Comparison) -> Table | None:
-    """Return the paper's Table 2: the perplexity after each mega-batch, with the paper's values for the same settings.
+    """Return a table like the paper's Table 2: the test perplexity of each group after each mega-batch.
+
+    If the paper reports values for the settings of a group, the row also contains the paper's values.
 
     Returns:
-        The table, or None for vision runs and for streams of more than MAX_ARRIVALS arrivals.
+        The table, or None for vision runs and for streams with more than MAX_ARRIVALS arrivals.
     """
     if comparison.is_vision or comparison.num_arrivals > MAX_ARRIVALS:
         return None
@@ -210,7 +220,7 @@ def table2(comparison: Comparison) -> Table | None:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration as text: `3 h 05 min`, `4 min 10 s`, `8.2 s`, or "" for None."""
+    """Return a duration as text, such as `3 h 05 min`, `4 min 10 s` or `8.2 s`. For None, return ""."""
     if seconds is None:
         return ""
     whole, minutes = round(seconds), round(seconds / 60)
@@ -235,7 +245,7 @@ def _quality_text(group: RunGroup, t: int, scale: float) -> str:
 
 
 def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
-    """Return True if two groups differ only in the wait and settings that depend on the wait, as Table 1 requires."""
+    """Return True if groups `a` and `b` differ only in the wait and in settings that depend on the wait."""
     names = {*a.settings, *b.settings} - set(catalogue.WAIT_SETTINGS)
     return all(a.settings.get(name) == b.settings.get(name) for name in names)
 

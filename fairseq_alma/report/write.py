@@ -1,4 +1,9 @@
-"""Write a report: index.html, figures/COMPARISON/NAME.png and .pdf, tables/COMPARISON/NAME.csv, .md and .tex."""
+"""Write the files of a report into a folder:
+
+index.html                         the page
+figures/COMPARISON/NAME.*          each figure as .png and .pdf
+tables/COMPARISON/NAME.*           each table as .csv, .md and .tex
+"""
 
 from pathlib import Path
 
@@ -17,14 +22,14 @@ from fairseq_alma.report.tables import Table, tables_of
 
 
 def write_report(data: ReportData, out: Path, page_only: bool = False, reload_seconds: float | None = None) -> int:
-    """Write the files of a report. Each file is replaced atomically, so that readers never see an incomplete file.
+    """Write the files of a report. Each file is replaced atomically: a reader sees the old or the new file, complete.
 
     Args:
-        data: the runs that were read. If a figure cannot be drawn because a routing file is damaged, the figure is
-            left out and the error message is appended to `data.errors`.
+        data: the runs that were read. If the data file of a figure (routing.npz) is damaged, the figure is left out and
+            an error message is appended to `data.errors`.
         out: folder that the report is written to.
         page_only: if True, write index.html only.
-        reload_seconds: seconds after which the page reloads itself; None: the page does not reload itself.
+        reload_seconds: time in seconds after which the browser loads index.html again; None: it never does.
 
     Returns:
         The number of files written.
@@ -48,7 +53,7 @@ def write_report(data: ReportData, out: Path, page_only: bool = False, reload_se
                 continue
             save(figure, out / "figures" / comparison.slug / name)
             count += 2
-    # Write the page last, because it lists the figures that could not be drawn.
+    # Write the page last, because it shows the errors of the figures that could not be drawn.
     write_whole(out / "index.html", printable(page(data, reload_seconds)), durable=False)
     return count
 
@@ -60,8 +65,8 @@ def write_table(table: Table, folder: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write PATH.png and PATH.pdf. The files contain no date, so that the same runs always give identical files."""
-    # Do not use Figure.savefig, because it is slow: it draws the figure twice and computes the layout each time.
+    """Write a figure as PATH.png and PATH.pdf. They contain no date, so the same runs always give identical files."""
+    # Do not use Figure.savefig. It is slow, because it draws the figure twice and computes the layout each time.
     with written_aside(path.with_suffix(".png"), durable=False) as temporary:
         FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
     figure.set_layout_engine("none")

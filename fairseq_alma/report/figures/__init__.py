@@ -1,4 +1,8 @@
-"""The paper's figures, drawn with matplotlib. Each module draws one kind of figure; `FIGURES` lists the functions."""
+"""Figures like those of the paper, drawn with matplotlib.
+
+Each module draws one kind of figure. `FIGURES` lists the functions that draw them. In the figures, "run" means a group:
+runs with equal settings and several seeds.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,7 +25,7 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison
 
 Drawing = Callable[[Comparison, Sequence[Numbers]], Figure | None]
-"""A function that draws a figure from a comparison and its numbers, or returns None if the figure would be empty."""
+"""A function that draws a figure from a comparison and the results of its groups; None for an empty figure."""
 
 FIGURES: dict[str, Drawing] = {
     "over_the_stream": over_the_stream,
@@ -35,18 +39,19 @@ FIGURES: dict[str, Drawing] = {
 }
 """File name without suffix -> the function that draws the figure.
 
-The figures of `routing_maps` are not listed, because each of them shows a single run.
+The function `routing_maps` is missing here, because it makes one figure for each of several groups. A function in this
+dictionary makes one figure for the whole comparison.
 """
 
 PLAIN_TEXT: dict[Any, Any] = {"text.parse_math": False}
-"""matplotlib parameters for all figures. Dollar signs in a setting are drawn as text and do not start a formula."""
+"""matplotlib parameters for all figures. With them, a dollar sign in a label is drawn and does not begin a formula."""
 
 
 def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure]]:
     """Yield (file name without suffix, figure) for every figure that is not empty.
 
     Raises:
-        RunError: if a file routing.npz is damaged. `figures_or_errors` yields this error instead and continues.
+        RunError: if a file routing.npz is damaged. The remaining figures are not drawn.
     """
     for name, figure in figures_or_errors(comparison, numbers):
         if isinstance(figure, RunError):
@@ -55,7 +60,10 @@ def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[
 
 
 def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure | RunError]]:
-    """Yield the same as `all_figures`, but (name, RunError) for a figure whose file routing.npz is damaged."""
+    """Yield (file name without suffix, figure) for every figure that is not empty.
+
+    If the file routing.npz of a figure is damaged, yield (file name, RunError) for this figure and continue.
+    """
     for name, draw in FIGURES.items():
         with rc_context(PLAIN_TEXT):
             figure = draw(comparison, numbers)

@@ -1,4 +1,8 @@
-"""Error rate or perplexity over the stream (paper: figures 1, 3, 7, 9); running averages against cost (figure 5)."""
+"""Curves of error rate or perplexity.
+
+over_the_stream     error rate or perplexity after each arrival (figures 1, 3, 7 and 9 of the paper)
+running_averages    average perplexity so far, against three kinds of cost (figure 5 of the paper)
+"""
 
 from collections.abc import Sequence
 
@@ -33,19 +37,22 @@ def panels_of(
     within_panel: Sequence[str] = ("learner", "wait"),
     max_groups: int = MAX_LINES,
 ) -> tuple[dict[str, list[RunGroup]], int]:
-    """Distribute the groups over panels. The groups in one panel differ only in the settings `within_panel`.
+    """Distribute the groups over the panels of a figure.
 
-    If there are more than MAX_PANELS panels, or more than `max_groups` groups in a panel, only the panels and groups
-    with the best validation scores are shown.
+    The groups in one panel differ only in the settings `within_panel`, and in growth settings that follow from the
+    learner and the wait. Groups without an arrival after t = 0 are not drawn.
+
+    At most MAX_PANELS panels are shown, and at most `max_groups` groups in a panel. If there are more, those with the
+    best validation scores are shown.
 
     Args:
         comparison: the groups to distribute.
         numbers: the results of each group.
-        within_panel: settings that a panel can show by colour, marker, dashes or x axis.
+        within_panel: settings that a reader can tell apart within a panel, by colour, marker, line style or x axis.
         max_groups: maximum number of groups in a panel.
 
     Returns:
-        A dictionary panel title -> groups in the panel, and the number of groups that are left out.
+        A dictionary panel title -> groups in the panel, and the number of groups left out because of the two limits.
     """
     # Do not make separate panels for growth settings whose values follow from the learner and the wait.
     growth = [name for name in GROWTH_SETTINGS if comparison.follows_from_learner_and_wait(name)]
@@ -54,7 +61,7 @@ def panels_of(
     for group, result in zip(comparison.groups, numbers, strict=True):
         if group.last_t < 1:
             continue
-        # Remove the learner's name from the label. The rest lists only settings that the learner has.
+        # The label begins with the learner. A panel can contain several learners, so remove the learner from the title.
         title = group_label(group, between_panels).partition(", ")[2]
         score = result.validation_score if result.validation_score is not None else float("inf")
         panels.setdefault(title, []).append((score, group))
@@ -69,11 +76,12 @@ def panels_of(
 
 
 def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw the test error rate or perplexity after each arrival, with standard errors over seeds as shaded bands.
+    """Draw the test error rate or perplexity after each arrival. Shaded bands show the standard error over seeds.
 
-    Error rates are drawn from t = 0 on, because the errors before the first stage are the cost of waiting. Perplexities
-    are drawn from the first stage on: the perplexity of an untrained model is about the size of the vocabulary, and
-    next to it, differences between trained models would not be visible.
+    Error rates are drawn from t = 0 on, because the errors before the first stage are the cost of waiting.
+
+    Perplexities are drawn from the first stage on. The perplexity of an untrained model is about the size of the
+    vocabulary. On an axis with such large values, differences between trained models would not be visible.
     """
     panels, num_left_out = panels_of(comparison, numbers)
     if not panels:
@@ -96,9 +104,9 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 
 
 def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: object) -> list[float]:
-    """Draw the curve of one group and return the finite mean values on it.
+    """Draw the curve of one group: the mean over seeds at each arrival. Return the finite values of the curve.
 
-    For a language model without a finished stage, nothing is drawn.
+    For a language model without a finished stage, nothing is drawn and the result is an empty list.
     """
     values = group.column("quality") * (100.0 if comparison.is_vision else 1.0)
     first_t = 0
@@ -116,7 +124,7 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
         drawstyle="default" if is_short else "steps-post", marker=style.marker if is_short else None, markersize=4,
     )  # fmt: skip
     if not is_short:
-        # Mark the end, because the curve of a learner that waits for the complete stream changes only there.
+        # Mark the end of the curve. If a learner waits for the complete stream, its curve changes only at the end.
         axes.plot(times[-1], mean[-1], style.marker, color=style.colour, markersize=4, clip_on=False)
     if error is not None:
         axes.fill_between(
@@ -127,7 +135,10 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
 
 
 def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw the average perplexity so far against training TFLOPs so far, parameters and experts (paper: figure 5)."""
+    """Draw the average perplexity so far, against the training TFLOPs so far, the parameters and the experts.
+
+    Each of these three costs has its own panel. The figure is like figure 5 of the paper.
+    """
     drawable = [
         i
         for i, group in enumerate(comparison.groups)

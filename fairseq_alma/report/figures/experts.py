@@ -1,7 +1,8 @@
 """Expert loads and overflow over the stream.
 
-The load of an expert is the fraction of the validation data that the expert receives. The overflow is the fraction of
-the tokens that were dropped because the expert chosen for them was full.
+The load of an expert is the fraction of the validation data that the expert receives. An expert can process only a
+limited number of tokens of a batch. The overflow is the fraction of the tokens that were dropped because the expert
+chosen for them was full.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,11 @@ from fairseq_alma.report.runs import Comparison, Run
 def expert_loads(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the load of each expert in the first and in the last mixture layer, and the overflow, over the stream.
 
-    Each row of panels shows the first seed of one group. The groups are those with the best validation scores among
-    the learners with mixture layers.
+    Each row of panels shows one group, by the run of its first seed. Only groups with mixture layers can be shown. If
+    there are more than MAX_GROUPS of them, those with the best validation scores are shown.
 
     Returns:
-        The figure, or None if no run has a mixture layer with two or more experts.
+        The figure, or None if no group has a mixture layer with two or more experts.
     """
     has_mixture = [
         i
@@ -58,10 +59,13 @@ def expert_loads(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure |
 
 
 def load_map(run: Run, layer: int) -> tuple[list[int], np.ndarray]:
-    """Return the load of each expert of a layer, divided by the load of an expert if all loads were equal.
+    """Return the load of each expert of a mixture layer, relative to an even load.
+
+    The load is divided by 1 / (number of experts), the load that each expert would have if all loads were equal.
 
     Returns:
-        The arrival t of each update, and the loads as an array [experts, updates] with NaN before an expert was added.
+        The arrivals at which the loads were recorded, and an array [experts, arrivals] with the relative loads. The
+        array contains NaN at arrivals at which an expert did not exist yet.
     """
     times = sorted(run.expert_load)
     loads = [run.expert_load[t][layer] for t in times]

@@ -1,4 +1,7 @@
-"""The radar plot of v1 of the paper. It shows quality, and the memory and compute needed in training and testing."""
+"""The radar plot of v1 of the paper.
+
+It shows the quality of each learner, and its memory and compute in training and in test.
+"""
 
 from collections.abc import Sequence
 
@@ -14,12 +17,13 @@ COST_AXES = ("Mem\n(training)", "Comp\n(training)", "parameters\n(test)", "FLOPs
 
 
 def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw one polygon per learner, for the learner's run with the best validation score. A small polygon is good.
+    """Draw one polygon per learner. A small polygon is good.
 
-    `radar_shares` computes the positions on the axes.
+    The polygon shows the group of this learner with the best validation score. The function `radar_shares` computes the
+    corners of the polygon: one position on each axis.
 
     Returns:
-        The figure, or None if fewer than two learners have a finished run.
+        The figure, or None if fewer than two learners have a finished group with finite results.
     """
     best: dict[str, int] = {}
     for index, result in enumerate(numbers):
@@ -31,7 +35,7 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     if len(best) < 2:
         return None
     shares, is_log = radar_shares([numbers[index] for index in best.values()])
-    # Place the axes by hand, because a layout engine ignores the width of the names around polar axes.
+    # Set the position of the axes here. A layout engine of matplotlib would ignore the width of the names around them.
     figure = Figure(figsize=(7.2, 4.6), dpi=150)
     axes = figure.add_axes((0.16, 0.17, 0.42, 0.66), projection="polar")
     names = ("CER" if comparison.is_vision else "average\nperplexity", *COST_AXES)
@@ -57,13 +61,13 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
 
 
 def radar_shares(numbers: Sequence[Numbers]) -> tuple[list[list[float]], list[bool]]:
-    """Return the position of each group on each axis of the radar plot. The largest value on an axis is drawn at 1.
+    """Return the position of each group on each axis of the radar plot.
 
-    On a linear axis, the position is the value divided by the largest value. An axis is logarithmic if the largest
-    value is more than ten times the smallest. Then a tenth of the smallest value is at position 0.
+    Position 1 is the largest value of all groups. On a linear axis, position 0 is the value 0. If the largest value is
+    more than ten times the smallest, the axis is logarithmic, and position 0 is a tenth of the smallest value.
 
     Returns:
-        Positions in (0, 1] as [group][axis], and for each axis whether it is logarithmic.
+        The positions as [group][axis], each greater than 0 and at most 1. For each axis, True if it is logarithmic.
     """
     values = np.array(
         [

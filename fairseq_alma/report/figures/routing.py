@@ -1,6 +1,10 @@
-"""The expert map of v1 of the paper: t-SNE of test images, coloured by expert, with the tree of gates drawn on top.
+"""Maps that show which expert of a mixture receives which test images, as in v1 of the paper.
 
-The data comes from routing files: stages/stage_k/routing.npz in a run folder contains test images and their experts.
+t-SNE gives each image a position, so that similar images are close to each other. The colour of an image shows its
+expert. The tree of gates, which route the images to the experts, is drawn on top.
+
+A map is drawn from the routing files of a run: stages/stage_k/routing.npz in the run folder contains test images, and
+the expert of each image after stage k.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,28 +24,28 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 MAX_STAGES = 4
-"""Maximum number of panels in a map. Each panel shows one stage."""
+"""Maximum number of stages in a map. Each stage has its own panel."""
 MAX_EXAMPLES = 1500
-"""Maximum number of examples in a map. t-SNE needs about one second for every few hundred examples."""
+"""Maximum number of examples (test images) in a map. t-SNE needs about one second for a few hundred examples."""
 MIN_EXAMPLES = 10
 """Minimum number of examples in a map."""
 _PERPLEXITY = 30
-"""The perplexity parameter of t-SNE, roughly the number of neighbours that are considered for each example."""
+"""The parameter `perplexity` of t-SNE: roughly the number of neighbours that t-SNE considers for each example."""
 _MARKERS = "os^Dv<>Pp*Xd"
 
 Tree = int | list
-"""A tree of gates, in which every gate routes an example to one of its branches.
+"""A tree of gates. Each gate routes an example to one of its branches: to another gate, or to an expert.
 
-A leaf is the index of an expert. A gate is the list of its branches.
+A gate is the list of its branches. An expert is its index.
 """
 
 
 def routing_maps(
     comparison: Comparison, numbers: Sequence[Numbers]
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:  # fmt: skip
-    """Yield (file name without suffix, function that draws the map) for runs with routing files.
+    """Yield (file name without suffix, function that draws the map) for each group with routing files.
 
-    If there are more than MAX_GROUPS such runs, only those with the best validation scores get a map.
+    If more than MAX_GROUPS groups have routing files, only those with the best validation scores get a map.
     """
     has_routing = [i for i, group in enumerate(comparison.groups) if group.counted_runs[0].routing_files()]
     for number, i in enumerate(best_by_validation(has_routing, numbers), start=1):
@@ -50,10 +54,12 @@ def routing_maps(
 
 
 def routing_map(group: RunGroup, title: str) -> Figure:
-    """Draw test images at their t-SNE positions, in the colour and marker of their expert, with one panel per stage.
+    """Draw the map of a group, with one panel per stage. The map shows the first run of the group.
 
-    An image has the same position in all panels; only the expert of an image can change. In the tree of gates, a leaf
-    is drawn where the images of its expert are densest, and a gate is drawn in the middle of its branches.
+    Each test image is drawn at its t-SNE position, in the colour and with the marker of its expert. The position of an
+    image is the same in all panels. The expert of an image can change from stage to stage.
+
+    The number of an expert is drawn where its images are densest. A gate is drawn in the middle of its branches.
 
     Raises:
         RunError: if a routing file is damaged or contains too few examples.
@@ -62,7 +68,8 @@ def routing_map(group: RunGroup, title: str) -> Figure:
     if len(files) > MAX_STAGES:  # choose evenly spaced stages, including the first and the last
         files = [files[round(i * (len(files) - 1) / (MAX_STAGES - 1))] for i in range(MAX_STAGES)]
     routings = [(k, _read_routing(path)) for k, path in files]
-    # The files contain different numbers of images if the setting routing_examples was changed when the run continued.
+    # The files can contain different numbers of images: the user may have stopped the run, changed the setting
+    # routing_examples, and continued the run.
     num_examples = min(len(routing["expert"]) for _, routing in routings)
     if num_examples < MIN_EXAMPLES:
         raise RunError(f"{files[0][1]} has {num_examples} examples, too few for a map: run with routing_examples=1000")
@@ -92,11 +99,14 @@ def routing_map(group: RunGroup, title: str) -> Figure:
 def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
     """Return the tree of gates of a mixture layer that grew by splitting experts.
 
+    A split replaces an expert by a gate with two branches: the old expert and a new one. The new expert gets the next
+    free index.
+
     Args:
-        root: number of branches of the first gate. It is 0 if there is a single expert and no gate, and the number of
-            experts if one softmax chooses among all of them.
-        splits: index of the expert that was split, for each split. The new expert gets the next free index.
-        num_experts: number of experts that the tree must have, for a check.
+        root: number of branches of the first gate; 0 if the layer began with a single expert and no gate. If one gate
+            chooses among all experts, `root` is the number of experts.
+        splits: for each split, the index of the expert that was split.
+        num_experts: number of experts of the layer, to check the tree.
 
     Raises:
         RunError: if the tree does not have `num_experts` experts.
@@ -121,12 +131,12 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
 
 
 def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray) -> None:
-    """Draw the tree of gates over the examples. Experts that receive no example are left out."""
+    """Draw the tree of gates over the examples. An expert that receives no example is left out."""
     radius = np.ptp(positions, axis=0).max() / 12
     leaves = {int(leaf): _densest_position(positions[expert == leaf], radius) for leaf in np.unique(expert)}
 
     def draw(node: Tree) -> np.ndarray | None:
-        """Draw a node and everything below it, and return its position."""
+        """Draw a node and everything below it. Return the position of the node; None if nothing is drawn."""
         if not isinstance(node, list):
             return leaves.get(node)
         branches = [position for branch in node if (position := draw(branch)) is not None]
@@ -147,9 +157,10 @@ def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray
 
 
 def _densest_position(positions: np.ndarray, radius: float) -> np.ndarray:
-    """Return the position that has the largest number of other positions within `radius`.
+    """Return the one of `positions` that has the most other positions within `radius` of it.
 
-    The mean position is not used: an expert may process several classes, and their mean lies between the classes.
+    The mean of all positions would be a bad choice. An expert may process several classes, and the mean may lie between
+    the classes, where the expert has no images.
     """
     distances = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
     return positions[(distances < radius).sum(axis=1).argmax()]
@@ -158,9 +169,9 @@ def _densest_position(positions: np.ndarray, radius: float) -> np.ndarray:
 def _embed(images: np.ndarray) -> np.ndarray:
     """Return t-SNE positions of the first MAX_EXAMPLES images, as an array [number of images, 2].
 
-    The pixels are first reduced to 50 principal components, as the authors of t-SNE advise.
+    Before t-SNE, the pixels are reduced to 50 principal components, as the authors of t-SNE advise.
     """
-    # Import here, because the import takes a second and most reports draw no maps.
+    # Import sklearn only when a map is drawn, because the import takes a second and most reports have no map.
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -186,7 +197,7 @@ def _read_routing(path: Path) -> dict[str, np.ndarray]:
 
 
 def _colour(number: int, count: int) -> Any:
-    """Return colour `number` (from 0) of `count` colours that are easy to tell apart."""
+    """Return one of `count` colours that are easy to tell apart. `number` is its index, 0..count - 1."""
     if count <= 10:
         return colormaps["tab10"](number)
     return colormaps["turbo"](number / (count - 1))

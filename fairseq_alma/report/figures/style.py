@@ -1,4 +1,4 @@
-"""Panels, axes, legends and notes that all figures use."""
+"""Functions that the modules of figures share: panels, axes, legends and notes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -22,9 +22,9 @@ HEIGHT = 2.9
 MAX_PANELS = 12
 """Maximum number of panels in a figure."""
 MAX_GROUPS = 4
-"""Maximum number of rows in a figure with one row per group, and of routing maps, which show one group each."""
+"""Maximum number of groups in a figure with one row per group, and of groups that get a routing map."""
 MAX_LINES = 40
-"""Maximum number of curves in a panel. A note in the figure gives the number of runs left out; index.html has all."""
+"""Maximum number of curves in a panel. The page (index.html) shows all curves."""
 
 
 def waits_of(groups: Iterable[RunGroup]) -> list[int]:
@@ -33,7 +33,15 @@ def waits_of(groups: Iterable[RunGroup]) -> list[int]:
 
 
 def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> list[int]:
-    """Return the indices of at most MAX_GROUPS groups, those with the best validation scores, from best to worst."""
+    """Return the MAX_GROUPS of these groups that have the best validation scores, or all if there are fewer.
+
+    Args:
+        indices: indices of the groups to choose from.
+        numbers: the results of each group of the comparison.
+
+    Returns:
+        Indices of groups, the best group first. Groups without a score come last.
+    """
 
     def score(index: int) -> float:
         value = numbers[index].validation_score
@@ -43,7 +51,7 @@ def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> li
 
 
 def new_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its panels. A row has at most four panels, and all panels share the y axis."""
+    """Return a new figure and its panels. A row has at most four panels. All panels have the same y axis."""
     columns = min(4, num_panels)
     rows = -(-num_panels // columns)
     figure = Figure(figsize=(WIDTH * columns + 0.8, HEIGHT * rows + 0.6), layout="constrained", dpi=150)
@@ -58,11 +66,13 @@ def new_figure(num_panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) -> None:
-    """Label an axis with round numbers. Make it logarithmic if the largest value is at least three times the smallest.
+    """Label an axis with round numbers, and choose between a linear and a logarithmic axis.
+
+    The axis is logarithmic if the largest value is at least three times the smallest.
 
     Args:
         axes: the panel.
-        which: the axis to change.
+        which: the axis to scale, "x" or "y".
         values: all values that are drawn along this axis. Values <= 0, NaN and infinity are ignored.
     """
     positive = [value for value in values if value > 0 and value != float("inf")]
@@ -81,7 +91,7 @@ def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) ->
 
 
 def with_unit(value: float) -> str:
-    """Return a number as text with a unit prefix, such as `2.3k` or `65M`; small numbers have no prefix (`0.07`)."""
+    """Return a number as text, such as `2.3k` or `65M`. A number below 1000 has no letter, such as `0.07`."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
@@ -89,7 +99,7 @@ def with_unit(value: float) -> str:
 
 
 def add_learners_and_waits(figure: Figure, groups: Sequence[RunGroup], dashed_waits: bool = True) -> None:
-    """Add a legend that explains colours and markers (learners) and, if `dashed_waits`, line styles (waits)."""
+    """Add a legend with the colour and marker of each learner. If `dashed_waits`, add the line style of each wait."""
     learners = sorted({group.learner for group in groups}, key=lambda name: (learner_position(name), name))
     handles = []
     for name in learners:
@@ -107,7 +117,7 @@ def add_learners_and_waits(figure: Figure, groups: Sequence[RunGroup], dashed_wa
 
 
 def legend_entry(comparison: Comparison, group: RunGroup, dashes: Any = "-") -> Line2D:
-    """Return the legend entry of one group: a line in the style of the group, with its label."""
+    """Return the legend entry of one group: a line with the colour, marker and label of the group."""
     style = appearance_of(group.learner)
     return Line2D(
         [], [], color=style.colour, marker=style.marker, markersize=4, linestyle=dashes,
@@ -126,7 +136,7 @@ def add_note(figure: Figure, text: str) -> None:
 
 
 def note_left_out(figure: Figure, count: int) -> None:
-    """Add a note that says how many runs the figure leaves out. Do nothing if `count` is 0."""
+    """Add a note that says how many groups the figure leaves out. Do nothing if `count`, their number, is 0."""
     if count:
         add_note(figure, f"only the best runs by validation are shown; {count} runs are left out")
 

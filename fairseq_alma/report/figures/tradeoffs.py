@@ -1,4 +1,8 @@
-"""Quality against cost (figures 2, 7 of the paper), and the effect of replay on quality and cost (figures 4, 8)."""
+"""Figures of quality against cost, where each point is a group.
+
+Quality is CER or average perplexity. The figures are like figures 2 and 7 of the paper and, for the effect of replay on
+quality and cost, like figures 4 and 8.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,12 +30,12 @@ MAX_POINTS = 400
 
 
 def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against training TFLOPs. Lines join runs that differ only in size."""
+    """Draw CER or average perplexity against training TFLOPs. A line joins groups that differ only in size."""
     return _tradeoff(comparison, numbers, lambda result: result.comp / 1e12, "training TFLOPs over the stream")
 
 
 def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against the final number of parameters. Lines join runs of different sizes."""
+    """Draw CER or average perplexity against the number of parameters. A line joins groups that differ only in size."""
     return _tradeoff(comparison, numbers, lambda result: result.num_params, "parameters after the last mega-batch")
 
 
@@ -86,11 +90,11 @@ def against_wait(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure |
 def _finished_panels(
     comparison: Comparison, numbers: Sequence[Numbers], within_panel: Sequence[str]
 ) -> tuple[dict[str, list[RunGroup]], dict[int, Numbers], int]:
-    """Return panels as `panels_of` does, without unfinished groups.
+    """Distribute the finished groups over panels, as `panels_of` distributes all groups.
 
     Returns:
-        A dictionary panel title -> groups in the panel, a dictionary id(group) -> results for the finished groups, and
-        the number of groups that `panels_of` left out.
+        Three values: a dictionary panel title -> finished groups in the panel, a dictionary id(group) -> results of
+        each finished group, and the number of groups that `panels_of` left out.
     """
     numbers_by_id = {
         id(group): result for group, result in zip(comparison.groups, numbers, strict=True) if result.quality
@@ -101,19 +105,19 @@ def _finished_panels(
 
 
 def _scale_quality_axes(panels: Sequence[Axes], comparison: Comparison, drawn: Sequence[Numbers]) -> None:
-    """Give all panels the same y axis: CER or average perplexity."""
+    """Scale the y axes of all panels to the quality of all drawn groups. Label the first y axis."""
     for axes in panels:
         scale_axis(axes, "y", [_quality(result) for result in drawn])
     panels[0].set_ylabel(quality_label(comparison), fontsize=9)
 
 
 def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
-    """Return lists of groups. The groups in a list have the same learner and differ only in size.
+    """Return lists of groups. The groups in a list differ only in size; their learner is the same.
 
-    The figures draw a line through the points of each list.
+    A figure draws one line through the points of each list.
     """
-    # Growth settings can be ignored: `panels_of` makes separate panels for growth settings that do not follow from the
-    # learner and the wait.
+    # If growth settings do not follow from the learner and the wait, `panels_of` has made separate panels for them. So
+    # within a panel, growth settings can be ignored.
     ignored = (*SIZE_SETTINGS, *GROWTH_SETTINGS)
     series: dict[tuple, list[RunGroup]] = {}
     for group in groups:
@@ -123,7 +127,10 @@ def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
 
 
 def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw a line from each run without replay to the same run with replay, in a plot of quality against compute."""
+    """Draw the effect of replay in a plot of quality against compute.
+
+    A line joins each group without replay to the group that differs from it only in replay.
+    """
     pairs = replay_pairs(comparison, numbers)
     if not pairs:
         return None
@@ -158,7 +165,11 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 def replay_pairs(
     comparison: Comparison, numbers: Sequence[Numbers]
 ) -> list[tuple[RunGroup, Numbers, Numbers]]:  # fmt: skip
-    """Return (group without replay, its numbers, numbers with replay) for each pair that differs only in replay."""
+    """Find the pairs of finished groups that differ only in replay: one group without replay, and one with replay.
+
+    Returns:
+        For each pair: (group without replay, results of this group, results of the group with replay).
+    """
     without: dict[tuple, tuple[RunGroup, Numbers]] = {}
     for group, result in zip(comparison.groups, numbers, strict=True):
         if not group.replay and result.quality:
@@ -175,7 +186,14 @@ def _key_without_replay(group: RunGroup) -> tuple:
 
 
 def _draw_points(axes: Axes, points: Sequence[tuple[float, Numbers]], learner: str, dashes: Any) -> None:
-    """Draw points (x, numbers), joined by a line. Add error bars if any point has a standard error."""
+    """Draw points and join them by a line. If any point has a standard error, draw error bars.
+
+    Args:
+        axes: the panel.
+        points: (x, results of a group) for each point. y is the quality in the results.
+        learner: name of the learner. It determines colour and marker.
+        dashes: matplotlib line style.
+    """
     style = appearance_of(learner)
     has_error = any(result.quality and result.quality.stderr is not None for _, result in points)
     axes.errorbar(

@@ -1,4 +1,8 @@
-"""Make index.html: a single file that contains data, scripts and styles, and works from disk without a network."""
+"""Make index.html, the page of a report.
+
+The file contains all data, scripts and styles, so a browser can open it from disk without a network. On the page, "run"
+means a group: runs with equal settings and several seeds.
+"""
 
 import json
 import math
@@ -20,23 +24,24 @@ from fairseq_alma.report.tables import duration, state
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("data.js", "choice.js", "plots.js", "tables.js", "controls.js")
-"""JavaScript files of the page. They are joined in this order, so a later file can use the names of an earlier one."""
+"""JavaScript files of the page, in the order in which they are joined. A file can use names of the files before it."""
 MAX_POINTS = 250_000
-"""Maximum number of points in all curves of a comparison together, to limit the size of index.html.
+"""Maximum number of points in all curves of a comparison together. It limits the size of index.html.
 
-Every curve of the comparison gets an equal part of this number.
+Each curve of the comparison may have an equal part of these points.
 """
 MIN_POINTS = 40
-"""A curve may always have this many points, even if all curves together then have more than MAX_POINTS."""
+"""One curve may always have this many points, even if all curves together then have more than MAX_POINTS."""
 MAX_ALTERNATIVES = 12
-"""Maximum number of alternatives that the page shows for each run and each decision.
+"""Maximum number of alternatives that the page shows for each group and each decision.
 
-An alternative to a run is a finished run that differs from it in one decision, such as the wait (choice.alternatives).
+An alternative to a group is a finished group that differs from it in one decision, such as the wait. The alternatives
+are found by choice.alternatives.
 """
 MAX_FILTER_VALUES = 20
-"""The page has no filter for a setting that has more different values than this."""
+"""The page has a filter for a setting only if the setting has at most this many different values."""
 INFINITE = "\0infinite"
-"""Text that represents infinity, which JSON cannot express as a number. data.js converts this text to Infinity."""
+"""Text that stands for infinity in JSON, because JSON has no such number. data.js converts this text to Infinity."""
 
 
 def page(data: ReportData, reload_seconds: float | None = None) -> str:
@@ -44,7 +49,7 @@ def page(data: ReportData, reload_seconds: float | None = None) -> str:
 
     Args:
         data: the runs that were read, and an error message for each run that was skipped.
-        reload_seconds: seconds after which the page reloads itself; None: the page does not reload itself.
+        reload_seconds: time in seconds after which the browser loads index.html again; None: it never does.
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(_file("template.html.j2"))
@@ -89,7 +94,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 
 
 def _description(comparison: Comparison, group: RunGroup, common_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a group: label, appearance, folder, command, settings and state."""
+    """Return the data of a group that are not results: label, appearance, folder, command, settings and state."""
     style = appearance_of(group.learner)
     own_settings = {
         name: setting_text(value)
@@ -113,7 +118,7 @@ def _description(comparison: Comparison, group: RunGroup, common_settings: Mappi
 
 
 def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
-    """Return the scalar results of a group as JSON values."""
+    """Return the results of a group as JSON values, without its curve."""
     trained = np.flatnonzero(group.counted_runs[0].stage > 0)
     return {
         "quality": _estimate(numbers.quality),
@@ -139,16 +144,16 @@ def _curve_data(group: RunGroup, num_points: int) -> dict[str, Any]:
 def curve(group: RunGroup, num_points: int) -> tuple[list[int], list[float | None], list[float | None] | None]:
     """Return the curve of a group: error rate or perplexity over the arrivals.
 
-    If there are more than FEW_ARRIVALS arrivals, the curve contains only the first arrival, the last arrival, and the
-    arrivals at which the value of at least one seed changed.
+    If there are at most FEW_ARRIVALS arrivals, the curve contains all of them. Otherwise it contains the first arrival,
+    the last arrival, and the arrivals at which the value of at least one seed changed.
 
     Args:
         group: runs with equal settings.
-        num_points: maximum number of points. A longer curve is reduced to evenly spaced points.
+        num_points: maximum number of points. A longer curve is reduced to this many evenly spaced points.
 
     Returns:
-        Three lists with one entry per point: arrival t, mean over seeds, and standard error over seeds. For a
-        single seed, the third list is None.
+        Three lists with one entry per point: arrival t, mean over seeds, and standard error over seeds. For a single
+        seed, None is returned instead of the third list.
     """
     values = group.column("quality")
     mean, error = values.mean(axis=0), standard_error(values)
@@ -164,7 +169,10 @@ def curve(group: RunGroup, num_points: int) -> tuple[list[int], list[float | Non
 
 
 def _filters(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the settings that have a filter on the page, each with its values in display order."""
+    """Return the settings for which the page has a filter.
+
+    Each setting has a list of its values, in the order in which the page shows them.
+    """
     filters = []
     for name in comparison.varied_settings:
         values = {setting_text(group.settings.get(name)): group.settings.get(name) for group in comparison.groups}
@@ -175,7 +183,10 @@ def _filters(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _sort_key(value: Any) -> tuple:
-    """Return the sort key of a setting's value: numbers first, then learners in the paper's order, then other texts."""
+    """Return a tuple by which the values of a setting are sorted.
+
+    Numbers are sorted by value, learners in the order of the paper, and other values by their text.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (0, value, "")
     return (1, learner_position(value) if isinstance(value, str) else 0, str(value))
@@ -204,7 +215,7 @@ def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change
 
 
 def json_in_script(value: Any) -> str:
-    """Return JSON that is safe inside an HTML script element. It cannot end the element or begin a comment."""
+    """Return a value as JSON text for an HTML script element. The text cannot end the element or begin a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -212,7 +223,7 @@ def json_in_script(value: Any) -> str:
 @cache
 def plotly_script() -> str:
     """Return the source code of plotly.js, which is included in the Python package plotly."""
-    # Import here, because the import takes a second, and code that does not write a page does not need plotly.
+    # Import plotly only when a page is written, because the import takes a second.
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs()
@@ -224,17 +235,17 @@ def _file(name: str) -> str:
 
 
 def _estimate(estimate: Estimate | None) -> list[float | str | None] | None:
-    """Return [mean, standard error] as JSON values; None if there is no estimate or the mean is NaN."""
+    """Return [mean, standard error] as JSON values. Return None if `estimate` is None or its mean is NaN."""
     if estimate is None or math.isnan(estimate.mean):
         return None
     return [_exact(estimate.mean, 6), _rounded(estimate.stderr)]
 
 
 def _exact(value: float | None, digits: int = 17) -> float | str | None:
-    """Return `value` for JSON, rounded to `digits` significant digits. Infinity becomes INFINITE, NaN None.
+    """Return `value` as a JSON value, rounded to `digits` significant digits. 17 digits keep the exact value.
 
-    This function is for values that the page compares, for example with a budget. The default of 17 digits keeps the
-    exact value.
+    Infinity is replaced by the text INFINITE, and NaN by None. Use this function for values that the page compares, for
+    example with a budget.
     """
     if value is None or math.isnan(value):
         return None
@@ -242,9 +253,9 @@ def _exact(value: float | None, digits: int = 17) -> float | str | None:
 
 
 def _rounded(value: float | None, digits: int = 4) -> float | None:
-    """Return `value` for JSON, rounded to `digits` significant digits; None if `value` is NaN or infinite.
+    """Return `value` as a JSON value, rounded to `digits` significant digits. NaN and infinity are replaced by None.
 
-    This function is for values that the page displays but does not compare.
+    Use this function for values that the page displays but does not compare.
     """
     if value is None or not math.isfinite(value):
         return None
