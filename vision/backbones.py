@@ -12,22 +12,30 @@ from vision.settings import CONVOLUTIONAL, VisionSettings
 
 
 class Backbone(ABC):
-    """A network architecture of fixed size. It creates untrained networks, one for each random generator."""
+    """A network architecture of fixed size. Its methods create untrained networks."""
 
     @abstractmethod
     def network(self, generators: Sequence[torch.Generator], device: torch.device) -> Stack:
-        """Return untrained networks without mixtures of experts, one for each generator, as one stack."""
+        """Return a stack of untrained networks without mixtures of experts.
+
+        Args:
+            generators: random generators for the initial parameters. One network is created for each generator.
+            device: device on which the networks are placed.
+        """
 
     @abstractmethod
     def mixture(
         self, num_experts: int, hard: bool, generators: Sequence[torch.Generator], device: torch.device
     ) -> GatedStack:
-        """Return untrained networks with mixtures of experts, one for each generator, as one stack.
+        """Return a stack of untrained networks with mixtures of experts.
+
+        In a mixture, a small network, the gate, weighs the experts for each example. A tree of gates has branches:
+        each branch leads to another gate or to an expert.
 
         Args:
             num_experts: number of experts in each mixture.
-            hard: if True, a gate chooses one of its branches for each example, otherwise it weighs all branches.
-            generators: random generators for the initial parameters.
+            hard: if True, a gate chooses one of its branches for each example. If False, it weighs all its branches.
+            generators: random generators for the initial parameters. One network is created for each generator.
             device: device on which the networks are placed.
         """
 
@@ -36,7 +44,7 @@ class Perceptron(Backbone):
     """Multilayer perceptrons (MLPs) with two hidden layers.
 
     Args:
-        sizes: number of inputs, number of units in the first and the second hidden layer, and number of classes.
+        sizes: four numbers: inputs, units of the first hidden layer, units of the second hidden layer, classes.
     """
 
     def __init__(self, sizes: Sequence[int]):
@@ -52,11 +60,11 @@ class Perceptron(Backbone):
 
 
 class VGG(Backbone):
-    """The reduced VGG19. Each convolution has the same number of output channels.
+    """The reduced VGG19: a convolutional network in which all convolutions have the same number of output channels.
 
     Args:
         num_inputs: number of channels of an image.
-        width: number of channels of each convolution, c.
+        width: number of output channels of each convolution, c.
         num_classes: number of classes, C.
     """
 

@@ -1,8 +1,10 @@
-"""The data of a stage as tensors on the device, and the batches that are sampled from this data.
+"""The data of a stage as tensors on the device, and the batches that are sampled from these data.
 
-A run can train several random seeds together. Each seed cuts the dataset differently, so it has separate examples. An
-order is a random sequence in which the examples of a seed are read; it is drawn again for every epoch. Every network
-has a separate order, but networks that are trained as one model (UMix) share one order per seed.
+The runs of several random seeds can be trained together. Each seed cuts the dataset differently, so the examples of a
+stage differ between seeds.
+
+An order is a random sequence in which the examples of a seed are read. It is drawn again for every epoch. Each network
+has a separate order. Exception: the networks of a seed that are trained as one model (UMix) share one order.
 
 Shapes: S seeds, R orders, n examples, b examples per batch, i inputs, C classes.
 """
@@ -20,22 +22,22 @@ from vision.inputs import Inputs
 
 @dataclass(frozen=True)
 class Rows:
-    """A table with one row per example, for S seeds: the rows of the first seed, then those of the second, and so on.
+    """A table of the examples of S seeds, with one row per example.
 
-    Each seed has the same number of rows. The last rows of each seed may be unused, because memory is allocated in
-    advance.
+    The rows of the first seed come first, then the rows of the second seed, and so on. Each seed has the same number
+    of rows. The last rows of each seed may be unused, because memory is allocated in advance.
     """
 
     x: Tensor
-    """The stored examples (see `Inputs.to_storage`), [rows, ...]."""
+    """The examples in their storage format (see `Inputs.to_storage`), [rows, ...]."""
     y: Tensor
     """The class of each row, [rows]."""
     one_hot: Tensor
-    """The one-hot class of each row, float [rows, C]."""
+    """The class of each row as a one-hot vector, float [rows, C]."""
     num_seeds: int
     """Number of seeds, S."""
     num_examples: int
-    """Number of stored examples of each seed, n. It does not count the unused rows."""
+    """Number of examples of each seed, n. Unused rows are not counted."""
     inputs: Inputs = field(default_factory=Inputs)
     """The object that turns stored examples into network inputs."""
 
@@ -60,25 +62,26 @@ class StageData:
     """Training and validation data of one stage."""
 
     training: Rows
-    """Training examples. With replay, the examples of earlier mega-batches come first, then the new ones."""
+    """Training examples. With replay, the examples of earlier mega-batches come first, then the new examples."""
     num_past: int
-    """Number of examples of earlier mega-batches in `training`, per seed, if the setting `replay` is a number. They
-    replace new examples at random in each epoch. If `replay` is False or "all", this is 0, and an epoch reads as
-    many examples as `training` contains."""
+    """Number of examples of earlier mega-batches in `training`, per seed, if the setting `replay` is a number.
+
+    In each epoch, some of these examples, drawn at random, replace new examples. If `replay` is False or "all", the
+    number is 0, and an epoch reads all examples in `training`."""
     validation: Rows
     """Validation examples."""
 
     @property
     def num_new(self) -> int:
-        """Number of examples that an epoch reads, per seed."""
+        """Number of examples that an epoch reads, per seed. It includes past examples if `replay` is "all"."""
         return self.training.num_examples - self.num_past
 
 
 class Memory:
-    """Stores the examples that stages train and validate on, as tensors on the device.
+    """Stores the training and validation examples of the current stage, as tensors on the device.
 
-    With replay, the stored examples stay, and each stage only appends new ones. Without replay, each stage replaces
-    the examples of the stage before.
+    With replay, the examples of earlier stages stay, and each stage appends its new examples. Without replay, the
+    examples of a stage replace the examples of the stage before.
 
     Args:
         inputs: converts images to their storage format and to network inputs.
@@ -95,13 +98,14 @@ class Memory:
     def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
         """Return the training and validation data of one stage.
 
-        With replay, the validation examples of earlier mega-batches are included too.
+        Without replay, these are the examples of the new mega-batches. With replay, the training examples and the
+        validation examples of earlier mega-batches are included.
 
         Args:
             new: the mega-batches that have arrived since the stage before.
             past: all earlier mega-batches.
-            replay: the replay setting: False, "all", or the fraction of each batch that comes from earlier
-                mega-batches (see `StreamSettings.replay`).
+            replay: the setting `replay`: False, "all", or a number, which is the fraction of each batch that comes
+                from earlier mega-batches (see `StreamSettings.replay`).
         """
         wanted = [*past, *new] if replay else list(new)
         if self._times != [mega_batch.t for mega_batch in wanted[: len(self._times)]]:
@@ -129,11 +133,13 @@ class Memory:
         self._training, self._validation = _Table(self._num_classes), _Table(self._num_classes)
 
     def _tensors(self, mega_batches: Sequence[MegaBatch], part: str) -> tuple[Tensor, Tensor]:
-        """Return the examples, [S, n, ...] in their storage format, and the labels, [S, n], of some mega-batches.
+        """Return the examples and the labels of some mega-batches.
+
+        The examples have their storage format and the shape [S, n, ...]. The labels have the shape [S, n].
 
         Args:
             mega_batches: the mega-batches, in order of arrival.
-            part: which examples of the mega-batches to return: "training" or "validation".
+            part: "training" or "validation": which examples of each mega-batch are returned.
         """
         seeds = range(self._num_seeds)
         by_seed = [[getattr(mega_batch.data[seed], part) for mega_batch in mega_batches] for seed in seeds]
@@ -143,9 +149,9 @@ class Memory:
 
 
 class _Table:
-    """A table with the examples of S seeds, to which examples are appended.
+    """A table with the examples of S seeds, to which more examples can be appended.
 
-    The table at least doubles its size when it is full, so that most appends do not copy earlier examples.
+    A full table at least doubles its size. So most calls of `append` do not need to copy the earlier examples.
     """
 
     def __init__(self, num_classes: int):
@@ -172,17 +178,18 @@ class _Table:
 
 
 class Batches:
-    """The batches of a stage. Every epoch reads the examples in a new random order.
+    """The batches of a stage. Every epoch reads the examples in new random orders (see the top of this file).
 
     Args:
         data: data of the stage.
-        generators: one random generator per order: all generators of the first seed, then those of the second, etc.
-        batch_size: number of examples per batch; the last batch of an epoch may be smaller.
-        replay: the replay setting of the stage. If it is a number between 0 and 1, this fraction of the new examples of
-            every epoch is replaced by examples of earlier mega-batches, sampled uniformly with replacement. Each epoch
-            leaves out different new examples.
-        bagging: if True, each order reads a separate bootstrap sample: n of the n examples of an epoch, drawn with
-            replacement. The sample is drawn once per stage and then read in every epoch.
+        generators: one random generator per order. The generators of the first seed come first, then those of the
+            second seed, and so on.
+        batch_size: number of examples per batch. The last batch of an epoch may be smaller.
+        replay: the setting `replay`. If it is a number, each epoch replaces this fraction of the new examples by
+            examples of earlier mega-batches. The replaced examples are different in each epoch. The examples that
+            replace them are drawn at random, with replacement.
+        bagging: if True, each order reads a separate bootstrap sample instead of the examples: from the n examples of
+            an epoch, n are drawn with replacement. The sample is drawn once per stage, and every epoch reads it.
     """
 
     def __init__(
@@ -209,7 +216,7 @@ class Batches:
         return -(-self._data.num_new // self._batch_size)
 
     def epoch(self, augmented: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of one epoch: network inputs, [R, b, ...], and one-hot classes, [R, b, C].
+        """Yield the batches of one epoch, each as network inputs, [R, b, ...], and one-hot classes, [R, b, C].
 
         Args:
             augmented: if True, images are cropped and flipped at random.
@@ -225,23 +232,26 @@ class Batches:
             yield x.view(num_orders, -1, *x.shape[1:]), one_hot.view(num_orders, -1, one_hot.shape[1])
 
     def _augmentation(self, num_examples: int) -> Tensor | None:
-        """Return the random augmentation parameters for one epoch, [R, n, ...], or None if there is no augmentation."""
+        """Draw the augmentation parameters for one epoch, [R, n, ...]. Return None if examples are not augmented."""
         inputs = self._data.training.inputs
         drawn = [inputs.draw_augmentation(num_examples, generator) for generator in self._generators]
         augmentation = [values for values in drawn if values is not None]
         return torch.stack(augmentation).to(self._data.training.y.device, non_blocking=True) if augmentation else None
 
     def _indices(self) -> Tensor:
-        """Return the indices of the examples that each order reads in an epoch, [R, n], counted from 0 in each seed."""
+        """Draw the examples that each order reads in one epoch, and return their indices, [R, n].
+
+        The indices count the examples of each seed from 0.
+        """
         num_past, num_new = self._data.num_past, self._data.num_new
         order_Rn = torch.stack([torch.randperm(num_new, generator=generator) for generator in self._generators])
         if self._sample_Rn is not None:
             order_Rn = self._sample_Rn.gather(1, order_Rn)
         order_Rn += num_past
         if self._share:
-            # Spread the replayed examples evenly over the epoch, so that the fraction of replayed examples is the same
-            # in all batches. Add 1e-9 because, for example, 0.29 x 100 is 28.999... in floating point, and `floor`
-            # would return 28.
+            # Spread the examples of earlier mega-batches evenly over the epoch, so that their fraction is about the
+            # same in all batches. Add 1e-9, because 0.29 x 100, for example, is 28.999... in floating point. Without
+            # 1e-9, `floor` would return 28 instead of 29.
             num_due = (torch.arange(num_new + 1, dtype=torch.float64) * self._share + 1e-9).floor()
             is_past_n = num_due.diff() > 0
             num_drawn = int(is_past_n.sum())

@@ -1,6 +1,6 @@
 """Write networks to a file and read them back.
 
-A file is written completely or not at all. Reading a file executes no code from it.
+A file is written completely or not at all. Reading a file does not execute code that the file contains.
 """
 
 from pathlib import Path
@@ -17,16 +17,16 @@ KINDS: dict[str, type[Stack]] = {
     "vgg": VGGStack,
     "vgg_mixture": VGGMixtureStack,
 }
-"""Class of each kind of stack. The keys are the values of "kind" in the dictionary that `Stack.state` returns. Register
-new kinds here."""
+"""Name of each kind of stack -> its class. `Stack.state` stores the name under the key "kind". Add new kinds here."""
 FORMAT_VERSION = 1
 
 
 def write_checkpoint(stack: Stack, path: Path) -> None:
-    """Write the networks of a stack to `path`. The parent folders are created."""
-    # Do not wait until the disk has stored the file: if a power cut destroys it, the stage can be trained again. Pass
-    # torch a file object and not a path, because torch writes the name of a path into the file. The temporary name
-    # contains the process id, so files with equal networks would then differ and have different digests.
+    """Write the networks of a stack to `path`. Parent folders that do not exist are created."""
+    # durable=False: do not wait until the disk has stored the file. If a power cut destroys the file, the stage can be
+    # trained again.
+    # Pass torch a file object and not a path. Given a path, torch would write its name into the file. The name of the
+    # temporary file contains the process id, so files with equal networks would have different digests.
     with written_aside(path, durable=False) as temporary, temporary.open("wb") as file:
         torch.save({"format_version": FORMAT_VERSION, **stack.state()}, file)
 
@@ -49,5 +49,6 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
     except FileNotFoundError as error:
         raise StageError(f"{path} is missing: restore it, or start again in another out=") from error
     except Exception as error:
-        # A damaged file can raise many kinds of errors: from reading the zip archive or the pickle, or a KeyError.
+        # Reading a damaged file can raise many kinds of errors: errors of the zip archive, errors of the pickle, or a
+        # KeyError.
         raise StageError(f"{path} cannot be read ({error!r}): restore it, or start again in another out=") from error

@@ -1,7 +1,10 @@
 """Read the CIFAR-10 and CIFAR-100 files.
 
-Reading a file executes no code from it. Every file is checked, so that no network is trained on damaged data. Each file
-is a pickle, written by Python 2, of a dictionary {b"data": uint8 [n, 3072], b"labels" or b"fine_labels": [n], ...}.
+Each file is a pickle that was written by Python 2. It contains a dictionary with n images and their labels:
+{b"data": uint8 [n, 3072], b"labels" or b"fine_labels": [n], ...}.
+
+Unpickling normally can execute code that a file contains. The functions here do not execute such code. They check each
+file, so that no network is trained on damaged data.
 """
 
 import hashlib
@@ -18,7 +21,7 @@ from fairseq_alma.core.errors import SettingError
 NUM_BYTES = 3 * 32 * 32
 """Number of bytes of an image. The bytes are stored channel by channel, and row by row within a channel."""
 DOWNLOAD_AGAIN = "remove it, and the next run with network access downloads it again"
-"""The remedy with which every message about a damaged file ends."""
+"""What the user can do about a damaged file. Every message about a damaged file ends with this text."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class File:
 
 @dataclass(frozen=True)
 class Layout:
-    """The names and contents of the files of a dataset."""
+    """The files of a dataset: their names, and what they contain."""
 
     folder: str
     """Name of the folder that contains the files."""
@@ -75,12 +78,12 @@ def is_complete(data_root: Path, layout: Layout) -> bool:
 
 
 def read_files(data_root: Path, layout: Layout, files: Sequence[File]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images, uint8 [n, NUM_BYTES], and labels, int64 [n], of some files, concatenated.
+    """Read some files of a dataset, and return their images, uint8 [n, NUM_BYTES], and labels, int64 [n].
 
     Args:
         data_root: the data folder.
         layout: describes the dataset.
-        files: the files of the dataset to read, in this order.
+        files: the files to read. The examples are returned in the order of this list.
 
     Raises:
         SettingError: if a file is damaged.
@@ -92,7 +95,7 @@ def read_files(data_root: Path, layout: Layout, files: Sequence[File]) -> tuple[
 def _read(path: Path, file: File, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """Return the images and labels of one file.
 
-    The array of images may be read-only, because it shares memory with the bytes object that was read from the file.
+    The array of images may be read-only, because it can share memory with the unpickled bytes object.
     """
     _check_md5(path, file)
     content = _unpickled(path)
@@ -113,8 +116,10 @@ def _read(path: Path, file: File, layout: Layout) -> tuple[np.ndarray, np.ndarra
 def _check_md5(path: Path, file: File) -> None:
     """Raise SettingError if the MD5 sum of a file differs from that of the published file.
 
-    A changed pixel or label can only be detected with the MD5 sum. A file that is too small for the published number of
-    examples is not checked: it is a file that the user made, for example a subset, so its MD5 sum is unknown.
+    Only the MD5 sum can detect a changed pixel or label.
+
+    Exception: a file that is too small for the published number of examples is not checked. Such a file was made by
+    the user, for example as a subset of the dataset, so its MD5 sum is unknown.
     """
     if path.stat().st_size < file.num_examples * NUM_BYTES:
         return
@@ -127,9 +132,10 @@ def _check_md5(path: Path, file: File) -> None:
 
 
 class _Recorded:
-    """Stands in for numpy's functions and classes while a pickle is read.
+    """Replaces numpy's functions and classes while a pickle is read.
 
-    The pickle calls this class instead of them, and the new object only records the arguments of the call.
+    Where the pickle would call one of numpy's functions or classes, this class is called. The object that it creates
+    only records the arguments of the call.
     """
 
     arguments: tuple = ()
@@ -143,9 +149,10 @@ class _Recorded:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that cannot execute code from a file.
+    """An unpickler that does not execute code that a file contains.
 
-    It accepts only the functions and classes that a pickled numpy array needs, and replaces each by `_Recorded`.
+    The pickle of a numpy array names the functions and classes that create the array. This unpickler replaces each of
+    them by `_Recorded`. It refuses a pickle that names any other function or class.
     """
 
     known = frozenset(
@@ -166,31 +173,37 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(path: Path) -> Any:
-    """Return the content of a pickle file, with a `_Recorded` object in place of each array and array type."""
+    """Return the content of a pickle file. Each array and each array type in it is replaced by a `_Recorded` object."""
     with path.open("rb") as stream:
         try:
-            # Python 2 stored pixels as strings. The encoding "bytes" makes Python 3 read these strings as bytes.
+            # Python 2 stored the pixels as a string. With the encoding "bytes", Python 3 reads this string as bytes.
             return _Unpickler(stream, encoding="bytes").load()
         except Exception as error:
-            # A file that is not a pickle, or that is truncated, can raise many kinds of errors.
+            # Reading a file that is truncated or is not a pickle can raise many kinds of errors.
             _refuse(path, f"it cannot be read as a pickle of images ({type(error).__name__}: {error})", error)
 
 
 def _images(path: Path, data: Any) -> np.ndarray:
-    """Return the images that `data`, the `_Recorded` form of a numpy array, describes, uint8 [n, NUM_BYTES]."""
+    """Return the images of a file, uint8 [n, NUM_BYTES].
+
+    Args:
+        path: the file, named in error messages.
+        data: the `_Recorded` object in place of the array of images.
+    """
     try:
         _, shape, dtype, by_column, values = data.state
         (kind, *_), (num_images, num_bytes) = dtype.arguments, shape
         if kind in (b"u1", "u1") and num_images and num_bytes == NUM_BYTES:
             return np.ascontiguousarray(np.frombuffer(values, np.uint8).reshape(shape, order="F" if by_column else "C"))
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:  # not an array, or wrong length
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        # `data` does not describe an array, or the number of bytes does not fit the shape.
         _refuse(path, f"its data are not an array of bytes [n, {NUM_BYTES}] ({error})", error)
     required = f"'u1' [n, {NUM_BYTES}] with at least one image"
     _refuse(path, f"its data are {kind!r} {list(shape)}, but must be {required}")
 
 
 def _refuse(path: Path, found: str, cause: Exception | None = None) -> NoReturn:
-    """Raise a SettingError that reports a damaged file and the remedy.
+    """Raise a SettingError that says what is wrong with a damaged file and what the user can do.
 
     Args:
         path: the file.

@@ -1,6 +1,6 @@
 """Load datasets of labelled images, and normalise the pixels of images.
 
-The digits dataset comes with scikit-learn. torchvision downloads missing files of the other datasets.
+The digits dataset is part of scikit-learn. The other datasets are read from files; torchvision downloads missing files.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from vision.cifar import DOWNLOAD_AGAIN
 
 @dataclass(frozen=True)
 class Examples:
-    """Images and their classes. Indexing with a tensor of indices returns the selected examples."""
+    """Images and their classes. `examples[indices]` returns the examples at the positions in the tensor `indices`."""
 
     images: Tensor
     """Pixels, uint8 [n, channels * height * width], stored channel by channel, and row by row within a channel."""
@@ -61,7 +61,7 @@ class Pixels:
         """
         x = images.float().div_(self.largest)
         means, deviations = _by_channel(self.mean), _by_channel(self.deviation)
-        # Normalise channel by channel, in place and with Python numbers, so that no further tensor of this size is
+        # Normalise channel by channel, in place and with Python numbers. So no second tensor of the size of x is
         # allocated.
         channels = x.unflatten(-1, (len(means), -1)).unbind(-2)
         for channel, mean, deviation in zip(channels, means, deviations, strict=True):
@@ -97,10 +97,10 @@ def load_dataset(name: str, data_root: str | Path, split: str = "balanced") -> D
     Args:
         name: name of the dataset, a key of `DATASETS`.
         data_root: folder that contains the dataset's files. Missing files are downloaded to it.
-        split: name of the EMNIST split; other datasets ignore it.
+        split: name of the EMNIST split (one of the published divisions of EMNIST). Other datasets ignore it.
 
     Raises:
-        SettingError: if the name is unknown, or if files are damaged, or are missing and cannot be downloaded.
+        SettingError: if the name is unknown, if a file is damaged, or if a file is missing and cannot be downloaded.
     """
     if name not in DATASETS:
         raise SettingError(f"dataset={name!r} is not one of {', '.join(DATASETS)}")
@@ -111,13 +111,13 @@ def _digits(data_root: Path, split: str) -> Dataset:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    # Use a fixed fifth of the images as the test set. It is the same everywhere, because numpy guarantees that
-    # RandomState returns the same numbers in all releases.
+    # Use a random fifth of the images as the test set. It is the same on every machine, because the seed is fixed and
+    # numpy guarantees that RandomState returns the same numbers in all releases.
     order = np.random.RandomState(0).permutation(len(labels))
     examples = Examples(torch.from_numpy(images[order].astype(np.uint8)), torch.from_numpy(labels[order]).long())
     num_test = len(order) // 5
-    # 16 is the largest pixel value. The other two numbers are the mean and the standard deviation of the pixels of the
-    # training images, divided by 16.
+    # 16 is the largest pixel value of digits. The other two numbers are the mean and the standard deviation of
+    # pixel / 16 over the training images.
     pixels = Pixels(16.0, 0.3058, 0.3764)
     which = torch.arange(len(order))
     return Dataset("digits", (1, 8, 8), 10, pixels, examples[which[num_test:]], examples[which[:num_test]])
@@ -162,8 +162,8 @@ def _cifar100(data_root: Path, split: str) -> Dataset:
 
 def _cifar(name: str, kind: str, data_root: Path, layout: cifar.Layout, pixels: Pixels) -> Dataset:
     if not cifar.is_complete(data_root, layout):
-        # torchvision downloads the training set and the test set, and then reads one of the two. Let it read the test
-        # set, which is smaller.
+        # torchvision downloads the training set and the test set, and then reads one of them. {"train": False} makes
+        # it read the test set, which is smaller.
         _download(name, kind, data_root, layout.folder, {"train": False})
     parts = [cifar.read_files(data_root, layout, files) for files in (layout.training, layout.test)]
     examples = [Examples(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in parts]
@@ -177,7 +177,7 @@ DATASETS: dict[str, Callable[[Path, str], Dataset]] = {
     "cifar10": _cifar10,
     "cifar100": _cifar100,
 }
-"""Function that loads each dataset. Its arguments are the data folder and the split. Register a new dataset here."""
+"""Name of each dataset -> function that loads it, called with the data folder and the split. Add new datasets here."""
 
 
 def _download(name: str, kind: str, data_root: Path, folder: str, arguments: dict[str, Any]) -> None:
@@ -187,8 +187,8 @@ def _download(name: str, kind: str, data_root: Path, folder: str, arguments: dic
         name: name of the dataset, a key of `DATASETS`.
         kind: name of the dataset's class in torchvision.datasets.
         data_root: the data folder.
-        folder: the dataset's folder in `data_root`, named in the error message.
-        arguments: further keyword arguments for the class.
+        folder: the dataset's folder in `data_root`. The error message names it.
+        arguments: further keyword arguments for the class in torchvision.datasets.
 
     Raises:
         SettingError: if the download fails.
@@ -208,7 +208,7 @@ def _download(name: str, kind: str, data_root: Path, folder: str, arguments: dic
 
 
 def _read_pair(images: Path, labels: Path, known: range) -> Examples:
-    """Return the examples in two files of the MNIST format, one with images and one with labels.
+    """Return the examples in two files of the MNIST format: a file with images and a file with their labels.
 
     Args:
         images: path of the image file.
@@ -235,8 +235,8 @@ def _read_pair(images: Path, labels: Path, known: range) -> Examples:
 def _read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     """Return the array stored in a file of the idx format.
 
-    The file starts with the bytes 0, 0, 8 (for unsigned bytes) and the number of dimensions. The size of each dimension
-    follows as a big-endian integer of 4 bytes, and then the values.
+    The first four bytes of the file are 0, 0, 8 (the code for unsigned bytes) and the number of dimensions. Then the
+    size of each dimension follows, as a big-endian integer of 4 bytes. Then the values of the array follow.
 
     Raises:
         SettingError: if the file is damaged.

@@ -1,4 +1,8 @@
-"""Show the progress of a run, as a live line on a terminal and otherwise as a new line every few seconds."""
+"""Show the progress of training.
+
+On a terminal, one line shows the progress and is updated in place. If the output is not a terminal, for example a log
+file, a new line is printed every few seconds.
+"""
 
 import sys
 import time
@@ -14,24 +18,24 @@ from vision.training import Watcher
 SECONDS_BETWEEN_LINES = 15.0
 """Minimum time between two printed lines if the output is not a terminal."""
 SECONDS_BETWEEN_REFRESHES = 0.25
-"""Minimum time between two updates of the live line on a terminal."""
+"""Minimum time between two updates of the progress line on a terminal."""
 SECONDS_BETWEEN_SCALARS = 2.0
-"""Minimum time between two validation errors written for TensorBoard."""
+"""Minimum time between two points of a validation error curve in TensorBoard."""
 
 
 class RunDisplay(Watcher):
     """Shows the current mega-batch, stage, epoch and validation error, and the remaining time.
 
-    Training calls `epoch` after every epoch, but only some epochs are shown, because an epoch can take less than a
-    millisecond. Use this object as a context manager: the live line is visible inside the `with` block.
+    The training calls `epoch` after every epoch. Only some epochs are shown, because an epoch can take less than a
+    millisecond. Use this object in a `with` statement: the progress line is visible inside the `with` block.
 
     Args:
-        title: text that describes the run.
-        num_mega_batches: number of mega-batches that arrive in the run.
-        wait: number of mega-batches gathered before a stage, w.
+        title: text at the start of the progress line, for example the learner and its width.
+        num_mega_batches: number of mega-batches that arrive.
+        wait: number of mega-batches that are gathered before each stage, w.
         epochs: number of epochs per stage.
         console: console to print on; by default standard error.
-        scalars: one TensorBoard writer per seed. It gets the validation error of this seed every few seconds.
+        scalars: one TensorBoard writer per seed. Each writer gets the validation error of its seed every few seconds.
     """
 
     def __init__(
@@ -69,15 +73,15 @@ class RunDisplay(Watcher):
 
     def begin_stage(self, index: int) -> None:
         if not self._stage:
-            # An earlier process may have trained the first stages of the run. Do not count their epochs when the
-            # remaining time is estimated, because they took no time in this process.
+            # An earlier process may have trained the first stages of the run. The epochs of these stages took no time
+            # in this process, so the estimate of the remaining time must not count them.
             self._first_epoch = (index - 1) * self._epochs
         self._stage = index
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
         now = time.monotonic()
         if self._scalars and now >= self._next_scalars:
-            if self._next_scalars:  # False at the first call, which only starts the interval
+            if self._next_scalars:  # the first call writes nothing, it only sets the time of the first point
                 error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()  # errors are ordered by seed
                 for scalars, error_rate in zip(self._scalars, error_rates, strict=True):
                     scalars.during_stage("validation_error_rate", error_rate, self._stage, epoch / self._epochs)

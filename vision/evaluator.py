@@ -1,6 +1,7 @@
-"""Compute the scores of a learner on the test set, and store which experts its mixtures choose for test images.
+"""Compute the scores of a learner on the test set. No other module uses the test set.
 
-No other module uses the test set.
+If the networks of the learner are mixtures of experts, also write routing.npz. This file says which experts a mixture
+chooses for test images.
 """
 
 from pathlib import Path
@@ -21,16 +22,16 @@ from vision.voting import MemberOutputs
 class ErrorRateEvaluator:
     """Computes the scores of a learner on the test set, for all seeds.
 
-    A learner may predict with several stacks of networks (see `VisionLearner.members`). The outputs of stacks that will
-    not change any more are computed once and cached.
+    A learner may predict with several stacks of networks (see `VisionLearner.members`). Some of these stacks will not
+    change any more. Their outputs are computed once and cached.
 
     Args:
         dataset: the dataset that contains the test set.
         inputs: turns images into network inputs.
         device: device on which the test set is stored.
-        stages: the folder RUN/stages of each seed, in which routing.npz is written.
+        stages: for each seed the folder RUN/stages. Its subfolders contain the files routing.npz.
         num_stages: number of stages of the complete run. After the last stage, routing.npz is always written.
-        routing_examples: number of test images in routing.npz; 0 writes no file.
+        routing_examples: number of test images in routing.npz. If it is 0, no file is written.
     """
 
     def __init__(
@@ -91,16 +92,17 @@ class ErrorRateEvaluator:
         return MemberOutputs(parts[0].combine, summed, torch.cat(votes, dim=1) if votes else None, parts[0].num_members)
 
     def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int) -> None:
-        """Write stages/stage_k/routing.npz for the first network of each seed, after a growth and after the last stage.
+        """Write stages/stage_k/routing.npz for the first network of each seed.
 
-        The file contains these arrays, for n images and E experts:
+        The file is written if the number of experts has grown since the last file, and after the last stage. It
+        contains these arrays, for n images and E experts:
 
-        images   pixels, uint8 [n, height, width]; of colour images, uint8 [n, height, width, 3]
+        images   pixels, uint8 [n, height, width], or [n, height, width, 3] for colour images
         label    class of each image, [n]
-        weights  gate probabilities in the first mixture, [n, E]
+        weights  weights of the experts in the first mixture, [n, E]; with hard gates 1 for the chosen expert, else 0
         expert   index of the expert with the largest weight, [n]
-        root     number of branches at the root of the gate tree; 0 if the tree has no root
-        splits   for each split in the gate tree, the index of the expert that was split
+        root     number of branches at the root of the gate tree; 0 if there is no root (mixture began with 1 expert)
+        splits   for each time an expert was split in two, the index of this expert
         """
         count = self._routing_examples
         if not count or not k:
@@ -126,16 +128,16 @@ class ErrorRateEvaluator:
 
 
 def _pictures(images: Tensor, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return images as an array [n, height, width], or [n, height, width, channels] if there are several channels."""
+    """Return images as an array [n, height, width]. If there are several channels: [n, height, width, channels]."""
     pictures = images.view(-1, *shape).movedim(1, -1).numpy()
     return pictures[..., 0] if shape[0] == 1 else pictures
 
 
 def _num_experts_before(stages: Path, k: int) -> int:
-    """Return the number of experts in the newest routing.npz from before stage k, or 0 if there is none.
+    """Return the number of experts in the newest routing.npz of the stages before k. If there is no file, return 0.
 
-    A new file is written when the number of experts has grown since the last file. With this number, a resumed run
-    writes the same files as a run without interruption.
+    A new file is written if the number of experts has grown since the last file. After an interruption, the new process
+    reads this number from the last file. So it writes the same files as a run without interruption.
     """
     written = [path for index in range(k) if (path := stages / f"stage_{index:03d}" / "routing.npz").exists()]
     if not written:

@@ -1,10 +1,10 @@
-"""Count the FLOPs of a network, with a formula for linear layers or with torch's FLOP counter.
+"""Count the FLOPs of a network, either with torch's FLOP counter or with a formula for linear layers.
 
-Tests check that the formula and the counter give the same number.
+Tests check that the counter and the formula give the same number.
 
-A multiplication and an addition are two FLOPs. As in torch's counter, only matrix products and convolutions are
-counted. The count does not depend on how our code computes the model: every expert and every gate is counted once per
-example.
+One multiplication is one FLOP, and one addition is one FLOP. As in torch's counter, only matrix products and
+convolutions are counted. Every expert and every gate is counted once per example, even if our code computes it in
+another way. Exception: `Flops.prediction` counts only the experts that hard gates choose.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,22 +21,22 @@ class Flops:
     forward: int
     """FLOPs of a forward pass."""
     training: int
-    """FLOPs of an update, which is a forward and a backward pass."""
+    """FLOPs of the forward and the backward pass of an update."""
     prediction: int
-    """FLOPs of a forward pass in evaluation mode. With hard gates it computes one expert of each mixture, with soft
-    gates all experts."""
+    """FLOPs of a forward pass that predicts. With soft gates it computes all experts of each mixture, with hard gates
+    only one."""
 
 
 def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
     """Return the FLOPs of a network for one example, counted by torch's FLOP counter.
 
     Args:
-        network: maps a batch of b examples to logits, [b, C] for C classes. This function switches it to evaluation
-            mode.
+        network: module that maps a batch of b examples to logits, [b, C] for C classes. This function switches the
+            module to evaluation mode.
         input_shape: shape of one example.
     """
-    # Use evaluation mode, because in training mode batch normalisation cannot compute a variance from one example. The
-    # FLOPs are the same in both modes.
+    # Use evaluation mode, because in training mode batch normalisation cannot compute a variance from one example. Both
+    # modes have the same number of FLOPs.
     network.eval()
     example = torch.zeros(1, *input_shape)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
 
 
 def flops_of_call(call: Callable[[], object]) -> int:
-    """Run `call` and return the FLOPs that torch's FLOP counter counts in it."""
+    """Execute `call` and return the FLOPs that torch's FLOP counter counts meanwhile."""
     # Import FlopCounterMode only when it is needed, because the import takes a second.
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -58,13 +58,12 @@ def flops_of_call(call: Callable[[], object]) -> int:
 def linear_flops(layers: Sequence[tuple[int, int]], unused: int = 0) -> Flops:
     """Return the FLOPs of a sequence of linear layers for one example, computed with a formula.
 
-    The forward pass of a layer takes 2 x inputs x outputs FLOPs, and its backward pass takes twice as many. The
-    backward pass of the first layer takes only as many as its forward pass, because the network input needs no
-    gradient.
+    The forward pass of a layer takes 2 x inputs x outputs FLOPs. The backward pass takes twice as many. Exception: the
+    backward pass of the first layer takes as many as its forward pass, because the network input needs no gradient.
 
     Args:
         layers: (number of inputs, number of outputs) of each layer.
-        unused: FLOPs of the forward pass that a prediction does not need, because hard gates skip experts.
+        unused: FLOPs of the experts that a prediction does not compute, because hard gates do not choose them.
     """
     products = [2 * num_in * num_out for num_in, num_out in layers]
     forward = sum(products)

@@ -10,10 +10,10 @@ from vision.datasets import Pixels
 
 
 class Inputs:
-    """Base class. It stores the pixels of examples as floats, and networks read these floats without a change."""
+    """Base class of the conversions. It stores pixels as floats, and networks read these floats without a change."""
 
     def to_storage(self, images: Tensor) -> Tensor:
-        """Return images in the format in which the device stores them, [..., any shape].
+        """Return images in their storage format, [..., any shape]. The leading dimensions are those of `images`.
 
         Args:
             images: pixels, uint8 [..., channels * height * width].
@@ -21,28 +21,29 @@ class Inputs:
         return images.float()
 
     def to_input(self, stored: Tensor) -> Tensor:
-        """Convert stored examples to network inputs for evaluation, without augmentation."""
+        """Convert examples from their storage format to network inputs, without augmentation."""
         return stored
 
     def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
-        """Return random augmentation parameters for the examples of one epoch, [n, ...] on the CPU.
+        """Draw random augmentation parameters for the n examples of one epoch, and return them, [n, ...] on the CPU.
 
         Return None if examples are not augmented.
         """
         return None
 
     def augment(self, stored: Tensor, augmentation: Tensor | None) -> Tensor:
-        """Convert stored examples to augmented network inputs for training.
+        """Augment examples at random and convert them to network inputs for training.
 
         Args:
-            stored: stored examples, [n, ...].
-            augmentation: parameters of these examples from `draw_augmentation`, [n, ...], or None for no augmentation.
+            stored: examples in their storage format, [n, ...].
+            augmentation: parameters of these examples, [n, ...], from `draw_augmentation`. If None, nothing is
+                augmented.
         """
         return self.to_input(stored)
 
 
 class Vectors(Inputs):
-    """Inputs of MLPs, float [..., i]. Images are normalised once, before they are stored.
+    """Conversion to the inputs of MLPs, float [..., i]. Images are normalised once, before they are stored.
 
     Args:
         pixels: the normalisation of pixels.
@@ -56,17 +57,18 @@ class Vectors(Inputs):
 
 
 class Images(Inputs):
-    """Inputs of convolutional networks, float [..., s, s, channels]. Images are stored as bytes in this layout.
+    """Conversion to the inputs of convolutional networks, float [..., s, s, channels].
 
-    In training, each image gets a border of `padding` pixels, is cropped at random to its original size, and is flipped
-    horizontally with probability 1/2. Crops and flips are sampled again for each example in each epoch, and are applied
-    on the device.
+    Images are stored as bytes, uint8 [..., s, s, channels].
+
+    In training, each image gets a border of `padding` pixels. It is then cropped at random to its original size, and
+    flipped horizontally with probability 1/2. Every epoch draws new crops and flips for all examples.
 
     Args:
         pixels: the normalisation of pixels.
         num_channels: number of channels of an image.
         side: height and width of an image, s.
-        padding: width of the border in pixels; 0 turns off both crops and flips.
+        padding: width of the border in pixels. If it is 0, images are neither cropped nor flipped.
         border: normalised value of the border pixels (-1.9 in the authors' code). None means black, the pixel value 0.
     """
 
@@ -81,15 +83,15 @@ class Images(Inputs):
         return image.movedim(-3, -1).contiguous()
 
     def to_input(self, stored: Tensor) -> Tensor:
-        # Compute on complete rows of pixels, because inner loops over only three channels would be slow.
+        # Join width and channels to one long dimension, because torch would be slow with a last dimension of size 3.
         shift, scale = (value.to(stored.device).repeat(stored.shape[-2]) for value in (self._shift, self._scale))
         return torch.addcmul(shift, stored.flatten(-2).float(), scale).view(stored.shape)
 
     def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
-        """Return the crop and flip of each example, [n, 3], or None if `padding` is 0.
+        """Draw the crop and flip of each example, and return them, [n, 3]. Return None if `padding` is 0.
 
-        The three numbers are the first row and the first column of the crop in the padded image, and 1 if the image is
-        flipped or 0 if not.
+        The three numbers are: the first row of the crop in the image with border, its first column, and the flip (1 if
+        the image is flipped, otherwise 0).
         """
         if not self._padding:
             return None
@@ -100,8 +102,8 @@ class Images(Inputs):
         """Return cropped and flipped images as network inputs, float [n, s, s, channels].
 
         Args:
-            stored: stored images, uint8 [n, s, s, channels].
-            augmentation: crop and flip of each image, from `draw_augmentation`, [n, 3]. If None, nothing is augmented.
+            stored: images in their storage format, uint8 [n, s, s, channels].
+            augmentation: crop and flip of each image, [n, 3], from `draw_augmentation`. If None, nothing is augmented.
         """
         if augmentation is None:
             return self.to_input(stored)

@@ -1,6 +1,6 @@
-"""Optimizers that update all parameters as one flat tensor.
+"""Optimizers for parameters that are stored in one flat tensor.
 
-The optimizers of torch.optim handle each parameter tensor separately, which is slower for many small tensors.
+The optimizers of torch.optim update a list of tensors. For many small tensors this is slower than one flat tensor.
 """
 
 import torch
@@ -14,13 +14,13 @@ class AdaDelta:
         parameters: all parameters as one flat tensor, which `step` changes in place.
         lr: learning rate, a factor by which each update is multiplied.
         rho: decay rate of the running means of squared gradients and squared updates.
-        eps: added to both running means before their square roots are taken.
+        eps: small number that is added to both running means before their square roots are taken.
     """
 
     def __init__(self, parameters: Tensor, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6):
         self._parameters, self._lr, self._rho = parameters, lr, rho
-        # Store both running means with eps added, because this saves an addition at every step. If eps is added to each
-        # averaged value, then mean + eps follows the same update rule as the mean.
+        # Store mean + eps instead of the mean, for both running means. This saves an addition at every step. The update
+        # rule stays the same if eps is also added to each new value that enters the mean.
         self._eps = torch.tensor(eps, device=parameters.device)
         self._square, self._change = torch.full_like(parameters, eps), torch.full_like(parameters, eps)
         self._step, self._new = torch.empty_like(parameters), torch.empty_like(parameters)

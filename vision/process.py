@@ -8,22 +8,23 @@ from contextlib import contextmanager
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameter numbers for glibc's function mallopt, from malloc.h."""
+"""Numbers that name two parameters of glibc's function mallopt. The numbers are defined in malloc.h."""
 MMAP_THRESHOLDS = (1 << 30, 1 << 25)
-"""Values for M_MMAP_THRESHOLD in bytes. They are tried in this order, because older glibc releases refuse the first."""
+"""Values for M_MMAP_THRESHOLD in bytes. Older glibc releases refuse the first value; then the second is used."""
 
 
 @contextmanager
 def process_settings(threads: int) -> Iterator[None]:
-    """Set the number of CPU threads and make cuDNN convolutions reproducible while the block runs.
+    """Set the number of CPU threads and make cuDNN convolutions reproducible, inside a `with` block.
 
     cuDNN uses deterministic algorithms, because training a stage again must give the same result. TF32 is turned off,
-    because results need the full precision of float32. When the block ends, also by an error, the previous settings are
-    restored.
+    because results need the full precision of float32. When the block ends, even with an error, the previous settings
+    are restored.
 
-    These settings belong to the process, not to a thread, so do not use two such blocks at the same time in different
-    threads. The memory allocator is not changed here, because its settings cannot be restored when the block ends; see
-    `keep_freed_memory`.
+    These settings belong to the whole process. So do not use two such blocks at the same time in different threads.
+
+    This function does not change the settings of the memory allocator, because they could not be restored when the
+    block ends. `keep_freed_memory` changes them.
 
     Args:
         threads: number of CPU threads that torch uses within an operation.
@@ -40,15 +41,15 @@ def process_settings(threads: int) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep freed memory in the process, instead of returning it to the system.
+    """Make the C library keep freed memory in the process, instead of returning it to the operating system.
 
-    The activations of convolutions are freed and allocated again at every step. Requesting their memory pages from the
-    system each time takes up to a quarter of a step. Without glibc this function does nothing.
+    The activations of convolutions are freed and allocated again at every training step. Without this function, up to
+    a quarter of a step is spent on requesting their memory from the operating system. The results of the training do
+    not change. On a system without glibc, this function does nothing.
 
-    Only commands call this function, because a command owns its process; `vision.run.run` does not call it. The
-    previous state cannot be restored, because glibc has no function that reads the current thresholds, and setting a
-    threshold permanently turns off its automatic adjustment. Computed numbers stay the same, but the process keeps the
-    memory that it has freed.
+    The change cannot be undone. glibc has no function that reads the current thresholds, and setting a threshold turns
+    off its automatic adjustment permanently. So only a command, whose process runs nothing else, calls this function.
+    `vision.run.run` does not call it, because other programs may call `run`.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -46,14 +46,17 @@ logger = logging.getLogger(__name__)
 
 
 def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
-    """Run all seeds and return the ledger of each seed. Stages that an earlier process has finished are not repeated.
+    """Train and evaluate the learner for each seed of the settings, and return the ledger of each seed.
+
+    If an earlier process was interrupted, this function continues its work and does not repeat finished stages.
 
     Args:
-        settings: settings of the run.
+        settings: settings of the runs. There is one run per seed.
         dataset: the data. By default, the dataset named in the settings is loaded.
 
     Raises:
-        AlmaError: if the settings are invalid, data are missing, or the run folder contains a run with other settings.
+        AlmaError: if the settings are invalid, if data are missing, or if `settings.out` contains the results of other
+            settings.
     """
     device = _device(settings.device)
     dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)
@@ -66,7 +69,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
 
 
 def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device) -> list[list[LedgerRow]]:
-    """Run all seeds of `settings` together, as one stack of networks, and return the ledger of each seed."""
+    """Train the networks of all seeds together, as one stack, and return the ledger of each seed."""
     first_seed, num_seeds = settings.seeding.seed, settings.seeding.seeds
     out = Path(settings.out)
     folders = [out] if num_seeds == 1 else [out / f"seed_{first_seed + number}" for number in range(num_seeds)]
@@ -105,10 +108,10 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
 
 
 def run_and_show(settings: VisionSettings) -> float:
-    """Run all seeds, print the results and write RUN/summary.json. Return the mean final validation error rate.
+    """Call `run`, print the results and write summary.json. Return the mean final validation error rate of the seeds.
 
-    The mean is over the seeds. Only the command alma-vision calls this function, because it changes how the process
-    frees memory (see `keep_freed_memory`). Other code calls `run`.
+    This function also changes how the process frees memory (see `keep_freed_memory`). So only the command alma-vision
+    calls it. Other code calls `run`.
     """
     keep_freed_memory()
     console, out = wide_console(), Path(settings.out)
@@ -133,7 +136,7 @@ def run_and_show(settings: VisionSettings) -> float:
 
 
 def quickstart() -> None:
-    """Run SM and Ens on digits and write a report. The command `alma-vision` without arguments calls this function."""
+    """Train SM and Ens on digits and write a report. `alma-vision` without arguments calls this function."""
     from fairseq_alma.report.cli import make  # imported here, because importing matplotlib takes a second
 
     out = Path("runs/quickstart")
@@ -146,7 +149,7 @@ def quickstart() -> None:
 
 
 def _settings_to_record(settings: VisionSettings) -> dict[str, Any]:
-    """Return the settings that settings.json stores, and the digest of the source of the plugin if there is one."""
+    """Return the content of settings.json: the settings and, if there is a plugin, a digest of its source."""
     recorded = settings.to_json()
     if settings.plugin:
         recorded["plugin_digest"] = plugin_digest(settings.plugin)
@@ -154,7 +157,7 @@ def _settings_to_record(settings: VisionSettings) -> dict[str, Any]:
 
 
 def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
-    """Return for each seed the list of mega-batches that arrive in this run."""
+    """Return, for each seed, the list of mega-batches that arrive."""
     first, seeding = settings.seeding.first("data"), settings.seeding
     return [
         partition(dataset.training, settings.num_mega_batches, settings.validation_share, first + number)[
@@ -165,8 +168,8 @@ def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
 
 
 def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
-    """Warn if the run has so few stages that a growing learner never grows."""
-    assert settings.own is not None  # set when the settings object is created
+    """Log a warning if a growing learner never grows, because there are too few stages."""
+    assert settings.own is not None  # VisionSettings sets `own` when the object is created
     grow_every = settings.own.stages_between_growths
     if grow_every is not None and num_stages <= grow_every:
         logger.warning(
@@ -178,11 +181,12 @@ def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
 
 @contextmanager
 def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) -> Iterator[None]:
-    """Convert an out-of-memory error raised in the block to a RunError that says what the user can do."""
+    """If the `with` block raises an out-of-memory error, raise a RunError that says what the user can do."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # torch has an error class for a full GPU memory. A full main memory can only be recognised by the message.
+        # torch has an error class for full GPU memory. For full main memory, torch raises a RuntimeError that can only
+        # be recognised by its message.
         is_full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
         if not is_full:
             raise
@@ -195,9 +199,13 @@ def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) ->
 
 
 def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
-    """Raise RunError if `out` contains run folders of other seeds than those to run, whose folders are `folders`.
+    """Raise RunError if `out` contains run folders of other seeds than the seeds that the user asks for now.
 
-    Seeds that are trained together are stored in the same files, so the seeds of a run cannot be changed later.
+    The networks of seeds that are trained together are stored in the same files. So the seeds cannot be changed later.
+
+    Args:
+        out: the folder given by `out=`.
+        folders: the run folders of the seeds that the user asks for now.
     """
     settings_files = [out / "settings.json", *sorted(out.glob("seed_*/settings.json"))]
     if others := [path.parent for path in settings_files if path.exists() and path.parent not in folders]:
@@ -208,7 +216,7 @@ def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
 
 
 def _device(name: str) -> torch.device:
-    """Return the torch device with this name. "auto" is the GPU if there is one, otherwise the CPU.
+    """Return the torch device with this name. The name "auto" means the GPU if there is one, otherwise the CPU.
 
     Raises:
         SettingError: if the device cannot be used on this machine.
@@ -229,11 +237,11 @@ def _display(settings: VisionSettings, scalars: Sequence[RunScalars]) -> RunDisp
 
 
 def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None) -> VisionSettings:
-    """Create settings from names and values, and check them. If the values name a plugin, import it first.
+    """Return the settings object for a mapping of names to values. If a plugin is named in it, import the plugin first.
 
     Args:
-        values: name -> value of the settings.
-        given: names of the settings that the user typed; see `RunSettings.from_mapping`.
+        values: setting name -> value.
+        given: names of the settings that the user typed (see `RunSettings.from_mapping`).
 
     Raises:
         SettingError: if the plugin does not exist, a name is unknown, or a value is invalid.
@@ -246,7 +254,7 @@ def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None)
 def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
     """Return `vgg` for the CIFAR datasets and `perceptron` for all others.
 
-    Presets, which are YAML files, call this function as ${by_backbone:perceptron,vgg}.
+    A preset is a YAML file of settings. In it, ${by_backbone:A,B} calls this function with the values A and B.
     """
     return vgg if _root_.dataset in CONVOLUTIONAL else perceptron
 
@@ -257,7 +265,7 @@ store_settings(VisionSettings)
 
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_vision")
 def hydra_main(config: DictConfig) -> float:
-    """Run one Hydra job, which is a single run or one run of a sweep."""
+    """Execute one Hydra job: the settings given on the command line, or one combination of settings of a sweep."""
     return run_job("alma-vision", config, lambda values, given: run_and_show(settings_of(values, given)))
 
 

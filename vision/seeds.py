@@ -1,7 +1,7 @@
 """Random generators.
 
-Each purpose, for example the initial parameters of a network, has a separate generator. So the random numbers for one
-purpose do not depend on how many were drawn for other purposes.
+Each purpose of random numbers has a separate generator. A purpose is, for example, the initial parameters of a network.
+So the numbers for one purpose do not depend on how many numbers were drawn for other purposes.
 """
 
 from hashlib import sha256
@@ -10,12 +10,12 @@ import torch
 
 
 def generator(*name: int | str) -> torch.Generator:
-    """Return a CPU random generator whose seed is computed from a name, for example (seed, "order", network, stage).
+    """Return a random generator on the CPU. Its seed is computed from a name that says what the numbers are used for.
 
-    The same name gives the same numbers on every machine, also if the networks are on a GPU.
+    The same name gives the same numbers on every machine, even if the networks are on a GPU.
 
     Args:
-        name: the parts of the name, which say what the numbers are used for.
+        name: the parts of the name, for example (seed, "order", network, stage).
     """
     digest = sha256("/".join(map(str, name)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -48,10 +48,12 @@ class RecipeSettings(Settings):
     """Whether each stage starts from newly initialised parameters."""
 
     def for_dataset(self, dataset: str) -> "RecipeSettings":
-        """Return a checked copy of these settings, in which unset values have the defaults for a dataset.
+        """Return a copy of these settings, in which values that are None are replaced by the defaults for a dataset.
+
+        The values of the copy are checked.
 
         Raises:
-            SettingError: if a value is out of range, or settings of sgd are given for another optimizer.
+            SettingError: if a value is out of range, or if a setting of sgd is given with optimizer=adadelta.
         """
         optimizer = self.optimizer or ("sgd" if dataset in CONVOLUTIONAL else "adadelta")
         lr, momentum, weight_decay = (1.0, 0.0, 0.0) if optimizer == "adadelta" else (0.01, 0.9, 1e-4)
@@ -106,18 +108,25 @@ class SeedSettings(Settings):
                 raise SettingError(f"{name}={value} with seeds={self.seeds}: all seeds must be below {MAX_SEED}")
 
     def _first_seeds(self) -> dict[str, int]:
-        """Return name -> value of the seed settings that are given."""
+        """Return the seed settings that are not None, as name -> value."""
         names = ("seed", "data_seed", "initialisation_seed", "order_seed")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def one_seed(self, number: int) -> "SeedSettings":
-        """Return the settings for a run with a single seed, the one with index `number` (from 0) among these seeds."""
+        """Return the settings for a single one of these seeds.
+
+        Args:
+            number: index of this seed among these seeds, counted from 0.
+        """
         return replace(self, **{name: value + number for name, value in self._first_seeds().items()}, seeds=1)
 
     def first(self, purpose: str) -> int:
-        """Return the first seed for a purpose: "data", "initialisation", "order", "growth", "gates", "order of growth".
+        """Return the first seed for a purpose of random numbers. It is `seed` if the setting named below is None.
 
-        "growth" uses initialisation_seed; "gates" and "order of growth" use order_seed.
+        purpose                               setting
+        "data"                                data_seed
+        "initialisation", "growth"            initialisation_seed
+        "order", "gates", "order of growth"   order_seed
         """
         name = {"growth": "initialisation", "gates": "order", "order of growth": "order"}.get(purpose, purpose)
         own = getattr(self, f"{name}_seed")
@@ -203,7 +212,7 @@ class VisionSettings(RunSettings):
 
     @property
     def num_arrivals(self) -> int:
-        """Number of mega-batches that arrive in this run."""
+        """Number of mega-batches that arrive in this run. It is at most B."""
         return self.arrivals or self.num_mega_batches
 
     @property
@@ -215,11 +224,15 @@ class VisionSettings(RunSettings):
         """Return the stream settings: number of mega-batches that arrive, wait and replay.
 
         Raises:
-            SettingError: if wait is larger than the number of arrivals, or replay is invalid.
+            SettingError: if wait is larger than the number of mega-batches that arrive, or if replay is invalid.
         """
         return StreamSettings(self.num_arrivals, self.wait, self.replay)
 
     def of_one_seed(self, number: int) -> "VisionSettings":
-        """Return the settings for a run with only the seed at index `number` (from 0), in the subfolder seed_SEED."""
+        """Return the settings for the run of a single seed. Its run folder is the subfolder seed_SEED of `out`.
+
+        Args:
+            number: index of the seed among the seeds of these settings, counted from 0.
+        """
         seeding = self.seeding.one_seed(number)
         return replace(self, seeding=seeding, out=str(Path(self.out) / f"seed_{seeding.seed}"))

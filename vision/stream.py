@@ -1,7 +1,7 @@
 """Cut a dataset into mega-batches.
 
-Of the random seeds only data_seed affects the partition. The learner does not affect it, so that learners can be
-compared on the same mega-batches.
+The setting `data_seed` (by default equal to `seed`) is the only seed that affects how the dataset is cut. The choice of
+the learner has no effect, so all learners can be compared on the same mega-batches.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from vision.datasets import Examples
 
 @dataclass(frozen=True)
 class Arrival:
-    """One mega-batch of one seed. An example is used either for training or for validation, never for both."""
+    """One mega-batch of one seed. No example of it is used both for training and for validation."""
 
     training: Examples
     """The examples for training."""
@@ -27,7 +27,7 @@ class Arrival:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 digest of all images and labels of the mega-batch, in hexadecimal."""
+        """SHA-256 digest of all images and labels of this mega-batch, in hexadecimal."""
         digest = sha256()
         for part in (self.training, self.validation):
             digest.update(f"{len(part)}/".encode())
@@ -37,18 +37,19 @@ class Arrival:
 
 
 def partition(examples: Examples, num_mega_batches: int, validation_share: float, seed: int) -> list[Arrival]:
-    """Shuffle the examples and return them as B mega-batches, whose sizes differ by at most one example.
+    """Shuffle the examples, cut them into B mega-batches and return these. Their sizes differ by at most one example.
 
-    As in the authors' code, the order is numpy's RandomState(seed).permutation, and numpy's array_split cuts this
-    order into parts. numpy guarantees that RandomState returns the same numbers in all releases. The last examples of
-    each part are the validation data of the mega-batch.
+    The last examples of each mega-batch are its validation data.
+
+    As in the authors' code, numpy's RandomState(seed).permutation shuffles and numpy's array_split cuts. numpy
+    guarantees that RandomState returns the same numbers in all releases.
 
     Args:
-        examples: the training set.
+        examples: the training set of the dataset.
         num_mega_batches: number of mega-batches, B.
-        validation_share: share of each mega-batch that becomes validation data. The number of validation examples
+        validation_share: fraction of each mega-batch that becomes validation data. The number of validation examples
             is rounded down, but is at least one.
-        seed: seed for shuffling.
+        seed: random seed for shuffling.
 
     Raises:
         SettingError: if a mega-batch would contain fewer than two examples.
@@ -72,10 +73,12 @@ def partition(examples: Examples, num_mega_batches: int, validation_share: float
 
 
 def stacked_stream(streams: Sequence[Sequence[Arrival]]) -> MegaBatchStream:
-    """Return one stream for S seeds. The attribute `data` of each mega-batch is a list with one `Arrival` per seed.
+    """Join the streams of S seeds into one stream, so that the seeds can be trained together.
+
+    The attribute `data` of each mega-batch in the returned stream is a list with one `Arrival` per seed.
 
     Args:
-        streams: the mega-batches of each seed, as `partition` returns them.
+        streams: for each seed, the list of mega-batches that `partition` returned.
     """
     mega_batches = []
     for t, arrivals in enumerate(zip(*streams, strict=True), start=1):

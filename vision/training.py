@@ -1,10 +1,13 @@
-"""Train a stack of networks in one stage, and restore the parameters of the best epoch on the validation data.
+"""Train a stack of networks for one stage. Then restore the parameters of the epoch with the best validation score.
 
-A stack is a set of networks of one shape that are computed together. The networks that share a best epoch are called a
-unit: a single network, or all networks of a seed if they are trained as one model (UMix).
+A stack is several networks of one shape that are computed together. A unit is the part of a stack for which one best
+epoch is selected. Usually each network is a unit. If the networks of a seed are trained as one model (UMix), they
+together are one unit.
 
-Shapes: S seeds, N networks per seed, M = S x N networks, U units, R orders of the examples (see `Batches`), b examples
-per batch, n examples, C classes.
+An order is a random sequence in which examples are read (see `vision.batches`).
+
+Shapes: S seeds, N networks per seed, M = S x N networks, U units, R orders, b examples per batch, n examples,
+C classes.
 """
 
 from collections.abc import Callable
@@ -21,7 +24,7 @@ from vision.settings import SelectBy
 
 
 class Watcher:
-    """Base class of callbacks that are called while a stage trains. The methods of the base class do nothing."""
+    """Base class of objects whose methods are called during the training. The methods of the base class do nothing."""
 
     def begin_stage(self, index: int) -> None:
         """Called before stage `index` is trained."""
@@ -31,12 +34,12 @@ class Watcher:
 
         Args:
             epoch: number of the epoch in the stage, counted from 1.
-            error: function that computes the validation error rate of each unit, [U].
+            error: function that returns the current validation error rate of each unit, [U].
         """
 
 
 class OwnLoss:
-    """Loss that trains every network separately. The best epoch is also selected for each network, so U = M.
+    """The training loss if each network is trained separately. Each network is a unit, so U = M.
 
     Args:
         num_seeds: number of seeds, S.
@@ -45,24 +48,26 @@ class OwnLoss:
 
     def __init__(self, num_seeds: int, networks_per_seed: int):
         self.num_orders = num_seeds * networks_per_seed
-        """Number of random orders in which the examples are read, R. There is one order per network."""
+        """Number of orders, R. There is one order per network; in `JointLoss`, one per seed."""
         self._networks_per_seed = networks_per_seed
 
     def unit_logits(self, logits_MbC: Tensor) -> Tensor:
-        """Return the logits of each unit, [U, b, C]."""
+        """Return the logits of each unit, [U, b, C], given the logits of all networks."""
         return logits_MbC
 
     def gradient(self, logits_MbC: Tensor, one_hot_RbC: Tensor) -> Tensor:
-        """Return the gradient of each unit's mean cross entropy with respect to the logits of all networks, [M, b, C].
+        """Return the gradient of the loss with respect to the logits of all networks, [M, b, C].
+
+        The loss of a unit is its cross entropy, averaged over the examples of the batch.
 
         Args:
             logits_MbC: logits of all networks for one batch.
-            one_hot_RbC: one-hot classes of the batch, for each order.
+            one_hot_RbC: one-hot classes of the examples in the batch, for each order.
         """
         return _cross_entropy_gradient(self.unit_logits(logits_MbC), one_hot_RbC)
 
     def unit_labels(self, y_Sn: Tensor) -> Tensor:
-        """Return the labels for each unit, [U, n], given the labels of each seed."""
+        """Return for each unit the labels of its seed, [U, n], given the labels of each seed."""
         return y_Sn.repeat_interleave(self._networks_per_seed, 0) if self._networks_per_seed > 1 else y_Sn
 
     def repeat_for_networks(self, values_U: Tensor) -> Tensor:
@@ -71,15 +76,15 @@ class OwnLoss:
 
 
 class JointLoss(OwnLoss):
-    """Loss that trains the N networks of each seed as a single model (UMix).
+    """The training loss if the N networks of each seed are trained as one model (UMix).
 
-    The best epoch is selected for each seed, not for each network, so U = S. The networks of a seed read the same
-    batches. The logits of these networks are averaged (the paper) or summed (the authors' code).
+    These N networks are one unit, so U = S. They read the same batches. The logits of the unit are the mean of the
+    networks' logits (in the paper) or their sum (in the authors' code).
 
     Args:
         num_seeds: number of seeds, S.
         networks_per_seed: number of networks per seed, N.
-        mean: if True, logits are averaged, otherwise summed.
+        mean: if True, the networks' logits are averaged. If False, they are summed.
     """
 
     def __init__(self, num_seeds: int, networks_per_seed: int, mean: bool):
@@ -124,20 +129,20 @@ def train_stage(
     select_by: SelectBy,
     watcher: Watcher | None = None,
 ) -> TrainingCounts:
-    """Train a stack in place. At the end, each unit has the parameters that it had after its best epoch.
+    """Train a stack in place. At the end, each unit gets back the parameters that it had after its best epoch.
 
-    If several epochs are equally good, the first of them is used. If the validation loss of a unit is never finite, the
-    unit gets back the parameters that it had before the stage.
+    If several epochs are equally good, the first of them is the best epoch. If the validation loss of a unit is not
+    finite after any epoch, the unit gets back the parameters that it had before the stage.
 
     Args:
         stack: M networks.
         batches: training data.
         validation: validation data, used to select the best epoch.
-        loss: the training loss. It also defines which networks form a unit.
+        loss: the training loss. It also defines the units.
         optimizer: updates the stack's parameters.
         epochs: number of passes over the training data.
         select_by: the best epoch has the lowest "validation_loss" or the highest "validation_accuracy".
-        watcher: callback for the progress of the training.
+        watcher: object whose method `epoch` is called after each epoch, for example to show the progress.
     """
     x_valid, y_valid_Un = validation.examples, loss.unit_labels(validation.labels)
     best = [tensors.copy() for tensors in stack.tensors]
@@ -152,7 +157,8 @@ def train_stage(
         logits_UnC = loss.unit_logits(stack.logits_of_many(x_valid))
         score_U = _cross_entropy(logits_UnC, y_valid_Un)  # lower is better
         if select_by == "validation_accuracy":
-            # The argmax of NaN logits is some class, which may be correct by chance. Never select such an epoch.
+            # If logits are NaN, their argmax is still some class, which may be correct by chance. So give an epoch
+            # with NaN logits the score infinity, which is never selected.
             score_U = torch.where(score_U.isnan(), torch.inf, _error_rate(logits_UnC, y_valid_Un))
         score_U = score_U.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if watcher:
@@ -177,7 +183,7 @@ def _cross_entropy_gradient(logits: Tensor, one_hot: Tensor) -> Tensor:
 
 @lru_cache
 def _reciprocal(length: int, device: torch.device) -> Tensor:
-    """Return 1 / length as a cached tensor. For a Python number, torch would create a new tensor at every step."""
+    """Return 1 / length as a tensor. It is cached, because torch would turn a Python number into a tensor each time."""
     return torch.tensor(1.0 / length, device=device)
 
 

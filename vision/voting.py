@@ -1,7 +1,7 @@
 """Combine the outputs of ensemble members into one prediction.
 
-A member is one of the networks that predict together. Outputs are summed over members, so that the sum over members
-that do not change any more needs to be computed only once.
+A member is one of the networks that predict together. The outputs of the members are added up. Members that do not
+change any more need to be added up only once; later sums start from the result.
 """
 
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ from fairseq_alma.core.learner_settings import Combine
 class MemberOutputs:
     """The outputs of some ensemble members for some examples, summed over these members.
 
-    Adding two such objects returns the sum over the members of the first and of the second.
+    The sum a + b of two such objects contains the members of a and the members of b.
     """
 
     combine: Combine
-    """What decides the prediction: the mean "probability", the mean "logit", or the majority "vote"."""
+    """How the members predict together: by their mean "probability", their mean "logit", or a majority "vote"."""
     summed_SbC: Tensor
     """Sum of the members' probabilities, or of their logits if `combine` is "logit"."""
     votes_SbC: Tensor | None
-    """For each class, the number of members that predict it, if `combine` is "vote"; otherwise None."""
+    """Number of members that predict each class. It is None unless `combine` is "vote"."""
     num_members: int
-    """Number of members per seed in the sum."""
+    """Number of members per seed whose outputs are summed."""
 
     @staticmethod
     def empty() -> "MemberOutputs":
-        """Return outputs of zero members, the start value of a sum."""
+        """Return the outputs of zero members. Adding them to other outputs changes nothing."""
         return MemberOutputs("probability", torch.empty(0), None, 0)
 
     def __add__(self, other: "MemberOutputs") -> "MemberOutputs":
@@ -49,14 +49,15 @@ class MemberOutputs:
     def predicted_classes(self) -> Tensor:
         """Return the predicted class of each example, [S, b].
 
-        With majority vote, the mean probability decides between classes with the same number of votes.
+        With majority vote, several classes may get the same number of votes. Then the class with the largest mean
+        probability among them is predicted.
         """
         if self.votes_SbC is None:
             return self.summed_SbC.argmax(-1)
         return (self.votes_SbC + self.summed_SbC / (2 * self.num_members)).argmax(-1)
 
     def error_rate(self, y_Sb: Tensor) -> list[float]:
-        """Return the error rate of each seed, computed from an exact count of wrong predictions.
+        """Return the error rate of each seed. Wrong predictions are counted exactly, as integers.
 
         Args:
             y_Sb: the true classes, [S, b], or [1, b] if they are the same for all seeds.
@@ -65,9 +66,9 @@ class MemberOutputs:
         return [int(wrong) / y_Sb.shape[-1] for wrong in wrong_S]
 
     def loss(self, y_Sb: Tensor) -> list[float]:
-        """Return the loss of each seed, which is the mean negative log-probability of the true class, in nats.
+        """Return the loss of each seed: the mean negative log-probability of the true class of an example, in nats.
 
-        With majority vote, the loss is computed from the mean probability of the members.
+        With majority vote, this probability is the mean of the members' probabilities.
 
         Args:
             y_Sb: the true classes, [S, b], or [1, b] if they are the same for all seeds.
@@ -82,9 +83,9 @@ def sum_members(logits_MbC: Tensor, num_seeds: int, combine: Combine) -> MemberO
     """Return the outputs of M members, summed over the N members of each seed.
 
     Args:
-        logits_MbC: logits of all members, ordered by seed.
+        logits_MbC: logits of all members. The members of the first seed come first.
         num_seeds: number of seeds, S.
-        combine: what decides the prediction, see `MemberOutputs`.
+        combine: how the members predict together (see `MemberOutputs.combine`).
     """
     logits_SNbC = logits_MbC.unflatten(0, (num_seeds, -1))
     num_members = logits_SNbC.shape[1]

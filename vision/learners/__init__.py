@@ -1,9 +1,9 @@
 """The vision learners.
 
-A learner decides which networks a stage trains, from which parameters these networks start, and which networks predict.
+A learner decides which networks a stage trains, with which parameters the training starts, and which networks predict.
 
-base.py       base class and registry of the learners
-files.py      files of a learner: the networks after each growth and training, and predictor.json
+base.py       the base class, and the registry in which each learner has a name
+files.py      the files of a learner: its networks after each growth and each training, and predictor.json
 ensembles.py  SM, Ens, UMix, gEns
 mixtures.py   MoE, gMoE, gMoE with a flat gate, ensemble of mixtures
 firefly.py    FF

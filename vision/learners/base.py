@@ -1,7 +1,10 @@
-"""Base class of all vision learners: a stack of networks that is trained in stages, saved, and used to predict.
+"""Base class of all vision learners, and the registry of the learners.
 
-A learner trains the runs of all S seeds together, as one stack of S x N networks: N networks for each seed, ordered
-by seed. Only Firefly trains one seed at a time, because its networks grow to different shapes.
+A learner has a stack of networks. It trains the stack in stages, saves it to files, and predicts with it.
+
+The runs of all S seeds are trained together. The stack contains N networks for each seed, so S x N networks in total.
+The networks of the first seed come first. Exception: Firefly trains the run of each seed separately, because its
+networks grow to different shapes.
 """
 
 import os
@@ -34,19 +37,20 @@ from vision.voting import MemberOutputs, sum_members
 
 
 class VisionLearner:
-    """Base class of all vision learners. Without a subclass it is the learner SM: one network that every stage trains
-    further.
+    """Base class of all vision learners.
+
+    The base class itself behaves as the learner SM: it has one network per seed, and every stage continues to train it.
 
     Args:
         settings: settings of the run.
         backbone: creates the learner's networks.
         memory: stores the mega-batches as tensors.
         device: device on which the networks are placed.
-        watcher: callback for the progress of the training.
+        watcher: object whose methods are called during the training, for example to show the progress.
     """
 
     stacks_seeds: ClassVar[bool] = True
-    """Whether all seeds are computed together. If False, each seed is a separate run, one after another."""
+    """Whether the runs of all seeds are trained together. If False, they are trained one after another."""
 
     def __init__(
         self,
@@ -58,23 +62,25 @@ class VisionLearner:
     ):
         self.settings, self.backbone, self.memory, self.device = settings, backbone, memory, device
         self.own: Any = settings.own
-        """Settings that belong to this learner (see `fairseq_alma.core.catalogue`)."""
+        """The settings that only this learner has (see `fairseq_alma.core.catalogue`)."""
         self.watcher = watcher or Watcher()
         seeding = settings.seeding
         self.seeds = list(range(seeding.seed, seeding.seed + seeding.seeds))
         self.stage_index = self.stage_length = 0
-        """Index of the last trained stage (0 before the first), and number of mega-batches that were new in it."""
+        """Index of the last trained stage, and number of new mega-batches in this stage. Both are 0 before stage 1."""
         self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
-        """Loss and error rate of the predictor on the last stage's validation data, for each seed."""
+        """For each seed, loss and error rate on the validation data of the last stage. None before stage 1."""
         self.expert_load: list[list[list[float]]] | None = None
-        """Mixtures: mean weight of each expert over the validation examples, indexed by seed, layer and expert."""
+        """Mean weight of each expert over the validation examples, indexed by seed, mixture and expert.
+
+        The learners MoE, gMoE and gMoE with a flat gate set it in each stage. For other learners it is None."""
         self._files = StackFiles(settings.keep_stages)
         out = Path(settings.out)
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
         self._predictor_file = PredictorFile(folders, self.networks_per_seed)
         self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
 
-    # ---- Subclasses override the following methods.
+    # ---- Subclasses may override the following methods and properties.
 
     @property
     def networks_per_seed(self) -> int:
@@ -83,14 +89,14 @@ class VisionLearner:
 
     @property
     def combine(self) -> Combine:
-        """How the outputs of the networks that predict together are combined into one prediction."""
+        """How the networks that predict together form one prediction (see `MemberOutputs.combine`)."""
         return "probability"
 
     @property
     def members(self) -> list[tuple[str | None, Stack]]:
-        """The stacks of networks that predict together, each with a name. Most learners have one stack.
+        """The stacks of networks that predict together, each as (name, stack). Most learners have only one stack.
 
-        Stacks that will not change any more come first and have unique names, so that an evaluator can cache their
+        Stacks that will not change any more come first. Each has a unique name, under which an evaluator can cache its
         outputs. A stack that may still change comes last and has the name None.
         """
         return [(None, self.stack)]
@@ -100,32 +106,39 @@ class VisionLearner:
         return self.backbone.network(generators, self.device)
 
     def loss(self) -> OwnLoss:
-        """Return the training loss. It also defines which networks are trained as one model and share a best epoch."""
+        """Return the training loss. It also defines which networks are trained together as one model."""
         return OwnLoss(len(self.seeds), self.networks_per_seed)
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Add capacity before a stage and return the cost for each seed. The base class adds no capacity.
+        """Add capacity to the networks and return the cost for each seed. The base class adds no capacity.
 
         This method is called before each stage except the first.
+
+        Args:
+            stage: the stage that will be trained next.
         """
         return [Spent() for _ in self.seeds]
 
     def extra_state(self) -> dict[str, Any]:
-        """Return further state of the learner, as JSON values by name, that `save` stores in learner.json."""
+        """Return state that only the subclass has, as name -> JSON value. `save` stores it in learner.json."""
         return {}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore the values that `extra_state` returned when the learner was saved."""
+        """Restore the values that `extra_state` returned when the learner was saved.
+
+        Args:
+            state: the content of learner.json. It includes these values.
+        """
 
     def predictor_files(self) -> list[Path]:
-        """Return the checkpoint files of `members`, ordered by stage."""
+        """Return the files that contain the networks of `members`, ordered by stage."""
         return [self._files.current] if self._files.current else []
 
-    # ---- Methods that most learners inherit.
+    # ---- Most subclasses do not override the following methods and properties.
 
     @property
     def stack(self) -> Stack:
-        """The networks that are being trained. After `load`, the first access reads them from a file."""
+        """The networks that stages train. After `load`, the first access to this property reads them from a file."""
         if self._stack is None:
             self._stack = self._prepared(self._files.read(self.device))
         return self._stack
@@ -135,14 +148,22 @@ class VisionLearner:
         self._stack, self._files.current = self._prepared(stack), None
 
     def new_stack(self, stage_index: int) -> Stack:
-        """Return S x N untrained networks, ordered by seed. Each network has a separate random generator."""
+        """Return S x N untrained networks, the networks of the first seed first.
+
+        Args:
+            stage_index: index of the first stage that will train these networks. It affects the random parameters.
+        """
         return self.new_network(self.generators("initialisation", stage_index))
 
     def generators(self, purpose: str, stage_index: int, networks_per_seed: int | None = None) -> list[torch.Generator]:
-        """Return a random generator for each network of the stack, ordered by seed.
+        """Return a random generator for each network, the generators of the first seed first.
 
-        A generator depends on the seed, the purpose, the index of the network among the networks of this seed, and the
-        stage.
+        Each combination of seed, purpose, network and stage has a different generator.
+
+        Args:
+            purpose: what the random numbers are used for (see `SeedSettings.first`).
+            stage_index: index of the stage that uses the random numbers.
+            networks_per_seed: number of generators per seed. By default N, one for each network.
         """
         first = self.settings.seeding.first(purpose)
         count = networks_per_seed or self.networks_per_seed
@@ -155,7 +176,7 @@ class VisionLearner:
     def train(self, stage: Stage) -> list[Spent]:
         """Train the stack for one stage with a new optimizer, and return the cost for each seed.
 
-        Afterwards each network has the parameters of the epoch with the best validation score.
+        At the end, each network gets back the parameters of the epoch with the best validation score.
         """
         recipe, began = self.settings.recipe, time.perf_counter()
         self.watcher.begin_stage(stage.index)
@@ -167,7 +188,7 @@ class VisionLearner:
         batches = Batches(data, orders, recipe.batch_size, stage.replay, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
             stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
-        self.stack = stack  # training changes the networks, and this setter records that no file contains them
+        self.stack = stack  # the setter records that no file contains the networks that training will change
         trained = train_stage(
             stack, batches, data.validation, loss, self._optimizer(stack), recipe.epochs, recipe.select_by, self.watcher
         )
@@ -184,7 +205,7 @@ class VisionLearner:
 
     @property
     def bagging(self) -> bool:
-        """Whether each network trains on a separate bootstrap sample of the examples."""
+        """Whether each network is trained on a separate bootstrap sample of the examples."""
         return False
 
     def member_outputs(self, x: Tensor, stack: Stack) -> MemberOutputs:
@@ -203,9 +224,10 @@ class VisionLearner:
         return count if count > 1 else None
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to `folder`. After training, also write predictor.json.
+        """Write the state of the learner to `folder`, so that `load` can restore it.
 
-        Unless the setting `keep_stages` is true, delete older network files that are not needed any more.
+        After the training of a stage, also write predictor.json. Delete older files with networks that are not needed
+        any more, unless the setting `keep_stages` is true.
         """
         self._files.write(self.stack, folder / "networks.pt")
         assert self._files.current is not None
@@ -223,7 +245,7 @@ class VisionLearner:
         self._files.delete_unneeded(needed)
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` wrote to `folder`. The networks are read from a file at their first use.
+        """Restore the state that `save` wrote to `folder`. The networks are read from a file when they are first used.
 
         Raises:
             RunError: if learner.json is damaged.
@@ -236,7 +258,7 @@ class VisionLearner:
         self.set_extra_state(state)
 
     def _prepared(self, stack: Stack) -> Stack:
-        """Set the data type in which a stack computes, as in the setting `precision`. Return the stack."""
+        """Make a stack compute in the data type of the setting `precision`, and return the stack."""
         stack.set_compute_dtype(torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32)
         return stack
 
@@ -258,7 +280,7 @@ def _uniform(generators: Sequence[torch.Generator], shape: tuple[int, ...]) -> T
 
 
 LEARNERS: dict[str, type[VisionLearner]] = {}
-"""The class of each vision learner, by name. `register_learner` adds entries."""
+"""Name of each vision learner -> its class. `register_learner` adds entries."""
 
 
 def register_learner(
@@ -273,10 +295,10 @@ def register_learner(
 
     Args:
         name: the value of `learner=`.
-        label: name of the learner in figures and tables; by default `name`. Learners in the catalogue have a label
-            already.
-        summary: one sentence for `--help`; by default the first line of the class's docstring.
-        settings: class of the settings that belong to this learner; by default there are none.
+        label: name of the learner in figures and tables. By default it is `name`, or the label in
+            `fairseq_alma.core.catalogue` if the learner is listed there.
+        summary: one sentence for `--help`. By default it is the first line of the class's docstring.
+        settings: class of the settings that only this learner has. By default there are no such settings.
         grows: whether the learner adds capacity between stages.
 
     Raises:

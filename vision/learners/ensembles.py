@@ -14,12 +14,12 @@ from vision.training import JointLoss, OwnLoss
 
 @register_learner("sm")
 class SingleModel(VisionLearner):
-    """SM: one network that every stage trains further."""
+    """SM: one network. Every stage continues to train it."""
 
 
 @register_learner("ens")
 class Ensemble(VisionLearner):
-    """Ens: N networks. Each is trained separately and has its own best epoch. Bagging and majority vote are options."""
+    """Ens: N networks that are trained separately and predict together. Bagging and majority vote are options."""
 
     own: EnsembleSettings
 
@@ -38,7 +38,7 @@ class Ensemble(VisionLearner):
 
 @register_learner("umix")
 class UnionMix(VisionLearner):
-    """UMix: N networks trained as one model, with the mean (authors' code: sum) of the networks' logits as output."""
+    """UMix: N networks trained as one model. Its logits are the mean of the networks' logits (authors' code: sum)."""
 
     own: UnionMixSettings
 
@@ -56,7 +56,10 @@ class UnionMix(VisionLearner):
 
 @register_learner("gens")
 class GrowingEnsemble(VisionLearner):
-    """gEns: each stage adds k new networks and trains only these. The networks of earlier stages are frozen."""
+    """gEns: each stage adds k new networks and trains only these.
+
+    The networks of earlier stages are frozen: they do not change any more, but still predict.
+    """
 
     own: GrowingEnsembleSettings
 
@@ -64,7 +67,7 @@ class GrowingEnsemble(VisionLearner):
         super().__init__(*args, **kwargs)
         self._frozen: list[tuple[str, Stack]] = []
         self._num_frozen = 0
-        """Number of stages whose networks are frozen. These stages are the first ones of the run."""
+        """Number of stages whose networks are frozen: the stages 1, 2, ..., up to this number."""
 
     @property
     def networks_per_seed(self) -> int:
@@ -81,7 +84,7 @@ class GrowingEnsemble(VisionLearner):
 
     @property
     def frozen(self) -> list[tuple[str, Stack]]:
-        """The frozen networks of each earlier stage, as (name, stack). Networks not in memory are read from files."""
+        """The frozen networks of each earlier stage, as (name, stack). If not in memory, they are read from files."""
         del self._frozen[self._num_frozen :]
         for index in range(len(self._frozen) + 1, self._num_frozen + 1):
             stack = self._prepared(read_checkpoint(self._file_of_stage(index), self.device))
@@ -91,7 +94,8 @@ class GrowingEnsemble(VisionLearner):
     def grow(self, stage: Stage) -> list[Spent]:
         """Freeze the networks of the last stage and create new networks.
 
-        The new networks have random parameters or, as in the authors' code, start as copies of those of the last stage.
+        The new networks have random parameters. If the setting `new_members_from` is "copy", as in the authors' code,
+        they are copies of the networks of the last stage.
         """
         last, frozen = self.stack, self.frozen
         frozen.append((f"stage {self.stage_index}", last))

@@ -1,7 +1,7 @@
-"""Write, read and delete the files of a vision learner: the networks after each step, and predictor.json.
+"""Write, read and delete the files of a vision learner: its networks, and predictor.json.
 
-A step is the growth or the training of a learner in one stage. A small file, the done mark, records that a step is
-finished.
+Here, a step is the growth or the training of the learner in one stage. The networks are saved after each step. Then a
+small file, the done mark, is written. It records that the step is finished.
 """
 
 import os
@@ -16,10 +16,10 @@ from vision.networks import Stack
 
 
 class StackFiles:
-    """Stores the networks of a learner after each step, and deletes files that are not needed any more.
+    """Writes the networks of a learner to a file after each step, and deletes files that are not needed any more.
 
-    The files of the last two steps are always kept: if the process is killed before the done mark of a step is written,
-    the next process continues from the files of the step before.
+    The files of the last two steps are always kept. The process may be killed before the done mark of the last step is
+    written. Then the next process continues from the file of the step before.
 
     Args:
         keep_all: if True, no file is deleted.
@@ -27,12 +27,12 @@ class StackFiles:
 
     def __init__(self, keep_all: bool):
         self.current: Path | None = None
-        """File that contains the networks in their current state, or None if no file does."""
+        """File that contains the networks in their current state. None if there is no such file."""
         self._keep_all = keep_all
         self._recent: list[Path] = []
 
     def read(self, device: torch.device) -> Stack:
-        """Return the networks in `current`.
+        """Return the networks in the file `current`.
 
         Raises:
             StageError: if the file is missing or damaged.
@@ -41,7 +41,7 @@ class StackFiles:
         return read_checkpoint(self.current, device)
 
     def write(self, stack: Stack, path: Path) -> None:
-        """Write the networks to `path`, unless a file already contains them in their current state."""
+        """Write the networks to `path`. If a file already contains them in their current state, do nothing."""
         if self.current is None:
             write_checkpoint(stack, path)
             self.use(path)
@@ -53,7 +53,7 @@ class StackFiles:
             self._recent.append(path)
 
     def delete_unneeded(self, needed: Sequence[Path]) -> None:
-        """Delete files of earlier steps, except those in `needed` and those of the last two steps."""
+        """Delete the files of all steps except the last two. Do not delete the files in `needed`."""
         while len(self._recent) > 2:
             path = self._recent.pop(0)
             if not self._keep_all and path not in needed:
@@ -61,11 +61,13 @@ class StackFiles:
 
 
 class PredictorFile:
-    """Writes predictor.json, the list of checkpoints that form the current predictor of a run.
+    """Writes predictor.json, the list of the checkpoints with which a run predicts now.
+
+    A checkpoint is a file with networks. It contains the networks of all seeds.
 
     Args:
         run_folders: run folder of each seed.
-        networks_per_seed: number of networks per seed in each checkpoint. Each contains the networks of all seeds.
+        networks_per_seed: number of networks per seed in each checkpoint.
     """
 
     def __init__(self, run_folders: Sequence[Path], networks_per_seed: int):
@@ -76,9 +78,9 @@ class PredictorFile:
         """Write the predictor.json of each seed.
 
         Args:
-            paths: checkpoints, ordered by stage. Digests are cached, so a checkpoint that was passed in an earlier call
-                must not have changed, except for the last in this list.
-            combine: how the outputs of the networks are combined into one prediction.
+            paths: checkpoints, ordered by stage. The last one may have changed since the previous call. The others
+                must not have changed, because their digests are cached.
+            combine: how the networks form one prediction (see `MemberOutputs.combine`).
             dataset: name of the dataset.
         """
         for path in paths[len(self._digests) :]:

@@ -1,4 +1,4 @@
-"""The learner FF: a network that grows in width, and optionally in depth, with the Firefly method."""
+"""The learner FF: one network that grows with the Firefly method, in width and optionally in depth."""
 
 import time
 from collections.abc import Iterator
@@ -25,20 +25,23 @@ from vision.learners.base import VisionLearner, register_learner
 
 @register_learner("ff")
 class Firefly(VisionLearner):
-    """FF: one network that grows between stages, in the places that lower the loss fastest (Firefly, Wu et al. 2020).
+    """FF: one network. Between stages it grows where growth lowers the loss fastest (Firefly, Wu et al. 2020).
 
-    The networks of different seeds grow to different shapes, so each seed is computed separately.
+    The networks of different seeds grow to different shapes. So they cannot form a stack, and the run of each seed is
+    trained separately.
     """
 
     stacks_seeds = False
     own: FireflySettings
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Grow the network every `grow_every` stages, and return the cost of ranking the candidates.
+        """Every `grow_every` stages, grow the network. Return the cost of the growth.
 
-        Candidates are new units, splits of units and new layers. As in the authors' code, they are ranked on the
-        training data of the coming stage, without augmentation, because the validation data of one mega-batch are too
-        few.
+        A candidate is a change that could be made: a new unit, a unit that is split in two, or a new layer. The
+        candidates are ranked by how fast they lower the loss, and the best are added.
+
+        As in the authors' code, the loss is computed on the training data of the next stage, without augmentation. The
+        validation data of one mega-batch would be too few.
         """
         own = self.own
         if (stage.index - 1) % own.grow_every:
@@ -58,24 +61,25 @@ class Firefly(VisionLearner):
         return [Spent(train_flops=flops + wider.flops, train_seconds=time.perf_counter() - began)]
 
     def _count_rule(self, chain: Chain, stage_index: int) -> CountRule:
-        """Return the rule that decides how many of the best candidates are added."""
+        """Return the rule that decides how many candidates are added (see `grow`)."""
         if self.own.grow_by == "width":
-            # As in the authors' code, the width at stage t + 1 is about c (1 + g t), where c is the first width and
-            # g is grow_ratio.
+            # As in the authors' code, the width of the network in stage t + 1 is about c (1 + g t). Here c is the
+            # width in the first stage, and g is grow_ratio.
             t, g = stage_index - 1, self.own.grow_ratio
             return count_by_width_ratio(chain, (g * t + 1) / (g * (t - 1) + 1) - 1)
         return count_by_num_params(chain, self._target_params(stage_index))
 
     def _target_params(self, stage_index: int) -> int:
-        """Return the number of parameters that the network should have when this stage starts."""
+        """Return the number of parameters that the network should have when stage `stage_index` starts."""
         first = chain_from_stack(self.new_stack(1)).num_params()
         return first + round(self.own.grow_ratio * first) * ((stage_index - 1) // self.own.grow_every)
 
 
 def _chain_batches(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of one epoch as (examples, classes) in the format of `Chain`, without augmentation.
+    """Yield the batches of one epoch as (examples, classes), without augmentation, in the format that `Chain` reads.
 
-    Images have the shape [b, channels, height, width], and classes are indices, [b].
+    In this format, images have the shape [b, channels, height, width], the inputs of an MLP have the shape [b, inputs],
+    and classes are indices, [b].
     """
     for (x,), (one_hot,) in batches.epoch(augmented=False):
         yield x.movedim(-1, 1) if x.dim() == 4 else x, one_hot.argmax(-1)

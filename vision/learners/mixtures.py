@@ -1,4 +1,4 @@
-"""Learners whose networks are mixtures of experts: MoE, gMoE and an ensemble of mixtures."""
+"""Learners whose networks contain mixtures of experts: MoE, gMoE, and an ensemble of such networks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,13 +20,13 @@ from vision.learners.base import VisionLearner, register_learner
 from vision.learners.ensembles import GrowingEnsemble
 from vision.networks import GatedStack, Stack
 
-# Shapes: M networks (one for each of S seeds), E experts, b examples per batch, n examples, C classes.
+# Shapes: S seeds, M networks (one per seed, so M = S), E experts, b examples per batch, n examples, C classes.
 
 
 class _MixtureLearner(VisionLearner):
-    """Base class of learners with one mixture network per seed.
+    """Base class of learners with one network per seed, which contains several mixtures of experts.
 
-    Both hidden layers of the multilayer perceptron, or blocks 2 to 5 of the VGG, are mixtures of experts.
+    In a multilayer perceptron, both hidden layers are mixtures of experts. In a VGG, blocks 2 to 5 are.
     """
 
     own: GatedSettings
@@ -37,7 +37,8 @@ class _MixtureLearner(VisionLearner):
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         scores = super()._validate(data)
-        # The last forward pass read the validation examples, so the expert weights that it stored give the loads.
+        # super()._validate() computed the network's outputs for the validation examples. The stack still stores the
+        # weights that its experts had for these examples.
         loads = [weights_MbE.mean(1) for weights_MbE in self.stack.expert_weights]
         self.expert_load = [[load_ME[number].tolist() for load_ME in loads] for number in range(len(self.seeds))]
         return scores
@@ -51,21 +52,24 @@ class _MixtureLearner(VisionLearner):
 
 @register_learner("moe")
 class Mixture(_MixtureLearner):
-    """MoE: mixtures of E experts that do not grow (version 1 of the paper)."""
+    """MoE: mixtures with a constant number of experts, E (version 1 of the paper)."""
 
     own: MixtureSettings
 
 
 @register_learner("gmoe")
 class GrowingMixture(_MixtureLearner):
-    """gMoE: before a stage, each mixture splits its expert with the largest loss into two experts under a new gate."""
+    """gMoE: mixtures that grow between stages. In each mixture, the expert with the largest loss is split in two."""
 
     own: GrowingMixtureSettings
     flat = False
     """Whether each mixture has one softmax gate over all experts, instead of a tree of gates."""
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Every `grow_every` stages, split one expert per mixture, chosen by the validation data of the last stage."""
+        """Every `grow_every` stages, split one expert of each mixture. Return the cost of choosing these experts.
+
+        The experts are chosen on the validation data of the last stage (see `worst_experts`).
+        """
         if (stage.index - 1) % self.own.grow_every:
             return super().grow(stage)
         stack, data = self.stack, self.memory.previous_stage_data(stage, self.stage_length).validation
@@ -77,16 +81,20 @@ class GrowingMixture(_MixtureLearner):
 
 @register_learner("gmoe_flat")
 class GrowingFlatMixture(GrowingMixture):
-    """gMoE with one softmax gate over all experts (ablation in version 1). Each growth changes the network's output."""
+    """gMoE with one softmax gate over all experts (ablation in version 1 of the paper).
+
+    Each growth changes the outputs of the network. With the tree of gates of gMoE, the outputs stay the same, up to
+    rounding.
+    """
 
     flat = True
 
 
 @register_learner("ens_moe")
 class EnsembleOfMixtures(GrowingEnsemble):
-    """A growing ensemble of mixture networks (ablation in version 1).
+    """gEns with networks that contain mixtures of experts (ablation in version 1 of the paper).
 
-    Each stage adds new networks and freezes the earlier ones.
+    Each stage adds new networks and trains only these. The networks of earlier stages are frozen.
     """
 
     own: EnsembleOfMixturesSettings  # type: ignore[assignment]  # both parents' settings
@@ -96,16 +104,16 @@ class EnsembleOfMixtures(GrowingEnsemble):
 
 
 def worst_experts(stack: GatedStack, x: Tensor, y_Sn: Tensor, split_by: SplitBy) -> list[list[int]]:
-    """Return the index of the expert to split, for each mixture and each network.
+    """Return, for each mixture and each network, the index of the expert that should be split.
 
     Args:
         stack: one network per seed, so M = S.
         x: examples, [S, n, ...].
         y_Sn: classes of the examples.
-        split_by: how experts are compared. The expert with the largest sum over all examples is split.
-            "validation_loss" sums the loss of each example times the expert's gate probability; with hard gates, the
-            losses of the examples that use the expert. "gate_mass" sums the expert's gate probabilities (the authors'
-            code).
+        split_by: how experts are compared. The expert with the largest sum over all examples is chosen. For
+            "validation_loss", the sum of: loss of the example times weight of the expert for this example. For
+            "gate_mass" (the authors' code), the sum of the weights. With soft gates, the weight is the expert's gate
+            probability. With hard gates, it is 1 if the example uses the expert, otherwise 0.
     """
     sums: list[Tensor] = []
     at_once = stack.examples_at_once
