@@ -13,5 +13,5 @@ class PrepError(AlmaError):
 class Unworkable(PrepError):  # noqa: N818, an adjective describes it better
     """An error for settings that cannot work on this text.
 
-    The work folder is removed, because a later run cannot continue from it.
+    The work folder is removed, because no later call of alma-prep could continue from it.
     """
