@@ -73,9 +73,9 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
     changed = []
     for name, now in json.loads(json.dumps(settings.identity())).items():
         # A setting is unchanged if its value equals the recorded value, either the given or the computed one. In two
-        # cases this cannot be checked, and the setting counts as unchanged. First case: the earlier release did not
-        # record the setting, because it had no such option. Second case: the value is None now, and the earlier release
-        # did not record "given".
+        # cases, there is no recorded value to compare, and the setting counts as unchanged. First case: an earlier
+        # release did not record the setting, because it had no such option. Second case: the value is None now, and an
+        # earlier release did not record "given".
         if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")

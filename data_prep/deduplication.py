@@ -2,7 +2,8 @@
 
 An exact copy has the same text as another document. A near copy has similar text. The folder OUT/dedup of a stream
 stores a key and a MinHash signature per document, together 128 bytes. The key is a 16-byte hash of the text: exact
-copies have equal keys. The signature is used to find near copies (see `duplicates`).
+copies have equal keys. The signature is used to find near copies (see `duplicates`). It is stored only if the setting
+`duplicates` is "near".
 """
 
 from collections.abc import Sequence

@@ -109,8 +109,8 @@ def find_duplicates(
     count = len(keys)
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
     high, low = halves[:, 0], halves[:, 1]
-    # Sort documents by priority: the first document of each group is kept. Documents with equal text stay in
-    # input order, because it does not matter which of them is kept.
+    # Sort documents by priority: the first document of each group is kept. Documents that are equal in all sort keys
+    # stay in input order. They have equal text, so it does not matter which of them is kept.
     by_priority = np.lexsort((low, high, -num_words, rank))
     priority = np.empty(count, np.int32 if count < 2**31 else np.int64)
     priority[by_priority] = np.arange(count, dtype=priority.dtype)

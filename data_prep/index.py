@@ -1,4 +1,4 @@
-"""Index entries, and the index file. An index entry says where the text of a document or passage is, and how long.
+"""Index entries, and the index file. An index entry gives the position and length of the text of a document or passage.
 
 The text is in the spool, a folder of plain text files. A passage is a document, or a piece of a long document. Only
 the index entries are kept in memory, not the text of the corpus.

@@ -16,7 +16,7 @@ from data_prep.partition import MIN_MEGA_BATCH_WORDS
 def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
     """Return the indices that sort entries by key.
 
-    Keys are pseudo-random and depend on the seed, so this shuffles the entries reproducibly.
+    Keys are pseudo-random and depend on the seed. Sorting by key therefore shuffles the entries reproducibly.
 
     Args:
         entries: the index entries (`index.ENTRY`) of documents or passages.
@@ -221,8 +221,8 @@ def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> li
     """Return the split boundaries, as passage indices: [0, end of valid, end of mega-batch 1, .., end of test].
 
     All mega-batches and the test set should have the same number of words. But a boundary must be at the end of a
-    passage, so the end nearest to the exact position is used. The size of a mega-batch is therefore wrong by at most
-    the length of the longest passage.
+    passage, so the end nearest to the exact position is used. The size of a mega-batch therefore differs from the exact
+    size by at most the length of the longest passage.
 
     Args:
         words: int [n], the number of words of each passage, in order.

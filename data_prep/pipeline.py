@@ -70,7 +70,7 @@ def build_stream(
 
     Raises:
         PrepError: if too many files are damaged, or a worker died or hung.
-        Unworkable: if the settings cannot work on this text.
+        Unworkable: if the settings cannot work on the text of the sources.
     """
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
@@ -140,7 +140,7 @@ def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> 
 def _workable(compute: Callable[[], Result]) -> Result:
     """Return the result of `compute`. If it raises PrepError, raise Unworkable instead.
 
-    Use it for computations that fail only if the settings cannot work on this text.
+    Use it for computations that fail only if the settings cannot work on the text of the sources.
     """
     try:
         return compute()
@@ -229,7 +229,7 @@ def _without_copies(
 
 
 def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
-    """Return the sizes of splits and passages. Raise Unworkable if they do not fit the amount of text."""
+    """Return the sizes of splits and passages. Raise Unworkable if there is too little text for the settings."""
     if base is not None:
         return _workable(lambda: partition.extension_plan(total_words, num_mega_batches, settings.passage_words))
     return _workable(

@@ -65,7 +65,9 @@ class Task(ABC):
 
 
 def _task_from(description: dict) -> Task:
-    """Return the task with this description. Imports the task's class, so that any worker on any machine can run it.
+    """Return the task with this description.
+
+    The task's class is imported here, so that any worker on any machine can run the task.
 
     Args:
         description: the result of `Task.description`, parsed from JSON.

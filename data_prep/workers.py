@@ -81,7 +81,7 @@ class Workers:
 
 
 class Local:
-    """An executor that runs tasks in worker processes on this machine. It is a context manager.
+    """An executor that runs tasks in worker processes on this machine. It is a context manager that ends them.
 
     All steps use the same worker processes. Exception: tasks with more than one thread get a new process.
 
