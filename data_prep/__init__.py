@@ -1,21 +1,23 @@
 """alma-prep: turn corpora into a stream folder (docs/design.md). Needs neither torch nor fairseq.
 
-A stream is a sequence of mega-batches, large portions of training text that a model is trained on one after another,
-with a validation set and a test set. These three kinds of data sets are the splits of the stream.
+A stream is a sequence of mega-batches, with a validation set and a test set. A mega-batch is a large portion of
+training text. A model is trained on one mega-batch after another. The mega-batches, the validation set and the test set
+are called the splits of the stream.
 
 The steps, in order, and the modules that implement them:
 
     prepare, extend     make a new stream, or extend one; `pipeline` calls the steps below in order
     sources/            list files, and read documents from each kind of file
-    reading, cleaning   read every document once, remove unwanted ones, copy the rest into the `spool`
+    reading, cleaning   read every document once, remove unwanted documents, and copy the rest into the `spool`, a
+                        folder of plain text files
     deduplication       remove copies of documents (`duplicates` finds the copies)
     partition, layout   cut long documents into passages, shuffle passages by seed, divide them into splits;
-                        `index` defines the file that stores this order and these splits
+                        `index` defines the file that stores the order of the passages and the splits
     stream_tokenizer    train a tokenizer, or copy a given one (`tokenization` implements the tokenizers)
     encoding            encode passages and write fairseq's files (`mmap_writer`, `dictionary`)
     work_folder         lock the work folder, and move the finished files from it into the `stream_folder`
 
-`tasks` divides a step into tasks, which run in parallel. If a run is killed, the next run does only the unfinished
+`tasks` divides a step into tasks, which run in parallel. If alma-prep is killed, its next call does only the unfinished
 tasks. Each running task has a `heartbeat`, a file that shows its progress. `workers` and `slurm` run tasks. `options`
 and `settings` declare the command-line options, `cli` is the command, and `summary` formats the tables that the command
 prints at the end.

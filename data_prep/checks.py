@@ -1,4 +1,8 @@
-"""Checks before any work begins: of libraries, of folders, and of the settings and files of a finished stream."""
+"""Checks before any work begins.
+
+Are all needed libraries installed? Are the stream folder and the sources separate? Was a finished stream made with
+these settings and from these files?
+"""
 
 import hashlib
 import importlib.util
@@ -13,7 +17,10 @@ from data_prep.tokenization import TOKENIZERS, given_tokenizer
 
 
 def check_installed(settings: PrepSettings, files: Files) -> None:
-    """Raise PrepError if a library that the settings or files need is missing (optional dependencies `[corpora]`)."""
+    """Raise PrepError if a library is missing that the settings or files need.
+
+    These libraries are installed with the optional dependencies `[corpora]`.
+    """
     needed: dict[str, str] = {}
     for source, found in files.items():
         needed |= dict.fromkeys(needed_libraries(source, found), f"source {source}")
@@ -54,19 +61,21 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
     """Raise PrepError if a finished stream was made with different settings or from different files.
 
     Args:
-        settings: the settings of this run.
+        settings: the settings of this call of alma-prep.
         files: the files of each source.
         stream: the content of stream.json.
     """
     before = stream["settings"]
-    # "given" has the values as the user gave them: None means that the default was computed from the text. "settings"
-    # has the computed values instead of None. Earlier releases recorded only "settings".
+    # stream.json records the settings twice. "given" has the values that the user gave; None stands for a default that
+    # is computed from the text. "settings" has the computed values instead of None. Earlier releases recorded only
+    # "settings".
     given = stream.get("given", before)
     changed = []
     for name, now in json.loads(json.dumps(settings.identity())).items():
-        # A setting is unchanged if its value equals the old value as given or as computed. Two cases cannot be checked
-        # and count as unchanged: the earlier release did not record the setting (it had no such option), or the value
-        # is None now and the earlier release did not record which values were given.
+        # A setting is unchanged if its value equals the recorded value, either the given or the computed one. In two
+        # cases, there is no recorded value to compare, and the setting counts as unchanged. First case: an earlier
+        # release did not record the setting, because it had no such option. Second case: the value is None now, and an
+        # earlier release did not record "given".
         if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")

@@ -1,9 +1,9 @@
 """Remove documents in unwanted languages, and documents that fail the Gopher rules (Rae et al., 2021).
 
-datatrove implements the Gopher rules (quality: section A1.1, repetition: table A1 of that paper). Here, as in that
-paper, words are separated by white space. datatrove's default English word tokenizer is not used, because it also
-counts punctuation marks as words, so pages of dialogue would fail the rule that most words must contain a letter. It
-also takes a minute for 25 MB of text.
+datatrove implements the Gopher rules: the quality rules (section A1.1 of the paper) and the repetition rules (table
+A1). Words are separated by white space, as in the paper. datatrove's default English word tokenizer is not used, for
+two reasons. First, it counts punctuation marks as words. Pages of dialogue would then fail the rule that most words
+must contain a letter. Second, it takes a minute for 25 MB of text.
 """
 
 from typing import NamedTuple
@@ -61,7 +61,7 @@ class Cleaner:
 
 
 def known_languages() -> frozenset[str]:
-    """Return the ISO 639 codes of the languages that fastText's model lid.176 detects."""
+    """Return the ISO 639 codes of the languages that the language detector (fastText's model lid.176) knows."""
     return frozenset([
         "af", "als", "am", "an", "ar", "as", "az", "ba", "be", "bg", "bn", "bo", "br", "bs", "ca", "ce", "co",
         "cs", "cv", "cy", "da", "de", "dv", "el", "en", "eo", "es", "et", "eu", "fa", "fi", "fr", "fy", "ga", "gd",

@@ -19,8 +19,7 @@ def main(argv: list[str] | None = None) -> int:
         argv: the command-line arguments; None: sys.argv[1:].
 
     Returns:
-        The exit code: 0 for success, 2 after an error, which is printed on stderr in one message that says what to do,
-        and 130 after Ctrl-C.
+        The exit code: 0 after success, 2 after an error, 130 after Ctrl-C. The error message is printed on stderr.
     """
     parsed = _parser().parse_args(argv)
     try:

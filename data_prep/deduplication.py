@@ -1,7 +1,9 @@
 """The step that removes copies of documents, and the files by which a later extension recognises copies.
 
-An exact copy has the same text as another document; a near copy has similar text. A stream stores 128 bytes per
-document in the folder OUT/dedup: a key (16-byte hash of the text) and a MinHash signature, which shows similarity.
+An exact copy has the same text as another document. A near copy has similar text. The folder OUT/dedup of a stream
+stores a key and a MinHash signature per document, together 128 bytes. The key is a 16-byte hash of the text: exact
+copies have equal keys. The signature is used to find near copies (see `duplicates`). It is stored only if the setting
+`duplicates` is "near".
 """
 
 from collections.abc import Sequence
@@ -17,18 +19,21 @@ from data_prep.reading import Spooled, source_name
 def remove_copies(
     spooled: Spooled, known_keys: np.ndarray, known_signatures: Sequence[list[Path]]
 ) -> tuple[np.ndarray, np.ndarray, list[dict]]:
-    """Remove documents that are exact or near copies of other new documents or of documents already in the stream.
+    """Remove new documents that are exact or near copies.
+
+    They can be copies of documents that are already in the stream, or of other new documents. Of new documents that are
+    copies of each other, one is kept (see `find_duplicates`).
 
     Args:
-        spooled: the new documents.
+        spooled: the new documents, that is, those that were read from the sources.
         known_keys: V16 [m], the keys of the documents already in the stream; empty for a new stream.
         known_signatures: the signature files of the documents already in the stream: one list of files for the stream
             as it was first made, and one list per extension.
 
     Returns:
-        The index entry (`index.ENTRY`) of each remaining document; a bool mask over all new documents that is True for
-        exact copies; and rows for the "cleaning" table in stream.json: how many documents and words were removed from
-        each source.
+        Three values. First, the index entry (`index.ENTRY`) of each remaining document. Second, a bool mask over all
+        new documents, True for exact copies. Third, rows for the "cleaning" table in stream.json: how many documents
+        and words of each source were removed.
     """
     from data_prep.duplicates import find_duplicates  # needs scipy, which takes a second to import
 
@@ -58,17 +63,18 @@ def remove_copies(
 
 
 def save_keys(folder: Path, number: int, keys: np.ndarray, exact: np.ndarray, signatures: list[Path] | None) -> None:
-    """Write the keys and signatures of all documents of this run. A later extension uses them to recognise copies.
+    """Write the keys and signatures of all documents that were read. A later extension uses them to find copies.
 
-    The files also contain near copies that this run removed: a new text that is similar to a removed near copy is
+    Near copies that were removed are written, too. Reason: a later text that is similar to a removed near copy is
     probably also similar to a text in the stream. The files are sorted by key, so they do not depend on the order in
     which the sources were read.
 
     Args:
         folder: the stream's folder `dedup`.
-        number: 0 if this run makes a new stream, else the number of the extension, from 1.
+        number: 0 for a new stream, else the number of the extension, from 1.
         keys: V16 [n], the key of each document: a 16-byte hash of its text.
-        exact: bool [n], True for exact copies. Their keys are not written, because these keys are stored already.
+        exact: bool [n], True for exact copies. They are not written, because the document that is kept has the same
+            key.
         signatures: the signature files of the n documents; None if near copies were not searched for.
     """
     from data_prep.duplicates import NUM_BANDS, load_band
@@ -90,7 +96,8 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
 
     Args:
         folder: the stream's folder `dedup`.
-        count: 1 plus the number of the stream's extensions. Each of them, and the stream itself, has its own files.
+        count: 1 plus the number of the stream's extensions. The stream as it was first made and each extension have
+            their own files.
         duplicates: the setting `duplicates`: near, exact, or keep. With keep, nothing is loaded.
 
     Raises:

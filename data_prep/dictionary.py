@@ -1,11 +1,11 @@
-"""Build dict.txt, the tokenizer's symbols as a fairseq Dictionary.
+"""Build dict.txt, the file from which fairseq reads the tokenizer's symbols as a Dictionary.
 
 The symbol with id i in the tokenizer has id i + 4 in fairseq, because fairseq puts four special symbols first.
 """
 
 EOS = 2
 NUM_SPECIAL = 4
-"""Number of fairseq's special symbols <s>, <pad>, </s> and <unk>. Their ids come before the first line of dict.txt."""
+"""Number of fairseq's special symbols <s>, <pad>, </s> and <unk>. Their ids are 0 to 3. dict.txt does not list them."""
 MULTIPLE = 8
 """fairseq pads the number of symbols in a dictionary to a multiple of this number, so that matrix products are fast."""
 
@@ -18,10 +18,11 @@ def dictionary_size(num_symbols: int) -> int:
 
 
 def dictionary_names(symbols: list[str]) -> list[str]:
-    """Return a unique name without white space, as fairseq needs it, for each symbol and each padding entry.
+    """Return a name for each symbol and each padding entry. fairseq needs unique names without white space.
 
-    White space inside a symbol is written like <U+000A>. If an earlier symbol or one of fairseq's four special symbols
-    has the same name, `#` and the symbol's id are appended. Text is decoded from ids, so the names do not affect it.
+    Each white space character in a symbol is replaced by its code, such as <U+000A>. If an earlier symbol or one of
+    fairseq's four special symbols already has the resulting name, `#` and the symbol's id are appended. The names do
+    not affect decoded text, because text is decoded from ids.
     """
     num_padding = dictionary_size(len(symbols)) - NUM_SPECIAL - len(symbols)
     padding = [f"madeupword{number:04d}" for number in range(num_padding)]
@@ -36,5 +37,5 @@ def dictionary_names(symbols: list[str]) -> list[str]:
 
 
 def dictionary_text(names: list[str], counts: list[int]) -> str:
-    """Return the content of dict.txt: one line `name count` per symbol, in the order of the arguments (by id)."""
+    """Return the content of dict.txt: one line `name count` per symbol. Both arguments are sorted by id."""
     return "".join(f"{name} {count}\n" for name, count in zip(names, counts, strict=True))

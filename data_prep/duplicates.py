@@ -1,11 +1,14 @@
 """Find exact duplicates and near-duplicates among all documents of all sources.
 
 Near-duplicates are found by MinHash (Broder, 1997) of word 5-grams in 14 bands of 8 hashes, the default settings of
-datatrove. Two documents with Jaccard similarity 0.8 are equal in at least one band with probability 0.92; with
-similarity 0.72, the probability is 0.65. A document takes 128 bytes: its key (16-byte hash of the text) and one 64-bit
-hash per band. Two documents that are equal in a band count as copies of each other, and so do documents that are linked
-by a chain of such pairs: they form a group. One document of each group is kept. Which one depends only on text and
-snapshots (points in time, see `snapshots`), not on the order of files, sources and workers.
+datatrove. The 8 hashes of a band are combined into one 64-bit hash. The signature of a document is these 14 numbers.
+Together with the key (16-byte hash of the text), a document takes 128 bytes.
+
+Two documents whose signatures are equal in at least one band count as copies of each other. The probability of this is
+0.92 for two documents with Jaccard similarity 0.8, and 0.65 for similarity 0.72. A group consists of all documents that
+are linked by a chain of such pairs. All documents of a group count as copies of each other, and one of them is kept.
+Which one depends only on the texts and the snapshots (points in time, see `snapshots`). It does not depend on the order
+of files, sources and workers.
 """
 
 import tempfile
@@ -20,7 +23,8 @@ NUM_BANDS = 14
 HASHES_PER_BAND = 8
 NGRAM_WORDS = 5
 NO_SIGNATURE = 0
-"""Hash in every band of a document with fewer than NGRAM_WORDS words. Only exact copies of such documents are found."""
+"""Value in every band of the signature of a document with fewer than NGRAM_WORDS words. Such documents never count as
+near copies; only their exact copies are found."""
 _ROWS = 1 << 20
 """Number of documents whose keys are compared at a time."""
 _CHUNK_NGRAMS = 8192
@@ -55,9 +59,15 @@ class Signer:
 
 
 def _hash_bands(minima: np.ndarray) -> np.ndarray:
-    """Combine MinHashes, uint64 [bands, hashes], into one hash per band, uint64 [bands], never NO_SIGNATURE.
+    """Combine the MinHashes of each band into one hash, which is never NO_SIGNATURE.
 
     The hash function is splitmix64.
+
+    Args:
+        minima: the MinHashes, uint64 [bands, hashes].
+
+    Returns:
+        uint64 [bands].
     """
     state = np.zeros(len(minima), np.uint64)
     with np.errstate(over="ignore"):
@@ -82,24 +92,25 @@ class Duplicates(NamedTuple):
 def find_duplicates(
     keys: np.ndarray, rank: np.ndarray, num_words: np.ndarray, signatures: list[list[Path]] | None, num_known: int = 0
 ) -> Duplicates:
-    """Find the copies to remove. In each group of copies, one document is kept. n is the number of documents.
+    """Find the copies to remove. In each group of copies, one document is kept.
+
+    This is the document with the smallest rank. If ranks are equal, it is the one with most words. If these numbers are
+    equal too, it is the one with the smallest key. Exception: documents that are already in the stream are all kept.
 
     Args:
-        keys: V16 [n], hash of each text. Equal texts have equal keys.
-        rank: int [n], -1 for documents already in the stream, else the index of the document's snapshot. In each
-            group, the document with the smallest rank is kept.
-        num_words: int [n], number of words of each document. If ranks are equal, the document with most words is kept;
-            if these numbers are equal too, the document with the smallest key.
+        keys: V16 [n], hash of each text. Equal texts have equal keys. n is the number of documents.
+        rank: int [n], -1 for documents already in the stream, else the index of the document's snapshot.
+        num_words: int [n], number of words of each document.
         signatures: lists of files written by `save_signatures`, in the order of the documents; None: find exact
             copies only.
-        num_known: number of documents that are already in the stream and are always kept. They are the first elements
-            of `keys`, `rank`, `num_words` and `signatures`.
+        num_known: number of documents that are already in the stream. They are the first elements of `keys`, `rank`,
+            `num_words` and `signatures`.
     """
     count = len(keys)
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
     high, low = halves[:, 0], halves[:, 1]
-    # Sort documents by priority: the first document of each group is kept. Documents with equal text stay in
-    # input order, because it does not matter which of them is kept.
+    # Sort documents by priority: the first document of each group is kept. Documents that are equal in all sort keys
+    # stay in input order. They have equal text, so it does not matter which of them is kept.
     by_priority = np.lexsort((low, high, -num_words, rank))
     priority = np.empty(count, np.int32 if count < 2**31 else np.int64)
     priority[by_priority] = np.arange(count, dtype=priority.dtype)
@@ -126,7 +137,7 @@ def find_duplicates(
 
 
 def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
-    """Return the group index of each document, int [n]. Documents in the same group count as copies of each other.
+    """Return the index of each document's group (see the top of this file), int [n].
 
     Only one band at a time is loaded into memory.
 

@@ -24,9 +24,9 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import split_prefix
 
 BATCH_BYTES = 1 << 20
-"""Approximate bytes of text that are encoded at a time."""
+"""Approximate number of bytes of text that are encoded at a time."""
 TASK_BYTES = 16 << 20
-"""Approximate bytes of text that one task handles."""
+"""Approximate number of bytes of text that one task handles."""
 
 
 class Encoded(NamedTuple):
@@ -85,11 +85,12 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
 
 @dataclass(frozen=True)
 class EncodeTask(Task):
-    """Encode the passages start (included) to end (excluded) of the index.
+    """Encode the passages from `start` (included) to `end` (excluded) of the index file.
 
-    Writes three files:
+    Writes three files. PREFIX is the argument `prefix` of `run`.
         PREFIX.tokens: the fairseq ids of all passages, with eos after each passage.
-        PREFIX.sizes: int32, the number of tokens of each stored sequence.
+        PREFIX.sizes: int32, the number of tokens of each stored sequence. A sequence is a passage, or a piece of a very
+            long passage (see `sequence_sizes`).
         PREFIX.counts: int64 [num_symbols], the number of occurrences of each fairseq id.
     """
 
@@ -124,7 +125,7 @@ class EncodeTask(Task):
         return {}
 
 
-@functools.lru_cache(maxsize=1)  # a worker runs many tasks with the same tokenizer
+@functools.lru_cache(maxsize=1)  # a worker does many tasks with the same tokenizer
 def _load_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyTokenizer:
     return load_tokenizer(Path(file))
 

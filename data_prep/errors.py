@@ -11,7 +11,7 @@ class PrepError(AlmaError):
 
 
 class Unworkable(PrepError):  # noqa: N818, an adjective describes it better
-    """An error for settings that cannot work on this text.
+    """An error for settings that cannot work on the text of the sources, for example because there is too little text.
 
-    The work folder is removed, because a later run cannot continue from it.
+    The work folder is removed, because no later call of alma-prep could continue from it.
     """

@@ -1,6 +1,7 @@
 """Extend a finished stream by new mega-batches.
 
-They are encoded with the stream's tokenizer, and contain no copies of documents that are in the stream already.
+The new mega-batches are encoded with the stream's tokenizer. Copies of documents that are already in the stream are
+left out.
 """
 
 import json
@@ -21,9 +22,9 @@ from fairseq_alma.core.stream_folder import StreamFolder
 
 
 def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) -> dict:
-    """Add mega-batches to a stream, unless an earlier extension added the same input files.
+    """Add mega-batches to a stream. The files of existing splits do not change.
 
-    The files of existing splits do not change.
+    If an earlier extension added the same input files, nothing is added, and this extension is only checked.
 
     Args:
         settings: the settings, with extend=True.
@@ -83,12 +84,12 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
 
 
 def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension: Mapping) -> None:
-    """Raise PrepError unless a finished extension was made with the settings of this run and the stream is complete.
+    """Check a finished extension. Raise PrepError if it was made with other settings, or if the stream is damaged.
 
     Args:
-        settings: the settings of this run.
+        settings: the settings of this call of alma-prep.
         stream: the content of stream.json.
-        extension: the entry in stream.json of the extension that added the input files of this run.
+        extension: the entry of the extension in stream.json. It added the input files that `settings` names.
     """
     out = settings.out
     identity = json.loads(json.dumps(settings.identity()))
@@ -107,10 +108,10 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
 
 
 def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> dict:
-    """Return the manifest as it was before extension `number`.
+    """Return the manifest without the shards and inputs of extension `number`.
 
-    The result lacks the shards and inputs of this extension. They are in the manifest if an earlier run made the same
-    extension, but was killed after it wrote the manifest and before it wrote stream.json.
+    The manifest contains them in one case: an earlier call of alma-prep made the extension, but was killed after it
+    wrote manifest.json and before it wrote stream.json.
 
     Args:
         manifest: the content of manifest.json.

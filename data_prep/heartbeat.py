@@ -14,16 +14,16 @@ from fairseq_alma.core.files import write_whole
 
 INTERVAL_SECONDS = 1.0
 _MIN_CPU_SHARE = 0.1
-"""The process counts as busy in an interval if it used more than this fraction of one CPU core. The heartbeat thread
-alone uses far less."""
+"""The process counts as busy in the last INTERVAL_SECONDS if it used more than this fraction of one CPU core. The
+heartbeat thread alone uses far less."""
 
 
 class Heartbeat:
     """A context manager that rewrites a file while a task makes progress, and removes the file at the end.
 
-    Every second, a thread rewrites the file if `beat` was called since the last check. Inside a `computing` block, it
-    also rewrites the file if the process was busy. If the file has not changed for long, the worker hangs. The
-    content of the file then shows which input the worker was processing.
+    Every second, a thread rewrites the file if `beat` was called since the last check. Inside a `computing` block, the
+    thread also rewrites the file if the process was busy. If the file does not change for a long time, the worker
+    hangs. The file then shows which input the worker was processing.
 
     Args:
         path: the heartbeat file. It contains the process id, the host, and the last `place` passed to `beat`.
@@ -51,7 +51,7 @@ class Heartbeat:
         """Report progress. Call it at least once per document.
 
         Args:
-            place: what the task is working on, such as a file name; None: unchanged since the last call that named it.
+            place: what the task is working on, such as a file name; None: the same as in the call before.
         """
         self._num_beats += 1
         if place is not None and place != self._place:

@@ -1,6 +1,7 @@
-"""The index: one entry per document or passage, with the position of the text in the spool, and counts.
+"""Index entries, and the index file. An index entry gives the position and length of the text of a document or passage.
 
-A run keeps only these entries in memory, not the text of the corpus.
+The text is in the spool, a folder of plain text files. A passage is a document, or a piece of a long document. Only
+the index entries are kept in memory, not the text of the corpus.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ ENTRY = np.dtype(
         ("num_bytes", np.int32),
         ("num_words", np.int32),
         ("source", np.int16),  # index of the source (--source)
-        ("group", np.int16),  # index of the snapshot (point in time), in a stream that drifts; else 0
+        ("group", np.int16),  # index of the snapshot (see `snapshots`); 0 in a stream without snapshots
     ]
 )
 INDEX = "passages.npy"
@@ -31,8 +32,8 @@ class Index(NamedTuple):
     path: Path
     """The index file, with the ENTRY of every passage in the order in which passages are written to the stream."""
     sha256: str
-    """SHA-256 digest of the index file. It is part of every task that reads the index, so that a later run repeats the
-    task if the index has changed."""
+    """SHA-256 digest of the index file. Every task that reads the index contains this digest. So if the index has
+    changed, the task has changed too, and is done again."""
     spool: Path
     """The spool folder, which contains the text of the passages."""
     cuts: list[int]
@@ -57,7 +58,7 @@ def read_index(path: Path) -> np.ndarray:
 
 
 def byte_ranges(num_bytes: np.ndarray, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Split the passages from `start` to `end` into ranges with about `most` bytes of text each.
+    """Divide the passages from `start` to `end` into ranges with about `most` bytes of text each.
 
     A range contains at least one passage, even if the passage is longer than `most` bytes.
 

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 def interrupts_delayed() -> Iterator[None]:
     """Delay SIGINT until the end of this block. Ctrl-C inside the block raises KeyboardInterrupt after the block.
 
-    An interrupt while workers are being started or ended could leave workers running forever. Threads and processes
-    started in the block never receive SIGINT, because they inherit the signal mask. Threads must not receive SIGINT,
-    because Python raises KeyboardInterrupt in the main thread when any thread receives SIGINT, even if the main thread
-    blocks it.
+    Use it while workers are being started or ended: an interrupt at this time could leave workers running forever.
+
+    Threads and processes that are started in the block never receive SIGINT, because they inherit the signal mask.
+    Threads must not receive it: when any thread receives SIGINT, Python raises KeyboardInterrupt in the main thread,
+    even if the main thread blocks SIGINT.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,8 +1,8 @@
 """Compute the layout of a stream: the shuffled order of passages, the mix of sources, and the split boundaries.
 
-The functions only compute with index entries (`index.ENTRY`), which contain word counts and keys. A key is a
-pseudo-random number that depends on the text and the seed, so sorting by key shuffles reproducibly. The functions read
-and write no files.
+The functions read and write no files. They compute only with index entries (`index.ENTRY`). The entry of a document or
+passage contains its number of words and its key. A key is a pseudo-random number that depends on the text and the seed.
+Sorting by key therefore shuffles passages, and gives the same order each time.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from data_prep.partition import MIN_MEGA_BATCH_WORDS
 def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
     """Return the indices that sort entries by key.
 
-    Keys are pseudo-random and depend on the seed, so this shuffles the entries reproducibly.
+    Keys are pseudo-random and depend on the seed. Sorting by key therefore shuffles the entries reproducibly.
 
     Args:
         entries: the index entries (`index.ENTRY`) of documents or passages.
@@ -34,19 +34,20 @@ def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
 def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
     """Return a shuffled order of passages in which every section has about the same mix of source kinds.
 
-    A source kind is, for example, books or wikipedia. The passages of each kind are sorted by key, which shuffles them,
-    and laid side by side on the interval 0 to 1, where each passage is as wide as its fraction of the kind's words. All
-    passages are then sorted by the middle of their position. With a single kind, passages are just sorted by key.
+    A source kind is, for example, books or wikipedia. The passages of each kind are shuffled (sorted by key). Then they
+    are placed side by side on the interval from 0 to 1, and fill it completely. The width of a passage is its fraction
+    of the words of its kind. Finally, the passages of all kinds are sorted by the middle of their places. If there is
+    only one kind, the result is the order by key.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
-        kinds: int [number of sources], index of the kind of each source. The result does not change if text is moved
-            between sources of the same kind.
+        kinds: int [number of sources], index of the kind of each source. Which of the sources of one kind a passage
+            comes from does not matter.
         which: indices into `passages` of the passages to order; None: all passages.
 
     Returns:
-        Indices into `passages`. Index entries are not copied, so that an entry and all temporary arrays together take
-        at most 128 bytes of memory per passage.
+        Indices into `passages`. The index entries are not copied, to save memory: an index entry and all temporary
+        arrays take at most 128 bytes per passage.
     """
     order = by_key(passages, which)
     kind_of = kinds.astype(np.int8)[passages["source"][order]]
@@ -55,11 +56,11 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
         is_kind = kind_of == kind
         kind_words = words[is_kind].astype(np.float64)
         middle[is_kind] = (np.cumsum(kind_words) - kind_words / 2) / max(1.0, kind_words.sum())
-    return order[np.argsort(middle, kind="stable")]  # stable, so that passages at equal positions stay in order
+    return order[np.argsort(middle, kind="stable")]  # stable, to keep the key order at equal places
 
 
 def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
-    """Return how many words of each source to use: as many as possible while respecting the given shares.
+    """Return how many words of each source to use: as many as the given shares allow.
 
     The share of a source is the fraction of the stream's words that the source should provide. The sources without a
     share provide the remaining fraction, in proportion to their numbers of words.
@@ -69,8 +70,8 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
         shares: the share of each source, by source index; None for a source without a share.
 
     Raises:
-        PrepError: if the shares sum to more than 1, to less than 1 although every source has a share, or to 1 although
-            a source has no share.
+        PrepError: if the sum of the shares is more than 1; if it is less than 1 and every source has a share; or if it
+            is 1 and a source has no share.
     """
     given = {source: share for source, share in shares.items() if share is not None}
     if not given:
@@ -96,10 +97,11 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
 def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
     """Return the passages to keep so that each source has about the wanted number of words.
 
+    Of each source, the passages with the smallest keys are kept. This is a pseudo-random choice.
+
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
-        wanted: number of words to keep, by source index. The passages with the smallest keys are kept, which is a
-            pseudo-random choice.
+        wanted: number of words to keep, by source index.
     """
     kept = np.ones(len(passages), bool)
     for source, num_words in wanted.items():
@@ -158,8 +160,8 @@ def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: 
     See `equal_layout` for the arguments.
     """
     order = mixed(passages, kinds)
-    # `equal_cuts` makes one split more than its argument. In a new stream, this split is the test set. Here, it is the
-    # last mega-batch.
+    # `equal_cuts` makes one split more than its argument says: the test set of a new stream. An extension has no test
+    # set, so the additional split is its last mega-batch.
     cuts = equal_cuts(passages["num_words"][order], num_mega_batches - 1)
     return Layout(order, cuts)
 
@@ -167,11 +169,12 @@ def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: 
 def drifting_layout(
     passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
 ) -> Layout:
-    """Return the layout of a stream whose text changes from one mega-batch to the next (a stream that drifts).
+    """Return the layout of a stream that drifts: its text changes from one mega-batch to the next.
 
     Each mega-batch contains text of one snapshot (point in time, see `snapshots`), and may have any size. The
-    validation set takes the same fraction of the words of every snapshot (counting only sources of `valid_kind`). The
-    test set takes 1 / (B + 1) of the remaining words of every snapshot. See `equal_layout` for the arguments.
+    validation set takes the same fraction of words from every snapshot. If `valid_kind` is given, this is a fraction of
+    the words of this kind only. The test set takes 1 / (B + 1) of the remaining words of every snapshot, where B is the
+    number of mega-batches. See `equal_layout` for the arguments.
 
     Raises:
         PrepError: if a split would be too small.
@@ -217,9 +220,9 @@ def split_order(num_mega_batches: int) -> list[str]:
 def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> list[int]:
     """Return the split boundaries, as passage indices: [0, end of valid, end of mega-batch 1, .., end of test].
 
-    The aim is the same number of words in all mega-batches and the test set. Each boundary is the passage
-    end nearest to the ideal position, so the size of a mega-batch differs from the ideal by at most the longest
-    passage.
+    All mega-batches and the test set should have the same number of words. But a boundary must be at the end of a
+    passage, so the end nearest to the exact position is used. The size of a mega-batch therefore differs from the exact
+    size by at most the length of the longest passage.
 
     Args:
         words: int [n], the number of words of each passage, in order.

@@ -1,7 +1,7 @@
 """Write fairseq's memory-mapped dataset files, `.bin` and `.idx`.
 
-The files have the same bytes as those of fairseq's MMapIndexedDatasetBuilder (fairseq/data/indexed_dataset.py). To
-save time, this module does not convert tokens to text or tensors, or pointers to Python lists.
+The files have the same bytes as those of fairseq's MMapIndexedDatasetBuilder (fairseq/data/indexed_dataset.py). This
+module is faster, because it works on NumPy arrays only, without text, tensors and Python lists.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
 class MMapWriter:
     """A context manager that writes one dataset.
 
-    PREFIX.bin (the tokens) is written while sequences are added, PREFIX.idx (lengths and positions) at the end.
-    If the block ends without an error, both files are complete and synced to disk.
+    Each call of `write` appends tokens to PREFIX.bin. PREFIX.idx (the lengths and positions of the sequences) is
+    written at the end of the block. If the block ends without an error, both files are complete and synced to disk.
 
     Args:
         prefix: the path of both files without `.bin` and `.idx`.

@@ -1,7 +1,7 @@
-"""Command-line options, each declared in the field of a settings dataclass that takes the option's value.
+"""Command-line options. Each option is declared in the field of a settings dataclass that stores its value.
 
 Three things are generated from these declarations: the argument parser, the command line recorded in a stream, and the
-list of settings that must be equal in all runs on one stream folder.
+list of settings that must be equal in all calls of alma-prep with the same stream folder.
 """
 
 import argparse
@@ -51,7 +51,8 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
     Args:
         parser: the parser. In its result, a value is named after the option, not after the field: `slurm_time` for
             --slurm-time.
-        groups: the argument groups of the parser, by the section name in --help. Missing groups are added to it.
+        groups: the argument groups of the parser, by the section name in --help. Missing groups are added to this
+            dict and to the parser.
         settings: the settings dataclass.
     """
     types, defaults = typing.get_type_hints(settings), defaults_of(settings)

@@ -8,10 +8,11 @@ from typing import NamedTuple
 from data_prep.errors import PrepError
 
 MIN_MEGA_BATCH_WORDS = 1000
-"""Minimum number of words in a mega-batch. Mega-batches may differ in size by 1%, which is ten
-words if a mega-batch has 1000."""
+"""Minimum number of words in a mega-batch. The sizes of mega-batches may differ by 1%. With 1000 words, this is ten
+words."""
 
-# Each match ends where the next paragraph, line or word begins. A text is cut at these ends and loses no characters.
+# Each match ends where the next paragraph, line or word begins. A text is cut where a match ends, so no character is
+# lost.
 PARAGRAPH_END = re.compile(r"\n(?:[^\S\n]*\n)+")
 LINE_END = re.compile(r"\n")
 WORD_END = re.compile(r"(?<=\S)\s+")
@@ -107,7 +108,8 @@ def cut_document(text: str, passage_words: int, limit_words: int) -> list[str]:
 
     The document is cut at paragraph ends. Only a paragraph longer than `limit_words` is also cut at line ends, and
     only a line longer than `limit_words` is also cut between words. Then neighbouring parts are joined into passages of
-    up to `passage_words` words. No character is lost: all passages joined give the exact text of the document.
+    up to `passage_words` words (see `_join_up_to`). No character is lost: all passages joined give the exact text of
+    the document.
     """
     if _num_words(text) <= limit_words:
         return [text]
@@ -135,7 +137,8 @@ def _split_after(pattern: re.Pattern, text: str) -> list[str]:
 def _join_up_to(passage_words: int, parts: list[str]) -> list[str]:
     """Join neighbouring parts into passages of up to `passage_words` words.
 
-    A part without words, such as a blank line, never becomes a passage of its own.
+    A part with more than `passage_words` words becomes one longer passage. A part without words, such as a blank line,
+    never becomes a passage of its own.
     """
     passages: list[str] = []
     current: list[str] = []

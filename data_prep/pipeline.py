@@ -1,6 +1,7 @@
 """Run all steps from sources to encoded splits.
 
-Read documents, remove copies, plan sizes, cut long documents, order passages, train the tokenizer, encode passages.
+The steps: read documents, remove copies, plan sizes, cut long documents into passages, order the passages, train the
+tokenizer, encode the passages.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,16 +36,16 @@ once would double the memory use."""
 
 
 class BaseStream(NamedTuple):
-    """The finished stream that a run extends."""
+    """The finished stream that is extended."""
 
     folder: Path
     description: Mapping
     """The content of the stream's stream.json."""
     keys: np.ndarray
-    """V16 [n], hash of the text of each document in the stream and of each near copy that was removed from it."""
+    """V16 [n], the keys (hashes of the text) of the stream's documents, and of the near copies that were removed."""
     signatures: list[list[Path]]
-    """The signature files of the documents in `keys`: one list of files for the stream as it was first made, and one
-    list per extension."""
+    """The files with the MinHash signatures of the same n documents (see `duplicates`): one list of files for the
+    stream as it was first made, and one list per extension."""
 
     @property
     def num_extensions(self) -> int:
@@ -55,7 +56,7 @@ class BaseStream(NamedTuple):
 def build_stream(
     settings: PrepSettings, files: Files, work: WorkFolder, executor: Executor, base: BaseStream | None = None
 ) -> dict:
-    """Write all shards of a new stream, or of an extension, into the work folder.
+    """Write all shards (output files) of a new stream, or of an extension, into the work folder.
 
     Args:
         settings: the settings.
@@ -65,11 +66,11 @@ def build_stream(
         base: the stream to extend; None: make a new stream.
 
     Returns:
-        The content of stream.json or, for an extension, the part of it that describes the extension.
+        The content of stream.json. For an extension: only the part of stream.json that describes the extension.
 
     Raises:
         PrepError: if too many files are damaged, or a worker died or hung.
-        Unworkable: if the settings cannot work on this text.
+        Unworkable: if the settings cannot work on the text of the sources.
     """
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
@@ -139,7 +140,7 @@ def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> 
 def _workable(compute: Callable[[], Result]) -> Result:
     """Return the result of `compute`. If it raises PrepError, raise Unworkable instead.
 
-    Use it for computations that fail only if the settings cannot work on this text.
+    Use it for computations that fail only if the settings cannot work on the text of the sources.
     """
     try:
         return compute()
@@ -205,11 +206,13 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
 def _without_copies(
     settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
 ) -> tuple[np.ndarray, list[dict]]:
-    """Remove copies of documents, and write the files by which later extensions find copies of the documents read here.
+    """Remove copies of documents. Also write the files that later extensions need to find copies of these documents.
+
+    If the setting `duplicates` is "keep", nothing is removed and no files are written.
 
     Returns:
-        The index entry (`index.ENTRY`) of each remaining document; and a table for stream.json of how many documents
-        and words of each source were removed by cleaning and by this step.
+        The index entry (`index.ENTRY`) of each remaining document; and a table for stream.json. The table lists how
+        many documents and words of each source were removed, first by cleaning and then as copies.
     """
     table = [
         {"step": reason, "source": source, "documents": removed[0], "words": removed[1]}
@@ -226,7 +229,7 @@ def _without_copies(
 
 
 def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
-    """Return the sizes of splits and passages. Raise Unworkable if they do not fit the amount of text."""
+    """Return the sizes of splits and passages. Raise Unworkable if there is too little text for the settings."""
     if base is not None:
         return _workable(lambda: partition.extension_plan(total_words, num_mega_batches, settings.passage_words))
     return _workable(
@@ -284,6 +287,8 @@ def _write_index(
 
 def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
     """Return rows for the "cleaning" table: how many words of each source were left out because of the shares.
+
+    The share of a source is the fraction of the stream's words that the source should provide.
 
     Args:
         spooled: the documents that were read, with the records of the sources.

@@ -16,10 +16,13 @@ from data_prep.work_folder import full_disk_reported, publish, remove_finished_w
 
 
 def prepare(settings: PrepSettings) -> dict:
-    """Make the stream folder, extend it, or check that a finished stream was made with these settings.
+    """Make a new stream, extend a stream, or check a finished stream.
 
-    A script that calls this function must do so under `if __name__ == "__main__":`, because each worker process is
-    started with multiprocessing's `spawn` method and imports the script again.
+    With the setting `extend`, the stream is extended. Without it, a finished stream is only checked: it must have been
+    made with these settings. If there is no finished stream, a new one is made.
+
+    A script must call this function under `if __name__ == "__main__":`. Otherwise each worker process would call it
+    again, because it imports the script (multiprocessing's method `spawn`).
 
     Returns:
         The content of stream.json.
@@ -30,6 +33,7 @@ def prepare(settings: PrepSettings) -> dict:
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
         # Sort the sources, because the bytes of the stream must not depend on the order and names of the sources.
+        # Exception: with "as-given", the given order of the sources is the order of the mega-batches.
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     check_installed(settings, files)
@@ -62,7 +66,7 @@ def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> di
     """Check a finished stream and return the content of its stream.json.
 
     Args:
-        settings: the settings of this run.
+        settings: the settings of this call of alma-prep.
         files: the files of each source.
         stream: the content of stream.json.
 
@@ -77,10 +81,10 @@ def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> di
 
 
 def _content_key(source: Source, files: Sequence[SourceFile]) -> tuple:
-    """Return a sort key for a source. It contains the name last, so that the name matters only if all else is equal.
+    """Return a sort key for a source. The name is the last element, so it matters only if all others are equal.
 
-    The order of sources must not depend on their names, because it can change the stream: if two sources contain the
-    same text, only the first source keeps it. This changes how many words a source has left to provide its share
-    (fraction) of the stream.
+    Renaming a source should not change the stream. But the order of the sources can change it: if two sources contain
+    the same text, only the first source keeps it. The second source then has fewer words left to provide its share
+    (its fraction of the stream).
     """
     return (source.kind, source.share or 0.0, sum(file.num_bytes for file in files), len(files), source.name)

@@ -8,13 +8,15 @@ from tqdm import tqdm
 
 
 class _Tqdm(tqdm):
-    # 0 disables tqdm's monitor thread. This thread would receive Ctrl-C while `interrupts_delayed` delays it in the
-    # main thread.
+    # 0 disables tqdm's monitor thread. This thread would receive Ctrl-C even while `interrupts_delayed` delays Ctrl-C
+    # in the main thread.
     monitor_interval = 0
 
 
 class Bar:
-    """A context manager that shows the progress of one step: a bar on a terminal, else one line when the step ends.
+    """A context manager that shows the progress of one step.
+
+    If stderr is a terminal, it shows a progress bar. Otherwise it prints one line when the step ends.
 
     Args:
         name: name of the step.

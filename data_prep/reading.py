@@ -1,6 +1,7 @@
 """Read every document of all sources once, and copy the documents that pass cleaning to the spool.
 
-The spool is a folder of plain text files (see `spool`). What is skipped or removed is counted for stream.json.
+The spool is a folder of plain text files (see `spool`). Skipped content and removed documents are counted for
+stream.json.
 """
 
 import hashlib
@@ -20,11 +21,12 @@ from data_prep.spool import SpoolTask, documents_path, signatures_path
 from data_prep.tasks import Executor, Step
 
 MIN_SHARD_BYTES = 2 << 20
-"""Lower limit for the bytes of input files that one spool file should take."""
+"""Lower limit for the number of bytes of input files that are copied into one spool file."""
 MAX_SHARD_BYTES = 256 << 20
-"""Upper limit for the bytes of input files that one spool file should take."""
+"""Upper limit for the number of bytes of input files that are copied into one spool file."""
 USUAL_SHARDS = 500
-"""Target number of spool files. Small corpora get fewer and large corpora get more, because of the two limits above."""
+"""Target number of spool files. Small corpora get fewer and large corpora get more, because of MIN_SHARD_BYTES and
+MAX_SHARD_BYTES."""
 SHOWN = 10
 """Maximum number of skipped files, lines or pages that the error message about damaged files lists."""
 
@@ -40,7 +42,7 @@ class Spooled(NamedTuple):
     records: list[dict]
     """For each source, its entry in stream.json, with counts of documents, words and skipped files."""
     removed: dict[str, dict[str, list[int]]]
-    """[number of documents, number of words] that cleaning removed, by reason and then by source name."""
+    """What cleaning removed, as [number of documents, number of words], by reason and then by source name."""
     snapshots: list[str] | None
     """Names of the snapshots, for a stream with one mega-batch per snapshot (see `snapshots`); else None."""
 
@@ -166,7 +168,7 @@ def _records(
 def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) -> float:
     """Return the number of damaged files, which can be fractional.
 
-    A file of which only some lines, records or pages are bad counts as the fraction of these.
+    A file with some bad lines, records or pages counts as a fraction: the bad ones divided by all of them.
 
     Args:
         skipped: what was skipped in the files of a source.
@@ -184,7 +186,7 @@ def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) 
 def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> None:
     """Raise PrepError if more files are damaged than the setting `max_bad` allows.
 
-    In this case, also write a list of everything that was skipped to damaged.txt in the folder `work`.
+    Before the error is raised, a list of everything that was skipped is written to damaged.txt in the folder `work`.
     """
     num_files = sum(record["files"] for record in records)
     num_damaged = sum(record["damaged_files"] for record in records)

@@ -36,7 +36,9 @@ _FAILED = re.compile(r"^(?:\w+Error|PrepError|slurmstepd|srun|/bin/bash|.*: erro
 
 
 class Slurm:
-    """An executor that runs tasks as Slurm job arrays. A context manager that cancels its jobs if the block fails.
+    """An executor that runs tasks as Slurm job arrays.
+
+    It is also a context manager: if the block ends with an error, it cancels the jobs that it has submitted.
 
     Args:
         cluster: settings of the jobs.
@@ -138,7 +140,7 @@ class Slurm:
             time.sleep(POLL_SECONDS)
 
     def _is_queued(self) -> bool:
-        """Return True if a job of this run is pending or running."""
+        """Return True if a job that this object submitted is pending or running."""
         found = subprocess.run(["squeue", "-h", "-j", ",".join(self._jobs)], capture_output=True, text=True)
         return found.returncode == 0 and bool(found.stdout.strip())
 
@@ -151,10 +153,10 @@ class _Executor(SlurmPipelineExecutor):
 
 
 class _RunTasks:
-    """A datatrove pipeline step that runs one of our tasks: the job with rank r runs task number `numbers[r]`.
+    """The only step of the datatrove pipeline. In the job with rank r, it runs the task with number `numbers[r]`.
 
     Args:
-        folder: the folder of our step (`tasks.Step`).
+        folder: the folder of the `tasks.Step` to which the tasks belong.
         numbers: numbers of the submitted tasks.
     """
 

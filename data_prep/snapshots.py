@@ -1,7 +1,8 @@
-"""Find the snapshot of each file, for streams that drift, that is, whose text changes from mega-batch to mega-batch.
+"""Find the snapshot of each file, for streams that drift. Their text changes from mega-batch to mega-batch.
 
-A snapshot is the text of one point in time, for example one Common Crawl dump. It consists of all files with the same
-date in their path (partition="by-date"), or of one source ("as-given"). Each snapshot becomes one mega-batch.
+A snapshot is the text of one point in time, for example one Common Crawl dump. With partition="by-date", it consists of
+all files with the same date in their path. With partition="as-given", it consists of the files of one source. Each
+snapshot becomes one mega-batch.
 """
 
 import re
@@ -10,8 +11,8 @@ from datetime import date
 from data_prep.errors import PrepError
 from data_prep.sources import Files, Source
 
-# A name such as CC-MAIN-2019-13 contains the year and ISO week of a crawl. The names of files in a crawl also contain
-# the time of writing, as 14 digits, which neither pattern matches.
+# A name such as CC-MAIN-2019-13 contains the year and ISO week of a crawl. The names of the files in a crawl also
+# contain the time of writing, as 14 digits. Neither of these two patterns matches the 14 digits.
 _CRAWL = re.compile(r"CC-MAIN-(\d{4})-(\d{2})(?!\d)")
 _DATE = re.compile(r"(?<!\d)((?:19|20)\d{2})-?(0[1-9]|1[0-2])(?:-?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 
@@ -34,8 +35,8 @@ def snapshot_of(name: str) -> str | None:
 def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], list[str] | None]:
     """Return the snapshot index of each file, and the names of the snapshots.
 
-    The snapshot with index 0 becomes mega-batch 1. With partition="equal" there are no snapshots: all files have index
-    0, and instead of the names, None is returned.
+    The snapshot with index 0 becomes mega-batch 1. With partition="equal", there are no snapshots: the index of every
+    file is 0, and None is returned in place of the names.
 
     Args:
         partition: the setting `partition`: equal, by-date or as-given.

@@ -42,11 +42,15 @@ def signatures_path(folder: Path, shard: int) -> Path:
 
 @dataclass(frozen=True)
 class SpoolTask(Task):
-    """Read parts of files of a source, and write the documents that pass cleaning into one spool file, PREFIX.text.
+    """Read parts of files of a source, and write the documents that pass cleaning into one spool file.
 
-    Also writes PREFIX.documents.npy with the index entry of each document and, if `sign` is True, PREFIX.signatures.
-    The result of the task contains the number of documents, words and bytes per input file, and what cleaning removed
-    and what was skipped.
+    Writes two or three files. PREFIX is the argument `prefix` of `run`.
+        PREFIX.text: the spool file.
+        PREFIX.documents.npy: the index entry of each document in it.
+        PREFIX.signatures, only if `sign` is True: the MinHash signature of each document in it.
+
+    The result of the task contains the number of documents, words and bytes that were read from each input file, what
+    cleaning removed, and what was skipped.
     """
 
     shard: int
@@ -62,8 +66,8 @@ class SpoolTask(Task):
     sign: bool
     """Whether to compute MinHash signatures, which are used to find near-duplicates."""
     stamp: str
-    """Digest of the sizes and modification times of the input files. If a file has changed, the digest differs from the
-    one in the done mark, so the task is run again."""
+    """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
+    too, so the task counts as a different one and is done again (see `tasks`)."""
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
@@ -114,11 +118,11 @@ class SpoolTask(Task):
 
 
 def _add(counts: list[int], *more: int) -> None:
-    """Add the numbers in `more` to the numbers in `counts`, one to each, in place."""
+    """Add each number in `more` to the number at the same position of `counts`. Changes the list `counts`."""
     counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
 
 
-@functools.lru_cache(maxsize=1)  # a worker runs many tasks, and importing datatrove takes a second
+@functools.lru_cache(maxsize=1)  # a worker does many tasks, and importing datatrove takes a second
 def _signer() -> "Signer":
     from data_prep.duplicates import Signer
 
@@ -127,9 +131,10 @@ def _signer() -> "Signer":
 
 @dataclass(frozen=True)
 class CutTask(Task):
-    """Cut the documents start (included) to end (excluded) of the file `long_documents` into passages.
+    """Cut the documents from `start` (included) to `end` (excluded) of the file `long_documents` into passages.
 
-    Writes the index entry of each passage to PREFIX.passages.npy. The text stays in the spool and is not copied.
+    Writes the index entry of each passage to PREFIX.passages.npy, where PREFIX is the argument `prefix` of `run`. The
+    text stays in the spool and is not copied.
     """
 
     spool: str
@@ -140,7 +145,7 @@ class CutTask(Task):
     long_documents: str
     """Path of the file with the index entry of each long document."""
     sha256: str
-    """SHA-256 digest of the file `long_documents`. If the file has changed, the task is run again."""
+    """SHA-256 digest of the file `long_documents`. If the file has changed, the task is done again."""
     start: int
     end: int
 
@@ -178,8 +183,8 @@ def read_text(folder: Path, entry: np.void) -> str:
     return file.read(int(entry["num_bytes"])).decode("utf-8")
 
 
-# Keep spool files open, because passages are read in random order. The number of files kept open is below the system's
-# usual limit. A file that is evicted from the cache is closed when it is garbage-collected.
+# Keep spool files open, because passages are read in random order. At most 256 files are kept open, which is less than
+# systems usually allow. Python closes a file when the cache drops it.
 @functools.lru_cache(maxsize=256)
 def _open(path: Path) -> BinaryIO:
     return open(path, "rb")

@@ -1,7 +1,7 @@
-"""Read a finished stream folder and check its shards, which are all files that alma-prep writes except stream.json.
+"""Read a finished stream folder, and check its shards. The shards are all files of a stream except stream.json.
 
-stream.json is written last. A folder without it is not a finished stream, and a mega-batch that it does not list is not
-part of the stream.
+stream.json is written last. A folder without stream.json is not a finished stream. A mega-batch that stream.json does
+not list is not part of the stream.
 """
 
 import json
@@ -16,7 +16,8 @@ from fairseq_alma.core.stream_folder import STREAM_FILE, StreamFolder
 
 MANIFEST = "manifest.json"
 WORK = ".alma-prep"
-"""Name of the work folder inside a stream folder. It contains the files of an unfinished run."""
+"""Name of the work folder inside a stream folder. It contains the files of a stream or extension that is not finished
+yet."""
 SHARD_NAME = re.compile(
     r"(mega_batch_\d+/train|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json|sentencepiece\.model"
     r"|dedup/\d{4}\.(keys|signatures)|manifest\.json"
@@ -48,7 +49,7 @@ def check_bytes(out: Path, what_to_do: str) -> None:
 
     Args:
         out: the stream folder.
-        what_to_do: advice for the user, which becomes the last sentence of each error message.
+        what_to_do: advice for the user, which is appended to each error message.
 
     Raises:
         PrepError: if a shard is missing or has changed, or manifest.json is missing or cannot be read.
@@ -67,7 +68,8 @@ def check_bytes(out: Path, what_to_do: str) -> None:
     num_extensions = len(stream.get("extensions", []))
     for name, (num_bytes, digest) in outputs.items():
         if SHARD_NAME.fullmatch(name) and not belongs_to_stream(name, stream["num_mega_batches"], num_extensions):
-            # Skip shards of an extension that was killed after it wrote the manifest but before it wrote stream.json.
+            # Skip the shards of an unfinished extension. The manifest lists them if alma-prep was killed after it wrote
+            # the manifest and before it wrote stream.json.
             continue
         path = out / name
         if not path.is_file():

@@ -19,7 +19,7 @@ from data_prep.work_folder import WorkFolder
 
 
 def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, executor: Executor) -> Path:
-    """Write the tokenizer file into the work folder: copy a given tokenizer, or train one on mega-batches 1..B.
+    """Write the tokenizer file into the work folder: copy a given tokenizer, or train one on all mega-batches.
 
     Args:
         settings: the settings.
@@ -49,9 +49,9 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
 
 @dataclass(frozen=True)
 class TrainTokenizerTask(Task):
-    """Train a tokenizer on every `stride`-th of the passages start (included) to end (excluded) of the index.
+    """Train a tokenizer on every `stride`-th passage from `start` (included) to `end` (excluded) of the index file.
 
-    Writes the content of the tokenizer file to PREFIX.tokenizer.
+    Writes the content of the tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of `run`.
     """
 
     kind: str

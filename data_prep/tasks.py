@@ -1,10 +1,14 @@
-"""Steps and tasks. A run that is killed at any moment can be continued without repeating finished tasks.
+"""Steps and tasks. If alma-prep is killed at any moment, its next call continues without repeating finished tasks.
 
-A step is a folder and a list of tasks. Each task is done by one worker: it writes the task's shards (output files) into
-a temporary folder, moves them into the step's folder by renaming, and then writes the done mark, a file with the task,
-its result, and the size and SHA-256 of every shard. The next run skips a task only if its done mark describes the same
-task, and its shards have the recorded sizes and digests. It repeats all other tasks. The output does not depend on
-which process did a task or how often the task was started.
+A step is a folder and a list of tasks. Each task is done by one worker:
+
+1. The worker writes the task's shards (output files) into a temporary folder.
+2. It moves the shards into the step's folder by renaming.
+3. It writes the done mark, a file with the task, its result, and the size and SHA-256 digest of every shard.
+
+The next call of alma-prep skips a task if the done mark describes the same task and the shards have the recorded sizes
+and digests. It repeats all other tasks. The output does not depend on which process did a task or how often the task
+was started.
 """
 
 import importlib
@@ -30,8 +34,8 @@ _TASKS = "tasks.jsonl"
 class Task(ABC):
     """A unit of work for one worker. Subclasses are frozen dataclasses whose fields can be converted to JSON.
 
-    Two tasks with equal fields must write equal shards, because a task is skipped if the done mark of an earlier run
-    contains equal fields.
+    Two tasks with equal fields must write equal shards. Reason: a task is skipped if an earlier call of alma-prep left
+    a done mark with equal fields.
     """
 
     @abstractmethod
@@ -61,7 +65,9 @@ class Task(ABC):
 
 
 def _task_from(description: dict) -> Task:
-    """Return the task with this description. Imports the task's class, so that any worker on any machine can run it.
+    """Return the task with this description.
+
+    The task's class is imported here, so that any worker on any machine can run the task.
 
     Args:
         description: the result of `Task.description`, parsed from JSON.
@@ -98,11 +104,11 @@ class Step:
     def run(
         self, executor: Executor, on_done: Callable[[int], None] = lambda number: None, threads: int = 1
     ) -> list[dict]:
-        """Do all tasks of this step that no earlier run has done.
+        """Do all tasks of this step that no earlier call of alma-prep has done.
 
         Args:
             executor: runs the tasks, on this machine or on a Slurm cluster.
-            on_done: called once with the number of each task, including tasks that an earlier run did.
+            on_done: called once with the number of each task, including the tasks that were done earlier.
             threads: maximum number of threads per task.
 
         Returns:
@@ -123,8 +129,8 @@ class Step:
                 on_done(number)
         missing = [number for number in range(len(self.tasks)) if number not in results]
         for number in missing:
-            # Remove invalid done marks. Also remove heartbeat files of a killed run, because a file that
-            # no longer changes looks as if a worker hung.
+            # Remove invalid done marks. Also remove the heartbeat files of killed workers, because a heartbeat file
+            # that no longer changes looks as if a worker hung.
             for ending in ("done", "alive"):
                 self._path(number, ending).unlink(missing_ok=True)
         if missing:
@@ -157,8 +163,8 @@ class Step:
         """Return an error message about a worker whose heartbeat stopped, or None if all workers make progress.
 
         Args:
-            since: when the run began, in seconds since the epoch. An older heartbeat counts as if it were from this
-                time, because time before the run is no sign of a hung worker.
+            since: when the executor began these tasks, in seconds since the epoch. Only the time after this moment
+                counts as time without progress.
             stall_seconds: seconds without progress after which a worker counts as hung.
         """
         for path in self.folder.glob("[0-9]*.alive"):  # the pattern does not match temporary copies of heartbeat files
@@ -192,8 +198,8 @@ def run_task(folder: str, number: int) -> int:
     with open(Path(folder) / _TASKS) as file:
         description = json.loads(next(line for index, line in enumerate(file) if index == number))
     stem = f"{number:06d}"
-    # `written_aside` cannot be used here: the shards of several tasks must be moved into one folder, which exists
-    # already.
+    # `written_aside` of core.files cannot be used here, because it cannot write into an existing folder. All tasks of a
+    # step move their shards into the same folder.
     temporary = Path(folder) / f"{stem}.{socket.gethostname()}.{os.getpid()}.part"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

@@ -46,9 +46,9 @@ class Tokenizer(Protocol):
         ...
 
 
-# WORD matches the words (and white space between them) whose ids ByteBPE caches. It splits text only at points where
-# GPT-2's regular expression also always splits: before a space that precedes a word, and around other white space.
-# Tokens never cross these points, so a word has the same ids wherever it occurs.
+# ByteBPE splits text into words by WORD, and caches the ids of each word. WORD splits text only at points where GPT-2's
+# regular expression also splits: before a space that precedes a word, and around other white space. Tokens never cross
+# these points, so a word has the same ids wherever it occurs. White space between words also counts as a word here.
 # _SPACE is Unicode white space, as in the tokenizers library. Python's \s also matches four more control characters.
 _SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
 WORD = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
@@ -88,8 +88,8 @@ class ByteBPE:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(file))
-        # A given tokenizer file may request truncation or padding. Disable them, because they would apply to every
-        # word.
+        # A given tokenizer file may request truncation or padding. Disable both, because `encode` calls the tokenizer
+        # for single words, so each word would be truncated or padded.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._known: dict[str, list[int]] = {}

@@ -1,8 +1,8 @@
-"""The work folder OUT/.alma-prep, in which a run makes a stream.
+"""The work folder OUT/.alma-prep, in which alma-prep makes a stream or an extension.
 
-If a run is killed, the next run continues in the work folder that it left. When all shards (the files of the stream)
-are complete, they are moved into OUT by renaming. stream.json is moved last. Before that, OUT does not count as a
-stream.
+If alma-prep is killed, the work folder is left, and the next call of alma-prep continues there. When all shards (the
+files of the stream) are complete, they are moved into OUT by renaming. stream.json is moved last. Without stream.json,
+OUT does not count as a stream.
 """
 
 import errno
@@ -25,8 +25,8 @@ from fairseq_alma.core.stream_folder import STREAM_FILE
 SETTINGS = "settings.json"
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
-"""Name prefix of the other files that `Lease` writes: temporary copies of the lease file, and files that show which
-process is removing the lease of a dead process."""
+"""`Lease` (a lock) also writes files whose names begin with this prefix: temporary copies of the lease file, and files
+that show which process is removing the lease of a dead process."""
 
 
 class WorkFolder(NamedTuple):
@@ -49,18 +49,20 @@ class WorkFolder(NamedTuple):
 
 @contextmanager
 def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFolder]:
-    """Lock and yield the work folder of `out`: a new one, or one that an unfinished run with the same settings left.
+    """Lock and yield the work folder of `out`.
 
-    If the block ends without an error or with Unworkable, the work folder is removed. After any other error it is kept,
-    so that the next run can continue.
+    The work folder is new, unless an interrupted call of alma-prep with the same settings left one. If the block ends
+    without an error or with Unworkable, the work folder is removed. After any other error it is kept, so that the next
+    call of alma-prep can continue.
 
     Args:
         out: the stream folder.
-        settings: the settings of this run. An unfinished run can be continued only if it had the same settings.
-        extend: True if this run extends the stream in `out`.
+        settings: the settings of this call of alma-prep.
+        extend: True to extend the stream in `out`, False to make a new stream.
 
     Raises:
-        PrepError: if another alma-prep is running in `out`, or an unfinished run there had other settings.
+        PrepError: if another alma-prep is running in `out`, or if an interrupted call of alma-prep with other settings
+            left a work folder there.
     """
     out_existed = out.is_dir()
     work = WorkFolder(out / WORK)
@@ -84,7 +86,7 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
             _empty(work.folder)
     except Unworkable:
         if not out_existed:
-            with suppress(OSError):  # the folder is not empty if another run has just started in it
+            with suppress(OSError):  # the folder is not empty if another alma-prep has just started in it
                 out.rmdir()
         raise
 
@@ -139,9 +141,9 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
 
 
 def remove_finished_work(out: Path, num_extensions: int) -> None:
-    """Remove the work folder of a run that was killed after it had finished the stream.
+    """Remove the work folder that alma-prep left because it was killed just after it had finished the stream.
 
-    The work folder of a run that is still running, or of an unfinished extension, is kept.
+    The work folder is kept if another alma-prep is working in it, or if it contains an unfinished extension.
 
     Args:
         out: the stream folder.
@@ -200,8 +202,8 @@ def _holder(out: Path) -> str:
 
 def _empty(folder: Path) -> None:
     """Remove everything in a work folder except the lease files, because this process still holds the lease."""
-    # Remove the settings file last. If this process is killed before that, the next run can still read which settings
-    # the remaining files belong to.
+    # Remove the settings file last. If this process is killed before that, the next call of alma-prep can still read
+    # which settings the remaining files belong to.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == SETTINGS):
         if path.name != _LEASE and not path.name.startswith(_LEASE_TEMPORARIES):
             if path.is_dir():
@@ -212,7 +214,7 @@ def _empty(folder: Path) -> None:
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove a work folder if it is empty or contains only temporary lease files of killed processes."""
-    with suppress(OSError):  # another run may have just started or ended in this folder
+    with suppress(OSError):  # another alma-prep may have just started or ended in this folder
         left = list(folder.iterdir())
         if all(path.name.startswith(_LEASE_TEMPORARIES) for path in left):
             for path in left:
@@ -221,7 +223,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _previous_settings(out: Path) -> dict:
-    """Return the settings of the unfinished run that left the work folder, or {} if there are no readable settings."""
+    """Return the settings that are stored in the work folder, or {} if there are no readable settings."""
     try:
         found = json.loads((out / WORK / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -230,16 +232,16 @@ def _previous_settings(out: Path) -> dict:
 
 
 def _can_resume(out: Path, settings: Mapping) -> bool:
-    """Return True if there is an unfinished run that had the same settings, so that it can be continued.
+    """Return True if the work folder contains unfinished work with the same settings, which can be continued.
 
-    If there is no unfinished run, empty the work folder and return False.
+    If it contains no unfinished work, empty the work folder and return False.
 
     Raises:
-        PrepError: if an unfinished run had other settings. The message lists the differences.
+        PrepError: if it contains unfinished work with other settings. The message lists the differences.
     """
     previous = _previous_settings(out)
     if previous.get("extension", 0) < settings.get("extension", 0):
-        previous = {}  # that run finished its stream or extension, but was killed before it removed the work folder
+        previous = {}  # alma-prep finished this stream or extension, but was killed before it removed the work folder
     if not previous:
         _empty(out / WORK)
         return False
@@ -257,20 +259,20 @@ def _can_resume(out: Path, settings: Mapping) -> bool:
 
 
 def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None:
-    """Remove shards in `out` that belong to no stream, because a run was killed while it moved its shards there.
+    """Remove shards in `out` that belong to no stream. They are left if alma-prep was killed while it moved shards.
 
-    This run makes these shards again. If this run extends a stream, the shards of the existing stream are kept. Other
-    files with names of shards are removed only if this run continues an interrupted extension. If it does not, they may
-    be files of the user.
+    They will be made again. For a new stream, all shards in `out` are removed. For an extension, the shards of the
+    existing stream are kept. Other files whose names are names of shards are removed only if `resumes` is True. If
+    `resumes` is False, they may be files of the user.
 
     Args:
         out: the stream folder.
-        settings: the settings of this run. For an extension, the entry "extension" is the number of the
+        settings: the settings of this call of alma-prep. For an extension, the entry "extension" is the number of the
             extension, from 1.
-        resumes: True if this run continues an unfinished one.
+        resumes: True if unfinished work of an earlier call of alma-prep is continued.
 
     Raises:
-        PrepError: if a file of the user has the same path as a shard of the new extension.
+        PrepError: if a file that may be a file of the user has the path of a shard of the new extension.
     """
     names = list(filter(SHARD_NAME.fullmatch, files_beside_work(out)))
     if "extension" in settings:

@@ -1,7 +1,7 @@
-"""Run tasks in worker processes on this machine. If a worker dies or hangs, the run ends with an error.
+"""Run tasks in worker processes on this machine. If a worker dies or hangs, alma-prep ends with an error.
 
 This module uses a process pool of the standard library, which raises an error as soon as a worker is killed.
-datatrove's local executor is not used, because it would wait forever in this case.
+datatrove's local executor is not used, because it would wait forever after a worker was killed.
 """
 
 import collections
@@ -59,7 +59,7 @@ class Workers:
             function: a function that worker processes can import.
             calls: the arguments of each call. The iterable is read lazily: at most two calls per process are
                 waiting or running.
-            watch: called every second while waiting for a result. It may raise an exception to end the run.
+            watch: called every second while waiting for a result. It may raise an exception to stop waiting.
 
         Raises:
             PrepError: if a worker died.
@@ -74,16 +74,16 @@ class Workers:
             yield _result(in_flight.popleft(), watch)
 
     def _submit(self, function: Callable, arguments: tuple) -> Future:
-        # Delay Ctrl-C, because `submit` may start a worker. A worker that starts here never receives Ctrl-C. This
-        # process receives it, and then ends its workers.
+        # Delay Ctrl-C, because `submit` may start a worker. A worker that starts here never receives Ctrl-C. Only this
+        # process receives Ctrl-C, and then ends its workers.
         with interrupts_delayed(), _death_reported():
             return self._pool.submit(function, *arguments)
 
 
 class Local:
-    """An executor that runs tasks in worker processes on this machine. It is a context manager.
+    """An executor that runs tasks in worker processes on this machine. It is a context manager that ends them.
 
-    The same worker processes are used for all steps of the run.
+    All steps use the same worker processes. Exception: tasks with more than one thread get a new process.
 
     Args:
         processes: number of worker processes.

@@ -1,7 +1,7 @@
 """Sources of text: list the files of a source, and read the documents in these files.
 
 A source is a set of files with text, for example the Wikipedia dumps in a folder. The kind of a source is the format of
-the files. To add a new kind, add a `Kind` object to KINDS. Such an object has a function that lists the files, and a
+its files. To add a new kind, add a `Kind` object to KINDS. A `Kind` contains a function that lists the files, and a
 function that reads the documents in a file or in a part of a file.
 """
 
@@ -141,7 +141,7 @@ def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
 
 
 def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
-    """Return the names of the libraries that are needed to read these files and that the base installation lacks."""
+    """Return the names of the optional libraries that are needed to read these files."""
     needed = set(KINDS[source.kind].needs)
     for file in files:
         needed.update(_NEEDED_FOR.get(Path(file.name).suffix.lower(), ()))
@@ -152,9 +152,9 @@ _NEEDED_FOR = {".epub": ("ebooklib", "resiliparse"), ".parquet": ("pyarrow",), "
 
 
 def fingerprint(files: Sequence[SourceFile]) -> str:
-    """Return a digest of the names, sizes and modification times of files, to detect that a source was changed.
+    """Return a digest of the names, sizes and modification times of files. It shows whether a source was changed.
 
-    The content is not read, because this would take an hour for hundreds of gigabytes, even if no file was changed.
+    The content of the files is not read, because this would take an hour for hundreds of gigabytes.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -186,7 +186,7 @@ def split_into_parts(
 
 
 def read_documents(part: Part, report_progress: ReportProgress = no_report) -> Iterator[str | Skipped]:
-    """Yield the documents of one part, and a Skipped object with the reason for content that is skipped.
+    """Yield the documents of one part. For content that is skipped, yield a Skipped object with the reason.
 
     Args:
         part: the part to read.

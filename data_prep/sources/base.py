@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 BOM = b"\xef\xbb\xbf"
 MAX_DOCUMENT_BYTES = 16 << 20
-"""Longer documents are skipped, to limit the memory of a worker process. For comparison, War and Peace has 3 MB."""
+"""Maximum length of a document. Longer documents are skipped, to limit the memory of a worker process. For comparison,
+War and Peace has 3 MB."""
 
 
 ReportProgress = Callable[[], None]
@@ -81,7 +82,7 @@ class Kind:
     list_paths: Callable[[Path], list[Path]]
     """Function that returns the files of this kind below a folder, at any depth."""
     read: Callable[[Part, ReportProgress], Iterator[str | Skipped]]
-    """Function that yields the documents of a part, and a Skipped object for everything that is skipped."""
+    """Function that yields the documents of a part. For content that is skipped, it yields a Skipped object."""
     wants_path: bool = True
     """True if the source is written as KIND:PATH, False if as KIND."""
     wants_folder: bool = False
@@ -93,7 +94,7 @@ class Kind:
 
 
 class SkippedUnits:
-    """Counts for each reason how many lines, records, pages or rows of one file were skipped.
+    """Counts how many lines, records, pages or rows of one file were skipped, separately for each reason.
 
     Iterating over a SkippedUnits object yields one Skipped object per reason.
 

@@ -10,8 +10,8 @@ from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, ReportPr
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
-# _START and _END match the lines between which the book is found. Project Gutenberg added the text before and after it.
-# Old files have THIS instead of THE, and ETEXT instead of EBOOK.
+# Project Gutenberg adds text before and after a book. _START matches the line before the book, and _END the line after
+# it. Old files have THIS instead of THE, and ETEXT instead of EBOOK.
 _START = re.compile(
     r"^[ \t]*\*{3}[ \t]*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n*]*(?:\n[^\n*]+)?\*{3}[ \t\r]*$", re.I | re.M
 )
@@ -30,8 +30,8 @@ def without_gutenberg(text: str) -> str:
     start = _START.search(text)
     if start is None:
         old = _OLD_START.search(text)
-        # Old files have a legal text, the small print, before or after the book. If most of the file follows it, it is
-        # the header.
+        # Old files have a legal text, the small print, before or after the book. If more text follows the small print
+        # than precedes it, the small print is before the book.
         start = old if old and len(text) - old.end() > old.start() else None
     end = (_END if start else _LICENCE).search(text, start.end() if start else 0)
     if start is None and end is None:
@@ -43,7 +43,7 @@ def without_gutenberg(text: str) -> str:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the book in a file, or a Skipped object if it cannot be read or is empty."""
+    """Yield the book in a file, or a Skipped object if the file is empty or cannot be read."""
     try:
         text = _epub_text(part.path, report_progress) if part.name.lower().endswith(".epub") else _plain_text(part)
     except DamagedFile as error:

@@ -1,8 +1,9 @@
 """Call a function in a child process with a CPU time limit, so that no page can make a worker process hang.
 
-The HTML and wiki parsers are compiled code that cannot be interrupted, and some need quadratic time if tags are never
-closed. A page that is long or has many tags is therefore parsed in a child process. If parsing needs more than SECONDS
-of CPU time, the child process is killed and the page is skipped. Other pages are parsed in the worker process itself.
+The HTML and wiki parsers are compiled code that cannot be interrupted. Some of them need quadratic time if tags are
+never closed. Therefore a page that is long or has many tags is parsed in a child process. If this takes more than
+SECONDS of CPU time, the child process is killed and the page is skipped. All shorter and simpler pages are parsed in
+the worker process itself.
 """
 
 import importlib
@@ -16,7 +17,7 @@ from typing import Any
 from data_prep.sources.base import ReportProgress, no_report
 
 SECONDS = 20
-"""CPU time limit of a call. The longest real pages need 1% of this time, so a slow machine also parses them in time."""
+"""CPU time limit of a call. The longest real pages need 1% of this time, so even slow machines parse them in time."""
 _POLL_SECONDS = 0.5
 
 

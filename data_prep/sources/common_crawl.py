@@ -29,7 +29,7 @@ def _list_paths(root: Path) -> list[Path]:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the pages of one archive. If the archive is damaged, yield the pages before the damage and a Skipped."""
+    """Yield the pages of one archive. If it is damaged, yield the pages before the damage and a Skipped object."""
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
         return
@@ -58,8 +58,8 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     first_line = file.peek(64).lstrip().partition(b"\n")[0]
-    # Parse strictly, to detect truncated records. Old WARC versions, or line ends other than CR LF, cannot be parsed
-    # strictly.
+    # Parse strictly, to detect truncated records. Exception: files in old WARC versions, or with line ends other than
+    # CR LF, can only be parsed leniently.
     lenient = not first_line.endswith(b"\r") or first_line.startswith(b"WARC/0.")
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     if not first_line.startswith(b"WARC/"):
@@ -70,8 +70,8 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
     while True:
         record = _call_library(next, records, None)
         if record is None:
-            # Check that the file ends with two line ends, as every record does. fastwarc does not notice if the file
-            # ends within the header of a record.
+            # fastwarc does not notice if the file ends within the header of a record. Therefore check that the file
+            # ends with two line ends, because every complete record does.
             if not lenient and not whole.tail.endswith(b"\n\r\n"):
                 raise DamagedFile("cut short: it ends within the header of a record")
             return
@@ -198,9 +198,9 @@ _main_text_bounded = Bounded(f"{__name__}:{_main_text.__name__}")
 
 
 def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[str]:
-    """Yield the pages of an ARC archive, the predecessor of WARC. warcio is used, because fastwarc cannot read ARC.
+    """Yield the pages of an archive in the format ARC, the predecessor of WARC.
 
-    Args and errors are those of `_read_warc`.
+    The library warcio is used, because fastwarc cannot read ARC. See `_read_warc` for the arguments and errors.
     """
     from warcio.archiveiterator import ArchiveIterator
 

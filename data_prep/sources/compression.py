@@ -1,7 +1,7 @@
-"""Read files as a stream of decompressed bytes. Truncated files, damaged files and decompression bombs raise an error.
+"""Decompress files while they are read. Truncated files, damaged files and decompression bombs raise an error.
 
-The libraries that read archives handle truncated files differently, and some libraries do not notice the truncation.
-Therefore files are decompressed here, and the libraries receive decompressed bytes.
+The libraries that read archives handle truncated files differently, and some of them do not notice the truncation.
+Therefore this module decompresses the files, and the libraries receive decompressed bytes.
 """
 
 import io
@@ -129,7 +129,7 @@ def open_plain(path: str | Path) -> io.BufferedReader:
 class Eager:
     """A reader that returns available bytes at once, without waiting until the requested number of bytes is there.
 
-    Therefore the bytes before damaged data are returned before the error is raised.
+    If the file is damaged, the reader first returns the bytes before the damage, and then raises the error.
     """
 
     def __init__(self, file: io.BufferedReader):
@@ -194,7 +194,7 @@ class _Unpacked(io.RawIOBase):
             out = self._member.decompress(chunk)
         except Exception as error:  # zlib.error, OSError, EOFError, zstandard.ZstdError: it depends on the library
             if not self._begun and position and not data.strip(b"\0"):
-                self.bytes_in += len(data)  # ignore padding with zeros, which tapes and some tools write
+                self.bytes_in += len(data)  # ignore zeros at the end, which tapes and some tools add
                 return
             raise DamagedFile(f"damaged: invalid {self._name} data near byte {position:,} ({error})") from error
         self._begun = True

@@ -1,4 +1,4 @@
-"""Text files: each line of plain text (as in fairseq), object of JSON lines or row of Parquet is a document."""
+"""Text files. A document is a line of plain text (as in fairseq), an object of JSON lines, or a row of Parquet."""
 
 import json
 import os
@@ -41,7 +41,10 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
 
 
 def _read_lines(part: Part) -> Iterator[str | Skipped]:
-    """Yield one document per line that is not blank. In JSON lines, it is the text in the field `text_field`.
+    """Yield one document per line that is not blank.
+
+    In plain text, the document is the line. In JSON lines, it is the text in the field that the option `text_field`
+    names.
 
     A line belongs to the part that contains its first byte. A compressed file is a single part.
     """
@@ -53,7 +56,8 @@ def _read_lines(part: Part) -> Iterator[str | Skipped]:
         with open_plain(part.path) if whole else open(part.path, "rb") as file:
             position = 0 if whole else part.start
             if position > 0:
-                # Start one byte earlier. If this byte is a line end, the line after it belongs to this part.
+                # Start one byte earlier, and skip the rest of the line. If this byte is a line end, only this byte is
+                # skipped, because the line after it belongs to this part.
                 file.seek(position - 1)
                 position += _skip_line(file) - 1
             while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
@@ -114,7 +118,7 @@ _ROWS = 16
 
 
 def _read_parquet(part: Part) -> Iterator[str | Skipped]:
-    """Yield one document per row of a Parquet file: the text in the column `text_field`."""
+    """Yield one document per row of a Parquet file: the text in the column that the option `text_field` names."""
     import pyarrow
     import pyarrow.parquet
 

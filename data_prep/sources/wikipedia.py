@@ -49,8 +49,9 @@ _DROPPED_TAGS = frozenset(
         "maplink",
     ]
 )
-# Match links that show a picture or add the page to a category, in any language. They begin with a word and a colon
-# without a space after it. A link of this form that contains a | is shown as text, unless it shows a file.
+# Matches the targets of links that show a picture or add the page to a category, in any language. These targets begin
+# with a word and a colon, without a space after the colon. Exception: a link of this form that contains a | is shown as
+# text, unless it shows a file (see `_is_file`).
 _FILE_LINK = re.compile(r"^\s*(?:[^\W\d_][\w -]{1,20}):(?!\s)", re.UNICODE)
 _QUOTES = re.compile(r"'{5}|'{2,3}")
 """Matches the quotes that mark bold and italic text."""
@@ -66,8 +67,8 @@ _BLANK_LINES = re.compile(r"\n\s*\n+")
 # Limit on the number of opening brackets and tags. No real article has so many; such a text is meant to hang a parser.
 _MAX_OPENINGS = 20_000
 _OPENING = re.compile(r"\{\{|\[\[|\{\||<[a-zA-Z]")
-# Limit on (number of unclosed brackets and tags) x (page length). For each unclosed one, the parser reads the rest
-# of the page again. At the limit, this takes seconds.
+# Limit on (number of unclosed brackets and tags) x (page length). For each unclosed bracket or tag, the parser reads
+# the rest of the page again. At the limit, this takes seconds.
 _MAX_UNCLOSED_CHARACTERS = 100_000_000
 _PAIRS = (("{{", "}}"), ("[[", "]]"), ("{|", "|}"))
 _TAG = re.compile(r"<(/?)([a-zA-Z]+)(?:[^<>]*?(/)\s*>)?", re.ASCII)
@@ -102,7 +103,8 @@ def _bounded_text(markup: str, report_progress: ReportProgress) -> str:
     """Return `article_text(markup)`, computed with a CPU time limit if the article is long.
 
     Raises:
-        ValueError: as `article_text` does. If the time limit is exceeded, the subclass TooSlow of ValueError.
+        ValueError: see `article_text`.
+        TooSlow: if the time limit is exceeded. It is a subclass of ValueError.
     """
     if len(markup) < _LONG:
         return article_text(markup)
@@ -121,7 +123,8 @@ def _num_unclosed(markup: str) -> int:
 def _visible_text(code: Any) -> str:
     """Return the visible text of parsed markup, without tables, files and references. Headings begin with _HEADING.
 
-    The node removal of mwparserfromhell is not used, because it searches the complete page for every removed node.
+    mwparserfromhell can remove nodes, but searches the complete page for each of them. Therefore nodes are left out
+    here instead.
     """
     from mwparserfromhell import nodes
     from mwparserfromhell.definitions import is_visible
@@ -153,7 +156,7 @@ def _visible_text(code: Any) -> str:
 def _without_empty_sections(lines: list[str]) -> list[str]:
     """Remove the headings of sections that contain no text, and remove the _HEADING marks of the other headings."""
     kept: list[str] = []
-    deepest_with_text = 0  # a heading is kept if its level is less than this
+    deepest_with_text = 0  # a heading is kept if its level is less than this number
     for line in reversed(lines):
         if not line.startswith(_HEADING):
             kept.append(line)
@@ -167,12 +170,15 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
 
 
 def _is_file(link: str) -> bool:
-    """Return True if a link shows a file, such as a picture: it contains a file name ending before a |."""
+    """Return True if a link shows a file, such as a picture: it contains a file name that ends before a |."""
     return bool(re.search(r"\.(?:jpe?g|png|gif|svg|tiff?|webp|ogg|ogv|oga|webm|pdf|djvu|mid)\s*\|", link, re.I))
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the articles in one part of a dump. If the part is damaged, yield those before the damage and a Skipped."""
+    """Yield the articles in one part of a dump.
+
+    If the part is damaged, yield the articles before the damage, and a Skipped object.
+    """
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
         return
@@ -200,7 +206,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
 
 
 def _open_part(part: Part) -> "Eager | _Streams":
-    """Open a part of a dump for reading as if it were a complete dump."""
+    """Open a part of a dump. The part can be read as if it were a complete dump."""
     if part.start == 0 and part.end == Path(part.path).stat().st_size:
         return Eager(open_plain(part.path))
     return _Streams(part.path, *bzip2_streams(part.path, part.start, part.end))
