@@ -102,7 +102,7 @@ def test_bad_input_gives_one_message(stream, trained, tmp_path, capsys):
         file.truncate(10_000)
     for arguments, message in [
         ([str(trained)], "--stream"),
-        ([str(tmp_path / "none.pt"), "--stream", str(stream)], "no complete checkpoint"),
+        ([str(tmp_path / "none.pt"), "--stream", str(stream)], "no run and no checkpoint at"),
         ([str(cut_short), "--stream", str(stream)], "no complete checkpoint"),
         ([str(trained), "--stream", str(tmp_path / "nowhere")], "alma-prep"),
         ([str(trained), "--stream", str(other_words)], "dictionary of 24 types"),
