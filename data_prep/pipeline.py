@@ -49,7 +49,7 @@ class BaseStream(NamedTuple):
 
     @property
     def num_extensions(self) -> int:
-        """Number of existing extensions of the stream."""
+        """How many times `alma-prep --extend` has added mega-batches to the stream."""
         return len(self.description.get("extensions", []))
 
 

@@ -278,10 +278,10 @@ def check_tokenizer(name: str) -> None:
 
 
 def given_tokenizer(name: str) -> tuple[str, bytes]:
-    """Read a tokenizer file that the user gives with --tokenizer, and check that its library can load the file.
+    """Read the tokenizer that the user gives with --tokenizer, and check that the library for its format can load it.
 
     Args:
-        name: the path of the tokenizer file, or of GPT-2's folder.
+        name: path of the tokenizer file, or of a folder with the files of GPT-2's tokenizer.
 
     Returns:
         The name that the tokenizer file gets in a stream folder, and its content.

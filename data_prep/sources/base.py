@@ -55,10 +55,10 @@ class Skipped(NamedTuple):
     num_units: int = 0
     """Number of skipped lines, records, pages or rows; 0: the complete file, or everything after the damage."""
     first_byte: int = 0
-    """Position of the first skipped unit. A unit is a line, record, page or row.
+    """Position of the first unit (line, record, page or row) that was skipped because it could not be read.
 
     For lines and WARC records, the position is a byte of the decompressed file. For pages, rows and ARC records, it is
-    the number of the page, row or record, counted from the start of the part.
+    an index, counted from the start of the part of the file that one task reads.
     """
     unit: str = "line"
     """What is counted: "line", "record", "page" or "row"."""

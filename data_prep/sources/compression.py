@@ -15,7 +15,7 @@ BOMB_RATIO = 250
 BOMB_FLOOR_BYTES = 64 << 20
 """A file is a decompression bomb if its decompressed size > BOMB_FLOOR_BYTES + BOMB_RATIO x its compressed size.
 
-Text compresses about 5 to 1, and web archives rarely 20 to 1.
+Text is typically compressed to a fifth of its size. Web archives are rarely compressed to less than a twentieth.
 """
 
 

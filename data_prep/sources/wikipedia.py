@@ -156,7 +156,9 @@ def _visible_text(code: Any) -> str:
 def _without_empty_sections(lines: list[str]) -> list[str]:
     """Remove the headings of sections that contain no text, and remove the _HEADING marks of the other headings."""
     kept: list[str] = []
-    deepest_with_text = 0  # a heading is kept if its level is less than this number
+    # The page is read from its end. A heading is kept only if text follows in its section: after text, headings of all
+    # levels are kept; after a heading of some level, only those of a lower number.
+    deepest_with_text = 0
     for line in reversed(lines):
         if not line.startswith(_HEADING):
             kept.append(line)

@@ -290,7 +290,9 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_mark(path: Path, kind: type) -> Any:
-    """Return the result that is stored in a done mark, as an object of class `kind` or a list of such objects.
+    """Return the result of a finished step, as an object of class `kind` or a list of such objects.
+
+    The result is stored in the step's done mark, a JSON file that is written when the step has finished.
 
     Raises:
         RunError: if the done mark is damaged or was written by another version.

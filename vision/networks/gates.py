@@ -26,7 +26,9 @@ its own random generator. So a network gets the same numbers, whether it is comp
 
 
 def expert_paths(root: int, splits: Sequence[int]) -> list[list[int]]:
-    """Return, for each expert, the indices of the branches on its path, starting at the root.
+    """Return, for each expert, the indices of the branches on the path from the root of the gate tree to the expert.
+
+    The gates of a mixture form a tree whose leaves are the experts.
 
     Args:
         root: number of branches of the root. Their indices are 0 to root - 1. If the mixture began with one expert,
