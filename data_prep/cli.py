@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
+    """Print an error message on stderr. Return the exit code for errors."""
     print(f"alma-prep: {message}", file=sys.stderr)
     return 2
 

@@ -1,4 +1,6 @@
-"""The step that removes copies of documents, and the files by which a later extension recognises copies.
+"""Remove copies of documents, and write the files from which a later call of alma-prep --extend recognises copies.
+
+alma-prep --extend adds mega-batches to a stream. It leaves out documents that are copies of documents in the stream.
 
 An exact copy has the same text as another document. A near copy has similar text. The folder OUT/dedup of a stream
 stores a key and a MinHash signature per document, together 128 bytes. The key is a 16-byte hash of the text: exact
@@ -40,6 +42,7 @@ def remove_copies(
     documents, num_known = spooled.documents, len(known_keys)
     keys = np.concatenate([known_keys, documents["document"]])
     zeros = np.zeros(num_known, np.int32)
+    # Rank -1 for the documents already in the stream: a smaller rank has priority, and snapshots are numbered from 0.
     rank = np.concatenate([zeros - 1, documents["group"].astype(np.int32)])
     num_words = np.concatenate([zeros, documents["num_words"]])
     signatures = None if spooled.signatures is None else [*known_signatures, spooled.signatures]
@@ -63,7 +66,9 @@ def remove_copies(
 
 
 def save_keys(folder: Path, number: int, keys: np.ndarray, exact: np.ndarray, signatures: list[Path] | None) -> None:
-    """Write the keys and signatures of all documents that were read. A later extension uses them to find copies.
+    """Write the keys and signatures of all documents that were read, except exact copies.
+
+    A later call of alma-prep --extend uses them to find copies of these documents.
 
     Near copies that were removed are written, too. Reason: a later text that is similar to a removed near copy is
     probably also similar to a text in the stream. The files are sorted by key, so they do not depend on the order in
@@ -106,6 +111,8 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
     """
     keys, signatures = [], []
     for number in range(count):
+        # If files with this ending are missing, the stream was made with the setting `enough`. Then it can be extended
+        # only with a setting that does not need these files: `enough` or keep.
         for ending, enough in (("keys", "keep"), ("signatures", "exact")):
             if not (folder / f"{number:04d}.{ending}").is_file() and duplicates not in ("keep", enough):
                 raise PrepError(

@@ -1,9 +1,10 @@
-"""Build dict.txt, the file from which fairseq reads the tokenizer's symbols as a Dictionary.
+"""Build dict.txt, the file from which fairseq reads the tokenizer's symbols.
 
 The symbol with id i in the tokenizer has id i + 4 in fairseq, because fairseq puts four special symbols first.
 """
 
 EOS = 2
+"""The fairseq id of </s>, the symbol that ends a sequence."""
 NUM_SPECIAL = 4
 """Number of fairseq's special symbols <s>, <pad>, </s> and <unk>. Their ids are 0 to 3. dict.txt does not list them."""
 MULTIPLE = 8
@@ -14,7 +15,7 @@ _FAIRSEQ_SPECIAL = {"<s>", "<pad>", "</s>", "<unk>"}
 
 def dictionary_size(num_symbols: int) -> int:
     """Return the size of the fairseq dictionary of a tokenizer, including special symbols and padding."""
-    return -(-(NUM_SPECIAL + num_symbols) // MULTIPLE) * MULTIPLE
+    return -(-(NUM_SPECIAL + num_symbols) // MULTIPLE) * MULTIPLE  # -(-a // b) is a / b, rounded up
 
 
 def dictionary_names(symbols: list[str]) -> list[str]:
@@ -25,6 +26,7 @@ def dictionary_names(symbols: list[str]) -> list[str]:
     not affect decoded text, because text is decoded from ids.
     """
     num_padding = dictionary_size(len(symbols)) - NUM_SPECIAL - len(symbols)
+    # fairseq uses these names for its own padding entries.
     padding = [f"madeupword{number:04d}" for number in range(num_padding)]
     taken, names = set(_FAIRSEQ_SPECIAL), []
     for number, symbol in enumerate(symbols + padding):

@@ -1,8 +1,8 @@
 """Find exact duplicates and near-duplicates among all documents of all sources.
 
 Near-duplicates are found by MinHash (Broder, 1997) of word 5-grams in 14 bands of 8 hashes, the default settings of
-datatrove. The 8 hashes of a band are combined into one 64-bit hash. The signature of a document is these 14 numbers.
-Together with the key (16-byte hash of the text), a document takes 128 bytes.
+datatrove. The 8 hashes of a band are combined into one 64-bit hash. The signature of a document consists of these
+14 hashes, 112 bytes. Together with the key (16-byte hash of the text), a document takes 128 bytes.
 
 Two documents whose signatures are equal in at least one band count as copies of each other. The probability of this is
 0.92 for two documents with Jaccard similarity 0.8, and 0.65 for similarity 0.72. A group consists of all documents that
@@ -26,10 +26,10 @@ NO_SIGNATURE = 0
 """Value in every band of the signature of a document with fewer than NGRAM_WORDS words. Such documents never count as
 near copies; only their exact copies are found."""
 _ROWS = 1 << 20
-"""Number of documents whose keys are compared at a time."""
+"""Number of documents whose keys are compared at a time. This limits the memory for copies of keys."""
 _CHUNK_NGRAMS = 8192
-"""Number of n-grams that are hashed at a time. Hashing needs memory for 112 numbers per n-gram, so hashing a complete
-book at once would take gigabytes."""
+"""Number of n-grams that are hashed at a time. Hashing needs memory for 112 numbers per n-gram (14 bands of 8
+hashes), so hashing a complete book at once would take gigabytes."""
 
 
 class Signer:
@@ -47,9 +47,10 @@ class Signer:
 
         If two texts are similar, their signatures are probably equal in at least one band.
         """
-        shingles = self._minhash.get_shingles(text)
+        shingles = self._minhash.get_shingles(text)  # one hash per word n-gram
         if not len(shingles):
             return np.full(NUM_BANDS, NO_SIGNATURE, np.uint64)
+        # A MinHash is a minimum over all n-grams. It is computed as the minimum of the minima of all chunks.
         least: np.ndarray | None = None
         for start in range(0, len(shingles), _CHUNK_NGRAMS):
             found = np.array(self._minhash.get_signature(shingles[start : start + _CHUNK_NGRAMS]), np.uint64)
@@ -70,7 +71,7 @@ def _hash_bands(minima: np.ndarray) -> np.ndarray:
         uint64 [bands].
     """
     state = np.zeros(len(minima), np.uint64)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # splitmix64 computes modulo 2^64, so overflow is intended
         for column in minima.T:
             state = (state ^ column) + np.uint64(0x9E3779B97F4A7C15)
             state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -118,12 +119,12 @@ def find_duplicates(
 
     by_key = np.lexsort((priority, low, high))
     exact = np.zeros(count, bool)
-    for start in range(0, count - 1, _ROWS):  # in chunks, because indexing copies the keys
+    for start in range(0, count - 1, _ROWS):  # in chunks, to save memory: high[...] copies keys
         these = by_key[start : start + _ROWS + 1]
         same = (high[these[1:]] == high[these[:-1]]) & (low[these[1:]] == low[these[:-1]])
         exact[these[1:][same]] = True  # documents with equal keys are sorted by priority: keep the first
     del by_key, halves, high, low
-    exact[:num_known] = False
+    exact[:num_known] = False  # documents already in the stream are all kept
     near = np.zeros(count, bool)
     if signatures is not None and count:
         label = _groups(count, signatures)
@@ -137,7 +138,7 @@ def find_duplicates(
 
 
 def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
-    """Return the index of each document's group (see the top of this file), int [n].
+    """Return the index of each document's group, int [n]. Groups are defined in the module docstring.
 
     Only one band at a time is loaded into memory.
 
@@ -148,6 +149,7 @@ def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
+    # At first, each document is a group. Each band then merges the groups of documents whose hashes are equal.
     label = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
     for band in range(NUM_BANDS):
         hashes = np.concatenate([load_band(path, band) for paths in shards for path in paths])

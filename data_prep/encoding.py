@@ -1,6 +1,7 @@
 """Encode passages in their final order, and write fairseq's files.
 
-Each task encodes a range of passages. `encode` joins the tokens of all tasks of a split into the split's files.
+The passages of a split are divided among several tasks, which write their tokens to temporary files. `encode` runs the
+tasks, and joins their tokens into the files of the split.
 """
 
 import functools
@@ -87,8 +88,11 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
 class EncodeTask(Task):
     """Encode the passages from `start` (included) to `end` (excluded) of the index file.
 
-    Writes three files. PREFIX is the argument `prefix` of `run`.
-        PREFIX.tokens: the fairseq ids of all passages, with eos after each passage.
+    The task contains the digests of the tokenizer file and the index file. So if a file has changed, the task has
+    changed too, and is done again.
+
+    It writes three files. PREFIX is the argument `prefix` of `run`.
+        PREFIX.tokens: the fairseq ids of all passages, with </s> after each passage.
         PREFIX.sizes: int32, the number of tokens of each stored sequence. A sequence is a passage, or a piece of a very
             long passage (see `sequence_sizes`).
         PREFIX.counts: int64 [num_symbols], the number of occurrences of each fairseq id.
@@ -111,7 +115,7 @@ class EncodeTask(Task):
         with open(f"{prefix}.tokens", "wb") as tokens_file, open(f"{prefix}.sizes", "wb") as sizes_file:
             for first, last in byte_ranges(passages["num_bytes"], self.start, self.end, BATCH_BYTES):
                 encoded = tokenizer.encode([read_text(Path(self.spool), passage) for passage in passages[first:last]])
-                passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)
+                passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)  # + 1 for </s>
                 tokens = np.full(passage_tokens.sum(), EOS, dtype=self.dtype)
                 position = 0
                 for ids in encoded:
@@ -127,6 +131,12 @@ class EncodeTask(Task):
 
 @functools.lru_cache(maxsize=1)  # a worker does many tasks with the same tokenizer
 def _load_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyTokenizer:
+    """Load a tokenizer, or return it from the cache.
+
+    Args:
+        file: the tokenizer file.
+        sha256: digest of the file. Only the cache uses it: a file with another digest is loaded again.
+    """
     return load_tokenizer(Path(file))
 
 
@@ -136,6 +146,7 @@ def _text_counts(passages: np.ndarray) -> dict:
     Args:
         passages: the index entry (`index.ENTRY`) of each passage of the split.
     """
+    # Count different documents: sort the hashes of their texts, and count the places where the hash changes.
     documents = np.ascontiguousarray(passages["document"]).view(">u8").reshape(-1, 2)
     order = np.lexsort((documents[:, 1], documents[:, 0]))
     changes = (documents[order[1:]] != documents[order[:-1]]).any(axis=1)

@@ -6,7 +6,7 @@ from fairseq_alma.core.errors import AlmaError
 class PrepError(AlmaError):
     """An error whose message says what was found, what was expected and what to do.
 
-    The command prints the message and exits with code 2.
+    The command alma-prep prints the message and exits with code 2.
     """
 
 

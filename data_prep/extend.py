@@ -1,4 +1,4 @@
-"""Extend a finished stream by new mega-batches.
+"""Extend a finished stream by new mega-batches (alma-prep --extend).
 
 The new mega-batches are encoded with the stream's tokenizer. Copies of documents that are already in the stream are
 left out.
@@ -89,7 +89,7 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
     Args:
         settings: the settings of this call of alma-prep.
         stream: the content of stream.json.
-        extension: the entry of the extension in stream.json. It added the input files that `settings` names.
+        extension: the entry in stream.json of the extension that added the input files of this call.
     """
     out = settings.out
     identity = json.loads(json.dumps(settings.identity()))
@@ -110,8 +110,9 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
 def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> dict:
     """Return the manifest without the shards and inputs of extension `number`.
 
-    The manifest contains them in one case: an earlier call of alma-prep made the extension, but was killed after it
-    wrote manifest.json and before it wrote stream.json.
+    The manifest (manifest.json) lists the shards with their digests, and the input files. It already contains those of
+    this extension in one case: an earlier call of alma-prep made the extension, but was killed after it wrote
+    manifest.json and before it wrote stream.json.
 
     Args:
         manifest: the content of manifest.json.

@@ -13,6 +13,7 @@ from typing import Self
 from fairseq_alma.core.files import write_whole
 
 INTERVAL_SECONDS = 1.0
+"""Time between two checks whether the task made progress."""
 _MIN_CPU_SHARE = 0.1
 """The process counts as busy in the last INTERVAL_SECONDS if it used more than this fraction of one CPU core. The
 heartbeat thread alone uses far less."""
@@ -56,8 +57,8 @@ class Heartbeat:
         self._num_beats += 1
         if place is not None and place != self._place:
             self._place = place
-            # Write here, not in the thread: a long library call that holds the GIL may follow, and would keep the
-            # thread from writing.
+            # Write here, not in the thread: a long library call may follow that holds the GIL, Python's global lock.
+            # Then no other thread can run, and the file would not show at which place the worker hangs.
             self._write()
 
     @contextmanager
@@ -70,11 +71,13 @@ class Heartbeat:
             self._is_computing = False
 
     def _write(self) -> None:
+        """Rewrite the heartbeat file."""
         content = {"pid": os.getpid(), "host": socket.gethostname(), "at": self._place}
         with self._writing:  # the task and the thread may write at the same time
             write_whole(self._path, json.dumps(content), durable=False)
 
     def _watch(self) -> None:
+        """Rewrite the file after each interval with progress. This method runs in the heartbeat thread."""
         num_beats, cpu_seconds = self._num_beats, time.process_time()
         while not self._ended.wait(INTERVAL_SECONDS):
             num_beats_now, cpu_seconds_now = self._num_beats, time.process_time()

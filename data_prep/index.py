@@ -24,6 +24,7 @@ ENTRY = np.dtype(
     ]
 )
 INDEX = "passages.npy"
+"""Name of the index file."""
 
 
 class Index(NamedTuple):
@@ -48,6 +49,7 @@ class Index(NamedTuple):
 
     def training(self) -> tuple[int, int]:
         """Return the range (start, end) of the passages that belong to mega-batches. The end is excluded."""
+        # These passages are consecutive, because the validation set comes first and the test set comes last.
         which = [number for number, name in enumerate(self.splits) if name not in ("valid", "test")]
         return self.cuts[which[0]], self.cuts[which[-1] + 1]
 
@@ -72,7 +74,7 @@ def byte_ranges(num_bytes: np.ndarray, start: int, end: int, most: int) -> Itera
         Ranges (first passage, index after the last passage).
     """
     ends = np.cumsum(num_bytes[start:end], dtype=np.int64)
-    done, position = 0, start
+    done, position = 0, start  # `done`: number of bytes in the ranges so far
     while position < end:
         stop = max(position + 1, start + int(np.searchsorted(ends, done + most)))
         stop = min(stop, end)

@@ -11,9 +11,9 @@ def interrupts_delayed() -> Iterator[None]:
 
     Use it while workers are being started or ended: an interrupt at this time could leave workers running forever.
 
-    Threads and processes that are started in the block never receive SIGINT, because they inherit the signal mask.
-    Threads must not receive it: when any thread receives SIGINT, Python raises KeyboardInterrupt in the main thread,
-    even if the main thread blocks SIGINT.
+    SIGINT (Ctrl-C) is blocked for the calling thread. Threads and processes that are started in the block inherit this.
+    They keep SIGINT blocked when the block ends, so they never receive it. This is intended for threads, too: when any
+    thread receives SIGINT, Python raises KeyboardInterrupt in the main thread, even if the main thread blocks SIGINT.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

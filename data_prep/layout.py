@@ -26,6 +26,7 @@ def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
         Indices into `entries`. The order of entries with equal keys does not matter, because they have equal text.
     """
     keys = entries["key"] if which is None else entries["key"][which]
+    # Each 16-byte key is sorted as two 64-bit numbers.
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))
     return order if which is None else which[order]
@@ -56,7 +57,7 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
         is_kind = kind_of == kind
         kind_words = words[is_kind].astype(np.float64)
         middle[is_kind] = (np.cumsum(kind_words) - kind_words / 2) / max(1.0, kind_words.sum())
-    return order[np.argsort(middle, kind="stable")]  # stable, to keep the key order at equal places
+    return order[np.argsort(middle, kind="stable")]  # stable: passages with equal middles stay sorted by key
 
 
 def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
@@ -90,6 +91,7 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
     wanted = {
         source: given[source] if source in given else (1 - total) * words[source] / max(1, rest) for source in shares
     }
+    # The largest number of words that the stream can have, so that no source must provide more words than it has.
     most = min(words[source] / wanted[source] for source in shares if wanted[source] > 0)
     return {source: min(words[source], round(wanted[source] * most)) for source in shares}
 
@@ -257,6 +259,8 @@ def _cumulative(words: np.ndarray) -> np.ndarray:
 
 def _nearest(cumulative: np.ndarray, target: int) -> int:
     """Return k such that the total number of words of the first k passages is nearest to `target`.
+
+    If two numbers are equally near, the smaller k is returned.
 
     Args:
         cumulative: the result of `_cumulative`.
