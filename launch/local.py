@@ -20,9 +20,9 @@ PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 10.0
 """Time that a process has to end after SIGTERM, before it is killed with SIGKILL."""
 
-# Shorten the busy waiting of OpenMP threads. A busily waiting thread takes processor time from threads that have work.
-# In a test on two cores, while another process was busy, a stage ran at a tenth of its usual speed. If no other process
-# is busy, the shorter waiting costs little.
+# An OpenMP thread that waits for work runs a loop before it sleeps. The loop takes processor time from threads that
+# have work, so this environment variable makes it shorter. In a test without the variable, on two cores and beside
+# another busy process, a stage ran at a tenth of its usual speed. Without a busy process, the variable costs little.
 SPIN = {"GOMP_SPINCOUNT": "10000"}
 
 
@@ -135,7 +135,7 @@ def share_of_machine(
 
 
 class _Running:
-    """A running process with its log file. If the last output line is incomplete, it is kept until its rest arrives."""
+    """A running process with its log file. The start of an output line is kept until the line is complete."""
 
     def __init__(self, job: Job, slot: Mapping[str, str]):
         self.slot = slot
@@ -160,7 +160,7 @@ class _Running:
         self.output = self.process.stdout
 
     def read(self) -> bool:
-        """Write new output to the log and call `on_line` for each complete line. Return False if the output ended."""
+        """Write new output to the log and call `on_line` for each complete line. Return False if no output is left."""
         chunk = os.read(self.output.fileno(), 1 << 16)
         self._log.write(chunk)
         self._log.flush()
@@ -184,7 +184,7 @@ class _Running:
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    """Send SIGTERM to the processes, wait up to GRACE_SECONDS until they end, then kill the remaining ones."""
+    """Send SIGTERM to the processes and wait up to GRACE_SECONDS. Then kill the processes that are still running."""
     for job in running:
         job.process.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -192,7 +192,7 @@ def _stop(running: Sequence[_Running]) -> None:
         for job in running:
             with suppress(subprocess.TimeoutExpired):
                 job.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    finally:  # kill the processes even if the user presses Ctrl-C again
+    finally:  # if the user presses Ctrl-C again, the wait above is interrupted, but the processes are still killed
         for job in running:
             job.process.kill()
             job.process.wait()
@@ -200,21 +200,23 @@ def _stop(running: Sequence[_Running]) -> None:
 
 
 def _killed_with(parent: int) -> Callable[[], None]:
-    """Return a function for the argument `preexec_fn` of `subprocess.Popen`. It runs in the new child process.
+    """Return a function for the argument `preexec_fn` of `subprocess.Popen`.
 
-    It makes the kernel kill the child process when the process with the id `parent` ends.
+    The returned function runs in the new child process. It tells the Linux kernel to kill the child process when the
+    process with the id `parent` ends.
     """
-    # Load the library before the fork. After the fork, loading could wait forever for a lock that another thread holds.
+    # Load the C library, which contains prctl, before the fork that creates the child process. If the child loaded the
+    # library, it could wait forever for a lock that another thread of the parent held at the time of the fork.
     libc = ctypes.CDLL(None)
 
     def request_kill() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Restore the default handling of SIGINT. Background jobs of a shell script ignore SIGINT, and child processes
-        # inherit this. But when the main process of a training has ended, torch ends the remaining processes of the
-        # training with SIGINT.
+        # Restore the default handling of SIGINT, so that SIGINT ends the child process. If this program is a background
+        # job of a shell script, it ignores SIGINT, and a child process inherits this. But torch relies on SIGINT: when
+        # the main process of a training has ended, torch ends the other processes of the training with SIGINT.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # Exit if the parent died between fork and prctl. Comparing the parent's id with 1 is not sufficient, because in
-        # a container the parent may have the id 1.
+        # Exit if the parent died between fork and prctl. Then this process has a new parent. The new parent often has
+        # the id 1. But a test for the id 1 would be wrong, because in a container the original parent may have it too.
         if os.getppid() != parent:
             os._exit(1)
 

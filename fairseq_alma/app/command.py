@@ -115,8 +115,8 @@ class Command:
             if path.is_file():
                 raise SettingError(f"out={plain}: {path} is a file: give a folder, e.g. out={self._example_out}")
         # PATH may be a folder that a sweep created. Its name contains characters with a special meaning in Hydra, such
-        # as "=" and ",". Therefore, add quotes. Exceptions: in a sweep, commas separate values; and Hydra must resolve
-        # a reference to another setting, ${...}.
+        # as "=" and ",". Quotes remove this meaning. Do not add quotes in two cases: in a sweep, because commas in
+        # PATH may separate several values; and if PATH contains ${...}, because Hydra must replace it by a setting.
         if value == plain and not is_sweep and re.search(r"[=,(){}\[\]]", plain) and "${" not in plain:
             return f"out='{plain}'"
         return argument
@@ -163,8 +163,8 @@ def run_job(
     A job trains one combination of settings, with one seed or several seeds. A sweep has one job for each of its
     combinations. Without a sweep, there is only one job.
 
-    In a sweep, a job may fail because of its settings or its training. Then its result is infinity, and the remaining
-    jobs are still done.
+    If a job of a sweep fails because of its settings or its training, its result is infinity, and the sweep continues
+    with the next job.
 
     Args:
         command: name of the command, for messages.
@@ -177,7 +177,7 @@ def run_job(
         hydra = HydraConfig.get()
         typed = {re.split(r"[=@]", override.lstrip("+~"))[0] for override in hydra.overrides.task}
         try:
-            # In a sweep, Hydra sets a separate folder for each job inside out=.
+            # Take the folder from Hydra, because in a sweep Hydra chooses a separate folder inside out= for each job.
             return run({**setting_values(config, other_keys), "out": str(Path(hydra.runtime.output_dir))}, typed)
         except (StageError, SettingError) as error:
             if hydra.mode != RunMode.MULTIRUN:
@@ -190,7 +190,8 @@ def run_job(
 def print_errors(command: str) -> Iterator[None]:
     """Context manager for errors that the user can fix.
 
-    It prints the message of such an error without a traceback, and exits with status 2.
+    These are AlmaError, and OSError if the disk is full or read-only or access is denied. The context manager prints
+    the message of the error without a traceback, and exits with status 2.
     """
     try:
         yield

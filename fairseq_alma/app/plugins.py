@@ -49,7 +49,8 @@ def plugin_digest(name: str) -> str:
 def plugin_named_by(arguments: Sequence[str]) -> str | None:
     """Return the name of the plugin that a command line selects; None if it selects no plugin.
 
-    The plugin is selected by the argument `plugin=MODULE` or by the key `plugin` of a preset in `--config-dir`.
+    The argument `plugin=MODULE` selects a plugin. Without this argument, the key `plugin` in the preset file of
+    `preset=NAME` selects it, if this file is in the folder that `--config-dir` names.
     """
     values = dict(argument.split("=", 1) for argument in arguments if "=" in argument and argument[0] != "-")
     if "plugin" in values:

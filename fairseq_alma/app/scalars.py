@@ -20,7 +20,7 @@ from fairseq_alma.core.ledger import LedgerRow
 
 FOLDER = "tensorboard"
 _FLUSH_SECONDS = 5
-"""Time between two writes to disk."""
+"""Time in seconds between two writes of the TensorBoard file to disk."""
 
 
 class RunScalars:

@@ -78,7 +78,7 @@ def _table(runs: list[dict[str, Any]]) -> Table:
 def _is_finished(run: Path) -> bool:
     """Return True if the run is finished, which means that all its mega-batches have arrived.
 
-    A job with an unfinished run is not compared, because scores after fewer arrivals may be misleading.
+    The table leaves out a job with an unfinished run, because scores after fewer arrivals may be misleading.
     """
     try:
         arrivals, summary = read_json(run / "arrivals.json"), read_json(run / "summary.json")

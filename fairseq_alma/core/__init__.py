@@ -6,10 +6,10 @@ errors.py            errors that the user can fix
 files.py             write files atomically, so that no reader sees an incomplete file
 lease.py             lock a run folder, so that only one process writes to it
 stream.py            the stream of mega-batches: MegaBatch, MegaBatchStream
-stream_folder.py     a stream folder on disk, which `alma-prep` writes and `--task alma_lm` reads
+stream_folder.py     a stream folder on disk, which `alma-prep` writes and `alma-lm` reads
 ledger.py            the ledger: one row for each mega-batch that arrives; the paper's metrics, computed from the rows
 protocol.py          Algorithm 1 (`run_stream`), and the interfaces of learners, evaluators and records
-run_record.py        the run folder: settings, provenance, ledger, and the marks of finished steps
+run_record.py        the run folder: settings, provenance, ledger, and a done mark for each finished step
 stack_record.py      the run folders of the runs of several seeds that are trained together
 settings.py          base class of settings, which checks their values
 learner_settings.py  settings that only some learners have

@@ -14,7 +14,7 @@ class StreamError(AlmaError):
 
 
 class RunError(AlmaError):
-    """A run folder cannot be used, because it has other settings, is damaged, or is in use by another process."""
+    """A run folder cannot be used, because it belongs to another run, is damaged, or is in use by another process."""
 
 
 class StageError(AlmaError):

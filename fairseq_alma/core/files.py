@@ -72,8 +72,8 @@ def write_json(path: str | Path, value: Any, durable: bool = True) -> None:
     See `written_aside` for `durable` and errors.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    # The text may contain a path that is not valid UTF-8. Python represents the invalid bytes as lone surrogates, which
-    # cannot be encoded. Write them as escapes.
+    # The text may contain a path that is not valid UTF-8. In a Python string, the invalid bytes of such a path are
+    # characters that cannot be encoded as UTF-8 (lone surrogates). Write these characters as escapes such as \udc80.
     write_whole(path, text.encode("utf-8", errors="backslashreplace").decode("utf-8"), durable)
 
 
@@ -90,7 +90,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 digest of a file's bytes, as a hexadecimal string. Large files need not fit into memory."""
+    """Return the SHA-256 digest of a file's bytes, in hexadecimal. The file may be larger than the memory."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

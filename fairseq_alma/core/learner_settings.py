@@ -9,7 +9,7 @@ from fairseq_alma.core.settings import Count, NonNegative, Settings
 Combine = Literal["probability", "logit", "vote"]
 """How the members' outputs are combined into one prediction: mean probability, mean logit, or majority vote."""
 SplitBy = Literal["validation_loss", "gate_mass"]
-"""Criterion that selects the experts to split."""
+"""Criterion that selects the experts to split: largest validation loss, or largest sum of gate probabilities."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ STALE_SECONDS = 120.0
 HALF_WRITTEN_SECONDS = 2.0
 """If a lease file is still empty or incomplete after this time, the process that was writing it has died."""
 CLAIM_SECONDS = 10.0
-"""Removing the lease of an ended process takes only milliseconds. If the removal has not finished after this time, the
-process that started the removal has died."""
+"""A process that removes the lease of an ended process creates the folder .lease.claim, and deletes this folder after a
+few milliseconds. If the folder still exists after this time, the process that created it has died."""
 
 
 class Lease:
@@ -92,7 +92,8 @@ class Lease:
                 # process may write to the folder now.
                 who = f"process {holder['pid']} on {holder['host']}"
                 print(f"{self.path.parent} was taken over by {who}: this process stops", file=sys.stderr, flush=True)
-                ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # background jobs ignore SIGINT
+                # If this process is a background job of a shell script, it ignores SIGINT. Then use SIGTERM instead.
+                ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
                 os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
                 return
 
@@ -148,8 +149,9 @@ class Lease:
 
     def _remove_left_behind(self) -> None:
         # Check the lease again before removing it. Since the first check, another process may have taken over the
-        # folder, and its new lease must not be removed. Only one process at a time may check and remove the lease. The
-        # folder `claim` ensures this, because only one process can create a folder, even on network file systems.
+        # folder, and its new lease must not be removed. Only one process at a time may check and remove the lease. To
+        # ensure this, a process must first create the folder `claim`. If several processes try this, only one succeeds,
+        # even on network file systems.
         claim = self.path.with_name(".lease.claim")
         try:
             claim.mkdir()
@@ -196,7 +198,7 @@ def _process_start(pid: int) -> str | None:
     """Return the start time of process `pid` on this machine; None if the process has ended.
 
     The start time distinguishes the process from a later process with the same id. Without /proc, for example on
-    macOS, the start time is not known, and the function returns "alive".
+    macOS, the start time is not known, and the function returns "alive" for every running process.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

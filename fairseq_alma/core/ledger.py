@@ -138,8 +138,9 @@ class Ledger:
         rows: list[LedgerRow] = []
         content = self._read_complete_lines()
         lines: Sequence[bytes | str] = content.split(b"\n")[:-1]
-        # Decode all lines at once, because json.loads would detect the encoding of each line separately.
-        # If the decoding fails, the loop below raises an error with the number of the damaged line.
+        # Decode all lines at once. This is faster, because json.loads would detect the encoding of each line
+        # separately. If the decoding fails, `lines` still contains bytes, and the loop below raises an error with the
+        # number of the damaged line.
         with suppress(UnicodeDecodeError):
             lines = content.decode("utf-8").split("\n")[:-1]
         for number, line in enumerate(lines, start=1):

@@ -23,9 +23,9 @@ class StreamSettings:
     """Settings for the stream: its length, when a stage starts, and which data a stage uses."""
 
     num_mega_batches: int
-    """Total number of mega-batches that arrive, B."""
+    """Total number of mega-batches that arrive (B in Algorithm 1)."""
     wait: int = 1
-    """Number of mega-batches that the learner gathers before it trains a stage, w."""
+    """Number of mega-batches that the learner gathers before it trains a stage (w in Algorithm 1)."""
     replay: Replay = False
     """How a stage uses the mega-batches of earlier stages. There are three cases.
 
@@ -51,7 +51,7 @@ class Stage:
     """
 
     index: int
-    """Index of the stage, k, counted from 1."""
+    """Index of the stage (k), counted from 1."""
     new: tuple[MegaBatch, ...]
     """Mega-batches that arrived since the previous stage. Their number is `wait`, or less at the end of the stream."""
     past: tuple[MegaBatch, ...]
@@ -87,7 +87,7 @@ class Learner(Stored, Protocol):
     def train(self, stage: Stage) -> Cost:
         """Train on the data of `stage` and return the cost.
 
-        The learner keeps the parameters of the epoch or checkpoint with the best validation score.
+        After the training, the learner has the parameters of the epoch or checkpoint with the best validation score.
         """
 
 
@@ -210,7 +210,8 @@ def run_stream(
         if due:
             k += 1
             stage = Stage(k, tuple(gathered), tuple(past), settings.replay, record.stage_folder(k))
-            # Grow before training, as in Algorithm 1. Algorithm 2 grows after training, which gives the same result.
+            # Grow before training, as in Algorithm 1 of the paper. Algorithm 2 of the paper grows after training, which
+            # gives the same result.
             if k > 1:
                 spent.append(record.step(k, "grow", learner, partial(learner.grow, stage)))
             spent.append(record.step(k, "train", learner, partial(learner.train, stage)))

@@ -198,7 +198,8 @@ class RunRecord:
     def _write_provenance(self, now: dict[str, Any]) -> None:
         """Write provenance.json, which describes the command, versions and machine of the first process of the run.
 
-        If the provenance of a later process is different, add it to the list "continued" in this file.
+        If a later process continues the run and has a different command, commit, version or machine, add the
+        provenance of this process to the list "continued" in the file.
         """
         path = self.folder / "provenance.json"
         if not path.exists():
@@ -307,7 +308,10 @@ def _read_mark(path: Path, kind: type) -> Any:
 
 
 def _commit() -> str | None:
-    """Return the git commit of this source code, with "-dirty" if there are uncommitted changes; None without git."""
+    """Return the git commit of this source code; None if git is missing or fails.
+
+    "-dirty" is appended if there are uncommitted changes.
+    """
     here = Path(__file__).parent
     try:
         answer = subprocess.run(

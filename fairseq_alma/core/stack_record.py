@@ -14,8 +14,8 @@ from fairseq_alma.core.run_record import RunRecord
 class StackRecord:
     """Records the runs of several seeds that are trained together. Each step returns a list with one entry per seed.
 
-    If the process is killed during a stage, the stage is repeated for all seeds together. The stage is not repeated for
-    one seed alone, because rounding would give slightly different results.
+    If the process is killed during a stage, the stage is repeated for all seeds together. The seeds are not
+    trained separately, because rounding would make the results slightly different.
 
     Args:
         records: one RunRecord per seed. All of them must use the same `stages` folder.
@@ -53,7 +53,8 @@ class StackRecord:
     def arrival(self, t: int, stage: int, updated: bool, scores: list[Scores], spent: Sequence[Cost]) -> None:
         """Add the row of arrival t to the ledger of each seed."""
         for number, record in enumerate(self.records):
-            of_seed = [step[number] for step in spent if isinstance(step, list)]  # `step` ensures that these are lists
+            # The method step() returns only lists, so all costs in `spent` are lists. isinstance() is only for mypy.
+            of_seed = [step[number] for step in spent if isinstance(step, list)]
             record.arrival(t, stage, updated, scores[number], of_seed)
 
     def rows(self) -> list[list[LedgerRow]]:

@@ -23,8 +23,8 @@ FORMAT_VERSION = 1
 STREAM_FILE = "stream.json"
 ITEM_SIZE = {"uint16": 2, "uint32": 4, "int32": 4}
 ADVICE = "copy the whole stream again, or remove the folder and run `alma-prep` again"
-IDX_HEADER_BYTES = 9 + 8 + 1 + 8  # sizes of magic, version, dtype code, number of sequences
-IDX_SEQUENCE_BYTES = 4 + 8  # sizes of an int32 length and an int64 pointer
+IDX_HEADER_BYTES = 9 + 8 + 1 + 8  # bytes of these fields: file signature, version, data type, number of sequences
+IDX_SEQUENCE_BYTES = 4 + 8  # bytes per sequence: its length (int32) and its position in the .bin file (int64)
 
 
 def split_names(num_mega_batches: int) -> list[str]:
