@@ -1,7 +1,7 @@
 """The data of a stage as tensors on the device, and the batches that are sampled from these data.
 
-The runs of several random seeds can be trained together. Each seed cuts the dataset differently, so the examples of a
-stage differ between seeds.
+The runs of several random seeds can be trained together. With another seed, the dataset is cut into other mega-batches,
+so the examples of a stage differ between seeds.
 
 An order is a random sequence in which the examples of a seed are read. It is drawn again for every epoch. Each network
 has a separate order. Exception: the networks of a seed that are trained as one model (UMix) share one order.
@@ -64,10 +64,10 @@ class StageData:
     training: Rows
     """Training examples. With replay, the examples of earlier mega-batches come first, then the new examples."""
     num_past: int
-    """Number of examples of earlier mega-batches in `training`, per seed, if the setting `replay` is a number.
+    """Number of examples of earlier mega-batches, per seed, from which each epoch draws some at random.
 
-    In each epoch, some of these examples, drawn at random, replace new examples. If `replay` is False or "all", the
-    number is 0, and an epoch reads all examples in `training`."""
+    The drawn examples replace new examples. This happens if the setting `replay` is a number. If `replay` is False or
+    "all", this number is 0, and an epoch reads all examples in `training`."""
     validation: Rows
     """Validation examples."""
 
@@ -93,6 +93,7 @@ class Memory:
     def __init__(self, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device):
         self._inputs, self._num_classes, self._num_seeds, self._device = inputs, num_classes, num_seeds, device
         self._times: list[int] = []
+        """Numbers t of the mega-batches whose examples are stored, in order of arrival."""
         self._training, self._validation = _Table(num_classes), _Table(num_classes)
 
     def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
@@ -151,7 +152,8 @@ class Memory:
 class _Table:
     """A table with the examples of S seeds, to which more examples can be appended.
 
-    A full table at least doubles its size. So most calls of `append` do not need to copy the earlier examples.
+    If the table is full, `append` makes a new table with at least twice as many rows and copies the earlier examples
+    to it. So most calls of `append` find free rows and copy only the examples that they append.
     """
 
     def __init__(self, num_classes: int):

@@ -19,6 +19,7 @@ KINDS: dict[str, type[Stack]] = {
 }
 """Name of each kind of stack -> its class. `Stack.state` stores the name under the key "kind". Add new kinds here."""
 FORMAT_VERSION = 1
+"""Version of the file format. A file with another version is refused."""
 
 
 def write_checkpoint(stack: Stack, path: Path) -> None:

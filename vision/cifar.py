@@ -116,7 +116,8 @@ def _read(path: Path, file: File, layout: Layout) -> tuple[np.ndarray, np.ndarra
 def _check_md5(path: Path, file: File) -> None:
     """Raise SettingError if the MD5 sum of a file differs from that of the published file.
 
-    Only the MD5 sum can detect a changed pixel or label.
+    Only the MD5 sum can detect a changed pixel or label. The other checks in this module look at types and shapes, and
+    at the range of the labels.
 
     Exception: a file that is too small for the published number of examples is not checked. Such a file was made by
     the user, for example as a subset of the dataset, so its MD5 sum is unknown.
@@ -158,7 +159,7 @@ class _Unpickler(pickle.Unpickler):
     known = frozenset(
         {
             ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),  # since numpy 2
+            ("numpy._core.multiarray", "_reconstruct"),  # name of the same function since numpy 2
             ("numpy", "ndarray"),
             ("numpy", "dtype"),
         }
@@ -173,7 +174,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(path: Path) -> Any:
-    """Return the content of a pickle file. Each array and each array type in it is replaced by a `_Recorded` object."""
+    """Return the content of a pickle file. In it, each numpy array and dtype is replaced by a `_Recorded` object."""
     with path.open("rb") as stream:
         try:
             # Python 2 stored the pixels as a string. With the encoding "bytes", Python 3 reads this string as bytes.

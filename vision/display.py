@@ -81,8 +81,11 @@ class RunDisplay(Watcher):
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
         now = time.monotonic()
         if self._scalars and now >= self._next_scalars:
-            if self._next_scalars:  # the first call writes nothing, it only sets the time of the first point
-                error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()  # errors are ordered by seed
+            # `_next_scalars` is the earliest time of the next point. It is 0 in the first call. This call writes no
+            # point and only sets the time.
+            if self._next_scalars:
+                # error() has the units of the first seed first. Average over the units of each seed.
+                error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()
                 for scalars, error_rate in zip(self._scalars, error_rates, strict=True):
                     scalars.during_stage("validation_error_rate", error_rate, self._stage, epoch / self._epochs)
             self._next_scalars = now + SECONDS_BETWEEN_SCALARS

@@ -48,7 +48,9 @@ class ErrorRateEvaluator:
         self._y_1n = dataset.test.labels.to(device)[None]
         self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
         self._kept: tuple[list[str | None], MemberOutputs] = ([], MemberOutputs.empty())
+        """The cache: names of stacks that will not change any more, and the sum of their outputs."""
         self._num_experts_written: int | None = None
+        """Number of experts in the newest routing.npz. None until `_write_routing` needs it for the first time."""
 
     def __call__(self, learner: VisionLearner) -> list[Scores]:
         """Return the test scores of the learner's predictor, for each seed."""
@@ -76,6 +78,7 @@ class ErrorRateEvaluator:
         return scores
 
     def _summed_outputs(self, learner: VisionLearner, members: list[tuple[str | None, Stack]]) -> MemberOutputs:
+        """Return the outputs of all members for the test set, summed. Outputs in the cache are not computed again."""
         names, (known, total) = [name for name, _ in members], self._kept
         if names[: len(known)] != known:
             known, total = [], MemberOutputs.empty()
@@ -86,6 +89,7 @@ class ErrorRateEvaluator:
         return total
 
     def _outputs_of(self, learner: VisionLearner, stack: Stack) -> MemberOutputs:
+        """Return the outputs of one stack for the test set, computed part by part to limit the memory."""
         parts = [learner.member_outputs(x, stack) for x in self._x_1n.split(stack.examples_at_once, dim=1)]
         summed = torch.cat([part.summed_SbC for part in parts], dim=1)
         votes = [part.votes_SbC for part in parts if part.votes_SbC is not None]
@@ -101,8 +105,9 @@ class ErrorRateEvaluator:
         label    class of each image, [n]
         weights  weights of the experts in the first mixture, [n, E]; with hard gates 1 for the chosen expert, else 0
         expert   index of the expert with the largest weight, [n]
-        root     number of branches at the root of the gate tree; 0 if there is no root (mixture began with 1 expert)
-        splits   for each time an expert was split in two, the index of this expert
+        root     number of branches at the root (the first node) of the gate tree; 0 if the mixture began with one
+                 expert, because then there is no root
+        splits   the indices of the experts that were split in two, in the order of the splits
         """
         count = self._routing_examples
         if not count or not k:

@@ -74,7 +74,8 @@ class Images(Inputs):
 
     def __init__(self, pixels: Pixels, num_channels: int, side: int, padding: int = 4, border: float | None = None):
         self._num_channels, self._side, self._padding, self._border = num_channels, side, padding, border
-        # A normalised value is shift + scale * pixel. Compute shift and scale from the pixel values 0 and 1.
+        # A normalised value is shift + scale * pixel. So the pixel value 0 gives shift, and the pixel value 1 gives
+        # shift + scale.
         ends = pixels.normalise(torch.arange(2, dtype=torch.uint8)[:, None].expand(2, num_channels))
         self._shift, self._scale = ends[0], ends[1] - ends[0]
 
@@ -109,6 +110,8 @@ class Images(Inputs):
             return self.to_input(stored)
         side, padding, channels = self._side, self._padding, self._num_channels
         padded_side = side + 2 * padding
+        # A black border has the pixel value 0. It is added to the stored bytes, and all pixels are normalised at the
+        # end. Any other border is given as a normalised value. So the images are normalised before it is added.
         source = stored if self._border is None else self.to_input(stored)
         padded = torch.nn.functional.pad(
             source, (0, 0, padding, padding, padding, padding), value=0 if self._border is None else self._border

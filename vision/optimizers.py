@@ -19,8 +19,8 @@ class AdaDelta:
 
     def __init__(self, parameters: Tensor, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6):
         self._parameters, self._lr, self._rho = parameters, lr, rho
-        # Store mean + eps instead of the mean, for both running means. This saves an addition at every step. The update
-        # rule stays the same if eps is also added to each new value that enters the mean.
+        # Both tensors contain a running mean plus eps, because this saves an addition at every step. To keep the update
+        # rule the same, `step` also adds eps to each new value before it enters the mean.
         self._eps = torch.tensor(eps, device=parameters.device)
         self._square, self._change = torch.full_like(parameters, eps), torch.full_like(parameters, eps)
         self._step, self._new = torch.empty_like(parameters), torch.empty_like(parameters)

@@ -10,7 +10,9 @@ import torch
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers that name two parameters of glibc's function mallopt. The numbers are defined in malloc.h."""
 MMAP_THRESHOLDS = (1 << 30, 1 << 25)
-"""Values for M_MMAP_THRESHOLD in bytes. Older glibc releases refuse the first value; then the second is used."""
+"""Values for M_MMAP_THRESHOLD in bytes. Older glibc releases refuse the first value; then the second is used.
+
+glibc usually returns a memory block above this threshold to the operating system as soon as it is freed."""
 
 
 @contextmanager
@@ -44,8 +46,8 @@ def keep_freed_memory() -> None:
     """Make the C library keep freed memory in the process, instead of returning it to the operating system.
 
     The activations of convolutions are freed and allocated again at every training step. Without this function, up to
-    a quarter of a step is spent on requesting their memory from the operating system. The results of the training do
-    not change. On a system without glibc, this function does nothing.
+    a quarter of the time of a step is spent on requesting their memory from the operating system. The results of the
+    training do not change. On a system without glibc, this function does nothing.
 
     The change cannot be undone. glibc has no function that reads the current thresholds, and setting a threshold turns
     off its automatic adjustment permanently. So only a command, whose process runs nothing else, calls this function.

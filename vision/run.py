@@ -55,7 +55,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
         dataset: the data. By default, the dataset named in the settings is loaded.
 
     Raises:
-        AlmaError: if the settings are invalid, if data are missing, or if `settings.out` contains the results of other
+        AlmaError: if the settings are invalid, if data are missing, or if `settings.out` contains a run with other
             settings.
     """
     device = _device(settings.device)
@@ -265,7 +265,10 @@ store_settings(VisionSettings)
 
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_vision")
 def hydra_main(config: DictConfig) -> float:
-    """Execute one Hydra job: the settings given on the command line, or one combination of settings of a sweep."""
+    """Train with the settings given on the command line, or with one combination of settings of a sweep.
+
+    Hydra, the library that reads the command line, calls this function once for each combination.
+    """
     return run_job("alma-vision", config, lambda values, given: run_and_show(settings_of(values, given)))
 
 

@@ -18,7 +18,7 @@ from vision.datasets import Examples
 
 @dataclass(frozen=True)
 class Arrival:
-    """One mega-batch of one seed. No example of it is used both for training and for validation."""
+    """The examples of one mega-batch, for one seed. Each example is used either for training or for validation."""
 
     training: Examples
     """The examples for training."""

@@ -178,18 +178,25 @@ def train_stage(
 
 
 def _cross_entropy_gradient(logits: Tensor, one_hot: Tensor) -> Tensor:
+    """Return the gradient, with respect to the logits, of the cross entropy averaged over the examples of the batch."""
     return logits.softmax(-1).sub_(one_hot).mul_(_reciprocal(one_hot.shape[1], logits.device))
 
 
 @lru_cache
 def _reciprocal(length: int, device: torch.device) -> Tensor:
-    """Return 1 / length as a tensor. It is cached, because torch would turn a Python number into a tensor each time."""
+    """Return 1 / length as a tensor on the device.
+
+    The tensor is cached and used again in later updates. If a Python number were used instead, torch would turn it into
+    a tensor in every update.
+    """
     return torch.tensor(1.0 / length, device=device)
 
 
 def _cross_entropy(logits_UnC: Tensor, y_Un: Tensor) -> Tensor:
+    """Return the cross entropy of each unit, averaged over the examples, [U]."""
     return logits_UnC.log_softmax(-1).gather(-1, y_Un.unsqueeze(-1)).mean((1, 2)).neg_()
 
 
 def _error_rate(logits_UnC: Tensor, y_Un: Tensor) -> Tensor:
+    """Return the error rate of each unit, [U]."""
     return (logits_UnC.argmax(-1) != y_Un).float().mean(1)

@@ -54,6 +54,8 @@ class MemberOutputs:
         """
         if self.votes_SbC is None:
             return self.summed_SbC.argmax(-1)
+        # The second term is half the mean probability. It is less than one vote, so it only decides between classes
+        # that have the same number of votes.
         return (self.votes_SbC + self.summed_SbC / (2 * self.num_members)).argmax(-1)
 
     def error_rate(self, y_Sb: Tensor) -> list[float]:

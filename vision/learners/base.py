@@ -188,7 +188,9 @@ class VisionLearner:
         batches = Batches(data, orders, recipe.batch_size, stage.replay, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
             stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
-        self.stack = stack  # the setter records that no file contains the networks that training will change
+        # The setter of `stack` records that no file contains the current networks. This is needed, because the training
+        # changes the networks in place, and then the file written before it is out of date.
+        self.stack = stack
         trained = train_stage(
             stack, batches, data.validation, loss, self._optimizer(stack), recipe.epochs, recipe.select_by, self.watcher
         )
@@ -263,6 +265,7 @@ class VisionLearner:
         return stack
 
     def _optimizer(self, stack: Stack) -> AdaDelta | SGD:
+        """Return a new optimizer for the parameters of a stack, as chosen by the setting `optimizer`."""
         recipe = self.settings.recipe
         assert recipe.lr is not None and recipe.momentum is not None and recipe.weight_decay is not None
         if recipe.optimizer == "adadelta":
@@ -270,12 +273,14 @@ class VisionLearner:
         return SGD(stack.parameters.flat, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.nesterov)
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
+        """Return, for each seed, the loss and the error rate of the predictor on the validation data of a stage."""
         x_Sni, y_Sn = data.validation.examples, data.validation.labels
         total = sum((self.member_outputs(x_Sni, stack) for _, stack in self.members), MemberOutputs.empty())
         return list(zip(total.loss(y_Sn), total.error_rate(y_Sn), strict=True))
 
 
 def _uniform(generators: Sequence[torch.Generator], shape: tuple[int, ...]) -> Tensor:
+    """Return random numbers between 0 and 1, one tensor of the given shape per generator, stacked."""
     return torch.stack([torch.rand(shape, generator=generator) for generator in generators])
 
 

@@ -85,6 +85,7 @@ class GrowingEnsemble(VisionLearner):
     @property
     def frozen(self) -> list[tuple[str, Stack]]:
         """The frozen networks of each earlier stage, as (name, stack). If not in memory, they are read from files."""
+        # `load` may have restored an earlier state, in which fewer stages were frozen. Forget the others.
         del self._frozen[self._num_frozen :]
         for index in range(len(self._frozen) + 1, self._num_frozen + 1):
             stack = self._prepared(read_checkpoint(self._file_of_stage(index), self.device))

@@ -30,6 +30,7 @@ class StackFiles:
         """File that contains the networks in their current state. None if there is no such file."""
         self._keep_all = keep_all
         self._recent: list[Path] = []
+        """Files of the last steps, the oldest first."""
 
     def read(self, device: torch.device) -> Stack:
         """Return the networks in the file `current`.

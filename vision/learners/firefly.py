@@ -64,7 +64,8 @@ class Firefly(VisionLearner):
         """Return the rule that decides how many candidates are added (see `grow`)."""
         if self.own.grow_by == "width":
             # As in the authors' code, the width of the network in stage t + 1 is about c (1 + g t). Here c is the
-            # width in the first stage, and g is grow_ratio.
+            # width in the first stage, and g is grow_ratio. So the width must increase by the fraction
+            # (1 + g t) / (1 + g (t - 1)) - 1.
             t, g = stage_index - 1, self.own.grow_ratio
             return count_by_width_ratio(chain, (g * t + 1) / (g * (t - 1) + 1) - 1)
         return count_by_num_params(chain, self._target_params(stage_index))

@@ -97,7 +97,7 @@ class EnsembleOfMixtures(GrowingEnsemble):
     Each stage adds new networks and trains only these. The networks of earlier stages are frozen.
     """
 
-    own: EnsembleOfMixturesSettings  # type: ignore[assignment]  # both parents' settings
+    own: EnsembleOfMixturesSettings  # type: ignore[assignment]  # the settings of MoE and of gEns
 
     def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
         return self.backbone.mixture(self.own.experts, self.own.hard_gates, generators, self.device)
@@ -110,10 +110,11 @@ def worst_experts(stack: GatedStack, x: Tensor, y_Sn: Tensor, split_by: SplitBy)
         stack: one network per seed, so M = S.
         x: examples, [S, n, ...].
         y_Sn: classes of the examples.
-        split_by: how experts are compared. The expert with the largest sum over all examples is chosen. For
-            "validation_loss", the sum of: loss of the example times weight of the expert for this example. For
-            "gate_mass" (the authors' code), the sum of the weights. With soft gates, the weight is the expert's gate
-            probability. With hard gates, it is 1 if the example uses the expert, otherwise 0.
+        split_by: how experts are compared. For each expert, a value per example is summed over all examples, and the
+            expert with the largest sum is chosen. With "validation_loss", the value is the loss of the example,
+            multiplied by the expert's weight for it. With "gate_mass" (the authors' code), the value is the weight
+            alone. With soft gates, the weight is the expert's gate probability. With hard gates, it is 1 if the
+            example uses the expert, otherwise 0.
     """
     sums: list[Tensor] = []
     at_once = stack.examples_at_once
