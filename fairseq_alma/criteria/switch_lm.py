@@ -36,12 +36,13 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
 
     - `loss`: cross entropy plus balance losses and z-losses, in bits per token.
     - `nll_loss`: cross entropy in bits per token, as in fairseq.
-    - `ppl`: perplexity, computed from the cross entropy only. Select checkpoints by `ppl`, not by fairseq's default,
-      `loss`.
-    - `balance_loss`: mean over the mixtures. It is 1 if the load is even.
-    - `router_z_loss`: mean over the mixtures.
-    - `overflow_percent`: percentage of dropped tokens.
-    - `load_entropy_bits`: entropy of the experts' load in bits.
+    - `ppl`: perplexity, computed from the cross entropy only. Select checkpoints by `ppl`. fairseq's default is `loss`,
+      which also contains the balance losses and z-losses.
+    - `balance_loss`: mean of the balance losses of the mixtures. It is 1 if the load is even.
+    - `router_z_loss`: mean of the z-losses of the mixtures.
+    - `overflow_percent`: percentage of tokens that were dropped because their expert was full.
+    - `load_entropy_bits`: entropy of the experts' load in bits, mean over the mixtures. It is log2(E) if the load
+      of the E experts is even, and 0 if one expert gets all tokens.
 
     In validation, the loss of each token is added to the total of the expert that processed the token
     (SwitchFeedForward.charge_validation_loss). Growth copies the experts with the largest totals.
@@ -61,7 +62,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
             raise SettingError("--balance-loss-weight and --router-z-loss-weight must not be negative")
         self.charge_experts = True
         """Whether to add each validation loss to the total of the expert that processed the token. The task sets this
-        to False for a batch that is scored a second time."""
+        to False for a copy of a batch that is also scored on another rank (training process)."""
         self.balance_loss_weight = balance_loss_weight
         self.router_z_loss_weight = router_z_loss_weight
 
@@ -88,7 +89,8 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
             "ntokens": num_tokens,
             "nsentences": target.size(0),
             "sample_size": num_tokens,
-            # A sequence of L tokens takes a L + b L^2 FLOPs, so these two sums are enough to compute all FLOPs.
+            # A sequence of L tokens needs a L + b L^2 FLOPs, where a and b depend only on the model. So the sum of L
+            # and the sum of L^2 over all sequences are enough to compute the FLOPs.
             "processed_tokens": target.numel(),
             "processed_token_pairs": target.numel() * target.size(1),
         }
@@ -115,7 +117,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
         """In every mixture, add the loss of each token to the total of the expert that processed the token."""
         if token_mask is not None:
             loss_T = loss_T[token_mask.flatten()]
-        while hasattr(model, "module"):  # a loop, because fairseq puts a distributed model into two wrappers
+        while hasattr(model, "module"):  # repeated, because fairseq puts a model for several devices into two wrappers
             model = model.module
         for module, output in zip(model.mixtures, mixtures, strict=True):
             module.charge_validation_loss(output, loss_T)
@@ -124,7 +126,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the metrics over all forward passes and ranks (training processes).
 
-        `ppl` is not rounded, because it selects the best checkpoint.
+        `ppl` is not rounded, so that checkpoints can be compared by it exactly.
         """
 
         def total(key: str) -> Any:

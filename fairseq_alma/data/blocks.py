@@ -11,6 +11,8 @@ from fairseq.data import MonolingualDataset
 def fill_shards(batches: list, num_shards: int) -> list:
     """Return `batches`, followed by copies of the first batches until the length is a multiple of `num_shards`.
 
+    The batches can then be divided evenly among ranks, which fairseq calls shards here.
+
     Args:
         batches: one list of block indices for each batch.
         num_shards: number of ranks among which the batches are divided.
@@ -23,7 +25,8 @@ class Blocks(MonolingualDataset):
     """A dataset of non-overlapping blocks of tokens."""
 
     num_shards = 1
-    """Number of ranks among which the batches are divided. The task alma_lm sets it for training data."""
+    """Number of ranks among which the batches are divided. The task alma_lm sets it for training data; for other
+    data it stays 1."""
 
     def batch_by_size(self, indices: Any, **kwargs: Any) -> list:
         """Return fairseq's batches, and copies of the first batches, so that each rank gets the same number."""

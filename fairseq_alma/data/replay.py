@@ -41,7 +41,7 @@ class ReplayShareDataset(BaseWrapperDataset):
         self.epoch = 1
 
     def __getitem__(self, index: int) -> dict:
-        # Replace the id of the block, because it is unique only within `new` or within `past`.
+        # Use the index as the id of the block. The id that `new` or `past` gives it may occur in both datasets.
         return {**self.dataset[index], "id": index}
 
     def set_epoch(self, epoch: int) -> None:
@@ -77,8 +77,11 @@ class ReplayShareDataset(BaseWrapperDataset):
         if max_sentences is None:
             raise SettingError("replay by share needs --batch-size (number of blocks in a batch)")
         num_batches = -(-len(indices) // max_sentences)
+        # past_ends[i] and new_ends[i] are the numbers of past and new blocks in the first i batches together. 1e-9 is
+        # added because a product that should be an integer may be slightly smaller, and floor() would round it down.
         past_ends = [math.floor(i * self.share * max_sentences + 1e-9) for i in range(num_batches + 1)]
         new_ends = [i * max_sentences - end for i, end in enumerate(past_ends)]
+        # In the concatenated dataset, the past blocks come after the new ones, so their indices begin at num_new.
         with data_utils.numpy_seed(self.seed, self.epoch):
             past = (self.num_new + _draw(self.num_past, past_ends[-1])).tolist()
             new = _draw(self.num_new, new_ends[-1]).tolist()
@@ -94,6 +97,6 @@ class ReplayShareDataset(BaseWrapperDataset):
 
 
 def _draw(population: int, count: int) -> np.ndarray:
-    """Return `count` random indices below `population`. No index occurs again before all others have occurred."""
+    """Return `count` random indices below `population`. An index occurs again only after all others have occurred."""
     passes = [np.random.permutation(population) for _ in range(-(-count // population))]
     return np.concatenate([np.empty(0, dtype=np.int64), *passes])[:count]

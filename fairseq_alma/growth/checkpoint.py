@@ -19,8 +19,8 @@ def growth_seed(run_seed: int, growth: int) -> int:
     """Return the random seed for the noise of one growth step.
 
     alma-lm and alma-grow both call this function, so they add the same noise. Every growth step has a different seed.
-    Otherwise, if a copy of an expert were copied again in a later step, both steps would shift the router row in the
-    same direction.
+    With equal seeds, two growth steps would add the same noise. If a copy of an expert were then copied again, its
+    router row would be shifted twice in the same direction.
 
     Args:
         run_seed: seed of the run.

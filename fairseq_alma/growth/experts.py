@@ -11,7 +11,9 @@ from fairseq_alma.core.errors import SettingError
 # Dimensions: E experts before growth, K new experts, D model width.
 
 RouterGrowth = Literal["copy", "tree"]
+"""How to set the router row of a new expert (see grow_experts)."""
 EXPERT_WEIGHTS = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
+"""Names of the tensors in SwitchFeedForward that contain the weights of the experts."""
 
 
 def experts_with_largest_loss(valid_loss_E: Tensor, num_new: int) -> list[int]:
@@ -45,15 +47,17 @@ def grow_experts(
 
     In each mixture, the experts with the largest validation loss (`valid_loss_E` in the state dict) are copied. The
     copied expert is the parent of the copy. Both have the same weights. The copies are appended after the existing
-    experts, largest loss first. The router row of an expert is the row of weights with which the router scores it. With
-    the router row of its parent, a copy would never get a token. So it gets another row, in one of two ways:
+    experts, largest loss first. The router row of an expert is the row of weights with which the router scores it. If a
+    copy had the router row of its parent, both would always have the same score, and the copy would never get a token.
+    So the copy gets another row, in one of two ways:
 
     - "copy" (the paper): the row of the parent plus noise. The tokens of the parent are now divided between parent and
       copy: a token goes to the copy if its logit for the copy is larger. At first, the copy may get few tokens;
       training balances the load. Output and loss change, because the softmax has more terms. Each gate probability p
       falls to about p / (1 + q), where q is the total probability of all copied experts.
-    - "tree" (the gates of the paper's appendix A): only noise. The row is used only for tokens that the router sends to
-      the parent, to decide between parent and copy (see `Router`). Output and loss do not change.
+    - "tree" (the gates of the paper's appendix A): the row is only noise. It gives no logit of the softmax. Instead,
+      for each token that goes to the parent, it decides whether the token stays there or goes on to the copy (see
+      `Router`). Output and loss do not change.
 
     The optimizer state has no entries for the new experts, so the optimizer must start from scratch.
 
@@ -85,7 +89,8 @@ def grow_experts(
         parents = experts_with_largest_loss(state[prefix + "valid_loss_E"], num_new)
         rows_ED, split_E = state[prefix + "router.weight"], state[prefix + "router.split_E"]
         if router == "copy" and bool(split_E.ge(0).any()):
-            # A copied row would be a softmax logit, so the copy would get tokens that the tree sends to other experts.
+            # With "copy", the row of the copy would give a logit of the softmax. So the copy could get tokens that the
+            # tree sends not to its parent but to other experts.
             raise SettingError("experts of this model were added with router=tree before: use router=tree again")
         for name in EXPERT_WEIGHTS:
             weight = state[prefix + name]
@@ -93,7 +98,7 @@ def grow_experts(
         grown[prefix + "router.weight"] = _grow_rows(rows_ED, parents, router, noise, random)
         new_split = parents if router == "tree" else [-1] * num_new
         grown[prefix + "router.split_E"] = torch.cat([split_E, torch.tensor(new_split).to(split_E)])
-        for name in ("valid_loss_E", "valid_tokens_E"):  # reset to 0, because they were measured before the growth
+        for name in ("valid_loss_E", "valid_tokens_E"):  # 0, because no validation has measured the grown model
             grown[prefix + name] = torch.zeros(len(split_E) + num_new, dtype=state[prefix + name].dtype)
     return grown
 

@@ -108,7 +108,7 @@ class SwitchLanguageModel(FairseqLanguageModel):
         super().upgrade_state_dict_named(state_dict, name)
         own = self.state_dict()
         for key in own.keys() - state_dict.keys():
-            if key.endswith("version"):  # missing if the weights are fairseq's moving average (--store-ema)
+            if key.endswith("version"):  # fairseq's moving average of the weights (--store-ema) lacks it
                 state_dict[key] = own[key]
         _refuse_other_sizes(state_dict, own)
 
@@ -124,6 +124,7 @@ def _refuse_other_sizes(saved: dict[str, Tensor], own: dict[str, Tensor]) -> Non
     only_one_side = [*(own.keys() - saved.keys()), *(saved.keys() - own.keys())]
     if not differing and not only_one_side:
         return
+    # If only the numbers of experts differ, the message names the option or command that helps.
     if not only_one_side and all("mixture." in k and saved[k].shape[1:] == own[k].shape[1:] for k in differing):
         num_saved, num_own = len(saved[differing[0]]), len(own[differing[0]])
         advice = f"add {num_own - num_saved} with alma-grow first" if num_saved < num_own else None
@@ -188,12 +189,13 @@ class SwitchDecoder(FairseqDecoder):
             encoder_out, unused: part of fairseq's interface; ignored.
             features_only: whether to return features [B, L, D] instead of scores.
             nll_of: target words, int64 [B, L]. If given, the summed negative log-likelihood of the targets (a scalar,
-                in nats, without padding) is returned instead of scores. It is not computed in the criterion, because
-                fairseq's wrappers for several devices must see in `forward` that the output layer is used.
+                in nats, without padding) is returned instead of scores. It is computed here and not in the criterion,
+                because fairseq's wrappers for several devices must see that `forward` uses the output layer.
 
         Returns:
             Scores [B, L, V], and a dict with two entries. "mixtures" is a list with the MixtureOutput of each mixture.
-            "token_mask" is bool [B, L], False for padding, and None if there is no padding. Mixtures get no padding.
+            "token_mask" is bool [B, L], False for padding, and None if there is no padding. The MixtureOutputs
+            contain only the tokens that are not padding.
         """
         positions = torch.arange(prev_output_tokens.size(1), device=prev_output_tokens.device)
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)
@@ -330,17 +332,19 @@ def switch_lm_tiny(args: Namespace) -> None:
 
 @register_model_architecture("switch_lm", "switch_lm_base")
 def switch_lm_base(args: Namespace) -> None:
-    """Set the sizes closest to the paper's base model: 38.9M parameters outside the experts and 6.30M per expert.
+    """Set the sizes of the base model, chosen as the closest to the base model of the paper.
 
-    These numbers are for a dictionary of 50k words.
+    With a dictionary of 50k words, the model has 38.9M parameters outside the experts, and 6.30M for each expert
+    (summed over the 3 mixtures).
     """
     _set_sizes(args, layers=6, dim=512, heads=8)
 
 
 @register_model_architecture("switch_lm", "switch_lm_large")
 def switch_lm_large(args: Namespace) -> None:
-    """Set the sizes closest to the paper's large model: 96.1M parameters outside the experts and 28.34M per expert.
+    """Set the sizes of the large model, chosen as the closest to the large model of the paper.
 
-    These numbers are for a dictionary of 50k words.
+    With a dictionary of 50k words, the model has 96.1M parameters outside the experts, and 28.34M for each expert
+    (summed over the 6 mixtures).
     """
     _set_sizes(args, layers=12, dim=768, heads=12)

@@ -44,6 +44,8 @@ def plan_dispatch(expert_T: Tensor, num_experts: int, capacity: int | None) -> P
     counts = count_E.tolist()
     if sum(counts) == expert_T.numel():
         return Plan(token_T, counts, load_E)
+    # first_E: position in token_T of each expert's first token. rank_T: for each token in token_T, the number of tokens
+    # before it that go to the same expert. A token is kept if this number is smaller than the capacity.
     first_E = load_E.cumsum(0) - load_E
     rank_T = torch.arange(expert_T.numel(), device=expert_T.device) - first_E[expert_T[token_T]]
     return Plan(token_T[rank_T < capacity], counts, load_E)

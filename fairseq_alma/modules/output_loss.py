@@ -14,15 +14,17 @@ def summed_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: 
     stores all T x V logits. On a CPU with V = 8000, linear_cross_entropy takes half the time of a matrix product
     followed by cross_entropy.
 
-    In two other cases, a matrix product and cross_entropy are used. The first case is inputs of another type, or
-    autocast: in bf16, linear_cross_entropy would round the sum to bf16, which is an error of half a percent. The second
-    case is a torch version without linear_cross_entropy.
+    In two cases, this function uses a matrix product and cross_entropy instead:
+
+    - if the inputs have another type than float32, or autocast is on. In bf16, linear_cross_entropy would round the sum
+      to bf16, which is an error of half a percent.
+    - if the installed version of torch has no linear_cross_entropy.
 
     Args:
         x_TD: features [T, D].
         weight_VD: weights of the output layer, W, [V, D].
         target_T: the target word of each token, int64 [T].
-        ignore_index: target value of tokens that do not count (padding).
+        ignore_index: tokens with this target (padding) do not count.
 
     Returns:
         A float32 scalar, in nats.

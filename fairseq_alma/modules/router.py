@@ -20,7 +20,8 @@ class Routing:
     probability_T: Tensor
     """The gate probability of each token: the factor for the output of its expert. float32 [T].
 
-    If the router is a tree (see Router), this is only the probability from the softmax."""
+    If the router is a tree (see Router), this is the probability from the softmax alone, without the probabilities of
+    the branches of the tree."""
     balance_loss: Tensor
     """Load-balancing loss, a scalar (equation 4 of the Switch paper without its weight). 1 if the load is even."""
     z_loss: Tensor
@@ -59,8 +60,10 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, model_dim))
         # For each expert, the index of the expert from which it was split. -1 means that the expert does not come from
         # a split, and that its weight row gives a logit of the softmax.
-        # The type is floating point, because fairseq's --store-ema averages every entry of a state dict.
+        # The indices are stored as floating point numbers, because fairseq's option --store-ema averages every entry of
+        # a state dict, and the average of integers need not be an integer.
         self.register_buffer("split_E", torch.full((num_experts,), -1.0))
+        # The return value of splits(). None: splits() must compute it from split_E.
         self._splits: list[tuple[int, int]] | None = None
         self.jitter = jitter
         nn.init.normal_(self.weight, std=model_dim**-0.5)
@@ -94,27 +97,38 @@ class Router(nn.Module):
             )
 
     def splits(self) -> list[tuple[int, int]]:
-        """Return the splits (expert, new expert), oldest first; empty for a flat router."""
-        if self._splits is None:  # read split_E only once, because reading it from a GPU waits for the device
+        """Return a pair (expert that was split, new expert) for each split, oldest first; none for a flat router."""
+        # Read split_E only once: to read it from a GPU, the CPU must wait until the GPU has done all its queued work.
+        if self._splits is None:
             parents = self.split_E.round().int().tolist()
             self._splits = [(parent, new) for new, parent in enumerate(parents) if parent >= 0]
         return self._splits
 
     def _load_from_state_dict(self, *arguments: Any, **keywords: Any) -> None:
         super()._load_from_state_dict(*arguments, **keywords)
+        # The call above may have changed split_E, so splits() must read it again.
         self._splits = None
 
 
 def _descend(
     splits: list[tuple[int, int]], logits_TE: Tensor, probability_TE: Tensor, probability_T: Tensor, expert_T: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply the splits of the tree to each token, starting at the expert that the softmax selected.
+    """Send each token down the tree, from the expert that the softmax selected to an expert at a leaf.
 
-    The splits are applied oldest first, so a split comes before the splits below it in the tree. The experts are the
-    leaves of the tree.
+    At each split, a token that is at the split expert either stays there or moves to the new expert. The splits are
+    applied oldest first, so a split comes before the splits below it in the tree.
+
+    Args:
+        splits: the return value of Router.splits.
+        logits_TE: logit of each expert for each token, [T, E].
+        probability_TE: softmax probability of each expert; 0 for experts that come from a split. [T, E].
+        probability_T: softmax probability of the expert that the softmax selected, [T].
+        expert_T: the expert that the softmax selected for each token, int64 [T].
 
     Returns:
-        Probability of each expert [T, E], output scale of each token [T], and selected expert of each token [T].
+        Three tensors: the probability of each expert (the product of all probabilities on the path to it) [T, E];
+            `probability_T` with the same values, but with gradients for the weight rows of new experts [T]; and the
+            expert of each token after all splits [T].
     """
     leaf_probabilities = list(probability_TE.unbind(dim=1))
     for parent, new in splits:
@@ -123,8 +137,8 @@ def _descend(
         leaf_probabilities[parent] = leaf_probabilities[parent] * (1 - to_new_T)
         at_parent_T = expert_T == parent
         moves_T = at_parent_T & (logits_TE[:, new] > 0)
-        # Compute g / stop_gradient(g) from log g. Direct division could be 0 / 0 for tokens at other experts, which
-        # would turn the gradients into NaN.
+        # Compute g / stop_gradient(g) (see Router) as exp(log g - stop_gradient(log g)). If g were divided by itself, a
+        # token at another expert could give 0 / 0, and then all gradients would be NaN.
         log_taken_T = F.logsigmoid(torch.where(moves_T, logits_TE[:, new], -logits_TE[:, new]))
         one_T = (log_taken_T - log_taken_T.detach()).exp()
         probability_T = torch.where(at_parent_T, probability_T * one_T, probability_T)

@@ -78,11 +78,12 @@ class SwitchFeedForward(nn.Module):
         self.fc1_bias = nn.Parameter(torch.zeros(num_experts, ffn_dim))
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, model_dim, ffn_dim))
         self.fc2_bias = nn.Parameter(torch.zeros(num_experts, model_dim))
-        # Two numbers for each expert: the summed loss in nats (valid_loss_E) and the number (valid_tokens_E) of the
-        # tokens that the expert has processed since the last validation began. Growth ranks the experts by the loss.
-        # Both are buffers, so that checkpoints contain them.
+        # valid_tokens_E counts the tokens that each expert has processed since the last validation began. valid_loss_E
+        # is the loss of these tokens in nats, summed for each expert. Growth ranks the experts by valid_loss_E. Both
+        # are buffers, so that checkpoints contain them.
         self.register_buffer("valid_loss_E", torch.zeros(num_experts, dtype=torch.float64))
-        # Store the counts as floating point, because fairseq's --store-ema averages every entry of a state dict.
+        # The counts are stored as floating point numbers, because fairseq's option --store-ema averages every entry of
+        # a state dict, and the average of integers need not be an integer.
         self.register_buffer("valid_tokens_E", torch.zeros(num_experts, dtype=torch.float64))
         self.capacity_factor = capacity_factor
         self.eval_capacity_factor = eval_capacity_factor
@@ -135,6 +136,7 @@ class SwitchFeedForward(nn.Module):
         self.valid_tokens_E = torch.zeros_like(self.valid_tokens_E, dtype=torch.float64)
 
     def _experts(self) -> list[Callable[[Tensor], Tensor]]:
+        """Return one function for each expert. It maps the inputs [n, D] of n tokens to outputs [n, D]."""
         # Use unbind instead of w[e], because the backward pass of unbind writes each gradient once. The backward pass
         # of w[e] would add E tensors of the full size that are mostly zeros.
         weights = zip(
@@ -149,6 +151,8 @@ class SwitchFeedForward(nn.Module):
     def _expert(
         self, fc1_weight: Tensor, fc1_bias: Tensor, fc2_weight: Tensor, fc2_bias: Tensor
     ) -> Callable[[Tensor], Tensor]:
+        """Return the function of one expert, which has these weights and biases."""
+
         def run(x: Tensor) -> Tensor:
             h = F.relu(F.linear(x, fc1_weight, fc1_bias))
             h = F.dropout(h, self.activation_dropout, training=self.training)

@@ -74,10 +74,11 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     ):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = stream
+        # The ids of the blocks in the first validation batch. With them, valid_step() recognises copies of this batch.
         self._first_valid_ids: list[int] = []
-        # Numbers of tokens and of token pairs (sum of squared sequence lengths) that this stage has processed. They are
-        # needed to compute the FLOPs. Checkpoints contain these numbers (get_checkpoint_dict), so a resumed stage
-        # continues from them.
+        # The numbers of tokens and of token pairs that this stage has processed, from which the FLOPs are computed. A
+        # sequence of L tokens has L^2 token pairs. Checkpoints contain these numbers (get_checkpoint_dict), so a
+        # resumed stage continues from them.
         self.processed = {kind: {"tokens": 0, "token_pairs": 0} for kind in ("training", "validation")}
 
     @classmethod
@@ -171,8 +172,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
                 sample, model, criterion, optimizer, update_num, ignore_grad
             )
         except RuntimeError as error:
-            # Raise an error that fairseq does not catch. On one device, fairseq skips a batch that does not fit into
-            # memory, so if no batch fits, it runs forever.
+            # Raise an error that fairseq does not catch. On one device, fairseq catches the RuntimeError and skips the
+            # batch, so if no batch fits into memory, the training never ends.
             if "out of memory" in str(error):
                 raise MemoryError(f"out of memory at update {update_num + 1}: lower --batch-size ({error})") from error
             raise
@@ -187,7 +188,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Run a forward pass for validation. Return the loss (summed over tokens), number of tokens and values to log.
 
         If the batches cannot be divided evenly among ranks (processes), fairseq gives some ranks a copy of the first
-        batch. The losses of such a copy are not added to the totals of the experts. They would count twice.
+        batch. The losses of such a copy are not added to the validation losses of the experts, because they would count
+        twice.
         """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         criterion.charge_experts = rank == 0 or sample["id"].tolist() != self._first_valid_ids
@@ -223,15 +225,16 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             )
 
     def get_checkpoint_dict(self) -> dict:
-        """Return the state of the task for a checkpoint: the token counts of the stage and the dictionary digest."""
+        """Return the task's entry in a checkpoint: `self.processed` and the digest of the dictionary."""
         dictionary = self.stream.description["tokenizer"]["dict_sha256"]
         return {type(self).__name__: {"processed": self.processed, "dict_sha256": dictionary}}
 
     def set_checkpoint_dict(self, state: dict) -> None:
-        """Restore the token counts of the stage from the state in a checkpoint."""
+        """Set `self.processed` to the numbers in a checkpoint. `state` is the task's entry in the checkpoint."""
         self.processed = state["processed"]
 
     def _mega_batch_splits(self, text: str) -> list[str]:
+        """Return the names of the splits in the stream folder for a set of mega-batches such as "1,3-5"."""
         return [f"mega_batch_{t}" for t in parse_mega_batches(text, self.stream.num_mega_batches)]
 
     def _blocks(self, splits: list[str], shuffle: bool) -> Blocks:
@@ -250,4 +253,5 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return Blocks(blocks, blocks.sizes, self.dictionary, self.dictionary, shuffle=shuffle, targets=["future"])
 
     def _load(self, split: str) -> Any:
+        """Return the dataset of the documents in a split, memory-mapped."""
         return data_utils.load_indexed_dataset(str(self.stream.prefix(split)), self.dictionary, "mmap")
