@@ -56,6 +56,7 @@ def stack_from_chain(chain: Chain, like: Stack) -> Stack:
 
 
 def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
+    """Do what `stack_from_chain` describes, for a multilayer perceptron."""
     tensors: dict[str, Tensor] = {}
     pairs = [*((layer.weight, layer.bias) for layer in chain.layers), (chain.head_weight, chain.head_bias)]
     for number, (weight, bias) in enumerate(pairs, start=1):
@@ -66,6 +67,7 @@ def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
 
 
 def _vgg_stack(chain: Chain, like: VGGStack) -> VGGStack:
+    """Do what `stack_from_chain` describes, for a VGG."""
     tensors: dict[str, Tensor] = {}
     statistics: dict[str, Tensor] = {}
     blocks = [0]
@@ -78,6 +80,8 @@ def _vgg_stack(chain: Chain, like: VGGStack) -> VGGStack:
             f"shift_{number}": norm.shift[None],
         }
         statistics |= {f"mean_{number}": norm.mean[None], f"variance_{number}": norm.variance[None]}
+        # Count the layers of each block. A block ends with a pooled layer. The last layer is pooled, too, so the list
+        # ends with the count 0 of a block that does not exist. It is dropped below.
         blocks[-1] += 1
         if layer.is_pooled:
             blocks.append(0)

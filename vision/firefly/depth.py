@@ -83,6 +83,7 @@ class DepthCandidates:
             x = layer.output(x)
             noise = layer.product(x, self.noise[number])
             if gates is not None:
+                # Multiply the noise by 1 + gate. All gates are 0, so detach() does not change the gradients.
                 noise = noise + noise.detach() * gates[number]
             x = layer.pool((x + noise).relu())
         return F.linear(x.flatten(1), self.chain.head_weight, self.chain.head_bias)
@@ -106,11 +107,13 @@ class DepthCandidates:
             if number not in places:
                 layers.append(layer)
                 continue
+            # If the layer is pooled, the pooling now follows the new layer.
             layers.append(replace(layer, is_pooled=False))
             weight = _identity_weight(layer) + self.noise[number].detach() * with_noise
             norm, bias = None, None if layer.bias is None else torch.zeros_like(layer.bias)
             if number in moments:
                 mean, variance = moments[number]
+                # The norm returns its input: (x - mean) / sqrt(variance + EPS) * scale + shift = x.
                 norm = Norm((variance + EPS).sqrt(), mean, mean, variance)
             layers.append(Layer(weight, bias, norm, layer.is_pooled))
         return replace(self.chain, layers=layers)
@@ -151,7 +154,7 @@ def grow_depth(
             len(places), num_layers, max_params,
         )  # fmt: skip
     if places and any(layer.norm for layer in chain.layers):
-        # Computing the statistics of the new norms takes one more forward pass over all examples.
+        # Add the FLOPs of one more forward pass over all examples, which computes the statistics of the new norms.
         with torch.no_grad():
             flops += flops_of_call(lambda: chain.logits(example)) * num_examples
     return Growth(candidates.grown_chain(places, batches), flops)
@@ -166,6 +169,8 @@ def _identity_weight(layer: Layer) -> Tensor:
 @torch.no_grad()
 def _moments(chain: Chain, places: Sequence[int], batches: Iterable[Batch]) -> dict[int, tuple[Tensor, Tensor]]:
     """Return the mean [D] and the variance [D] of the output of each given layer, over all examples and pixels.
+
+    The output is taken before pooling.
 
     Args:
         chain: the network.

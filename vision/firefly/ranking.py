@@ -61,7 +61,7 @@ class Ranking(NamedTuple):
     """The scores of all candidates, and the FLOPs spent on computing them."""
 
     scores: list[Tensor]
-    """For each layer, the gradient of the loss with respect to the gate of each candidate."""
+    """For each layer, the gradient of the loss with respect to each gate, averaged over the batches."""
     flops: int
     """FLOPs of the two passes over the data, each forward and backward."""
     num_examples: int
@@ -80,6 +80,7 @@ def rank(candidates: Candidates, batches: BatchSource) -> Ranking:
     optimizer = torch.optim.RMSprop(candidates.variables, lr=1e-3, momentum=0.1, alpha=0.9)
     flops_per_example = 0
     for x, y in batches():
+        # All examples need equally many FLOPs, so count those of the first example only.
         flops_per_example = flops_per_example or _flops_of_example(candidates, x[:1], y[:1])
         optimizer.zero_grad()
         (F.cross_entropy(candidates.logits(x), y) + candidates.penalty()).backward()

@@ -105,6 +105,7 @@ class WidthCandidates:
             weights = torch.cat([layer.weight, self.splits[number], self.new_units[number]])
             z, noise, z_new = layer.product(x, weights).split([width, width, self.num_candidates], dim=1)
             if gates is not None:
+                # Multiply the noise by 1 + gate. All gates are 0, so detach() does not change the gradients.
                 gate = gates[number].view(1, -1, *[1] * (x.dim() - 2))
                 noise = noise + noise.detach() * gate[:, :width]
                 z_new = z_new + z_new.detach() * gate[:, width:]
@@ -141,6 +142,8 @@ class WidthCandidates:
             weight = torch.cat([first_halves, second_halves, self.new_units[number][added]])
             on_new = self.weights_on_new[number]
             if split_inputs is not None and new_inputs is not None and on_new is not None:
+                # Units of the layer before were split or added. So this layer gets a column for each second half and
+                # for each new unit.
                 rows = torch.cat([on_new[: layer.width], on_new[split], on_new[layer.width + added]])
                 weight = torch.cat([_with_split_inputs(weight, split_inputs), rows[:, new_inputs]], dim=1)
             norm, bias = layer.norm, layer.bias
@@ -168,7 +171,7 @@ def grow_width(
     Args:
         chain: the network. It is not modified.
         batches: the data that the next stage trains on.
-        count_rule: decides how many candidates are added.
+        count_rule: function that returns how many of the best candidates are added, see `CountRule`.
         generator: random generator for the noise.
         num_candidates: number of new units per layer among the candidates, K.
     """
@@ -176,6 +179,7 @@ def grow_width(
     scores, flops, *_ = rank(candidates, batches)
     layers_and_units = [(layer, unit) for layer, layer_scores in enumerate(scores) for unit in range(len(layer_scores))]
     order = [layers_and_units[index] for index in best_first(scores)]
+    # In a layer of D units, the candidates 0 to D - 1 are splits of these units; the others are new units.
     widths = chain.widths
     count = count_rule([(layer, unit >= widths[layer]) for layer, unit in order])
     splits: list[list[int]] = [[] for _ in widths]
@@ -200,7 +204,7 @@ def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
         for count, (layer, _) in enumerate(order):
             if chain.num_params(widths) >= num_params:
                 return count
-            widths[layer] += 1
+            widths[layer] += 1  # a split makes its layer wider by one unit, and so does a new unit
         if chain.num_params(widths) < num_params:
             logger.warning(
                 "%d candidates are too few to reach %d parameters: increase candidates=", len(order), num_params
@@ -217,7 +221,7 @@ def count_by_width_ratio(chain: Chain, ratio: float) -> CountRule:
     """
 
     def count_rule(order: list[tuple[int, bool]]) -> int:
-        # Add 1e-9, because floating-point rounding can make an integer product slightly too small.
+        # Add 1e-9, because rounding can make the product slightly too small: 0.29 * 100 is 28.999999999999996.
         wanted = int(ratio * sum(chain.widths) + 1e-9)
         if wanted > len(order):
             logger.warning("%d candidates are too few to add %d units: increase candidates=", len(order), wanted)

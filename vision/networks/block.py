@@ -23,7 +23,7 @@ class ConvBlock:
     def __init__(self, layers: Sequence[ConvLayer]):
         self._layers, self._pool, self._narrow = list(layers), MaxPool(), NarrowBlock(layers)
         self._was_narrow = False
-        """True if narrow.c computed the last forward pass in training mode."""
+        """True if narrow.c computed the last forward pass in training mode. Then narrow.c also computes `backward`."""
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Set the dtype of the convolutions: float32 or bfloat16."""
@@ -41,6 +41,7 @@ class ConvBlock:
         is_narrow = self._layers[0].compute_dtype is torch.float32 and self._narrow.can_compute(x)
         if training:
             if is_narrow is not self._was_narrow:
+                # torch computed the last pass and narrow.c computes this one, or the reverse. Free what was saved then.
                 self.free_activations()
             self._was_narrow = is_narrow
         if is_narrow:

@@ -89,10 +89,10 @@ def load(source: Path, real: str) -> ctypes.CDLL:
 def _add_to_cache(library: Path, folder: Path) -> Path:
     """Copy a library to the cache folder and return its path there.
 
-    If the cache already contains an undamaged file of this name, the file is not replaced: another process, perhaps on
-    another machine, may have loaded it. So the library is added as a hard link, because creating a hard link fails if
-    the name exists. (A rename, which core/files.py uses, would replace the file.) A damaged file of this name is
-    deleted first.
+    The library gets a name that contains the digest of its content. An undamaged file with this name must not be
+    replaced, because another process, perhaps on another machine, may have loaded it. So the content is written to a
+    temporary file, which then gets its name by os.link(): this call fails if the name exists. (A rename, which
+    core/files.py uses, would replace the file.) A damaged file with this name is deleted first.
     """
     content = library.read_bytes()
     path = folder / f"{library.stem}-{_digest(content)}.so"
@@ -149,7 +149,7 @@ def _compiler() -> list[str]:
 
 
 def _flags() -> list[str]:
-    """Return the compiler flags that optimise for exactly this processor. They depend on the architecture."""
+    """Return the compiler flags that optimise for exactly this processor. They differ between x86 and ARM."""
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         return ["-O3", "-march=native"]
@@ -178,7 +178,10 @@ def _digest(content: bytes) -> str:
 
 
 def _processor() -> str:
-    """Return the name and the features of the processor, as far as the operating system reports them."""
+    """Return the name and the features of the processor, as far as the operating system reports them.
+
+    The file name of a cached library depends on this text, because code for one processor may not run on another.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

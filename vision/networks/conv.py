@@ -3,8 +3,8 @@
 Images have the shape [b, s, s, C] (channels last), because convolutions with few channels are fastest in this format.
 All operations except the convolution see the images as a table with one row per pixel and one column per channel. If
 there are few channels, the batch normalisation and the pooling of torch are slow on such a table, because torch's inner
-loops run over channels. So this module views the table with longer rows: a row contains several pixels, up to
-ROW_LENGTH numbers in all. A value per channel, such as a scale, is repeated for each pixel of a row.
+loops run over channels and are then short. So this module views the table with longer rows: a row contains several
+pixels, up to ROW_LENGTH numbers in all. A value per channel, such as a scale, is repeated for each pixel of a row.
 
 Shapes: b examples, s x s pixels of an image, C input and D output channels.
 """
@@ -26,7 +26,8 @@ MAX_DENSE_SIZE = 128
 """Largest size of an image (pixels x channels) for which a convolution is computed as one matrix product. If the
 numbers of input and output channels differ, the larger number counts."""
 ROW_LENGTH = 256
-"""Largest number of values in a row of the table. If one pixel has more channels than this, a row is one pixel."""
+"""Largest number of values in a row of the table of pixels (see above). If one pixel has more channels than this, a row
+is one pixel."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class ConvLayer:
         torch.mul(d_factor_D, inverse_D, out=self.gradient.scale_D)
         self.gradient.shift_D.copy_(d_shift_D)
         # The gradient with respect to the output of the convolution is
-        # (dy - mean of dy - projection of dy on the centred values) * factor.
+        # (dy - mean of dy - projection of dy on the centred values) * factor, with factor = scale / standard deviation.
         # Compute it as dy * factor + centred * slope + constant.
         num_pixels = y.numel() // len(factor_D)
         slope_D = (d_factor_D * inverse_D.square()).mul_(factor_D).div_(-num_pixels)
@@ -119,7 +120,10 @@ class ConvLayer:
         return self._conv_backward(dz.view(dy_bssD.shape), x_bssC, wants_dx)
 
     def _conv(self, x_bssC: Tensor) -> Tensor:
-        """Return the output of the convolution, [b, s, s, D], in the dtype of the parameters."""
+        """Return the output of the convolution, [b, s, s, D], in the dtype of the parameters.
+
+        For small images (see MAX_DENSE_SIZE), it is computed as one matrix product, with the matrix of `_dense_weight`.
+        """
         side, num_out, num_in = x_bssC.shape[1], *self._weight_DC33.shape[:2]
         if side * side * max(num_in, num_out) <= MAX_DENSE_SIZE:
             dense = _dense_weight(self.parameters.weight_D33C.to(x_bssC.dtype), side)
@@ -133,7 +137,13 @@ class ConvLayer:
         return z_bDss.permute(0, 2, 3, 1).to(self._weight_DC33.dtype).contiguous()
 
     def _conv_backward(self, dz_bssD: Tensor, x_bssC: Tensor, wants_dx: bool) -> Tensor | None:
-        """Write the gradient of the weights. If `wants_dx` is True, return the gradient with respect to the input."""
+        """Write the gradient of the weights to `gradient`, and return the gradient with respect to the input.
+
+        Args:
+            dz_bssD: gradient with respect to the output of the convolution.
+            x_bssC: input of the convolution.
+            wants_dx: if False, return None.
+        """
         dtype, own_dtype = x_bssC.dtype, dz_bssD.dtype
         side, num_out, num_in = x_bssC.shape[1], *self._weight_DC33.shape[:2]
         if side * side * max(num_in, num_out) <= MAX_DENSE_SIZE:
@@ -230,13 +240,16 @@ def draw_conv(num_out: int, num_in: int, generators: Sequence[torch.Generator]) 
 
 @lru_cache(maxsize=1000)
 def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
-    """Return, for each entry of the matrix of `_dense_weight`, the index of the weight that the entry contains.
+    """Return, for each entry of the matrix that `_dense_weight` returns, the index of the weight in this entry.
 
-    The result is flat, [s s D * s s C]. An index refers to the flattened weights [D, 3, 3, C]. Some entries contain no
-    weight but 0, because their output pixel does not read their input pixel. Their index is one past the last weight.
+    The result is flat, [s s D * s s C]. An index refers to the flattened weights [D, 3, 3, C]. A row of the matrix
+    belongs to one channel of an output pixel, a column to one channel of an input pixel. If the output pixel does not
+    read the input pixel, the entry is 0. Its index is one past the last weight: `_dense_weight` appends a 0 there.
     """
     positions = torch.arange(side)
-    offset = positions - positions[:, None] + 1  # position in the kernel: 0, 1 or 2; else outside
+    # For each output and input position along one side: the position in the kernel, 0 to 2. Other numbers mean that the
+    # input position is outside the kernel.
+    offset = positions - positions[:, None] + 1
     row, column = offset[:, None, None, :, None, None], offset[None, :, None, None, :, None]
     out = torch.arange(num_out)[None, None, :, None, None, None]
     inside = (row >= 0) & (row < 3) & (column >= 0) & (column < 3)
@@ -250,7 +263,7 @@ def _entries_of_weights(side: int, num_out: int, num_in: int, device: torch.devi
 
     The entries are those of the flattened matrix of `_dense_weight`. A weight occurs in at most s s entries, so the
     result contains s s indices per weight. If a weight occurs in fewer entries, its remaining indices are one past the
-    last entry.
+    last entry: `_conv_backward` appends a 0 there.
 
     The gradient of a weight is the sum of the gradients of its entries. With these indices, they are summed in a fixed
     order, so that the gradient is reproducible. A scatter-add on a GPU would sum in a random order.
@@ -274,7 +287,7 @@ def _dense_weight(weight_D33C: Tensor, side: int) -> Tensor:
 
 
 def _rows(table_bssD: Tensor) -> tuple[Tensor, int]:
-    """Return two values: a view of the images as a table with several pixels per row, and how many these are."""
+    """Return a view of the images as a table with several pixels per row, and the number of pixels per row."""
     num_pixels, num_channels = table_bssD.shape[:3].numel(), table_bssD.shape[3]
     repeats = 1
     while 2 * repeats * num_channels <= ROW_LENGTH and num_pixels % (2 * repeats) == 0:

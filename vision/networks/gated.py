@@ -105,8 +105,8 @@ class GatedStack(Stack):
     def routing(self, x: Tensor) -> list[dict[str, Any]]:
         """Return, for each network, the expert weights in its first mixture and the structure of the gates.
 
-        Each dictionary contains "weights", an array [b, E], and "root" and "splits", the arguments of
-        `gates.expert_paths`.
+        Each dictionary contains "weights", an array [b, E], and "root" and "splits", which describe the tree of gates:
+        they are the arguments of `gates.expert_paths`.
 
         Args:
             x: examples, [1, b, ...].

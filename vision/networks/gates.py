@@ -66,7 +66,8 @@ class Gates:
         self.splits = [list(experts) for experts in splits]
         self.hard = hard
         self.noise: Noise | None = None
-        """Function that returns random numbers. In training, hard gates choose branches with them."""
+        """Function that returns random numbers. In training, hard gates choose branches with them. None until
+        `set_gate_noise` of the stack sets it."""
         paths_M = [expert_paths(root, experts) for experts in self.splits]
         self._on_path_MKE = torch.zeros(len(paths_M), self.num_branches, self.num_experts, device=device)
         """1 where a branch is on the path to an expert, else 0."""
@@ -125,7 +126,8 @@ class Gates:
             # Straight-through gradients: the choice of a branch is 1 if the branch was chosen, else 0. The weight of an
             # expert is the product of the choices on its path. The gradient with respect to a choice is used as the
             # gradient with respect to the probability of the branch. So a branch gets a gradient from an expert only if
-            # all other branches on the path to the expert were chosen.
+            # all other branches on the path to the expert were chosen. others_MbKE is the number of other branches on
+            # the path that were not chosen.
             others_MbKE = failed_MbE[:, :, None] - (1 - chosen_MbK)[..., None]
             reached_MbKE = (others_MbKE == 0) * self._on_path_MKE[:, None]
             d_probability = torch.einsum("mbke,mbe->mbk", reached_MbKE, d_weights_MbE)
@@ -135,6 +137,7 @@ class Gates:
             d_log = d_weights_MbE * weights_MbE
             if self.splits[0]:
                 d_log = torch.bmm(d_log, self._on_path_MKE.transpose(1, 2))
+        # The gradient of log_softmax: subtract the sum of d_log over the branches of the node, times the probability.
         total = self._apply_per_node(d_log, lambda d: d.sum(-1, keepdim=True).expand_as(d))
         return d_log.addcmul_(probability_MbK, total, value=-1)
 
@@ -152,7 +155,7 @@ class Gates:
             chosen_MbK = self._apply_per_node(probability_MbK, _draw_one_hot, noise_Mbn)
         else:
             chosen_MbK = self._apply_per_node(probability_MbK, _argmax_one_hot)
-        # Count the branches on the path to each expert that were not chosen.
+        # For each expert, count the branches on its path that were not chosen.
         failed_MbE = torch.bmm(1 - chosen_MbK, self._on_path_MKE)
         if training:
             self._saved = (probability_MbK, chosen_MbK, failed_MbE)
@@ -162,6 +165,9 @@ class Gates:
         self, value_MbK: Tensor, function: Callable[..., Tensor], noise_Mbn: Tensor | None = None
     ) -> Tensor:
         """Apply a function to each node separately, and return the results for all branches, [M, b, K].
+
+        The branches of the root come first, if there is a root. All other nodes have two branches. So one call of the
+        function computes the root, and another call computes all other nodes.
 
         Args:
             value_MbK: the input values, one per branch.
@@ -182,10 +188,16 @@ class Gates:
 
 
 def _draw_one_hot(probability: Tensor, uniform: Tensor) -> Tensor:
-    """Choose an index of the last dimension by probability, with uniform numbers in [0, 1). Return it one-hot."""
+    """Choose one branch of each node at random. Return 1 for the chosen branch and 0 for the others, [..., branches].
+
+    Args:
+        probability: probabilities of the branches of each node, [..., branches].
+        uniform: a uniform random number in [0, 1) for each node, [...]. It determines the chosen branch.
+    """
     index = (probability.cumsum(-1)[..., :-1] <= uniform[..., None]).sum(-1)
     return torch.nn.functional.one_hot(index, probability.shape[-1]).to(probability.dtype)
 
 
 def _argmax_one_hot(probability: Tensor) -> Tensor:
+    """Return 1 for the most likely branch of each node and 0 for the others, in the shape of `probability`."""
     return torch.nn.functional.one_hot(probability.argmax(-1), probability.shape[-1]).to(probability.dtype)

@@ -49,7 +49,7 @@ class LinearLayers:
         num_groups = x.shape[0]
         if num_networks == num_groups:
             return torch.baddbmm(self._bias_M1o, x, self._weight_Mio)
-        # Compute the layers of all networks in a group as one wide layer.
+        # The networks of a group read the same inputs. So compute their layers as one wide layer.
         if num_groups == 1:
             wide = torch.addmm(self._bias_Mo.view(-1), x[0], self._weight_Moi.view(-1, self._num_inputs).t())
         else:
@@ -59,7 +59,7 @@ class LinearLayers:
         return by_network.reshape(num_networks, x.shape[1], self._num_outputs)
 
     def backward(self, x: Tensor, dy: Tensor) -> None:
-        """Write the gradients of the weights and the biases.
+        """Write the gradients of the weights and the biases to the tensors that the constructor received.
 
         Args:
             x: the input that `forward` was called with.
@@ -97,6 +97,7 @@ class LinearLayers:
         return torch.bmm(dy, self._weight_Moi)
 
     def _ones(self, length: int) -> Tensor:
+        """Return a vector of ones. It is kept for the next call, which often needs the same length."""
         if self._last_ones is None or len(self._last_ones) != length:
             self._last_ones = torch.ones(length, device=self._bias_o.device)
         return self._last_ones

@@ -21,8 +21,9 @@ class MixtureStack(GatedStack):
     An expert is a linear layer with ReLU. A mixture is the weighted sum of the outputs of experts. Gates compute
     the weights.
 
-    The weights of the experts and the gates of a mixture are stored in one matrix, so that one product computes them
-    all: h rows for each expert, then one row for each branch of the gates.
+    The weights of the experts and the gates of a mixture are stored in one matrix: h rows for each expert, then one row
+    for each branch of the gates. So one matrix product computes the outputs of all experts and the logits of all
+    branches.
 
     Shapes: M networks, b examples, i inputs, h hidden units of an expert, E experts, K branches of the gates, C
     classes.
@@ -78,6 +79,7 @@ class MixtureStack(GatedStack):
     def flops(self) -> Flops:
         mixtures = list(zip(self.gates, self.sizes, self.sizes[1:], strict=False))
         layers = [(num_in, gates.num_experts * width + gates.num_branches) for gates, num_in, width in mixtures]
+        # With hard gates, a prediction needs only one expert of each mixture.
         unused = sum(2 * num_in * (gates.num_experts - 1) * width for gates, num_in, width in mixtures if gates.hard)
         return linear_flops([*layers, (self.sizes[-2], self.sizes[-1])], unused)
 
@@ -140,6 +142,7 @@ class MixtureStack(GatedStack):
             networks_M1 = torch.arange(len(self))[:, None]
             grown, num_new_rows = gates.with_twins(experts[layer - 1], flat)
             new_weight, new_bias = draw_linear(num_new_rows, weight.shape[2], generators)
+            # Order of the rows: the experts, the new twin, the old branches of the gates, the new branches.
             tensors[f"weight_{layer}"] = torch.cat(
                 [weight[:, :num_rows], weight[networks_M1, rows_Mh], weight[:, num_rows:], new_weight], dim=1
             )

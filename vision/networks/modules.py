@@ -75,6 +75,7 @@ class MixtureLayerModule(nn.Module):
                 else:
                     chosen = probability.argmax(-1)
                 one_hot = nn.functional.one_hot(chosen, probability.shape[-1])
+                # Straight-through gradient: the value is that of `one_hot`, the gradient that of the old `probability`.
                 probability = one_hot + probability - probability.detach()
             branches.append(probability)
         if not branches:

@@ -33,10 +33,12 @@ class SavedLayer:
     """The tensors of one layer that the backward pass needs."""
 
     input_gssCl: Tensor
-    """Stored input: the output of the convolution of the layer before, or the input of the block in the first layer."""
+    """What the layer reads: the output of the convolution of the layer before, before its batch normalisation and
+    ReLU. In the first layer: the input of the block."""
     input_norm_4C: Tensor | None
-    """Batch normalisation of the layer before, with the same four rows as `norm_4D`. It is applied to the stored input,
-    then ReLU, then the convolution of this layer. None in the first layer, which reads the stored input itself."""
+    """Batch normalisation of the layer before, with the same four rows as `norm_4D`. This layer applies it to
+    `input_gssCl`, then ReLU, then its own convolution. None in the first layer, whose convolution reads
+    `input_gssCl` itself."""
     z_gssDl: Tensor
     """Output of the convolution, before batch normalisation."""
     norm_4D: Tensor
@@ -90,7 +92,7 @@ class NarrowBlock:
                 f"images of shape {list(x_bssC.shape[1:])} do not fit this block: both sides must be equal and even, "
                 f"and the number of channels must be {self._layers[0].parameters.weight_D33C.shape[3]}"
             )
-        lanes = library.alma_lanes()
+        lanes = library.alma_lanes()  # l, the number of examples in a group
         groups = -(-num_examples // lanes)
         b, s = c_long(num_examples), c_long(side)
         images = x_bssC.contiguous()
@@ -139,6 +141,8 @@ class NarrowBlock:
         if dy_bssD.shape != output_shape:
             raise ValueError(f"the gradient has shape {list(dy_bssD.shape)}, but the output has {list(output_shape)}")
         b, s = c_long(self._num_examples), c_long(side)
+        # d is the gradient with respect to the output of the batch normalisation of a layer (at first, the last layer).
+        # `sums` contains, for each channel, the sum of d and the sum of d * (z - mean).
         d, sums = torch.empty_like(last.z_gssDl), dy_bssD.new_empty(2 * num_out, dtype=torch.float64)
         dy_bssD = dy_bssD.contiguous()
         library.alma_pool_backward(
@@ -168,6 +172,7 @@ class NarrowBlock:
         return dx
 
     def _library(self) -> CDLL:
+        """Return the compiled narrow.c. Call this only if `can_compute` returned True."""
         library = load_or_warn(SOURCE, C_TYPES[self._dtype])
         assert library is not None
         return library
@@ -189,10 +194,14 @@ class NarrowBlock:
 
 
 def _sums_pointer(sums: Tensor | None) -> c_void_p:
-    """Return the address of a float64 tensor with sums per channel, or a null pointer for None."""
+    """Return the address of a tensor with sums per channel, or a null pointer for None.
+
+    The sums are float64, whatever the dtype of the parameters is. `_pointer` accepts only the dtype of the parameters.
+    """
     return c_void_p(0 if sums is None else sums.data_ptr())
 
 
 def _raise_if_failed(failed: int) -> None:
+    """Raise MemoryError if `failed`, the value that a function of narrow.c returned, is not 0."""
     if failed:
         raise MemoryError("narrow.c could not allocate its work buffers")

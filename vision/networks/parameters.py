@@ -86,6 +86,7 @@ class Parameters:
         return parameters
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return all named tensors, [M, *shape] each, as views of the flat tensor."""
         views, start = {}, 0
         for name, shape in self.shapes.items():
             end = start + self.num_networks * prod(shape)
@@ -102,7 +103,8 @@ def draw_linear(num_out: int, num_in: int, generators: Sequence[torch.Generator]
     Args:
         num_out: number of outputs.
         num_in: number of inputs.
-        generators: random generators, one per network. So a network gets the same numbers alone and in a stack.
+        generators: random generators, one per network. So a network gets the same numbers, whether it is drawn alone
+            or together with others.
     """
     bound = num_in**-0.5
     rows_Moi = torch.stack([torch.rand(num_out, num_in + 1, generator=generator) for generator in generators])

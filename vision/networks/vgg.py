@@ -31,7 +31,7 @@ SIDE = 32
 
 
 class VGGStack(Stack):
-    """M networks of equal widths, computed one after the other.
+    """M reduced VGG19 networks of equal widths, computed one after the other.
 
     Multilayer perceptrons are computed together to save the time of starting operations. Here this time does not
     matter, because even a convolution with 4 channels needs much more time for its arithmetic.
@@ -171,7 +171,7 @@ def add_conv_shapes(
     """Add the shapes of the tensors of a convolutional layer and its batch normalisation to two dictionaries.
 
     Args:
-        name: suffix of the names of the tensors of this layer.
+        name: suffix of the names of the tensors of this layer, for example "3" in conv_3.
         num_in: number of input channels, C.
         num_out: number of output channels, D.
         shapes: shapes of all parameters by name, extended in place.
@@ -189,7 +189,7 @@ def reset_conv_layer(
     The convolution is random. The batch normalisation gets scale 1, shift 0, mean 0 and variance 1.
 
     Args:
-        name: suffix of the names of the tensors of this layer.
+        name: suffix of the names of the tensors of this layer, for example "3" in conv_3.
         parameters: parameters of all layers. Those of this layer are changed in place.
         statistics: running statistics of all layers. Those of this layer are changed in place.
         generators: random generators, one per network.
@@ -220,7 +220,7 @@ def make_blocks(
     """Return the blocks of one network. Their parameters, gradients and statistics are views of the given tensors.
 
     Args:
-        names: for each layer, the suffix of the names of its tensors.
+        names: for each layer, the suffix of the names of its tensors, for example "3" in conv_3.
         blocks: number of layers in each block.
         network: index of the network.
         parameters: parameters of all networks.
@@ -242,7 +242,7 @@ def conv_modules(name: str, network: int, parameters: Parameters, statistics: Pa
     """Return the torch modules of one layer: convolution, batch normalisation and ReLU, with copies of the tensors.
 
     Args:
-        name: suffix of the names of the tensors of this layer.
+        name: suffix of the names of the tensors of this layer, for example "3" in conv_3.
         network: index of the network.
         parameters: parameters of all networks.
         statistics: running statistics of all networks.

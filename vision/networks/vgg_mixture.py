@@ -144,7 +144,7 @@ class VGGMixtureStack(GatedStack):
         counted = count_flops(self.to_module(0), self.module_input_shape)
         if not self.gates[0].hard:
             return counted
-        # With hard gates, a prediction needs only one expert of each mixture.
+        # `counted` contains all experts. With hard gates, a prediction needs only one expert of each mixture.
         sides = [SIDE >> number for number in range(len(self.blocks))]
         block_flops = [2 * 9 * self.width**2 * side**2 * count for side, count in zip(sides, self.blocks, strict=True)]
         unused = sum((gates.num_experts - 1) * block_flops[number] for number, gates in enumerate(self.gates, start=1))
@@ -210,7 +210,10 @@ class VGGMixtureStack(GatedStack):
             self._experts_of(network, 0)[0].backward(dy, wants_dx=False)
 
     def _weights(self, number: int, gates: Gates, features_Mbf: Tensor, training: bool) -> Tensor:
-        """Return the weights of the experts in block `number` (0 is the first block), [M, b, E]."""
+        """Return the weights of the experts in block `number` (0 is the first block), [M, b, E].
+
+        If the block has a single expert, it has no gates, and all weights are 1.
+        """
         if not gates.num_branches:
             return features_Mbf.new_ones(*features_Mbf.shape[:2], 1)
         weight, bias = self.parameters[f"gate_{number}"], self.parameters[f"gate_bias_{number}"]
@@ -235,6 +238,7 @@ class VGGMixtureStack(GatedStack):
         networks_M, new_gates = torch.arange(len(self)), []
         for number, gates in enumerate(self.gates, start=1):
             which = experts[number - 1]
+            # The twin becomes the last expert of the block. In each network, copy the tensors of the expert to split.
             for group, kinds in ((tensors, ("conv", "scale", "shift")), (statistics, ("mean", "variance"))):
                 for kind in kinds:
                     for layer in range(self.blocks[number]):
