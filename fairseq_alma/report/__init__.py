@@ -19,7 +19,7 @@ grouping.py     makes groups and comparisons from runs
 labels.py       names and order of groups
 appearance.py   colours and symbols of learners
 numbers.py      computes the metrics of a group: mean and standard error over its seeds
-choice.py       Pareto front, best group within a budget, groups that differ in one decision of the user
+choice.py       finds the best group within a budget, the groups that no other group beats, and alternatives to a group
 tables.py       summary of all groups, and the paper's Tables 1 and 2, as CSV, Markdown and LaTeX
 paper.py        the values that the paper printed in its Table 2
 figures/        figures as PNG and PDF

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FEW_ARRIVALS = 12
-"""On a stream with at most this many arrivals, a curve has a marker at each arrival."""
+"""A curve has a marker at each arrival if the stream has at most this many mega-batches."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,10 @@ APPEARANCES = {
     "gmoe_flat": Appearance("#999933", "<", "triangle-left"),
     "ens_moe": Appearance("#332288", ">", "triangle-right"),
 }
+# Colours of learners that plugins add.
 _COLOURS_OF_PLUGINS = ("#000000", "#117733", "#661100", "#777777")
 
+# Line styles of the waits. In matplotlib, (0, (1, 3)) means: start at 0; a dash of length 1, a gap of length 3, repeat.
 _MATPLOTLIB_DASHES: tuple = ("-", "--", ":", "-.", (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 _PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
@@ -54,10 +56,16 @@ def appearance_of(learner: str) -> Appearance:
 
 
 def matplotlib_dashes(wait: int, waits: Sequence[int]) -> Any:
-    """Return the matplotlib line style of a wait. The first six waits in `waits` have six different styles."""
+    """Return the matplotlib line style of a wait.
+
+    There are six styles. The first six waits in `waits` have different styles; for further waits, the styles repeat.
+    """
     return _MATPLOTLIB_DASHES[waits.index(wait) % len(_MATPLOTLIB_DASHES)]
 
 
 def plotly_dashes(wait: int, waits: Sequence[int]) -> str:
-    """Return the plotly line style of a wait. The first six waits in `waits` have six different styles."""
+    """Return the plotly line style of a wait.
+
+    There are six styles. The first six waits in `waits` have different styles; for further waits, the styles repeat.
+    """
     return _PLOTLY_DASHES[waits.index(wait) % len(_PLOTLY_DASHES)]

@@ -1,7 +1,10 @@
 """Functions that help a user to choose a setting.
 
-They find the best group within a budget, the Pareto front, and the groups that differ in one decision of the user. A
-group contains the runs of one setting with several seeds. The page shows each group as one "run".
+They find three things: the best group within a budget; the Pareto front, which is the groups that no other group beats;
+and the alternatives to a group. An alternative differs from the group in one decision of the user: how long to wait,
+whether to replay, or whether to grow.
+
+A group contains the runs of one setting with several seeds. The page shows each group as one "run".
 
 Groups are chosen by their results on validation data (numbers.validation_score), never by test results. The page then
 shows the test results of the chosen group. When the user moves a slider, page/choice.js computes the best group and the
@@ -95,8 +98,9 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
     may_differ: dict[Change, set[str]] = {
         "wait": set(WAIT_SETTINGS),
         "replay": {"replay"},
-        # `learners_that_take` returns an empty list for a setting that all learners have. This depends on the half:
-        # only some vision learners have `experts`, but all language models do.
+        # `learners_that_take` returns an empty list for a setting that all learners have, so such a setting must not
+        # differ. Vision and language models have different lists: only some vision learners have the setting `experts`,
+        # but all language models have it.
         "growth": {"learner", *(name for name in names if learners_that_take(name, comparison.half))},
     }
     keys = [{change: _key_without(group, may_differ[change]) for change in may_differ} for group in comparison.groups]

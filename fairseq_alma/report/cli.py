@@ -35,7 +35,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--page-only", action="store_true", help="write index.html only, without figures and tables")
     arguments = parser.parse_args()
-    # `not ... >= 1` also rejects NaN, which `... < 1` would accept.
+    # NaN must be rejected too. Every comparison with NaN is False, so the test `... < 1` would accept it.
     if arguments.watch is not None and not arguments.watch >= 1:
         parser.error(f"--watch {arguments.watch:g}: give at least 1 second")
     try:
@@ -45,7 +45,9 @@ def main() -> None:
             watch(arguments.runs, arguments.out, arguments.watch, arguments.page_only)
     except AlmaError as error:
         sys.exit(_print_error(str(error)))
-    except BrokenPipeError:  # the program that reads our output has closed the pipe, as `head` does
+    except BrokenPipeError:
+        # The program that reads our output, for example `head`, has closed the pipe. Without this line, Python would
+        # write to the pipe again when it exits, and would print an error.
         sys.stdout = None
     except OSError as error:
         sys.exit(_print_error(f"{error}: free disk space or allow access, then run the same command"))
@@ -101,7 +103,8 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
         try:
             is_any_running = make(runs, out, page_only, reload_seconds=seconds).is_any_running
         except AlmaError as error:
-            print(f"alma-report: {error}", file=sys.stderr, flush=True)  # for example, no run has an arrival yet
+            # Continue after an error. For example, the ledgers of all runs may still be empty.
+            print(f"alma-report: {error}", file=sys.stderr, flush=True)
             is_any_running = is_any_run_held(runs)
         idle_polls = 0 if is_any_running else idle_polls + 1
         if idle_polls >= MAX_IDLE_POLLS:

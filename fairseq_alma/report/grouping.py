@@ -14,7 +14,7 @@ from fairseq_alma.report.runs import Comparison, Run, RunGroup, hashable
 
 
 class Stream(NamedTuple):
-    """The properties that two runs must have in common. Otherwise their results cannot be compared."""
+    """Properties of a stream. The results of two runs can be compared only if all these properties are equal."""
 
     half: Half
     data: Any
@@ -78,8 +78,8 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
         filled = {**shared.get((stream, _learner_of(run.settings)), {}), **run.settings}
         compared = _compared_settings(stream.half, filled)
         settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
-        # Several settings select seeds. `given` lists those that the run has, for example `seed` only, or `seed` and
-        # `data_seed`. Runs with different lists belong to different groups.
+        # Several settings determine seeds. `given` contains the names of those that the run has, for example only
+        # `seed`, or `seed` and `data_seed`. Runs with different names in `given` belong to different groups.
         given = tuple(name for name in SEED_SETTINGS if run.settings.get(name) is not None)
         repeat = 0
         while _seeds_of(run) in map(_seeds_of, runs_of.get((stream, settings, given, repeat), [])):
@@ -105,8 +105,8 @@ def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, 
     The value is taken from the runs on the same stream that recorded the setting. It is filled in only if all of them
     recorded the same value.
 
-    Exception: the value is not filled in if all runs that recorded the setting have one and the same learner, and the
-    run with the missing value has another learner. This other learner may not have the setting at all.
+    If only runs of a single learner recorded the setting, its value is filled in only for this learner. Other learners
+    may not have the setting at all.
 
     Returns:
         A dictionary (stream, learner) -> name of the setting -> value to fill in.
@@ -130,6 +130,7 @@ def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, 
 
 
 def _seeds_of(run: Run) -> tuple:
+    """Return the values of all settings that determine seeds; None for each setting that the run does not have."""
     return tuple(run.settings.get(name) for name in SEED_SETTINGS)
 
 
@@ -151,11 +152,13 @@ def _compared_settings(half: Half, settings: Mapping[str, Any]) -> dict[str, Any
 
 
 def _stream_of(run: Run) -> Stream:
+    """Return the properties of the stream of a run. Vision runs have the setting `dataset`; language models do not."""
     settings, num_arrivals = run.settings, run.num_arrivals
     if "dataset" not in settings:
         evaluated_on = hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)
         return Stream("language model", evaluated_on, None, num_arrivals, num_arrivals)
     num_mega_batches = None
+    # With the setting `arrivals`, a run may receive only a part of the stream. So B must come from the settings.
     if settings.get("arrivals"):
         num_mega_batches = settings.get("mega_batches")
         if not isinstance(num_mega_batches, int):

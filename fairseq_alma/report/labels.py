@@ -65,6 +65,7 @@ def _sortable(value: Any) -> tuple:
 
 
 def _short_text(value: Any) -> str:
+    """Return the value of a setting as text with at most MAX_CHARACTERS characters."""
     if isinstance(value, list | tuple):
         text = "+".join(map(_short_text, value))
     else:

@@ -50,7 +50,7 @@ class Numbers:
     None if the group is unfinished, or if validation values are missing in its ledgers.
     """
     num_params: float
-    """Number of parameters after the last arrival, of all networks that are used for a prediction."""
+    """Number of parameters of the predictor after the last arrival."""
     forward_flops: float
     """FLOPs of one forward pass after the last arrival, on one example or one input of tokens_per_sample tokens."""
     mem: float
@@ -58,7 +58,7 @@ class Numbers:
     comp: float
     """The paper's metric Comp: the training FLOPs, summed over the stream."""
     num_updates: float
-    """Number of optimizer updates over the stream, summed over all members of the ensemble."""
+    """Number of optimizer updates over the stream. For an ensemble, the sum over its members."""
     wall_seconds: float | None
     """Wall time of a run in seconds. If summary.json contains no wall time, the time spent in training."""
 
@@ -82,7 +82,7 @@ def numbers_of(group: RunGroup, untrained: float) -> Numbers:
     is_complete = group.is_finished and bool(summaries)
     if is_complete:
         last = [run.last_t for run in runs]
-    else:  # the runs may have reached different arrivals: use the last one that all have reached
+    else:  # some runs may be further than others, so use the last arrival that all of them have reached
         last = [group.last_t] * len(runs)
         summaries = [_summary_until(run, group.last_t) for run in runs]
     statistics = mean_and_standard_error(summaries)
@@ -113,7 +113,7 @@ def numbers_of(group: RunGroup, untrained: float) -> Numbers:
 def _summary_until(run: Run, t: int) -> dict[str, Any]:
     """Return a summary of an unfinished run, computed from the arrivals 0..t.
 
-    It has only those entries of `Run.summary` that make sense before the end of the stream.
+    It contains fewer entries than `Run.summary`. For example, CER is missing, because it needs the complete stream.
     """
     summary = {
         "final": float(run.quality[t]),

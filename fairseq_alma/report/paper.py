@@ -1,10 +1,10 @@
 """The test perplexities that the paper reports for its language models (arXiv 2106.09563, appendix D, Table 2).
 
-The paper's stream has B = 4 mega-batches of 440M words, and a stage has 120,000 updates per mega-batch. The paper's
+The paper's stream has B = 4 mega-batches of 440M words. A stage on one mega-batch has 120,000 updates. The paper's
 t0..t3 are our t = 1..4.
 
-For one row (Ens_w4, 4x steps, large), the paper contradicts itself: its Table 1 reports 17.88, its Table 2 17.84. This
-file contains the value of Table 2.
+The paper reports two values for the large ensemble with wait 4 and four times the updates (Ens_w4, 4x steps): 17.88 in
+its Table 1 and 17.84 in its Table 2. This file contains the value of Table 2.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Row(NamedTuple):
     learner: str
     wait: int
     steps: int
-    """Number of updates of a stage, divided by the number of a stage with wait 1; 3 in `SM_w3 (3x steps)`."""
+    """The updates of a stage, as a multiple of the updates of a stage with wait 1. It is 3 for `SM_w3 (3x steps)`."""
     experts: tuple[int, ...]
     """Number of experts of each member: a single number, or one number for each stage if the learner grows."""
     members: tuple[int, ...]
@@ -56,8 +56,9 @@ TABLE2 = (
 def row_of(group: RunGroup) -> Row | None:
     """Return the row of the paper's Table 2 that has the settings of this group, or None if there is no such row.
 
-    The group must have the learner, wait, steps, experts and members of the row, and replay must be off. The group may
-    use other data than the paper. For vision runs, the result is None.
+    The group must have the learner, wait, steps, experts and members of the row, and replay must be off. It must have
+    at least 3 arrivals, and at least as many as the wait. It may use other data than the paper. For vision runs, the
+    result is None.
     """
     if group.half != "language model" or group.replay or group.num_arrivals < max(3, group.wait):
         return None

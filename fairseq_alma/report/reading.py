@@ -125,7 +125,8 @@ def _read_all(folders: Sequence[Path]) -> list[Run | str]:
     num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(folders) < PARALLEL_FROM or num_processes < 2:
         return [_read_or_explain(folder) for folder in folders]
-    # Spawn the processes. Forking is unsafe if an imported library has started threads.
+    # "spawn" starts new Python processes. The alternative "fork" copies this process, and a copy can hang if a library
+    # that this process uses has started threads.
     with ProcessPoolExecutor(min(num_processes, MAX_PROCESSES), multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(_read_or_explain, folders, chunksize=16))
 
@@ -141,8 +142,9 @@ def _read_or_explain(folder: Path) -> Run | str:
 
 
 def _is_held(folder: Path) -> bool:
-    # A lease locks a folder for one process. A process that trains several seeds holds a single lease: that of the
-    # parent folder of the run folders `seed_*`.
+    """Return True if a process is working on the run in this folder."""
+    # Such a process holds a lease. If it trains several seeds, it holds only one lease: that of the parent folder of
+    # the run folders `seed_*`.
     return is_held(folder) or (folder.name.startswith("seed_") and is_held(folder.parent))
 
 
@@ -156,7 +158,7 @@ def _read_optional_json(path: Path) -> dict[str, Any]:
 
 
 def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int:
-    """Return the number of arrivals that the run will have when it is finished.
+    """Return the number of mega-batches that will have arrived when the run is finished.
 
     The number is read from arrivals.json. If this file is missing or damaged, the number is taken from the settings. If
     the settings do not contain it either, the result is `last_t`, the last arrival in the ledger.
@@ -166,7 +168,7 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
         try:
             return max(len(read_json(path)["digests"]), last_t)
         except (RunError, KeyError, TypeError):
-            pass  # a process may be writing the file, or another release wrote it
+            pass  # the file is incomplete, or another release wrote it; so use the settings
     for name in ("arrivals", "mega_batches"):
         if isinstance(value := settings.get(name), int) and value >= last_t:
             return value
@@ -174,9 +176,10 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
 
 
 def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[float]]]:
-    """Return `Run.expert_load`: arrival t -> layer -> load of each expert.
+    """Return `Run.expert_load`: for arrival t, the load of each expert as a list [layer][expert].
 
-    It contains only the arrivals at which the learner was updated and the loads were recorded.
+    The load of an expert is the fraction of the validation data that it received. An arrival t is left out if the
+    learner was not updated then, or if no loads were recorded.
 
     Raises:
         RunError: if the load of a layer is not a list of numbers.
@@ -186,6 +189,7 @@ def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[f
         layers = row.scores.expert_load
         if not row.updated or not layers:
             continue
+        # If `layers` is not a list, check None in its place, so that the error below is raised.
         for layer in layers if isinstance(layers, list) else [None]:
             if not isinstance(layer, list) or not layer or not set(map(type, layer)) <= {int, float}:
                 raise RunError(f"{path}, line {row.t + 1}: expert_load contains {layer!r}, expected a list of numbers")
@@ -212,8 +216,8 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
     columns = {"stage": np.array([row.stage for row in rows])}
     for column, (objects, name) in sources.items():
         values = _column(path, name, list(map(attrgetter(name), objects)), column in OPTIONAL_COLUMNS)
-        # Missing values are NaN here, and the quality of a run that diverged may be infinite or NaN. In an undamaged
-        # ledger, all other values are finite.
+        # Optional columns have NaN for missing values. The quality of a run that diverged may be infinite or NaN. All
+        # other columns must be finite; otherwise the ledger is damaged.
         if column not in ("quality", *OPTIONAL_COLUMNS) and not np.isfinite(values).all():
             t = int(np.flatnonzero(~np.isfinite(values))[0])
             raise RunError(f"{path}, line {t + 1}: {name} is {values[t]}, expected a finite number: restore the file")

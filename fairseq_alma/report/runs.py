@@ -48,7 +48,7 @@ class Run:
     train_flops: Array
     """Training FLOPs since the previous arrival, rounded to float64. The sum in `summary` is exact."""
     num_updates: Array
-    """Number of optimizer updates since the previous arrival, summed over all members of the ensemble."""
+    """Number of optimizer updates since the previous arrival. For an ensemble, the sum over its members."""
     train_seconds: Array
     """Seconds of training since the previous arrival."""
     stage: Array
@@ -65,7 +65,10 @@ class Run:
     It contains the arrivals t at which the learner was updated, and the mixture layers of the learner.
     """
     summary: Mapping[str, Any]
-    """Results that core.ledger.summarize computed from the ledger, and wall_seconds if summary.json contains it."""
+    """Results over the stream, such as `mem` and `comp`, as core.ledger.summarize computes them from the ledger.
+
+    It also contains the wall time `wall_seconds` if the file summary.json contains it.
+    """
     settings: Mapping[str, Any]
     """The content of settings.json."""
     provenance: Mapping[str, Any]
@@ -78,7 +81,7 @@ class Run:
 
     @property
     def last_t(self) -> int:
-        """The last arrival in the ledger; -1 for an empty ledger."""
+        """Number t of the last arrival in the ledger; -1 for an empty ledger."""
         return len(self.quality) - 1
 
     @property
@@ -134,7 +137,7 @@ class RunGroup:
 
     @property
     def last_t(self) -> int:
-        """The last arrival that every run in `counted_runs` has reached."""
+        """Number t of the last arrival that every run in `counted_runs` has reached."""
         return min(run.last_t for run in self.counted_runs)
 
     @property
@@ -205,7 +208,7 @@ class Comparison:
         ordered = [*first, *sorted(names - set(first))]
 
         def values(name: str) -> set:
-            # Ignore a group without this setting: the learner of this group does not have the setting.
+            # Ignore the groups without this setting, because their learners do not have it.
             return {hashable(group.settings[name]) for group in self.groups if name in group.settings}
 
         return [name for name in ordered if len(values(name)) > 1]

@@ -61,7 +61,7 @@ class Table:
 
     def latex(self) -> str:
         """Return the table as LaTeX code, with title and note as comments. It needs the LaTeX package booktabs."""
-        # tabulate would escape the dollar signs of $\pm$. So write +- first, and replace it after tabulate was called.
+        # tabulate would put backslashes before the dollar signs of $\pm$. So give +- to tabulate, and replace it later.
         rows = [[cell.replace("±", r"+-") for cell in row] for row in self.rows]
         table = tabulate(
             rows, self.columns, tablefmt="latex_booktabs", disable_numparse=True, colalign=self._alignment()
@@ -72,6 +72,7 @@ class Table:
         return "".join(f"% {text}\n" for text in comments) + table + "\n"
 
     def _alignment(self) -> tuple[str, ...]:
+        """Return the alignment of each column: "left" for columns of words, "right" for the others."""
         words = ("run", "best", "state", "setting", "experts")
         return tuple("left" if column in words else "right" for column in self.columns)
 
@@ -203,6 +204,7 @@ def table2(comparison: Comparison) -> Table | None:
                 for values in (row.base, row.large)
             ]
         experts, members = paper.sizes(group)
+        # For example `4, 6, 8, 12`; or `4@1..3` for a growing ensemble of 1 to 3 members with 4 experts each.
         size = ", ".join(map(str, experts))
         if members and members != (1,):
             size += "@" + "..".join(str(members[i]) for i in sorted({0, len(members) - 1}))
@@ -251,10 +253,12 @@ def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
 
 
 def _label_without_wait(group: RunGroup, comparison: Comparison) -> str:
+    """Return the label of a group without the wait and the settings that depend on the wait."""
     return group_label(group, [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS])
 
 
 def _without_empty_columns(columns: Sequence[str], rows: list[tuple]) -> tuple[tuple[str, ...], list[tuple]]:
+    """Return the columns and rows without the columns in which all cells are empty."""
     kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     return tuple(columns[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
 

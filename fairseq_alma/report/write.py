@@ -22,7 +22,9 @@ from fairseq_alma.report.tables import Table, tables_of
 
 
 def write_report(data: ReportData, out: Path, page_only: bool = False, reload_seconds: float | None = None) -> int:
-    """Write the files of a report. Each file is replaced atomically: a reader sees the old or the new file, complete.
+    """Write the files of a report.
+
+    Each file is replaced in one step. A program that reads it meanwhile gets the complete old or the complete new file.
 
     Args:
         data: the runs that were read. If the data file of a figure (routing.npz) is damaged, the figure is left out and
@@ -69,6 +71,7 @@ def save(figure: Figure, path: Path) -> None:
     # Do not use Figure.savefig. It is slow, because it draws the figure twice and computes the layout each time.
     with written_aside(path.with_suffix(".png"), durable=False) as temporary:
         FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
+    # The layout has been computed for the PNG file. Use the same layout for the PDF file.
     figure.set_layout_engine("none")
     with written_aside(path.with_suffix(".pdf"), durable=False) as temporary:
         FigureCanvasPdf(figure).print_pdf(temporary, metadata={"CreationDate": None, "Producer": None})

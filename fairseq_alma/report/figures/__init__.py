@@ -25,7 +25,10 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison
 
 Drawing = Callable[[Comparison, Sequence[Numbers]], Figure | None]
-"""A function that draws a figure from a comparison and the results of its groups; None for an empty figure."""
+"""A function that draws a figure from a comparison and the results of its groups.
+
+It returns None if there is nothing to draw.
+"""
 
 FIGURES: dict[str, Drawing] = {
     "over_the_stream": over_the_stream,
@@ -39,8 +42,8 @@ FIGURES: dict[str, Drawing] = {
 }
 """File name without suffix -> the function that draws the figure.
 
-The function `routing_maps` is missing here, because it makes one figure for each of several groups. A function in this
-dictionary makes one figure for the whole comparison.
+Each function makes one figure for the whole comparison. The function `routing_maps` is missing here, because it makes
+one figure for each of several groups.
 """
 
 PLAIN_TEXT: dict[Any, Any] = {"text.parse_math": False}
@@ -51,7 +54,7 @@ def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[
     """Yield (file name without suffix, figure) for every figure that is not empty.
 
     Raises:
-        RunError: if a file routing.npz is damaged. The remaining figures are not drawn.
+        RunError: if routing.npz, the data file of a routing map, is damaged. The remaining figures are not drawn.
     """
     for name, figure in figures_or_errors(comparison, numbers):
         if isinstance(figure, RunError):
@@ -62,7 +65,7 @@ def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[
 def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure | RunError]]:
     """Yield (file name without suffix, figure) for every figure that is not empty.
 
-    If the file routing.npz of a figure is damaged, yield (file name, RunError) for this figure and continue.
+    If routing.npz, the data file of a routing map, is damaged, yield (file name, RunError) for this map and continue.
     """
     for name, draw in FIGURES.items():
         with rc_context(PLAIN_TEXT):

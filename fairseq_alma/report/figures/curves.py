@@ -39,8 +39,8 @@ def panels_of(
 ) -> tuple[dict[str, list[RunGroup]], int]:
     """Distribute the groups over the panels of a figure.
 
-    The groups in one panel differ only in the settings `within_panel`, and in growth settings that follow from the
-    learner and the wait. Groups without an arrival after t = 0 are not drawn.
+    The groups in one panel differ only in the settings `within_panel`, and in those growth settings that have one value
+    for each learner and wait. Groups that have not reached t = 1 are left out.
 
     At most MAX_PANELS panels are shown, and at most `max_groups` groups in a panel. If there are more, those with the
     best validation scores are shown.
@@ -54,7 +54,7 @@ def panels_of(
     Returns:
         A dictionary panel title -> groups in the panel, and the number of groups left out because of the two limits.
     """
-    # Do not make separate panels for growth settings whose values follow from the learner and the wait.
+    # If all groups with one learner and one wait have the same value of a growth setting, it needs no separate panels.
     growth = [name for name in GROWTH_SETTINGS if comparison.follows_from_learner_and_wait(name)]
     between_panels = [name for name in comparison.varied_settings if name not in (*within_panel, *growth)]
     panels: dict[str, list[tuple[float, RunGroup]]] = {}
@@ -119,12 +119,14 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
     mean, error = values[:, first_t:].mean(axis=0), standard_error(values[:, first_t:])
     style = appearance_of(group.learner)
     is_short = comparison.num_arrivals <= FEW_ARRIVALS
+    # On a long stream, draw steps, because the value changes only when a stage ends.
     axes.plot(
         times, mean, color=style.colour, linestyle=dashes, linewidth=1.3,
         drawstyle="default" if is_short else "steps-post", marker=style.marker if is_short else None, markersize=4,
     )  # fmt: skip
     if not is_short:
-        # Mark the end of the curve. If a learner waits for the complete stream, its curve changes only at the end.
+        # Mark the end of the curve. The curve of a learner that waits for the complete stream changes only there, and
+        # without the marker this change would be hard to see.
         axes.plot(times[-1], mean[-1], style.marker, color=style.colour, markersize=4, clip_on=False)
     if error is not None:
         axes.fill_between(

@@ -13,6 +13,7 @@ from fairseq_alma.report.figures.style import add_note, legend_entry
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison
 
+# The axes that show a cost. The plot has one more axis, for CER or average perplexity.
 COST_AXES = ("Mem\n(training)", "Comp\n(training)", "parameters\n(test)", "FLOPs of one\nprediction (test)")
 
 
@@ -81,7 +82,7 @@ def radar_shares(numbers: Sequence[Numbers]) -> tuple[list[list[float]], list[bo
             for result in numbers
         ]
     )
-    values = np.maximum(values, 1e-12)
+    values = np.maximum(values, 1e-12)  # avoid 0, which cannot be a divisor and has no logarithm
     smallest, largest = values.min(axis=0), values.max(axis=0)
     is_log = largest > 10 * smallest
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -31,6 +31,7 @@ MIN_EXAMPLES = 10
 """Minimum number of examples in a map."""
 _PERPLEXITY = 30
 """The parameter `perplexity` of t-SNE: roughly the number of neighbours that t-SNE considers for each example."""
+# The markers of the experts, as matplotlib names. If there are more experts than markers, the markers repeat.
 _MARKERS = "os^Dv<>Pp*Xd"
 
 Tree = int | list
@@ -103,8 +104,8 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
     free index.
 
     Args:
-        root: number of branches of the first gate; 0 if the layer began with a single expert and no gate. If one gate
-            chooses among all experts, `root` is the number of experts.
+        root: number of branches that the first gate had before the first split; 0 if the layer began with a single
+            expert and no gate. If one gate chooses among all experts, `root` is the number of experts.
         splits: for each split, the index of the expert that was split.
         num_experts: number of experts of the layer, to check the tree.
 
@@ -115,6 +116,7 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
     count = max(1, root)
 
     def split(node: Tree, expert: int, new_expert: int) -> Tree:
+        """Return the tree `node` after the split of `expert`."""
         if isinstance(node, list):
             return [split(branch, expert, new_expert) for branch in node]
         return [node, new_expert] if node == expert else node
@@ -131,7 +133,8 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
 
 
 def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray) -> None:
-    """Draw the tree of gates over the examples. An expert that receives no example is left out."""
+    """Draw the tree of gates on top of the examples. An expert that receives no example is left out."""
+    # `leaves` contains the position of each expert: that of the image around which its other images are densest.
     radius = np.ptp(positions, axis=0).max() / 12
     leaves = {int(leaf): _densest_position(positions[expert == leaf], radius) for leaf in np.unique(expert)}
 
@@ -157,7 +160,7 @@ def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray
 
 
 def _densest_position(positions: np.ndarray, radius: float) -> np.ndarray:
-    """Return the one of `positions` that has the most other positions within `radius` of it.
+    """Return the position that has the most other positions within the distance `radius`.
 
     The mean of all positions would be a bad choice. An expert may process several classes, and the mean may lie between
     the classes, where the expert has no images.
@@ -167,7 +170,7 @@ def _densest_position(positions: np.ndarray, radius: float) -> np.ndarray:
 
 
 def _embed(images: np.ndarray) -> np.ndarray:
-    """Return t-SNE positions of the first MAX_EXAMPLES images, as an array [number of images, 2].
+    """Return the t-SNE positions of the first MAX_EXAMPLES images, as an array [number of images, 2].
 
     Before t-SNE, the pixels are reduced to 50 principal components, as the authors of t-SNE advise.
     """
@@ -178,6 +181,7 @@ def _embed(images: np.ndarray) -> np.ndarray:
     pixels = images[:MAX_EXAMPLES].reshape(min(len(images), MAX_EXAMPLES), -1).astype(np.float32) / 255
     if min(pixels.shape) > 50:
         pixels = PCA(50, random_state=0).fit_transform(pixels)
+    # t-SNE accepts only a perplexity that is smaller than the number of examples.
     perplexity = min(_PERPLEXITY, max(2, (len(pixels) - 1) // 3))
     return TSNE(init="pca", random_state=0, perplexity=perplexity).fit_transform(pixels)
 

@@ -33,7 +33,7 @@ def waits_of(groups: Iterable[RunGroup]) -> list[int]:
 
 
 def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> list[int]:
-    """Return the MAX_GROUPS of these groups that have the best validation scores, or all if there are fewer.
+    """Choose the groups with the best validation scores, at most MAX_GROUPS.
 
     Args:
         indices: indices of the groups to choose from.
@@ -85,6 +85,7 @@ def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) ->
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         return
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    # Write numbers at 1, 2, 5, 10, 20, ...; if the values differ much, only at 1, 10, 100, ...
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if ratio < 300 else (1.0,)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: with_unit(value)))

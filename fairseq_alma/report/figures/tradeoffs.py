@@ -42,6 +42,17 @@ def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Fi
 def _tradeoff(
     comparison: Comparison, numbers: Sequence[Numbers], x_of: Callable[[Numbers], float], x_label: str
 ) -> Figure | None:
+    """Draw CER or average perplexity against a cost. A line joins groups that differ only in size.
+
+    Args:
+        comparison: the groups; only finished groups are drawn.
+        numbers: the results of each group.
+        x_of: function that returns the cost of a group, given its results.
+        x_label: name of the cost, for the label of the x axis.
+
+    Returns:
+        The figure, or None if no group is finished.
+    """
     panels, numbers_by_id, num_left_out = _finished_panels(comparison, numbers, ("learner", "wait", *SIZE_SETTINGS))
     if not panels:
         return None
@@ -96,6 +107,7 @@ def _finished_panels(
         Three values: a dictionary panel title -> finished groups in the panel, a dictionary id(group) -> results of
         each finished group, and the number of groups that `panels_of` left out.
     """
+    # A RunGroup cannot be a dictionary key, because its settings are a dictionary. So use id(group) as the key.
     numbers_by_id = {
         id(group): result for group, result in zip(comparison.groups, numbers, strict=True) if result.quality
     }
@@ -116,8 +128,8 @@ def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
 
     A figure draws one line through the points of each list.
     """
-    # If growth settings do not follow from the learner and the wait, `panels_of` has made separate panels for them. So
-    # within a panel, growth settings can be ignored.
+    # Growth settings can be ignored here. Within a panel, groups with the same learner and wait have the same growth
+    # settings, because `panels_of` puts all other groups into different panels.
     ignored = (*SIZE_SETTINGS, *GROWTH_SETTINGS)
     series: dict[tuple, list[RunGroup]] = {}
     for group in groups:
@@ -182,6 +194,7 @@ def replay_pairs(
 
 
 def _key_without_replay(group: RunGroup) -> tuple:
+    """Return all settings of a group except `replay`, as a tuple. It is equal for groups that differ only in replay."""
     return tuple((name, repr(value)) for name, value in sorted(group.settings.items()) if name != "replay")
 
 
@@ -204,10 +217,12 @@ def _draw_points(axes: Axes, points: Sequence[tuple[float, Numbers]], learner: s
 
 
 def _quality(numbers: Numbers) -> float:
+    """Return the CER or the average perplexity of a finished group: the mean over its seeds."""
     assert numbers.quality is not None
     return numbers.quality.mean
 
 
 def _stderr(numbers: Numbers) -> float:
+    """Return the standard error of `_quality`; 0 for a single seed."""
     assert numbers.quality is not None
     return numbers.quality.stderr or 0.0

@@ -28,7 +28,7 @@ SCRIPTS = ("data.js", "choice.js", "plots.js", "tables.js", "controls.js")
 MAX_POINTS = 250_000
 """Maximum number of points in all curves of a comparison together. It limits the size of index.html.
 
-Each curve of the comparison may have an equal part of these points.
+Each of n curves may have MAX_POINTS / n points.
 """
 MIN_POINTS = 40
 """One curve may always have this many points, even if all curves together then have more than MAX_POINTS."""
@@ -94,7 +94,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 
 
 def _description(comparison: Comparison, group: RunGroup, common_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of a group that are not results: label, appearance, folder, command, settings and state."""
+    """Return what the page shows of a group besides its results: label, colour, folder, command, settings and state."""
     style = appearance_of(group.learner)
     own_settings = {
         name: setting_text(value)
@@ -137,6 +137,7 @@ def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
 
 
 def _curve_data(group: RunGroup, num_points: int) -> dict[str, Any]:
+    """Return the three lists of `curve` under the names that the JavaScript of the page uses."""
     t, mean, error = curve(group, num_points)
     return {"t": t, "mean": mean, "error": error}
 
@@ -200,12 +201,12 @@ def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change
         others: the alternatives to one group, as (decision, index of the alternative in the comparison).
 
     Returns:
-        A list of [decision, index of the alternative in the comparison].
+        The chosen entries of `others`, each as a list [decision, index].
     """
 
     def score(index: int) -> tuple[bool, float]:
         value = numbers[index].validation_score
-        return (value is None, value or 0.0)
+        return (value is None, value or 0.0)  # alternatives without a score come last
 
     best: list[list[Any]] = []
     for change in dict.fromkeys(change for change, _ in others):
@@ -215,7 +216,10 @@ def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change
 
 
 def json_in_script(value: Any) -> str:
-    """Return a value as JSON text for an HTML script element. The text cannot end the element or begin a comment."""
+    """Return a value as JSON text for an HTML script element.
+
+    The characters <, > and & are escaped, so the text cannot end the element or begin a comment.
+    """
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -231,6 +235,7 @@ def plotly_script() -> str:
 
 @cache
 def _file(name: str) -> str:
+    """Return the text of a file in the folder of this module."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
