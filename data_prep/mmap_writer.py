@@ -1,7 +1,7 @@
 """Write fairseq's memory-mapped dataset files, `.bin` and `.idx`.
 
 The files have the same bytes as those of fairseq's MMapIndexedDatasetBuilder (fairseq/data/indexed_dataset.py). This
-module is faster, because it works on NumPy arrays only, without text, tensors and Python lists.
+module is faster, because it writes NumPy arrays of many sequences, and never converts tokens to text or Python lists.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import numpy as np
 
 from fairseq_alma.core.files import sync
 
+# As in fairseq: the first bytes of every .idx file, the version of the format, and the codes of the integer types.
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPE_CODES = {"uint16": 8, "uint32": 9}
@@ -31,7 +32,7 @@ def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
     """Return the length of each sequence to store. A passage longer than MAX_SEQUENCE_TOKENS becomes several sequences.
 
     Args:
-        passage_tokens: int [n], the number of tokens of each passage, including eos.
+        passage_tokens: int [n], the number of tokens of each passage, including its end-of-sequence token (eos).
 
     Returns:
         int [number of sequences], the number of tokens of each sequence.

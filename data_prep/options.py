@@ -31,7 +31,8 @@ class Option:
     always_in_command: bool = False
     """Whether the command line recorded for a new stream includes the option even if it has its default value."""
     fixed_by_stream: bool = False
-    """Whether an extension uses the value of the existing stream. If so, the option must not be given with --extend."""
+    """Whether alma-prep --extend, which adds mega-batches to a stream, takes the value from the existing stream. If so,
+    the option must not be given together with --extend."""
 
 
 def setting(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Compute the sizes of splits, and cut long documents into passages (docs/design.md)."""
+"""Compute the sizes of splits, and cut long documents into passages (docs/design.md).
+
+The splits are the mega-batches, the validation set and the test set.
+"""
 
 import hashlib
 import itertools
@@ -8,8 +11,8 @@ from typing import NamedTuple
 from data_prep.errors import PrepError
 
 MIN_MEGA_BATCH_WORDS = 1000
-"""Minimum number of words in a mega-batch. The sizes of mega-batches may differ by 1%. With 1000 words, this is ten
-words."""
+"""Minimum number of words in a mega-batch. The sizes of mega-batches may differ by up to 1%, which is only ten
+words at this minimum."""
 
 # Each match ends where the next paragraph, line or word begins. A text is cut where a match ends, so no character is
 # lost.

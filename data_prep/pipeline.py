@@ -1,4 +1,6 @@
-"""Run all steps from sources to encoded splits.
+"""Make a stream: run all steps, from reading the sources to encoding the splits.
+
+The splits are the mega-batches, the validation set and the test set.
 
 The steps: read documents, remove copies, plan sizes, cut long documents into passages, order the passages, train the
 tokenizer, encode the passages.
@@ -36,16 +38,17 @@ once would double the memory use."""
 
 
 class BaseStream(NamedTuple):
-    """The finished stream that is extended."""
+    """The finished stream to which alma-prep --extend adds mega-batches."""
 
     folder: Path
     description: Mapping
     """The content of the stream's stream.json."""
     keys: np.ndarray
-    """V16 [n], the keys (hashes of the text) of the stream's documents, and of the near copies that were removed."""
+    """V16 [n], the 16-byte keys (hashes of the text) of the stream's documents, and of the near-duplicates that were
+    removed."""
     signatures: list[list[Path]]
     """The files with the MinHash signatures of the same n documents (see `duplicates`): one list of files for the
-    stream as it was first made, and one list per extension."""
+    stream as it was first made, and one list per call of alma-prep --extend that added mega-batches."""
 
     @property
     def num_extensions(self) -> int:
@@ -116,7 +119,7 @@ def build_stream(
 def _encode_extension(
     index: Index, base: BaseStream, spooled: Spooled, table: list[dict], work: WorkFolder, executor: Executor
 ) -> dict:
-    """Encode an extension with the stream's tokenizer.
+    """Encode the mega-batches of an extension with the tokenizer of the existing stream.
 
     Return the part of stream.json that describes the extension. See `build_stream` for the arguments.
     """
@@ -131,7 +134,7 @@ def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> 
     Args:
         spooled: the documents that were read.
         table: the table of removed documents, see `_without_copies`.
-        splits: the entry of each split.
+        splits: the entry of each split in stream.json, by the name of the split.
     """
     described = {"sources": spooled.records, "cleaning": table, "splits": splits}
     return described if spooled.snapshots is None else described | {"snapshots": spooled.snapshots}
@@ -140,7 +143,8 @@ def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> 
 def _workable(compute: Callable[[], Result]) -> Result:
     """Return the result of `compute`. If it raises PrepError, raise Unworkable instead.
 
-    Use it for computations that fail only if the settings cannot work on the text of the sources.
+    Use it for computations that fail only if the settings cannot work on the text of the sources. Unworkable makes
+    alma-prep remove the unfinished work.
     """
     try:
         return compute()
@@ -157,7 +161,7 @@ def _words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
         entries: the index entries of documents or passages.
         num_sources: number of sources.
     """
-    # `bincount` adds float64 weights, which are exact up to 2^53 words.
+    # `bincount` needs float64 weights. Their sums are exact up to 2^53 words.
     counts = np.bincount(entries["source"], entries["num_words"].astype(np.float64), num_sources)
     return dict(enumerate(counts.astype(np.int64).tolist()))
 
@@ -206,7 +210,9 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
 def _without_copies(
     settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
 ) -> tuple[np.ndarray, list[dict]]:
-    """Remove copies of documents. Also write the files that later extensions need to find copies of these documents.
+    """Remove copies of documents. Also save the keys and signatures of the documents in the work folder.
+
+    With these files, a later call of alma-prep --extend, which adds mega-batches, finds copies of these documents.
 
     If the setting `duplicates` is "keep", nothing is removed and no files are written.
 
@@ -280,7 +286,7 @@ def _write_index(
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(order), _WRITTEN_PASSAGES):
             part = passages[order[start : start + _WRITTEN_PASSAGES]]
-            part["source"] = part["group"] = 0  # these are needed only to compute the order, which is fixed now
+            part["source"] = part["group"] = 0  # only the order depends on them, and it is computed
             file.write(part.data)
     return Index(path, sha256_of(path), work.spool, cuts, names)
 

@@ -8,8 +8,8 @@ from tqdm import tqdm
 
 
 class _Tqdm(tqdm):
-    # 0 disables tqdm's monitor thread. This thread would receive Ctrl-C even while `interrupts_delayed` delays Ctrl-C
-    # in the main thread.
+    # 0 disables tqdm's monitor thread. If this thread received Ctrl-C, Python would raise KeyboardInterrupt in the main
+    # thread at once, even while `interrupts_delayed` delays Ctrl-C there.
     monitor_interval = 0
 
 
@@ -46,7 +46,7 @@ class Bar:
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
-        in_log = self._bar.disable  # read this before `close`, which sets `disable` on every bar
+        in_log = self._bar.disable  # read this now, because `close` sets `disable` to True
         self._bar.close()
         if in_log and error_type is None:
             wall_seconds = time.monotonic() - self._start_seconds

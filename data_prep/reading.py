@@ -168,7 +168,8 @@ def _records(
 def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) -> float:
     """Return the number of damaged files, which can be fractional.
 
-    A file with some bad lines, records or pages counts as a fraction: the bad ones divided by all of them.
+    A file that is skipped completely, or from the damage on, counts as 1. A file with some bad lines, records or pages
+    counts as a fraction: the number of bad ones divided by the number of all.
 
     Args:
         skipped: what was skipped in the files of a source.

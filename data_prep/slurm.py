@@ -1,6 +1,7 @@
 """Run tasks as jobs on a Slurm cluster.
 
-datatrove's executor submits the jobs. When a job has finished its task, it writes a done mark (see `tasks`).
+datatrove's executor submits the jobs. When a job has finished its task, it writes a done mark, a file in the folder of
+the step (see `tasks`).
 
 The command `alma-prep` submits the jobs and keeps running until the stream is complete. Run it on a login node, in a
 terminal that stays open. Every node needs access to the stream folder, the sources, and this Python environment.
@@ -32,6 +33,7 @@ MAX_ARRAY = 1000
 _LOST_SECONDS = 20.0
 """Seconds to wait for missing done marks after all jobs have left the Slurm queue. On a network file system, a file
 that a job has written may appear on this machine only after some seconds."""
+# Matches the lines in a job log that report an error.
 _FAILED = re.compile(r"^(?:\w+Error|PrepError|slurmstepd|srun|/bin/bash|.*: error:).*$", re.MULTILINE)
 
 
@@ -117,6 +119,7 @@ class Slurm:
         Raises:
             PrepError: if a worker hangs, or the jobs leave the queue before all tasks have a done mark.
         """
+        # `left_at` is the time at which the jobs were first seen to have left the queue; 0.0: they are in the queue.
         missing, left_at = set(numbers), 0.0
         while missing:
             for number in sorted(missing):
@@ -146,14 +149,16 @@ class Slurm:
 
 
 class _Executor(SlurmPipelineExecutor):
-    """datatrove's Slurm executor without its last job, which would merge statistics that we do not use."""
+    """datatrove's Slurm executor without its last job. That job would merge statistics that are not used here."""
 
     def launch_merge_stats(self) -> None:
         """Submit no job."""
 
 
 class _RunTasks:
-    """The only step of the datatrove pipeline. In the job with rank r, it runs the task with number `numbers[r]`.
+    """The only step of the datatrove pipeline. It runs one task.
+
+    datatrove gives each job an index, its rank. The job with rank r runs the task with the number `numbers[r]`.
 
     Args:
         folder: the folder of the `tasks.Step` to which the tasks belong.

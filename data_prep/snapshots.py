@@ -1,4 +1,4 @@
-"""Find the snapshot of each file, for streams that drift. Their text changes from mega-batch to mega-batch.
+"""Find the snapshot of each file, for streams that drift: their text changes from mega-batch to mega-batch.
 
 A snapshot is the text of one point in time, for example one Common Crawl dump. With partition="by-date", it consists of
 all files with the same date in their path. With partition="as-given", it consists of the files of one source. Each
@@ -12,7 +12,8 @@ from data_prep.errors import PrepError
 from data_prep.sources import Files, Source
 
 # A name such as CC-MAIN-2019-13 contains the year and ISO week of a crawl. The names of the files in a crawl also
-# contain the time of writing, as 14 digits. Neither of these two patterns matches the 14 digits.
+# contain the time of writing, as 14 digits. Neither _CRAWL nor _DATE matches the 14 digits. _DATE matches dates such as
+# 20190325, 2019-03-25 and 2019-03.
 _CRAWL = re.compile(r"CC-MAIN-(\d{4})-(\d{2})(?!\d)")
 _DATE = re.compile(r"(?<!\d)((?:19|20)\d{2})-?(0[1-9]|1[0-2])(?:-?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 

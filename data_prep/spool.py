@@ -82,6 +82,8 @@ class SpoolTask(Task):
         cleaner = Cleaner(self.cleaning) if self.cleaning else None
         signer = _signer() if self.sign else None
         rows, signatures, skipped, offset = [], [], [], 0
+        # For each file: the numbers of documents, words and bytes read. For each reason: the numbers of documents and
+        # words that cleaning removed.
         files: dict[str, list[int]] = {}
         removed: dict[str, list[int]] = {}
         with open(f"{prefix}.text", "wb") as file:
@@ -122,7 +124,7 @@ def _add(counts: list[int], *more: int) -> None:
     counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
 
 
-@functools.lru_cache(maxsize=1)  # a worker does many tasks, and importing datatrove takes a second
+@functools.lru_cache(maxsize=1)  # once per worker, because importing datatrove takes a second
 def _signer() -> "Signer":
     from data_prep.duplicates import Signer
 
@@ -142,6 +144,7 @@ class CutTask(Task):
     seed: int
     """Seed of the stream, from which the sort keys of passages are computed."""
     plan: Plan
+    """The length of passages, and the length above which a document is cut."""
     long_documents: str
     """Path of the file with the index entry of each long document."""
     sha256: str

@@ -68,8 +68,8 @@ def check_bytes(out: Path, what_to_do: str) -> None:
     num_extensions = len(stream.get("extensions", []))
     for name, (num_bytes, digest) in outputs.items():
         if SHARD_NAME.fullmatch(name) and not belongs_to_stream(name, stream["num_mega_batches"], num_extensions):
-            # Skip the shards of an unfinished extension. The manifest lists them if alma-prep was killed after it wrote
-            # the manifest and before it wrote stream.json.
+            # Skip the shards of an interrupted call of alma-prep --extend. The manifest lists them if alma-prep was
+            # killed after it wrote the manifest and before it wrote stream.json.
             continue
         path = out / name
         if not path.is_file():

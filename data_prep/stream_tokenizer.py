@@ -37,6 +37,7 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
     start, end = index.training()  # the passages of all mega-batches, without the validation set and the test set
     num_words = int(index.passages["num_words"][start:end].sum(dtype=np.int64))
     most = min(settings.tokenizer_words, tokenizer.max_training_words or settings.tokenizer_words)
+    # Train on every `stride`-th passage, so that the training text has about `most` words or fewer.
     stride = max(1, math.ceil(num_words / most))
     task = TrainTokenizerTask(
         settings.tokenizer, settings.vocab_size, str(index.spool), str(index.path), index.sha256, start, end, stride
@@ -55,10 +56,14 @@ class TrainTokenizerTask(Task):
     """
 
     kind: str
+    """Key of the tokenizer's class in TOKENIZERS."""
     vocab_size: int
     spool: str
+    """Path of the spool folder, which contains the text of the passages."""
     index: str
+    """Path of the index file."""
     index_sha256: str
+    """SHA-256 digest of the index file. If the file has changed, the task is done again."""
     start: int
     end: int
     stride: int

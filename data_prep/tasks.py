@@ -149,7 +149,7 @@ class Step:
         return self.folder / f"{number:06d}"
 
     def mark(self, number: int) -> dict | None:
-        """Return the done mark of a task, or None if the mark is missing or describes another task.
+        """Return the content of the done mark of a task, or None if the mark is missing or describes another task.
 
         This method does not check whether the shards match the mark.
         """
@@ -179,7 +179,7 @@ class Step:
         return None
 
     def _checked_mark(self, number: int) -> dict | None:
-        """Return the done mark of a task if all shards have the sizes and digests in the mark, else None."""
+        """Return the content of the done mark of a task if all shards have the sizes and digests in it, else None."""
         mark = self.mark(number)
         if mark is None:
             return None
@@ -198,8 +198,8 @@ def run_task(folder: str, number: int) -> int:
     with open(Path(folder) / _TASKS) as file:
         description = json.loads(next(line for index, line in enumerate(file) if index == number))
     stem = f"{number:06d}"
-    # `written_aside` of core.files cannot be used here, because it cannot write into an existing folder. All tasks of a
-    # step move their shards into the same folder.
+    # All tasks of a step move their shards into the same folder, which already exists. Therefore `written_aside` of
+    # core.files cannot be used here: it cannot write into an existing folder.
     temporary = Path(folder) / f"{stem}.{socket.gethostname()}.{os.getpid()}.part"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

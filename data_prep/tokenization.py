@@ -22,9 +22,10 @@ class Tokenizer(Protocol):
     file_name: ClassVar[str]
     """Name of the tokenizer file in a stream folder."""
     smallest_vocab_size: ClassVar[int]
+    """Smallest vocabulary size with which this tokenizer can be trained."""
     max_training_words: ClassVar[int | None]
-    """Maximum number of words to train on; None: no limit. If there are more, the caller passes
-    only every n-th passage."""
+    """Maximum number of words to train on; None: no limit. If there are more, `make_tokenizer`
+    passes only every n-th passage."""
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
@@ -46,9 +47,11 @@ class Tokenizer(Protocol):
         ...
 
 
-# ByteBPE splits text into words by WORD, and caches the ids of each word. WORD splits text only at points where GPT-2's
-# regular expression also splits: before a space that precedes a word, and around other white space. Tokens never cross
-# these points, so a word has the same ids wherever it occurs. White space between words also counts as a word here.
+# ByteBPE splits text into words by WORD, and caches the ids of each word. GPT-2 splits text by another regular
+# expression, and its tokens never cross the points where that expression splits. WORD splits only at some of these
+# points: before a space that precedes a word, and around other white space. Therefore a word has the same ids wherever
+# it occurs. White space between words also counts as a word here.
+#
 # _SPACE is Unicode white space, as in the tokenizers library. Python's \s also matches four more control characters.
 _SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
 WORD = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
@@ -63,7 +66,7 @@ class ByteBPE:
 
     file_name: ClassVar[str] = "tokenizer.json"
     smallest_vocab_size: ClassVar[int] = 256  # one symbol per byte
-    max_training_words: ClassVar[int | None] = None  # the trainer keeps each different word only once
+    max_training_words: ClassVar[int | None] = None  # no limit: the trainer keeps each different word only once
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:

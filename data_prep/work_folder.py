@@ -153,6 +153,7 @@ def remove_finished_work(out: Path, num_extensions: int) -> None:
         return
     # If another alma-prep is running in `out`, `_lease_held` raises PrepError, and nothing is removed.
     with suppress(PrepError), _lease_held(out):
+        # The settings of an unfinished extension contain its number, which is larger than `num_extensions`.
         if _previous_settings(out).get("extension", 0) <= num_extensions:
             _empty(out / WORK)
 
@@ -169,7 +170,9 @@ def _lease_held(out: Path) -> Iterator[None]:
     lease = Lease(out / WORK)
     with ExitStack() as at_end:
         try:
-            with interrupts_delayed():  # and the lease's thread, which starts here, never receives Ctrl-C
+            # Block SIGINT (Ctrl-C) until it is certain that the lease will be released. The lease's thread starts in
+            # this time and inherits the block, so it never receives Ctrl-C.
+            with interrupts_delayed():
                 lease.__enter__()
                 at_end.callback(_release, lease)
         except RunError as error:
@@ -262,8 +265,8 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
     """Remove shards in `out` that belong to no stream. They are left if alma-prep was killed while it moved shards.
 
     They will be made again. For a new stream, all shards in `out` are removed. For an extension, the shards of the
-    existing stream are kept. Other files whose names are names of shards are removed only if `resumes` is True. If
-    `resumes` is False, they may be files of the user.
+    existing stream are kept. Other files with the path of a shard are removed if `resumes` is True, because the earlier
+    call of alma-prep wrote them. If `resumes` is False, they may be files of the user, and an error is raised.
 
     Args:
         out: the stream folder.

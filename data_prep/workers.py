@@ -74,16 +74,17 @@ class Workers:
             yield _result(in_flight.popleft(), watch)
 
     def _submit(self, function: Callable, arguments: tuple) -> Future:
-        # Delay Ctrl-C, because `submit` may start a worker. A worker that starts here never receives Ctrl-C. Only this
-        # process receives Ctrl-C, and then ends its workers.
+        # Block SIGINT (Ctrl-C) while `submit` runs. A worker that starts in this time inherits the block, so it never
+        # receives Ctrl-C. This process receives it after the block, and then ends its workers.
         with interrupts_delayed(), _death_reported():
             return self._pool.submit(function, *arguments)
 
 
 class Local:
-    """An executor that runs tasks in worker processes on this machine. It is a context manager that ends them.
+    """An executor that runs tasks in worker processes on this machine.
 
-    All steps use the same worker processes. Exception: tasks with more than one thread get a new process.
+    It is also a context manager: at the end of the block, it ends the processes. All steps use the same processes.
+    Exception: tasks that use more than one thread run in a new process.
 
     Args:
         processes: number of worker processes.
@@ -164,7 +165,7 @@ def _start_worker(parent: int, tokenizer_threads: int) -> None:
 
 def _end_with_parent(parent: int) -> None:
     """Wait until the parent process has ended, then end this process."""
-    # This is necessary because the workers of a pool would wait forever after their parent was killed.
+    # Without this thread, the workers of a pool would wait forever for tasks after their parent was killed.
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

@@ -148,6 +148,7 @@ def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
     return needed
 
 
+# The optional libraries that files with these endings need.
 _NEEDED_FOR = {".epub": ("ebooklib", "resiliparse"), ".parquet": ("pyarrow",), ".zst": ("zstandard",)}
 
 
@@ -196,7 +197,7 @@ def read_documents(part: Part, report_progress: ReportProgress = no_report) -> I
         if isinstance(document, str) and not document.isascii():
             try:
                 document.encode("utf-8")
-            except UnicodeEncodeError:  # a lone surrogate cannot be written as UTF-8
+            except UnicodeEncodeError:  # a lone surrogate (half of a UTF-16 pair) cannot be written as UTF-8
                 document = document.encode("utf-8", "replace").decode("utf-8")
         yield document
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+# The byte order mark. Some UTF-8 files begin with it. It is not part of the text.
 BOM = b"\xef\xbb\xbf"
 MAX_DOCUMENT_BYTES = 16 << 20
 """Maximum length of a document. Longer documents are skipped, to limit the memory of a worker process. For comparison,
@@ -31,7 +32,10 @@ class SourceFile(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The bytes from `start` up to `end` of a file. If the file cannot be split, the part is the complete file."""
+    """The bytes from `start` (included) to `end` (excluded) of a file.
+
+    If the file cannot be split, the part is the complete file.
+    """
 
     kind: str
     path: str
@@ -55,7 +59,7 @@ class Skipped(NamedTuple):
     num_units: int = 0
     """Number of skipped lines, records, pages or rows; 0: the complete file, or everything after the damage."""
     first_byte: int = 0
-    """Position of the first unit (line, record, page or row) that was skipped because it could not be read.
+    """Position in the file of the first unit that was skipped. A unit is a line, record, page or row.
 
     For lines and WARC records, the position is a byte of the decompressed file. For pages, rows and ARC records, it is
     an index, counted from the start of the part of the file that one task reads.

@@ -11,7 +11,9 @@ from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedF
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
 # Project Gutenberg adds text before and after a book. _START matches the line before the book, and _END the line after
-# it. Old files have THIS instead of THE, and ETEXT instead of EBOOK.
+# it. Old files have THIS instead of THE, and ETEXT instead of EBOOK. _OLD_START matches the last line of
+# the small print, the legal text of old files. _LICENCE, a stricter form of _END, is used if no start of the book is
+# found. _PRODUCED matches the note that says who made the electronic text.
 _START = re.compile(
     r"^[ \t]*\*{3}[ \t]*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n*]*(?:\n[^\n*]+)?\*{3}[ \t\r]*$", re.I | re.M
 )
@@ -30,8 +32,8 @@ def without_gutenberg(text: str) -> str:
     start = _START.search(text)
     if start is None:
         old = _OLD_START.search(text)
-        # Old files have a legal text, the small print, before or after the book. If more text follows the small print
-        # than precedes it, the small print is before the book.
+        # Old files have the small print before or after the book. If more text follows the small print than precedes
+        # it, the small print is before the book.
         start = old if old and len(text) - old.end() > old.start() else None
     end = (_END if start else _LICENCE).search(text, start.end() if start else 0)
     if start is None and end is None:

@@ -80,6 +80,7 @@ def _serve(pipe: Connection, function: str) -> None:
             seconds, arguments = pipe.recv()
         except (EOFError, OSError):
             return
+        # The CPU time limit counts from the start of this process, so add the time that earlier calls used.
         used = resource.getrusage(resource.RUSAGE_SELF)
         most = int(used.ru_utime + used.ru_stime) + 1 + seconds
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]

@@ -12,6 +12,7 @@ from data_prep.sources.bounded import Bounded
 from data_prep.sources.compression import DamagedFile, Eager, open_plain
 from data_prep.sources.text import TOO_LONG
 
+# ARCHIVE matches the names of archives. METADATA matches the names of files about archives, without text of pages.
 ARCHIVE = re.compile(r"\.(?:arc|warc|wet)(?:\.|$)", re.IGNORECASE)
 METADATA = re.compile(r"\.(?:wat|cdx|cdxj)(?:\.|$)", re.IGNORECASE)
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
@@ -101,7 +102,7 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
     """Call a library function and return its result.
 
     Raises:
-        DamagedFile: if the function raises any error, including a panic of its compiled code.
+        DamagedFile: if the function raises any error, including a panic (fatal error) of compiled code.
     """
     try:
         return function(*arguments, **options)
@@ -109,7 +110,7 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
         raise
     except BaseException as error:
         cause: BaseException | None = error
-        while cause is not None:  # reading the file may have raised DamagedFile within the library
+        while cause is not None:  # if reading the file raised DamagedFile, raise that error
             if isinstance(cause, DamagedFile):
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
@@ -125,7 +126,9 @@ def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
         try:
             response = _http(block, "all")
         except OSError:
-            response = _http(block, "none")  # the header says encoded, but the crawler has decoded the content
+            response = _http(
+                block, "none"
+            )  # the header says compressed, but the crawler stored the content decompressed
         if response.http_headers.status_code != 200:
             return ""
         content_type, charset = response.http_content_type or "", response.http_charset

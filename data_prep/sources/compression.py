@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol
 CHUNK_BYTES = 1 << 18
 BOMB_RATIO = 250
 BOMB_FLOOR_BYTES = 64 << 20
-"""A file is a decompression bomb if its decompressed size > BOMB_FLOOR_BYTES + BOMB_RATIO x its compressed size.
+"""A file is a decompression bomb if its decompressed size exceeds BOMB_FLOOR_BYTES + BOMB_RATIO x compressed size.
 
 Text is typically compressed to a fifth of its size. Web archives are rarely compressed to less than a twentieth.
 """
@@ -37,7 +37,7 @@ class _Decompressor(Protocol):
 
 
 def _gzip() -> _Decompressor:
-    return zlib.decompressobj(wbits=31)
+    return zlib.decompressobj(wbits=31)  # 31: expect a gzip header and checksum
 
 
 def _zstd() -> _Decompressor:
@@ -68,7 +68,7 @@ def _next_stream(path: str | Path, position: int) -> int:
     """Return the first byte >= `position` at which a stream begins, or the file size if there is none."""
     with open(path, "rb") as file:
         file.seek(position)
-        kept = b""
+        kept = b""  # the end of the previous chunk: the first bytes of a stream may be split between two chunks
         while chunk := file.read(CHUNK_BYTES):
             found = (kept + chunk).find(BZIP2_STREAM)
             if found >= 0:
@@ -127,9 +127,9 @@ def open_plain(path: str | Path) -> io.BufferedReader:
 
 
 class Eager:
-    """A reader that returns available bytes at once, without waiting until the requested number of bytes is there.
+    """A reader whose `read` returns the bytes that are available now, even if these are fewer than requested.
 
-    If the file is damaged, the reader first returns the bytes before the damage, and then raises the error.
+    Therefore, if the file is damaged, the caller first gets the bytes before the damage, and then the error.
     """
 
     def __init__(self, file: io.BufferedReader):
@@ -156,9 +156,9 @@ class _Unpacked(io.RawIOBase):
     def __init__(self, file: BinaryIO | io.RawIOBase, name: str, make):
         self._file, self._name, self._make = file, name, make
         self._member: _Decompressor = make()
-        self._ready = memoryview(b"")
-        self._waiting = b""
-        self._begun = False
+        self._ready = memoryview(b"")  # decompressed bytes that are not returned yet
+        self._waiting = b""  # compressed bytes that are not decompressed yet
+        self._begun = False  # True inside a member, False between two members
         self.bytes_in = self.bytes_out = 0
 
     def readable(self) -> bool:
@@ -192,7 +192,7 @@ class _Unpacked(io.RawIOBase):
             # Decompress small chunks, so that even the output of a decompression bomb fits into memory.
             chunk, rest = data[: CHUNK_BYTES // 64], data[CHUNK_BYTES // 64 :]
             out = self._member.decompress(chunk)
-        except Exception as error:  # zlib.error, OSError, EOFError, zstandard.ZstdError: it depends on the library
+        except Exception as error:  # each library raises its own: zlib.error, OSError, EOFError, ZstdError
             if not self._begun and position and not data.strip(b"\0"):
                 self.bytes_in += len(data)  # ignore zeros at the end, which tapes and some tools add
                 return

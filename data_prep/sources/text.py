@@ -100,7 +100,7 @@ def _field_of(row: object, name: str) -> str:
     """Return the text in the field `name` of a JSON object.
 
     Raises:
-        KeyError: if there is no such text. The argument of the error is the reason.
+        KeyError: if there is no such text. The argument of the error is the reason, as written to stream.json.
     """
     if not isinstance(row, dict):
         raise KeyError("not a JSON object")

@@ -23,7 +23,7 @@ from data_prep.sources.compression import (
 )
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
-_ARTICLES = 0
+_ARTICLES = 0  # number of MediaWiki's namespace of articles
 # Tags that are removed with their content, because it is not running text.
 _DROPPED_TAGS = frozenset(
     [
@@ -60,8 +60,8 @@ _HEADING = "\x02"
 
 Articles cannot contain this character: it is not allowed in XML, and it is removed from HTML entities.
 """
-_DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")
-_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")
+_DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")  # settings of a page, such as __NOTOC__
+_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")  # brackets whose content was removed
 _SPACES = re.compile(r"[ \t\xa0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
 # Limit on the number of opening brackets and tags. No real article has so many; such a text is meant to hang a parser.
@@ -72,6 +72,7 @@ _OPENING = re.compile(r"\{\{|\[\[|\{\||<[a-zA-Z]")
 _MAX_UNCLOSED_CHARACTERS = 100_000_000
 _PAIRS = (("{{", "}}"), ("[[", "]]"), ("{|", "|}"))
 _TAG = re.compile(r"<(/?)([a-zA-Z]+)(?:[^<>]*?(/)\s*>)?", re.ASCII)
+# HTML tags that need no end tag.
 _NEVER_CLOSED = frozenset(("br", "wbr", "hr", "img", "meta", "link", "li", "dt", "dd", "th", "td", "tr"))
 
 
@@ -156,8 +157,10 @@ def _visible_text(code: Any) -> str:
 def _without_empty_sections(lines: list[str]) -> list[str]:
     """Remove the headings of sections that contain no text, and remove the _HEADING marks of the other headings."""
     kept: list[str] = []
-    # The page is read from its end. A heading is kept only if text follows in its section: after text, headings of all
-    # levels are kept; after a heading of some level, only those of a lower number.
+    # A heading is kept if its section contains text, directly or in a subsection. The lines are read from the last to
+    # the first, and a heading is kept if its level is less than `deepest_with_text`. A line with text sets this number
+    # to 9, more than any level. A heading that is kept sets it to its own level: of the headings before it, only those
+    # with a smaller level contain its section.
     deepest_with_text = 0
     for line in reversed(lines):
         if not line.startswith(_HEADING):
@@ -229,6 +232,7 @@ class _Streams:
     _END = b"</mediawiki>"
 
     def __init__(self, path: str, first: int, last: int):
+        # The first stream of the dump contains the XML header. Read it too, if it is not one of the chosen streams.
         head = [(0, bzip2_streams(path, 1, 1)[0])] if first > 0 else []
         self._files = [open_bzip2_streams(path, *where) for where in [*head, (first, last)]]
         self._current, self._tail = 0, b""
