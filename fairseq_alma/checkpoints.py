@@ -28,16 +28,16 @@ DAMAGE = (
     "corrupt",
     "unexpected EOF",
 )
-"""Substrings of the error messages that torch raises for a truncated file. When memory or file handles run out, the
-error messages of torch contain none of these substrings."""
+"""An error message of torch that contains one of these texts means that the file is damaged. The messages for other
+problems, such as a lack of memory or file handles, contain none of them."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any] | None:
     """Return the checkpoint in `path`, with tensors memory-mapped; None if the file is missing or damaged.
 
     Raises:
-        OSError, RuntimeError: if the file cannot be read now, because memory, file handles or permissions are missing.
-            The file itself may be complete.
+        OSError, RuntimeError: if the file cannot be read for another reason, for example too little memory, too many
+            open files or a missing permission. The file itself may be undamaged.
     """
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -46,7 +46,8 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in DAMAGE):
             raise
-        # For a truncated file, the error is EINVAL, because torch seeks to a position beyond the end of the file.
+        # An OSError means a damaged file only if its number is EINVAL: in a truncated file, torch tries to go to a
+        # position that does not exist.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         logger.warning("%s is damaged (%s)", path, error)
@@ -58,7 +59,7 @@ def require_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         StageError: if the file is missing or damaged.
-        OSError, RuntimeError: if the file cannot be read now (see read_checkpoint).
+        OSError, RuntimeError: if the file cannot be read for another reason (see read_checkpoint).
     """
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
@@ -83,23 +84,23 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         with written_aside(path) as temporary, open(temporary, "wb") as file:
             torch.save(checkpoint, file)
     except RuntimeError as error:
-        # When a write fails, torch replaces the OSError (for example "disk full") by a RuntimeError about a position in
-        # the file. Raise the OSError, because it names the cause.
+        # If a write fails, for example because the disk is full, torch replaces the OSError by a RuntimeError that does
+        # not name the cause. Raise the OSError instead.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error
         raise
 
 
 def num_updates(checkpoint: dict[str, Any]) -> int:
-    """Return the number of optimizer updates of the current stage that were done when this checkpoint was saved."""
+    """Return the number of optimizer updates that its stage had done when this checkpoint was saved."""
     return checkpoint["optimizer_history"][-1]["num_updates"]
 
 
 def repair_stage_folder(folder: Path) -> None:
-    """Repair the checkpoints of one member (network) in one stage, so that fairseq-train can resume after a kill.
+    """Repair the checkpoints of one member (network) in one stage, so that a killed fairseq-train can be resumed.
 
-    fairseq writes a checkpoint under one name and then copies the file to further names. If fairseq is killed during a
-    copy, a truncated file remains. The repair has three steps:
+    fairseq writes a checkpoint under one name and then copies the file to other names, such as checkpoint_last.pt. If
+    fairseq is killed during a copy, a truncated file remains. The repair has three steps:
 
     1. Rename damaged files to `*.damaged`.
     2. Choose the newest checkpoint that contains the optimizer state, because training can only be resumed with this
@@ -140,7 +141,7 @@ def repair_stage_folder(folder: Path) -> None:
 
 
 def drop_optimizer_state(path: Path) -> None:
-    """Remove the optimizer state from a checkpoint of a finished stage. It is two thirds of the file.
+    """Remove the optimizer state from a checkpoint of a finished stage. The file shrinks to a third of its size.
 
     Raises:
         StageError: if the checkpoint is missing or damaged.
@@ -153,7 +154,8 @@ def drop_optimizer_state(path: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    # Do not wait until the copy is on the disk (durable=False). If a power failure damages the copy, the next call of
-    # repair_stage_folder makes it again from `source`, which is not deleted.
+    """Atomically replace the checkpoint `target` with a copy of `source`."""
+    # durable=False: do not wait until the copy is on the disk. If a power failure damages the copy, the next call of
+    # repair_stage_folder copies `source` again.
     with written_aside(target, durable=False) as temporary:
         shutil.copyfile(source, temporary)

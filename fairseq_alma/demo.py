@@ -21,11 +21,11 @@ class Part:
     """One run of the demo."""
 
     label: str
-    """Title of the run's ledger table."""
+    """Title of the table that shows the ledger of this run."""
     folder: str
     """Run folder, relative to the output folder of the demo."""
     settings: tuple[str, ...]
-    """Settings for alma-lm, as typed on the command line."""
+    """Settings of alma-lm for this run, in the form NAME=VALUE."""
 
 
 PARTS = (
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def _command(name: str, *arguments: str) -> None:
-    """Print a command and run it. If it fails, exit with the exit status of the command."""
+    """Print a command and run it. If the command fails, end the demo with the same exit status."""
     print(f"\n$ {name} {shlex.join(arguments)}", flush=True)
     program = Path(sysconfig.get_path("scripts")) / name
     status = subprocess.run([str(program), *arguments], env={**os.environ, "COLUMNS": "120"}).returncode

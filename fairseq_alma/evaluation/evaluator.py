@@ -27,17 +27,17 @@ class Predictor(Protocol):
 
     @property
     def frozen(self) -> Sequence[Path]:
-        """Checkpoints in `predictor` that no later stage changes. The evaluator may store their outputs."""
+        """Those checkpoints of `predictor` that no later stage trains. The evaluator may store their outputs."""
 
 
 @dataclass(frozen=True)
 class MemberFacts:
-    """Measurements of one checkpoint. The log-probabilities of the tokens are stored separately."""
+    """What the evaluator measures of one checkpoint, except for the log-probabilities of the tokens."""
 
     num_params: int
     """Number of parameters."""
     forward_flops: int
-    """FLOPs of a forward pass on one block of tokens_per_sample tokens."""
+    """FLOPs of a forward pass on one sequence of tokens_per_sample tokens."""
     num_experts: int | None
     """Number of experts in the largest mixture of the model; None if the model has no mixture."""
     load: list[list[float]]
@@ -49,9 +49,9 @@ class MemberFacts:
 class PerplexityEvaluator:
     """Scores the predictor of a learner on the test and the validation set of a stream.
 
-    Frozen members are members that no later stage changes. Their log-probabilities are stored in files, with 4 bytes
-    for each token and member, and are not computed again. Otherwise every stage of a growing ensemble would score all
-    earlier members again, and the total cost would be quadratic in the number of stages.
+    Frozen members are members that no later stage trains. The log-probabilities that they give to the tokens are stored
+    in files (4 bytes for each token and member) and are not computed again. Without these files, all earlier members of
+    a growing ensemble would be scored again after every stage.
 
     Args:
         stream: the stream folder.
@@ -98,9 +98,8 @@ class PerplexityEvaluator:
         """
         if not keep:
             return self._score(checkpoint)
-        # The file names contain digests of the checkpoint and of the splits. So the results of another checkpoint or of
-        # another stream are never used.
-        # The JSON file is written last. If it exists, the log-probabilities have been written completely.
+        # The file names contain digests of the checkpoint and of the splits, so that the files of another checkpoint or
+        # stream are never used. The JSON file is written last: if it exists, the other files are complete.
         name = f"{sha256_of(checkpoint)[:16]}_{'_'.join(self._stream.digest(split)[:8] for split in SPLITS)}"
         paths = {split: self._keep_in / f"{name}.{split}.npy" for split in SPLITS}
         mark = self._keep_in / f"{name}.json"
@@ -125,6 +124,7 @@ class PerplexityEvaluator:
         return arrays if whole else None
 
     def _score(self, checkpoint: Path) -> tuple[MemberFacts, dict[str, np.ndarray]]:
+        """Compute what `_outputs` returns, without reading or writing stored results."""
         model, task = load_member(checkpoint, self._stream, self._device)
         scores = {split: self._score_split(model, task, split) for split in SPLITS}
         facts = MemberFacts(
@@ -136,10 +136,11 @@ class PerplexityEvaluator:
         )
         del model
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # the next stage trains in another process, which needs this memory
+            torch.cuda.empty_cache()  # free the GPU memory for fairseq-train, which runs in another process
         return facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()}
 
     def _score_split(self, model: Any, task: Any, split: str) -> TokenScores:
+        """Return the scores of a model on a split. Raise StreamError if not all tokens were scored."""
         scores = score_tokens(model, task, split)
         expected = self._stream.counts(split)["tokens"]
         if len(scores.log_probability_T) != expected:

@@ -1,6 +1,6 @@
 """Number of floating-point operations (FLOPs) of a language model.
 
-torch counts the FLOPs for two short inputs. The FLOPs for all other inputs are computed from these two counts.
+torch counts the FLOPs for two short sequences. The FLOPs for all other inputs are computed from these two counts.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ SHORT, LONG = 16, 32
 class RowFlops:
     """FLOPs for one row (sequence) of a batch. For L tokens, they are exactly per_token * L + per_token_pair * L^2.
 
-    In a transformer, attention is quadratic in L and all other operations are linear in L. So the FLOPs for two lengths
-    determine both coefficients. All FLOPs are linear in the number of rows. So the coefficients determine the FLOPs of
-    every batch.
+    The formula holds because in a transformer, the FLOPs of attention have a part that is quadratic in L, and all other
+    FLOPs are linear in L. Counts for two lengths are enough to compute both coefficients. The FLOPs of a batch are the
+    sum over its rows.
     """
 
     per_token: int
-    """Coefficient of L: FLOPs for each token of a row."""
+    """The coefficient of L: FLOPs for each token of a row."""
     per_token_pair: int
-    """Coefficient of L^2: FLOPs for each pair of tokens of a row."""
+    """The coefficient of L^2: FLOPs for each pair of tokens in the same row."""
 
     def of_row(self, length: int) -> int:
         """Return the FLOPs for one row of `length` tokens."""
@@ -43,7 +43,7 @@ class RowFlops:
 
 
 def count_forward_flops(model: Any) -> RowFlops:
-    """Return the FLOPs of a forward pass. torch's FLOP counter counts 2 for each multiply-add of a matrix product.
+    """Return the FLOPs of a forward pass. A multiplication with its addition in a matrix product counts as two.
 
     Args:
         model: a SwitchLanguageModel. It is not changed.
@@ -64,9 +64,9 @@ def count_training_flops(model: Any) -> RowFlops:
 
 
 def _solve(model: Any, backward: bool) -> RowFlops:
-    """Return the coefficients a and b of FLOPs = a L + b L^2, from the counts for two lengths L."""
+    """Count the FLOPs for two lengths L. Return the coefficients a and b for which FLOPs = a L + b L^2."""
     short, long = _count(model, SHORT, backward), _count(model, LONG, backward)
-    # Eliminate the linear part. LONG = 2 SHORT, so long - 2 short = per_token_pair (LONG^2 - 2 SHORT^2).
+    # Because LONG = 2 SHORT, the linear part cancels: long - 2 short = per_token_pair (LONG^2 - 2 SHORT^2).
     per_token_pair, remainder = divmod(long - 2 * short, LONG**2 - 2 * SHORT**2)
     per_token, remainder_2 = divmod(short - per_token_pair * SHORT**2, SHORT)
     if remainder or remainder_2:
@@ -80,7 +80,7 @@ def _solve(model: Any, backward: bool) -> RowFlops:
 def _count(model: Any, length: int, backward: bool) -> int:
     """Return the FLOPs for one row of `length` tokens, counted by torch. The model is not changed.
 
-    The capacity limit of the experts is off, so no token is dropped.
+    During the count, the experts have no capacity limit, so no token is dropped.
     """
     device = next(model.parameters()).device
     tokens = torch.full((1, length), model.decoder.dictionary.eos(), device=device)
@@ -93,7 +93,8 @@ def _count(model: Any, length: int, backward: bool) -> int:
             mixture.capacity_factor = mixture.eval_capacity_factor = 0.0
         model.decoder.checkpoint_activations = False
         model.train(backward)
-        # Use the MATH kernel, because torch's counter has no formula for the fused attention kernels of some devices.
+        # Compute attention with torch's plain implementation (MATH), because the counter has no formula for the faster
+        # implementations on some devices.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             if backward:
                 scores, _ = model(tokens)

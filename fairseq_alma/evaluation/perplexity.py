@@ -25,15 +25,14 @@ from fairseq_alma.core.errors import AlmaError, StreamError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.stream_folder import StreamFolder
 
-# Dimensions: N members, B blocks in a batch, L tokens in a block, T tokens in a split, E experts.
+# Names of array dimensions: N members, B blocks in a batch, L tokens in a block, T tokens in a split, E experts. A name
+# that ends in _T belongs to an array with the dimension T.
 
 TOKENS_PER_BATCH = 8192
-"""Number of tokens in one forward pass. If the experts have no capacity limit (the default), scores do not depend on
-this number."""
+"""Number of tokens in one forward pass. The scores do not depend on it, unless the experts have a capacity limit."""
 
 TOKENS_PER_CHUNK = 1 << 20
-"""Number of tokens in a chunk. `combine` averages the probabilities of the members chunk by chunk, which limits the
-memory use."""
+"""Number of tokens in a chunk. To limit the memory use, `combine` processes one chunk of a split at a time."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,11 @@ class PerplexityScore:
     """The score of a predictor on a split. End-of-document tokens are scored like all other tokens."""
 
     nll_sum: float
-    """Negative log-likelihood in nats, summed over tokens."""
+    """Negative log-likelihood in nats, summed over all tokens of the split."""
     num_tokens: int
     """Number of tokens that were scored."""
     num_words: int
-    """Number of whitespace-separated words in the raw text."""
+    """Number of words in the text of the split. Words are separated by whitespace."""
 
     @property
     def loss(self) -> float:
@@ -71,7 +70,7 @@ class PerplexityScore:
 
     @property
     def word_perplexity(self) -> float:
-        """Perplexity per word. Unlike the perplexity per token, it can be compared between tokenizers."""
+        """Perplexity per word. Unlike the perplexity per token, it can be compared across different tokenizers."""
         return _exp(self.nll_sum / self.num_words)
 
 
@@ -87,13 +86,15 @@ def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) ->
         StreamError: if the checkpoint is missing or damaged, or was trained with another dictionary.
     """
     _check_checkpoint(Path(checkpoint), stream)
-    # Import fairseq only here, because it takes seconds and alma-eval reports bad arguments without it.
+    # Import fairseq only here, because the import takes seconds and is not needed to report bad arguments.
     from fairseq import checkpoint_utils
 
     fairseq_alma.register()
-    # The checkpoint contains the paths of the stream and of this package. Override them, because both may have moved.
+    # The checkpoint contains the paths that the stream and this package had during training. Override them, because
+    # both may have moved since then.
     overrides: dict[str, Any] = {"data": str(stream.path), "user_dir": str(Path(__file__).parents[1].absolute())}
-    # Override the mega-batches of the training stage too, because `stream` may not have these mega-batches.
+    # The checkpoint also contains the numbers of the mega-batches that it was trained on. Override them, because
+    # `stream` may not have these mega-batches. The value "1" has no effect on the scores.
     overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     return model.to(device).eval(), task
@@ -101,13 +102,14 @@ def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) ->
 
 @torch.no_grad()
 def score_tokens(model: Any, task: Any, split: str, tokens_per_batch: int = TOKENS_PER_BATCH) -> TokenScores:
-    """Return the log-probability of every token of a split, and statistics of the routing. Score each token once.
+    """Return the log-probability of every token of a split, and how the routers distribute the tokens over experts.
 
-    As in fairseq-eval-lm, the tokens are cut into blocks of tokens_per_sample. The first input of a block is the last
-    token of the previous block, so the first token of the block is predicted, too.
+    As in fairseq-eval-lm, the tokens are cut into blocks of tokens_per_sample tokens. The input of a block begins with
+    the last token of the previous block, so that the first token of the block is predicted, too. Each token is scored
+    exactly once.
 
     Args:
-        model, task: the return values of load_member.
+        model, task: the model and the task that load_member returns.
         split: "valid" or "test".
         tokens_per_batch: number of tokens in one forward pass.
     """
@@ -154,7 +156,7 @@ def _batches(dataset: Any, num_blocks: int) -> Iterator[dict[str, Any]]:
 
 
 class _RoutingCounts:
-    """Number of tokens that the router sent to each expert, and number of dropped tokens, summed over batches."""
+    """Sums over batches: how many tokens the routers sent to each expert, and how many tokens were dropped."""
 
     def __init__(self) -> None:
         self._load: list[Tensor] = []

@@ -1,6 +1,6 @@
 """Display of a running stage: the progress, losses and speed of each member (network).
 
-The values come from the log lines of fairseq-train.
+The values come from the log lines that the fairseq-train process of each member writes.
 """
 
 import json
@@ -19,14 +19,14 @@ from fairseq_alma.core.protocol import Stage
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
 
 SECONDS_BETWEEN_LINES = 15
-"""Minimum time between two progress lines of a member when the output is not a terminal."""
+"""Minimum time between two printed lines about the same member, if the output is not a terminal."""
 
 
 class StageDisplay:
     """Displays the progress of one stage. On a terminal, each member has one line, which is updated continuously.
 
-    If the output is not a terminal, new lines are printed instead, for each member at most one every
-    SECONDS_BETWEEN_LINES seconds.
+    If the output is not a terminal (for example a file), a line cannot be updated. So new lines are printed: for each
+    member, at most one line in SECONDS_BETWEEN_LINES seconds.
 
     Args:
         stage: the running stage.
@@ -72,26 +72,27 @@ class StageDisplay:
         self._progress.stop()
 
     def member(self, number: int) -> Callable[[str], None]:
-        """Return the function that must be called with each log line of member `number`."""
+        """Return a function for member `number`. The caller passes each log line of this member to the function."""
         return self._members[number]
 
 
 def _record_scalar(
     scalars: RunScalars, stage_index: int, suffix: str, name: str, value: float, progress: float
 ) -> None:
+    """Write one perplexity to TensorBoard, at the point `progress` (a fraction) of the stage."""
     scalars.during_stage(f"{name}{suffix}", value, stage_index, progress)
 
 
 class _MemberDisplay:
-    """Displays the progress of one member. The object is called like a function, with each log line of the member.
+    """Displays the progress of one member. The caller calls this object like a function, with each new log line.
 
     Args:
         title: text at the beginning of the progress line.
         updates: number of optimizer updates in the stage.
-        progress: the live display.
+        progress: the display that a terminal shows, with one line for each member.
         console: where to print progress lines if the output is not a terminal.
-        record: function that is called for each perplexity, with its name, its value and the completed fraction of the
-            stage.
+        record: function that is called for each training or validation perplexity in the log, with the name of the
+            perplexity, its value and the completed fraction of the stage. By default, no function is called.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class _MemberDisplay:
             return
         try:
             kind, values = match[1], json.loads(match[2])
-        except ValueError:  # skip the line: two ranks may have written into it at the same time
+        except ValueError:  # skip the line: two training processes may have mixed their output in it
             return
         if kind == "valid":
             name, perplexity = "validation_perplexity", float(values["valid_ppl"])
@@ -132,6 +133,7 @@ class _MemberDisplay:
         self._show(update)
 
     def _show(self, update: int) -> None:
+        """Display the latest values, which belong to optimizer update number `update`."""
         state = (
             f"loss {self._loss} bits  ppl {self._perplexity}  valid ppl {self._validation}  "
             f"{self._tokens_per_second} tokens/s"

@@ -20,7 +20,9 @@ import fairseq_alma
 from fairseq_alma.core.errors import SettingError
 
 USER_DIR = str(Path(__file__).parents[1].absolute())
-"""Value of fairseq's option `--user-dir`: the package `fairseq_alma`, which registers task, models and criterion."""
+"""Value of fairseq's option `--user-dir`: the folder of the package `fairseq_alma`.
+
+fairseq imports this package, which registers its task, models and criterion (training loss) with fairseq."""
 
 
 def parse_train_arguments(train_arguments: Sequence[str]) -> Namespace:
@@ -32,7 +34,8 @@ def parse_train_arguments(train_arguments: Sequence[str]) -> Namespace:
     fairseq_alma.register()
     output = io.StringIO()
     try:
-        # Capture the output and report only its last line, because argparse prints pages of usage before the error.
+        # Capture the output of argparse, because it prints pages of usage before the error. Only the last line, which
+        # contains the error, is reported.
         with contextlib.redirect_stderr(output):
             return options.parse_args_and_arch(options.get_training_parser(), list(train_arguments))
     except SystemExit as error:
@@ -51,7 +54,7 @@ def write_untrained_checkpoint(train_arguments: Sequence[str], path: Path) -> No
         SettingError: if fairseq refuses an argument (see parse_train_arguments).
     """
     arguments = parse_train_arguments(train_arguments)
-    # Use one rank (training process), on the CPU. With the default settings, fairseq starts one rank for each GPU.
+    # Use a single process, on the CPU. By default, fairseq would use one process for each GPU.
     arguments.distributed_world_size, arguments.cpu = 1, True
     cfg = convert_namespace_to_omegaconf(arguments)
     np.random.seed(cfg.common.seed)

@@ -18,10 +18,11 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 
 
 class LanguageModelLearner:
-    """Base class of the language-model learners. It implements SM (a single model).
+    """Base class of the language-model learners. Its methods are those of SM (a single model).
 
-    A learner has two collections of checkpoints. `_predictor` are the checkpoints that predict now. `_trainees` are the
-    checkpoints from which the next stage starts. They are separate, because growth changes only `_trainees`.
+    A learner has two collections of checkpoints. `_predictor` contains the checkpoints that predict now. `_trainees`
+    contains, by member number, the checkpoints from which the training of the next stage starts. There are two
+    collections, because `grow` changes only `_trainees`: until the end of the stage, the old checkpoints predict.
 
     Args:
         settings: settings of the run.
@@ -35,7 +36,7 @@ class LanguageModelLearner:
         self._training = MemberTraining(settings, stream, processes)
         self._predictor: list[Path] = []
         self._trainees: dict[int, Path] = {}
-        # Check the options with fairseq before anything is written.
+        # Let fairseq check the training options now, so that an error is reported before anything is written.
         self._training.check(self._member(1, stage_index=1), self.num_members)
 
     @property
@@ -53,13 +54,13 @@ class LanguageModelLearner:
 
     @property
     def frozen(self) -> list[Path]:
-        """Checkpoints in `predictor` that no later stage changes. An evaluator may store their outputs."""
+        """Those checkpoints of `predictor` that no later stage trains. The evaluator may store their outputs."""
         return []
 
     def grow(self, stage: Stage) -> Spent:
-        """Add capacity before a stage and return the cost. This base class adds nothing.
+        """Add capacity to the model before a stage, and return the cost of this. The base class adds nothing.
 
-        Called before every stage except the first.
+        This method is called before every stage except the first.
         """
         return Spent()
 
@@ -104,16 +105,17 @@ class LanguageModelLearner:
         return self.settings.experts
 
     def _set_trained(self, trained: list[Path], numbers: list[int]) -> None:
-        """Store the checkpoints that a stage has trained. They predict from now on. The next stage starts from them.
+        """Store the checkpoints that a stage has trained. They predict from now on, and training continues from them.
 
         Args:
             trained: the trained checkpoints.
-            numbers: member number of each checkpoint.
+            numbers: the member number of each checkpoint, in the same order.
         """
         self._predictor = trained
         self._trainees = dict(zip(numbers, trained, strict=True))
 
     def _untrained(self) -> dict[int, Path]:
+        """Return the untrained checkpoint of each member, by member number. Missing checkpoints are written."""
         folder = self.run_folder / "stages" / "stage_000"
         numbers = range(1, self.num_members + 1)
         return {number: self._training.untrained(self._member(number, 1), folder) for number in numbers}
@@ -122,6 +124,7 @@ class LanguageModelLearner:
         return Member.of_run(number, self.settings.seed, self.num_experts(stage_index))
 
     def _entry(self, path: Path) -> dict[str, str]:
+        """Return the path of a checkpoint, relative to the run folder, and its digest, as stored in JSON files."""
         return {"path": str(path.relative_to(self.run_folder)), "sha256": sha256_of(path)}
 
 
@@ -147,7 +150,7 @@ class GrowingEnsemble(LanguageModelLearner):
         return list(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
-        """Initialise the new member. It becomes a part of the predictor after the stage has trained it."""
+        """Initialise a new member. The predictor uses it only after the stage has trained it."""
         number = len(self._predictor) + 1
         untrained = self._training.untrained(self._member(number, stage.index), stage.folder / "grow")
         self._trainees = {number: untrained}
@@ -159,7 +162,7 @@ class GrowingEnsemble(LanguageModelLearner):
 
 
 class GrowingMixture(LanguageModelLearner):
-    """gMoE: a single model. Before each stage except the first, its experts with the largest loss are copied."""
+    """gMoE: a single model with mixtures. Before each stage except the first, experts with a large loss are copied."""
 
     @property
     def _own(self) -> LanguageModelGrowingMixtureSettings:
@@ -170,10 +173,10 @@ class GrowingMixture(LanguageModelLearner):
         return self.settings.experts + sum(self._own.added_at(k) for k in range(2, stage_index + 1))
 
     def grow(self, stage: Stage) -> Spent:
-        """Write a checkpoint with more experts, from which the stage starts.
+        """Write a checkpoint with more experts. The training of the stage starts from it.
 
-        Until the end of the stage, the checkpoint of the previous stage predicts. The cost of growth is 0. No pass over
-        the data is needed, because the checkpoint of the previous stage contains the validation loss of each expert.
+        Until the end of the stage, the checkpoint of the previous stage predicts. The returned cost is 0: the loss of
+        each expert is already in the checkpoint of the previous stage, so no data are read to choose the experts.
         """
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
         seed = growth_seed(s.seed, stage.index)
@@ -189,9 +192,9 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
     "gens": GrowingEnsemble,
     "gmoe": GrowingMixture,
 }
-"""Class of every language-model learner, by the name of the learner."""
+"""The class of every language-model learner. The keys are the values of the setting `learner`."""
 
 
 def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:
-    """Return a new learner of the kind that `settings.learner` names."""
+    """Return a new learner of the class that LEARNERS gives for the setting `learner`."""
     return LEARNERS[settings.learner](settings, stream, processes)

@@ -1,4 +1,4 @@
-"""Trains the members (networks) of a stage: calls fairseq-train for each member, and manages the files of members."""
+"""Trains the members (networks) of a stage: calls fairseq-train for each member, and manages the member's files."""
 
 import logging
 import shlex
@@ -34,14 +34,17 @@ logger = logging.getLogger(__name__)
 MEMBER_SEED_STRIDE = 10_000_000
 """Difference between the seeds of consecutive members.
 
-The seed of fairseq for update number u is (seed of the member) + u. Two updates with the same seed would have the same
-dropout masks. So the difference is larger than any number of updates. It is also larger than the seed of any run
-(MAX_SEED). So the ensembles of two runs with different seeds have no member in common."""
+For update number u of a member, fairseq uses the seed (seed of the member) + u. Two updates with the same seed would
+have the same dropout masks. To avoid this, the difference is larger than any number of updates. It is also larger than
+any seed of a run (see MAX_SEED), so that two runs with different seeds have no member seed in common."""
 
 STARTED, DONE = "started.json", "done.json"
-"""Files in the folder of a member. STARTED exists until its training is finished, DONE from then on."""
+"""Two files in the folder of a member. STARTED exists while the member is trained. DONE exists when it is trained.
+
+STARTED contains the number of devices and, with the setting `share`, the key of the training (see SharedStages). DONE
+contains the cost of the training."""
 LOG_TAIL = 20_000
-"""Number of characters at the end of a log in which `failure_message` searches for known causes of a failure."""
+"""`failure_message` searches for known causes of a failure in this number of characters at the end of a log."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +54,24 @@ class Member:
     number: int
     """Member number, counted from 1."""
     seed: int
-    """Seed of the initialisation and of the order of the data."""
+    """Seed of the member's initial weights and of the order in which it reads the data."""
     num_experts: int
-    """Number of experts in each mixture."""
+    """Number of experts in each mixture of this network."""
 
     @classmethod
     def of_run(cls, number: int, run_seed: int, num_experts: int) -> "Member":
-        """Return member `number` of a run. Member 1 has the seed of the run, like the single model of SM."""
+        """Return member `number` of a run. Member 1, also the only member of SM, has the same seed as the run."""
         return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts)
 
 
 class Processes(Protocol):
-    """Runs the jobs of a stage. A job is a call of fairseq-train, which trains one member."""
+    """Runs the jobs of a stage. Each job is one call of fairseq-train and trains one member."""
 
     kind: str
-    """Type of the devices, "cpu" or "cuda"."""
+    """Type of the devices that train: "cpu" or "cuda" (GPU)."""
 
     def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices that each of `num_jobs` jobs gets."""
+        """Return the number of devices for each job, if the stage has `num_jobs` jobs."""
 
     def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
         """Run the jobs, in parallel if there are enough devices, wait for all of them, and return their exit statuses.
@@ -76,9 +79,9 @@ class Processes(Protocol):
         Args:
             stage: the stage to which the jobs belong.
             jobs: command and log file of each member, by member number.
-            num_jobs: number of members of the stage. The devices are divided among so many jobs. If the stage is
-                resumed, `jobs` contains fewer members, because the finished ones need no job. Each member still gets
-                the same number of devices as before, so the result is the same.
+            num_jobs: number of members of the stage, finished ones included. The devices are divided by this number,
+                not by the size of `jobs`. When a stage is resumed, `jobs` lacks the finished members. Each remaining
+                member still gets the same number of devices as before, so its result is the same.
 
         Returns:
             Exit status of each job, by member number. It is negative if a signal killed the job, and None if the job
@@ -87,7 +90,7 @@ class Processes(Protocol):
 
 
 class MemberTraining:
-    """Trains the members of a stage, each with a call of fairseq-train. Writes done.json for each finished member.
+    """Trains the members of a stage, each with a call of fairseq-train. Writes done.json for each trained member.
 
     Args:
         settings: settings of the run.
@@ -117,7 +120,7 @@ class MemberTraining:
         """Return the path of a member's untrained checkpoint. Write the checkpoint if it is missing or damaged."""
         path = folder / f"member_{member.number}" / "checkpoint_untrained.pt"
         if read_checkpoint(path) is None:
-            # The mega-batch "1" has no effect, because nothing is trained.
+            # The arguments must name a mega-batch. Which one has no effect here, because nothing is trained.
             write_untrained_checkpoint(self._arguments(member, path.parent, "1", updates=1, num_devices=1), path)
         return path
 
@@ -181,16 +184,16 @@ class MemberTraining:
     def _mark_started(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
         """Write started.json, with the number of devices and the key of the member's training.
 
-        The key is the name of the subfolder for the result in the shared folder (see SharedStages). If the training
-        can be resumed, started.json is not changed.
+        The key is the name of the folder in which the shared folder (setting `share`) stores the trained member, see
+        SharedStages. If the training was started before and can be resumed, started.json is not changed.
 
         Returns:
             The key; None without the setting `share`.
 
         Raises:
-            StageError: if the training was started on a different number of devices. Such a training cannot be
-                resumed. fairseq stores how many batches each rank (training process) has read. With another number of
-                ranks, fairseq would skip data or find that an epoch is too short.
+            StageError: if the training was started on a different number of devices. Then it cannot be resumed, because
+                fairseq runs one training process for each device and stores how many batches each process has read.
+                With another number of processes, fairseq would skip data or find that an epoch is too short.
         """
         path = folder / STARTED
         if path.exists() and (folder / LAST).exists():
@@ -207,26 +210,29 @@ class MemberTraining:
         return key
 
     def _publish(self, folder: Path) -> None:
+        """Copy a trained member to the shared folder, unless the setting `share` is off or this was done before."""
         if not self._shared or not (folder / STARTED).exists():
             return
         if key := read_json(folder / STARTED)["key"]:
             try:
                 self._shared.publish(folder, key)
-            except OSError as error:  # only warn, because this run does not depend on the shared copy
+            except OSError as error:  # only warn: this run does not need the copy in the shared folder
                 logger.warning("%s could not be shared: %s", folder, error)
 
     def _folder(self, stage: Stage, member: Member) -> Path:
+        """Return the folder of a member in a stage folder."""
         return stage.folder / f"member_{member.number}"
 
     def _is_trained(self, folder: Path, updates: int) -> bool:
-        """Return True if the last checkpoint contains all updates of the stage, even if done.json is still missing."""
+        """Return True if the last checkpoint was saved after all updates of the stage. done.json may not exist yet."""
         last = read_checkpoint(folder / LAST)
         return last is not None and num_updates(last) >= updates
 
     def _key(self, stage: Stage, member: Member, start: Path, num_devices: int) -> str:
         """Return the key of a member's training in the shared folder: a digest of all that influences the result.
 
-        The key does not depend on paths, but on the digests of the data and of the initial weights.
+        Data and initial weights enter the key by their digests, not by their paths. So runs in different folders can
+        have the same key.
         """
         data, _ = _data_of_stage(stage)
         arguments = self._arguments(member, Path(), data, self._updates(stage), num_devices)
@@ -244,10 +250,15 @@ class MemberTraining:
         return key_of(recipe, start)
 
     def _updates(self, stage: Stage) -> int:
+        """Return the number of updates of each member in a stage.
+
+        If it depends on the number of mega-batches, replayed ones count only with replay=all.
+        """
         replayed = len(stage.past) if stage.replay == "all" else 0
         return self.settings.updates_of_stage(len(stage.new) + replayed)
 
     def _command(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> list[str]:
+        """Return the command that trains a member in a stage, from the weights in the checkpoint `start`."""
         data, replay = _data_of_stage(stage)
         arguments = self._arguments(member, folder, data, self._updates(stage), num_devices)
         return [sys.executable, "-m", "fairseq_cli.train", *arguments, *replay, "--finetune-from-model", str(start)]
@@ -281,31 +292,33 @@ class MemberTraining:
             "--save-dir": str(folder),
             "--save-interval-updates": interval,
             "--keep-interval-updates": 1,
-            "--save-interval": 10**6,  # in epochs; never reached, so only --save-interval-updates has an effect
-            "--validate-interval": 10**6,
-            "--validate-interval-updates": interval,  # otherwise fairseq saves at an epoch's end without validation
+            "--save-interval": 10**6,  # in epochs. Never reached, so only --save-interval-updates has an effect
+            "--validate-interval": 10**6,  # in epochs. Never reached, either
+            "--validate-interval-updates": interval,  # without it, fairseq saves at an epoch's end without validation
             "--best-checkpoint-metric": "ppl",
             "--log-format": "json",
             "--log-interval": max(1, min(100, updates // 50)),
             "--num-workers": 0,
         }
         flat = [str(word) for option in options.items() for word in option]
-        # Let every rank (training process) load the checkpoint. By default, rank 0 loads it and sends it to all others,
-        # in a form that torch cannot load.
+        # Let every training process load the checkpoint from the file. By default, only the first process loads it and
+        # sends it to the others, in a form that torch cannot load.
         switches = ["--no-epoch-checkpoints", "--load-checkpoint-on-all-dp-ranks"]
         return [str(self._stream.path), *flat, *switches, *shlex.split(s.fairseq)]
 
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
-        """Return the cost of a member's training, from the token counts in its last checkpoint and the model's FLOPs.
+        """Return the cost of a member's training.
 
-        This method also removes the optimizer state from the best checkpoint, because the file is then much smaller.
+        It is computed from the counts in the last checkpoint and from the FLOPs of the model.
+        This method also removes the optimizer state from the best checkpoint, which makes the file much smaller.
         """
         last = require_checkpoint(folder / LAST)
-        # Subtract the training time of earlier stages. fairseq includes this time, because it reads it from the
-        # checkpoint from which the stage starts. The numbers of updates and tokens start at 0 in each stage.
+        # fairseq adds the training time of this stage to the time in the checkpoint from which the stage started. So
+        # subtract the earlier time. The numbers of updates and tokens need no such correction: they start at 0 in each
+        # stage.
         seconds_before = require_checkpoint(start)["extra_state"]["previous_training_time"]
         drop_optimizer_state(folder / BEST)
-        if member.num_experts not in self._flops:  # count the FLOPs only once for each model size
+        if member.num_experts not in self._flops:  # count only once for each number of experts
             model = build_model(folder / BEST)
             self._flops[member.num_experts] = (count_training_flops(model), count_forward_flops(model))
         training_flops, forward_flops = self._flops[member.num_experts]
@@ -322,8 +335,8 @@ class MemberTraining:
 def _data_of_stage(stage: Stage) -> tuple[str, list[str]]:
     """Return the value of the option --mega-batches, and a list of options for replay by share.
 
-    Replay by share means that a fixed share of each batch is past data. Without it, or without past data, the list is
-    empty.
+    In replay by share, a fixed share of each batch comes from earlier mega-batches. The list is empty if the run does
+    not replay by share, or if there are no earlier mega-batches.
     """
     new, past = [m.t for m in stage.new], [m.t for m in stage.past]
     if not stage.replay or not past:
@@ -342,7 +355,7 @@ def failure_message(
     Args:
         log: log file of the member.
         log_size_before: size of the log in bytes before the failed process was started. The text up to this position
-            comes from earlier processes and is ignored.
+            was written by earlier processes and is ignored.
         status: exit status of fairseq-train, negative if a signal killed it.
         settings: settings of the run, to which the advice refers.
         num_members: number of members in the stage.

@@ -32,7 +32,7 @@ from fairseq_alma.lm.stage_processes import LocalProcesses
 CONFIGS = Path(__file__).parent / "configs"
 
 OTHER_KEYS = ("table_updates",)
-"""Keys in the YAML files that are not settings. The YAML files compute the values of settings from these keys."""
+"""Keys in the YAML files that are not settings. They are helper values, from which the YAML files compute settings."""
 
 
 def run(settings: LanguageModelSettings) -> list[LedgerRow]:
@@ -42,8 +42,8 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
         AlmaError: if the settings or the stream are invalid, if the run folder contains a run with other settings, or
             if a stage fails.
     """
-    # Import these modules only here, because they import fairseq and torch, which takes seconds. So invalid settings,
-    # which are found earlier, are reported at once.
+    # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
+    # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
     from fairseq_alma.lm.learners import make_learner
 
@@ -85,7 +85,7 @@ def run_seeds(settings: LanguageModelSettings) -> float:
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
         validation_perplexity = rows[-1].scores.validation_perplexity
-        assert validation_perplexity is not None  # every row of a language model has one
+        assert validation_perplexity is not None  # alma-lm writes it in every row
         return validation_perplexity
     out, summaries = Path(settings.out), []
     for seed in range(settings.seed, settings.seed + settings.seeds):
@@ -101,7 +101,7 @@ store_settings(LanguageModelSettings)
 
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_lm")
 def hydra_main(config: DictConfig) -> float:
-    """Carry out one Hydra job: the runs of all seeds with one set of settings. A sweep consists of several jobs."""
+    """Carry out the runs of all seeds with one combination of settings. Hydra calls this once per combination."""
 
     def run(values: dict[str, Any], given: Collection[str]) -> float:
         return run_seeds(LanguageModelSettings.from_mapping(values, given))
@@ -113,7 +113,8 @@ def main() -> None:
     """Run the command alma-lm."""
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
     if "PYTHONWARNINGS" not in os.environ:
-        # Hide warnings about deprecated torch and Hydra features in fairseq and fairscale. Users cannot fix them.
+        # Hide warnings that fairseq and fairscale use deprecated features of torch and Hydra. Users of alma-lm cannot
+        # change this.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
     assert __doc__ is not None

@@ -30,11 +30,11 @@ OWNED_BY_DRIVER = (
 )  # fmt: skip
 """Options of fairseq-train that alma-lm sets itself and refuses in the setting `fairseq`.
 
-With other values of some of these options, a run would no longer follow Algorithm 1 of the paper. With other values of
-the options for devices, an update would have another number of sequences than the setting sequences_per_update."""
+If users could change these options, a run might not follow Algorithm 1 of the paper. If they could change the options
+for devices, an update might have another number of sequences than the setting sequences_per_update says."""
 
 TAKEN_FOR_TPU = ("--bf16", "--memory-efficient-bf16", "--tpu")
-"""Options with which fairseq-train expects a TPU. Without the TPU libraries, fairseq-train fails."""
+"""Options that fairseq-train takes as a request for a TPU. It then fails if the TPU libraries are not installed."""
 
 
 @dataclass(frozen=True)

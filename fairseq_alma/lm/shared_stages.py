@@ -1,9 +1,9 @@
 """Share trained members between runs: a run copies a network that another run has already trained in the same way.
 
-Many runs of a study train the same network in the same way. The first stage of gMoE equals the first stage of SM.
-Member 1 of an ensemble equals the model of SM. The first two members of an ensemble of four equal the ensemble of two.
-Together, the runs of the paper's Table 2 need a fifth less training if they share members. Members are shared only if
-they are trained on the same number of devices, because otherwise the results differ slightly.
+Different runs often train the same network in the same way. For example, the first stage of gMoE equals the first stage
+of SM, and member 1 of an ensemble equals the model of SM. If all runs of the paper's Table 2 share their members, they
+need a fifth less training. A member is only reused by a run with the same number of devices, because another number of
+devices changes the result slightly.
 """
 
 import hashlib
@@ -22,14 +22,16 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of, written_aside
 
 TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "tasks")
-"""Packages of `fairseq_alma` whose code runs inside fairseq-train. The keys in SharedStages depend on this code."""
+"""Packages of `fairseq_alma` whose code runs inside fairseq-train.
+
+The key of a shared member depends on this code. So members that were trained with other code are not reused."""
 
 
 class SharedStages:
     """A folder of trained members (networks). Runs copy finished members to it, and other runs reuse these members.
 
-    Each member has a subfolder KEY with the files checkpoint_best.pt, log.txt and done.json (the cost of the training).
-    The key is a digest of everything on which the training depends.
+    Each member has a subfolder with the files checkpoint_best.pt, log.txt and done.json (the cost of the training). The
+    name of the subfolder is the key: a digest of everything on which the training depends (see key_of).
 
     Args:
         folder: the shared folder. It must be accessible to all runs that share members, and several runs may use it at
@@ -37,15 +39,15 @@ class SharedStages:
     """
 
     FILES = (BEST, "log.txt", "done.json")
-    """The files of a member. done.json is copied last, so if it exists, the other files are complete."""
+    """The files that are copied for a member, in this order. If done.json exists, the other files are complete."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
 
     def copy_to(self, member_folder: Path, key: str) -> bool:
-        """Copy the shared member with the key `key` to `member_folder` in a run folder.
+        """Copy the member with the key `key` from the shared folder to `member_folder`, and return True.
 
-        Return False if the shared folder does not contain this member, or if its checkpoint is damaged.
+        If the shared folder does not contain this member, or if its checkpoint is damaged, return False.
         """
         source = self.folder / key
         if not (source / "done.json").exists() or read_checkpoint(source / BEST) is None:
@@ -86,7 +88,7 @@ class SharedStages:
                 for name in self.FILES:
                     shutil.copyfile(member_folder / name, temporary / name)
         except OSError:
-            if not target.exists():  # ignore the error if another run has published the same member in the meantime
+            if not target.exists():  # if it exists now, another run has just published the same member: no error
                 raise
 
 
@@ -94,7 +96,7 @@ def key_of(recipe: Mapping[str, Any], start: Path) -> str:
     """Return the key of a member's training, a digest of its options, data, initial weights, library versions and code.
 
     Args:
-        recipe: the training options and the digests of the data, as JSON values.
+        recipe: values that JSON can represent, among them the training options and the digests of the data.
         start: the checkpoint from which the training starts.
     """
     versions = {name: metadata.version(name) for name in ("fairseq-alma", "torch", "fairseq-fixed")}
@@ -117,11 +119,12 @@ def digest_of_model(checkpoint: Path) -> str:
 def _digest_of_code() -> str:
     """Return the digest of the code of `fairseq_alma` that runs inside fairseq-train.
 
-    The version number of the package is not enough, because the code may change without a new version number.
+    The key of a training contains this digest in addition to the version number of the package, because a developer may
+    change the code without a new version number.
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     paths = [path for name in TRAINING_PACKAGES for path in sorted((package / name).glob("*.py"))]
-    for path in [*paths, package / "evaluation" / "flops.py"]:  # flops.py, because done.json contains FLOPs
+    for path in [*paths, package / "evaluation" / "flops.py"]:  # flops.py computes the FLOPs in done.json
         digest.update(f"{path.relative_to(package)} {sha256_of(path)}".encode())
     return digest.hexdigest()

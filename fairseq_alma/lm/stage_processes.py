@@ -8,10 +8,9 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.lm.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
 
-# Environment variables that are removed for fairseq-train. From them, fairseq would conclude that it must train on all
-# machines of a cluster job. But a stage uses only this machine. fairseq would also compute the port for the
-# communication between its processes from the id of the cluster job. So members that train at the same time would use
-# the same port.
+# Environment variables of a cluster job. They are removed for fairseq-train, for two reasons. With them, fairseq would
+# try to train on all machines of the job, but a stage uses only this machine. Also, fairseq would choose the port on
+# which its processes communicate by the job id, so that members that train at the same time would use the same port.
 ON_THIS_MACHINE = dict.fromkeys(
     ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )
@@ -30,7 +29,7 @@ class LocalProcesses:
     """
 
     def __init__(self, num_mega_batches: int, at_once: int | None = None, scalars: RunScalars | None = None):
-        # Import torch only here, because it takes seconds and alma-lm reports invalid settings without it.
+        # Import torch only here, because the import takes seconds and is not needed to report invalid settings.
         import torch
 
         self._num_mega_batches = num_mega_batches
@@ -39,7 +38,7 @@ class LocalProcesses:
         self.kind = "cuda" if self._num_gpus else "cpu"
 
     def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices that each of `num_jobs` jobs gets."""
+        """Return the number of devices for each job, if the stage has `num_jobs` jobs."""
         (slot, *_) = self._slots(num_jobs)
         return len(slot["CUDA_VISIBLE_DEVICES"].split(",")) if "CUDA_VISIBLE_DEVICES" in slot else self._num_gpus or 1
 
@@ -52,5 +51,5 @@ class LocalProcesses:
         return dict(zip(jobs, statuses, strict=True))
 
     def _slots(self, num_jobs: int) -> list[dict[str, str]]:
-        """Return the environment variables that assign devices, one dict for each job that runs at the same time."""
+        """Return one dict for each job that can run at the same time: environment variables that assign its devices."""
         return share_of_machine(num_jobs, self._num_gpus, self._at_once)
