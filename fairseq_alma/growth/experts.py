@@ -51,10 +51,9 @@ def grow_experts(
     copy had the router row of its parent, both would always have the same score, and the copy would never get a token.
     So the copy gets another row, in one of two ways:
 
-    - "copy" (the paper): the row of the parent plus noise. The tokens of the parent are now divided between parent and
-      copy: a token goes to the copy if its logit for the copy is larger. At first, the copy may get few tokens;
-      training balances the load. Output and loss change, because the softmax has more terms. Each gate probability p
-      falls to about p / (1 + q), where q is the total probability of all copied experts.
+    - "copy" (the paper): the row of the parent plus noise. A token of the parent now goes to the copy if its logit for
+      the copy is larger. At first, the copy may get few tokens; training balances the load. Output and loss change:
+      each gate probability p falls to about p / (1 + q), where q is the total probability of all copied experts.
     - "tree" (the gates of the paper's appendix A): the row is only noise. It gives no logit of the softmax. Instead,
       for each token that goes to the parent, it decides whether the token stays there or goes on to the copy (see
       `Router`). Output and loss do not change.
