@@ -1,4 +1,4 @@
-"""The spool: a folder of plain files with the text of all documents that pass cleaning.
+"""The spool: a folder of plain files (spool files) with the text of all documents that pass cleaning.
 
 Each document also gets an index entry (`index.ENTRY`): its sort key, the position of its text, and counts.
 
@@ -31,12 +31,12 @@ def text_path(folder: Path, shard: int) -> Path:
 
 
 def documents_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file with the index entries of the documents in a spool file."""
+    """Return the path of the file with one index entry for each document in spool file number `shard`."""
     return folder / f"{shard:06d}.documents.npy"
 
 
 def signatures_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file with the MinHash signatures of the documents in a spool file."""
+    """Return the path of the file with one MinHash signature for each document in spool file number `shard`."""
     return folder / f"{shard:06d}.signatures"
 
 

@@ -264,9 +264,10 @@ def _can_resume(out: Path, settings: Mapping) -> bool:
 def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None:
     """Remove shards in `out` that belong to no stream. They are left if alma-prep was killed while it moved shards.
 
-    They will be made again. For a new stream, all shards in `out` are removed. For an extension, the shards of the
-    existing stream are kept. Other files with the path of a shard are removed if `resumes` is True, because the earlier
-    call of alma-prep wrote them. If `resumes` is False, they may be files of the user, and an error is raised.
+    The removed shards will be made again. For a new stream, all shards in `out` are removed. For an extension, the
+    shards of the existing stream are kept. A file at a path where the extension will write a shard is removed if
+    `resumes` is True, because the earlier call of alma-prep wrote it. If `resumes` is False, the file may belong to the
+    user, and an error is raised.
 
     Args:
         out: the stream folder.
@@ -275,7 +276,7 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
         resumes: True if unfinished work of an earlier call of alma-prep is continued.
 
     Raises:
-        PrepError: if a file that may be a file of the user has the path of a shard of the new extension.
+        PrepError: if `resumes` is False and a file exists where a shard of the extension will be written.
     """
     names = list(filter(SHARD_NAME.fullmatch, files_beside_work(out)))
     if "extension" in settings:

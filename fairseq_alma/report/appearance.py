@@ -1,4 +1,4 @@
-"""Colours and markers of learners, and one line style for each wait. Figures and page use them.
+"""Colours and markers of learners, and one line style for each wait. The figures and the page of the report use them.
 
 The wait is the number of mega-batches that a learner gathers before it trains on them.
 
