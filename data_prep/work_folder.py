@@ -70,7 +70,8 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
         with _lease_held(out):
             if (out / STREAM_FILE).exists() != extend:
                 raise PrepError(
-                    f"another alma-prep has just finished in {out}. Run the same command again to check it."
+                    f"another alma-prep has just finished in {out}. Run the same command again: it checks the finished "
+                    "stream and does not repeat the work."
                 )
             resumes = _can_resume(out, settings)
             _remove_leftover_shards(out, settings, resumes)

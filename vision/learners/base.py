@@ -314,7 +314,8 @@ def register_learner(
     own = settings or LearnerSettings
     if taken := {one.name for one in describe(own)} & {one.name for one in describe(VisionSettings)}:
         raise ValueError(
-            f"learner {name!r}: all runs already have the settings {', '.join(sorted(taken))}; choose other names"
+            f"learner {name!r} declares settings whose names every run already has: {', '.join(sorted(taken))}. "
+            "Rename them in the learner"
         )
 
     def register(cls: type[VisionLearner]) -> type[VisionLearner]:
