@@ -35,10 +35,10 @@ def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
 def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
     """Return a shuffled order of passages in which every section has about the same mix of source kinds.
 
-    A source kind is, for example, books or wikipedia. The passages of each kind are sorted by their key, a pseudo-random
-    number in the index entry; this shuffles them. Then they are placed side by side on the interval from 0 to 1, and
-    fill it completely. The width of a passage is its fraction of the words of its kind. Finally, the passages of all
-    kinds are sorted by the middle of their places. If there is only one kind, the result is the order by key.
+    A source kind is, for example, books or wikipedia. The passages of each kind are sorted by their key, a pseudo-
+    random number in the index entry; this shuffles them. Then they are placed side by side on the interval from 0 to 1,
+    and fill it completely. The width of a passage is its fraction of the words of its kind. Finally, the passages of
+    all kinds are sorted by the middle of their places. If there is only one kind, the result is the order by key.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
