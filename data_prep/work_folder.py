@@ -285,8 +285,8 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
         names = [name for name in names if not belongs_to_stream(name, num_mega_batches, settings["extension"] - 1)]
         if names and not resumes:
             raise PrepError(
-                f"{out} contains files that do not belong to its stream, where an extension would write: "
-                f"{', '.join(names[:5])}. Nothing was changed. Move these files away."
+                f"{out} contains files that do not belong to its stream: {', '.join(names[:5])}. Extending the stream "
+                "would overwrite them, so nothing was changed. Move these files away."
             )
     for name in names:
         (out / name).unlink()

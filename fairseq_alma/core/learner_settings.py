@@ -119,8 +119,8 @@ class FireflySettings(LearnerSettings):
     grow_by=width, it is the factor g of the authors' code instead; see grow_by."""
     grow_by: Literal["parameters", "width"] = "parameters"
     """What grow_ratio refers to: `parameters` (the paper) or `width` (the authors' code). With `width` and
-    grow_every=1, the width after t growths is about c (1 + g t), where c is the width of the first network and g is
-    grow_ratio. A larger grow_every leaves out the growths in between."""
+    grow_every=1, the width after n growths is about c (1 + g n), where c is the width of the first network and g is
+    grow_ratio. With a larger grow_every there are fewer growths of the same size, so the last network is smaller."""
     grow_depth: NonNegative = 0
     """Number of layers that each growth adds before it widens the layers. With grow_by=parameters, a layer is not added
     if the network would become larger than grow_ratio allows."""

@@ -333,7 +333,7 @@ def test_an_extension_leaves_what_is_not_its_own(extended, capsys, tmp_path):
     (tmp_path / "more.txt").write_text("\n".join(prose(60, 7000 + seed).replace("\n", " ") for seed in range(150)))
     more = ["--extend", str(out), "--source", f"text:{tmp_path}/more.txt"]
     assert main(more) == 2
-    assert "where an extension would write: mega_batch_9/train.bin" in capsys.readouterr().err
+    assert "do not belong to its stream: mega_batch_9/train.bin" in capsys.readouterr().err
     assert (out / "mega_batch_9" / "train.bin").read_text() == "mine"
     import shutil
 
