@@ -199,9 +199,9 @@ class PrepSettings:
         return shlex.join(words)
 
     def identity(self) -> dict:
-        """Return all settings that affect the bytes of the stream. They must be equal in all runs on one stream folder.
+        """Return all settings that affect the bytes of the stream. They must be equal in all calls for one stream folder.
 
-        Values are returned as given: None if the default is to be computed from the text. `out`, `workers`, `max_bad`
+        Values are returned as given: None if alma-prep computes the default from the text. `out`, `workers`, `max_bad`
         and the executor settings are not included, because they do not affect the bytes. Sources are sorted, except
         with partition="as-given", where their order matters.
         """

@@ -55,7 +55,7 @@ def grow_experts(
       the copy is larger. At first, the copy may get few tokens; training balances the load. Output and loss change:
       each gate probability p falls to about p / (1 + q), where q is the total probability of all copied experts.
     - "tree" (the gates of the paper's appendix A): the row is only noise. It gives no logit of the softmax. Instead,
-      for each token that goes to the parent, it decides whether the token stays there or goes on to the copy (see
+      for each token that goes to the parent, it decides whether the token stays there or moves to the copy (see
       `Router`). Output and loss do not change.
 
     The optimizer state has no entries for the new experts, so the optimizer must start from scratch.

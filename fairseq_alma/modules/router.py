@@ -36,7 +36,7 @@ class Router(nn.Module):
 
     Growth may split an expert e into e and a new expert n (`growth.experts.grow_experts(..., router="tree")`). The
     router then becomes a tree. The split is a node of the tree. The weight row w_n of the new expert is not used for
-    the softmax. It decides at the node: a token x that the softmax sends to e goes on to n if sigmoid(w_n x) > 1/2, and
+    the softmax. It decides at the node: a token x that the softmax sends to e moves to n if sigmoid(w_n x) > 1/2, and
     otherwise stays at e. This is the tree of gates in the paper's appendix A, with a hard choice at each node.
 
     In a tree, too, the output of the expert is multiplied by the softmax probability only. With soft gates, the output
