@@ -199,7 +199,9 @@ class PrepSettings:
         return shlex.join(words)
 
     def identity(self) -> dict:
-        """Return all settings that affect the bytes of the stream. They must be equal in all calls for one stream folder.
+        """Return all settings that affect the bytes of the stream.
+
+        They must be equal in all calls of alma-prep for one stream folder.
 
         Values are returned as given: None if alma-prep computes the default from the text. `out`, `workers`, `max_bad`
         and the executor settings are not included, because they do not affect the bytes. Sources are sorted, except
