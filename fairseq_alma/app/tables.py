@@ -11,9 +11,13 @@ from fairseq_alma.core.ledger import LedgerRow
 
 
 def wide_console(stream: TextIO | None = None) -> Console:
-    """Return a rich console. If the output is not a terminal, the console is wide enough for all table columns."""
-    console = Console(file=stream or sys.stdout, highlight=False)
-    return console if console.is_terminal else Console(file=stream or sys.stdout, highlight=False, width=120)
+    """Return a rich console that never breaks a path and that prints square brackets as they are.
+
+    If the output is not a terminal, the console is wide enough for all table columns.
+    """
+    output = stream or sys.stdout
+    is_terminal = Console(file=output).is_terminal
+    return Console(file=output, highlight=False, markup=False, soft_wrap=True, width=None if is_terminal else 120)
 
 
 def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = None) -> Table:

@@ -376,11 +376,12 @@ def test_a_run_tells_its_table_and_status_tells_it_again(tmp_path, alma_vision):
     assert "1 of 3 mega-batches are left: run it again" in alma_vision("status", tmp_path / "run").out
 
 
-def test_status_of_several_seeds_shows_each_and_of_no_run_says_so(tmp_path, alma_vision):
-    assert alma_vision(*as_arguments(seeds=2), f"out={tmp_path / 'run'}").status == 0
-    status = alma_vision("status", tmp_path / "run")
+def test_status_of_several_seeds_shows_each_path_in_one_piece_and_of_no_run_says_so(tmp_path, alma_vision):
+    run = tmp_path / ("a_long_name_" * 10) / "run"
+    assert alma_vision(*as_arguments(seeds=2), f"out={run}").status == 0
+    status = alma_vision("status", run)
     assert status.out.count("finished") == 2
-    assert all(folder in status.out for folder in ("seed_0", "seed_1"))
+    assert all(str(run / folder) in status.out for folder in ("seed_0", "seed_1"))
     nothing = alma_vision("status", tmp_path / "nowhere")
     assert nothing.status != 0
     assert "no run at" in nothing.err
