@@ -8,7 +8,7 @@ The subpackages, and the libraries that each of them needs:
 core                            Algorithm 1 of the paper, run folders, the list of learners; needs no libraries
 app, report                     shared code of the commands, and alma-report; need neither torch nor fairseq
 modules, growth, checkpoints    mixtures of experts, their growth, checkpoint files; need torch
-data, models, tasks, criteria   the parts that fairseq-train uses; need torch and fairseq
+data, models, tasks, criteria, optim   the parts that fairseq-train uses; need torch and fairseq
 evaluation, lm                  alma-eval and alma-lm; need torch, and one file in each of them imports fairseq
 """
 
@@ -19,6 +19,7 @@ REGISTERED = (
     "fairseq_alma.models.switch_lm",  # switch_lm_tiny, switch_lm_base, switch_lm_large
     "fairseq_alma.tasks.alma_lm",  # alma_lm
     "fairseq_alma.criteria.switch_lm",  # switch_lm
+    "fairseq_alma.optim.fused_adam",  # fused_adam
 )
 
 

@@ -46,7 +46,9 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
     from fairseq_alma.lm.learners import make_learner
+    from fairseq_alma.lm.precision import with_precision
 
+    settings = with_precision(settings)
     stream_folder = StreamFolder.open(settings.stream)
     stream = stream_folder.stream(settings.mega_batches)
     stream_settings = settings.stream_settings(len(stream))
@@ -67,7 +69,8 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
             identity,
             stream.digests,
             settings.not_identity(settings.learner),
-            settings.defaults_for(settings.learner),
+            # Earlier versions, whose settings.json lacks the precision, computed in float32.
+            {**settings.defaults_for(settings.learner), "precision": "float32"},
             on_rows=scalars.rows,
         )
         evaluator = PerplexityEvaluator(stream_folder, Path(settings.out) / "evaluated")

@@ -21,7 +21,7 @@ from fairseq_alma.checkpoints import BEST, read_checkpoint, require_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import sha256_of, written_aside
 
-TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "tasks")
+TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "optim", "tasks")
 """Packages of `fairseq_alma` whose code runs inside fairseq-train.
 
 The key of a shared member depends on this code. So members that were trained with other code are not reused."""

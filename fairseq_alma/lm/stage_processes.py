@@ -42,10 +42,13 @@ class LocalProcesses:
         (slot, *_) = self._slots(num_jobs)
         return len(slot["CUDA_VISIBLE_DEVICES"].split(",")) if "CUDA_VISIBLE_DEVICES" in slot else self._num_gpus or 1
 
-    def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
+    def run(
+        self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
+    ) -> dict[int, int | None]:
         """Run the jobs of a stage, wait for all of them, and return their exit statuses (see member.Processes.run)."""
-        updates = {number: int(command[command.index("--max-update") + 1]) for number, (command, _) in jobs.items()}
-        with StageDisplay(stage, updates, self._num_mega_batches, scalars=self._scalars) as display:
+        with StageDisplay(
+            stage, dict.fromkeys(jobs, updates), self._num_mega_batches, scalars=self._scalars
+        ) as display:
             processes = [Job(command, log, display.member(m), ON_THIS_MACHINE) for m, (command, log) in jobs.items()]
             statuses = run_processes(processes, self._slots(num_jobs))
         return dict(zip(jobs, statuses, strict=True))

@@ -1,11 +1,12 @@
 """The Switch Transformer language model, a decoder in which every second layer contains a mixture of experts."""
 
 from argparse import Namespace
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import (
     FairseqDecoder,
     FairseqLanguageModel,
@@ -59,6 +60,10 @@ class SwitchLanguageModelConfig(FairseqDataclass):
     checkpoint_activations: bool = field(
         default=False,
         metadata={"help": "recompute each layer in the backward pass, which saves memory but needs more time"},
+    )
+    precision: ChoiceEnum(["float32", "bfloat16"]) = field(  # type: ignore[valid-type]
+        default="float32",
+        metadata={"help": "precision of matrix products and attention; parameters are float32 in both cases"},
     )
     tokens_per_sample: int = II("task.tokens_per_sample")
 
@@ -157,6 +162,7 @@ class SwitchDecoder(FairseqDecoder):
         self.pad = dictionary.pad()
         self.dropout = nn.Dropout(cfg.dropout)
         self.checkpoint_activations = cfg.checkpoint_activations
+        self.precision = str(cfg.precision)
         # Multiply the embeddings by sqrt(D), as in fairseq's transformer. Otherwise, the attention output, which is
         # similar for all tokens of a sequence, is larger than the token's embedding. The untrained router then sends
         # half of all tokens to one expert. In a test of the tiny model with 150 updates, the perplexity was
@@ -197,6 +203,21 @@ class SwitchDecoder(FairseqDecoder):
             "token_mask" is bool [B, L], False for padding, and None if there is no padding. The MixtureOutputs
             contain only the tokens that are not padding.
         """
+        with self._autocast(prev_output_tokens.device.type):
+            return self._forward(prev_output_tokens, features_only, nll_of)
+
+    def _autocast(self, device_type: str) -> AbstractContextManager[Any]:
+        """Return the context in which the model computes. With precision float32, it changes nothing."""
+        # The context is entered here and not in the task or the criterion, so that training, validation and alma-eval
+        # compute alike, and because fairseq switches autocast off around the criterion on a GPU.
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(device_type, dtype=torch.bfloat16)
+
+    def _forward(
+        self, prev_output_tokens: Tensor, features_only: bool, nll_of: Tensor | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Do what `forward` does, in the current autocast context."""
         positions = torch.arange(prev_output_tokens.size(1), device=prev_output_tokens.device)
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)
         x = self.dropout(x)
@@ -220,7 +241,8 @@ class SwitchDecoder(FairseqDecoder):
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Return the scores [..., V] for features [..., D]. The weights are shared with the input embedding."""
-        return F.linear(features, self.embed_tokens.weight)
+        with self._autocast(features.device.type):
+            return F.linear(features, self.embed_tokens.weight)
 
     def max_positions(self) -> int:
         """Return the maximum number of tokens in an input sequence."""
