@@ -1,4 +1,4 @@
-"""Anytime learning at macroscale, as a fairseq extension.
+"""Code for the paper "On Anytime Learning at Macroscale", as a fairseq extension.
 
 This package registers a task, models and a criterion (loss function) with fairseq, so that
 `fairseq-train --user-dir fairseq_alma` can use them.
@@ -24,13 +24,13 @@ REGISTERED = (
 
 
 def register() -> None:
-    """Import the modules in REGISTERED, which register their classes with fairseq. A second call does nothing."""
+    """Register our models, task and criterion with fairseq, by importing their modules. A second call does nothing."""
     for module in REGISTERED:
         importlib.import_module(module)
 
 
-# Register only if fairseq is already imported. This is the case when fairseq imports this package for --user-dir.
-# In all other cases, register() is not called here, because it would import fairseq, which takes seconds. Our commands
-# call register() when they need fairseq.
+# Call register() here only if fairseq is already imported, for example when fairseq imports this package because of
+# --user-dir. Otherwise register() would import fairseq, which takes seconds. Our commands call register() themselves
+# when they need fairseq.
 if "fairseq" in sys.modules:
     register()
