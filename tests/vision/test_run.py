@@ -282,7 +282,7 @@ def test_full_memory_is_told(alma_vision, tmp_path):
     said = alma_vision(*as_arguments(width=2_000_000), f"out={tmp_path}")
     assert said.status == 2
     assert "the memory of cpu is full" in said.err
-    assert "smaller width=2000000" in said.err
+    assert "smaller width= (now 2000000)" in said.err
     assert "Traceback" not in said.err
 
 
