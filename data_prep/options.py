@@ -16,7 +16,7 @@ class Option:
 
     flag: str
     group: str
-    """Section of --help in which the option is listed."""
+    """Name of the section of --help that lists the option."""
     help: str
     """Help text. argparse replaces %(default)s with the default."""
     metavar: str | None = None
@@ -27,9 +27,9 @@ class Option:
     """Whether the bytes of the stream depend on the option. If so, every alma-prep command that continues or extends
     a stream folder must give the same value."""
     in_command: bool = True
-    """Whether the command line recorded in the stream includes the option if the value differs from the default."""
+    """Whether to include the option, if its value is not the default, in the command line that the stream records."""
     always_in_command: bool = False
-    """Whether the command line recorded for a new stream includes the option even if it has its default value."""
+    """Whether to include the option in the command line that a new stream records even if the value is the default."""
     fixed_by_stream: bool = False
     """Whether alma-prep --extend, which adds mega-batches to a stream, takes the value from the existing stream. If so,
     the option must not be given together with --extend."""
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
     """Add the options of a settings dataclass to a parser.
 
     Args:
-        parser: the parser. In its result, a value is named after the option, not after the field: `slurm_time` for
+        parser: the parser. Its result names each value after the option, not after the field: `slurm_time` for
             --slurm-time.
         groups: the argument groups of the parser, by the section name in --help. Missing groups are added to this
             dict and to the parser.
