@@ -1,4 +1,4 @@
-"""Checks before any work begins.
+"""Checks that alma-prep makes before any work begins.
 
 Are all needed libraries installed? Are the stream folder and the sources separate? Was a finished stream made with
 these settings and from these files?

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from data_prep.words import words_between_spaces
 
 LANGUAGE_SAMPLE_CHARACTERS = 2000
-"""Length of the sample used to detect a document's language. The sample is taken from the middle of the document,
+"""Length, in characters, of the sample used to detect a document's language. The sample is taken from the middle,
 because web pages begin and end with menus."""
 MIN_LANGUAGE_CHARACTERS = 20
-"""Minimum sample length for language detection. Documents with a shorter sample are kept."""
+"""Minimum length, in characters, of a text for language detection. Shorter documents are kept."""
 _STOP_WORDS_OF = "en"
 """Language of the stop words ("the", "of", "and", ...) that one of the Gopher rules looks for."""
 
@@ -44,7 +44,7 @@ class Cleaner:
 
             document = Document(text=text, id="")
             for name, rule in self._rules:
-                passed = rule.filter(document)  # True: keep; False or (False, reason): remove
+                passed = rule.filter(document)  # True: keep document; False or (False, reason): remove it
                 if passed is not True:
                     return f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
         return None

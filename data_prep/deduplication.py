@@ -38,7 +38,7 @@ def remove_copies(
         new documents, True for exact copies. Third, rows for the "cleaning" table in stream.json: how many documents
         and words of each source were removed.
     """
-    from data_prep.duplicates import find_duplicates  # needs scipy, which takes a second to import
+    from data_prep.duplicates import find_duplicates  # import only when needed: scipy takes a second to import
 
     documents, num_known = spooled.documents, len(known_keys)
     keys = np.concatenate([known_keys, documents["document"]])

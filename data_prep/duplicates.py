@@ -29,7 +29,7 @@ _ROWS = 1 << 20
 """Number of documents whose keys (hashes of the text) are compared at a time. A limit is needed because the keys are
 copied for the comparison, which takes memory."""
 _CHUNK_NGRAMS = 8192
-"""Number of n-grams that are hashed at a time. Hashing needs memory for 112 numbers per n-gram (14 bands of 8
+"""Number of word n-grams that are hashed at a time. Hashing needs memory for 112 numbers per n-gram (14 bands of 8
 hashes), so hashing a complete book at once would take gigabytes."""
 
 
@@ -127,11 +127,11 @@ def find_duplicates(
         same = (high[these[1:]] == high[these[:-1]]) & (low[these[1:]] == low[these[:-1]])
         exact[these[1:][same]] = True  # mark all except the first, which has priority
     del by_key, halves, high, low
-    exact[:num_known] = False  # documents already in the stream are all kept
+    exact[:num_known] = False  # keep all documents that are already in the stream
     near = np.zeros(count, bool)
     if signatures is not None and count:
         label = _groups(count, signatures)
-        # In each group, keep the document with the highest priority (smallest number).
+        # In each group of near copies, keep the document with the smallest number in `priority`, that is, the first.
         first = np.full(count, count, priority.dtype)
         np.minimum.at(first, label, priority)
         near = priority != first[label]
@@ -153,7 +153,7 @@ def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    # At first, each document is a group. Each band then merges the groups of documents whose hashes are equal.
+    # At first, each document is a separate group. For each band, merge the groups of documents with equal hashes.
     label = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
     for band in range(NUM_BANDS):
         hashes = np.concatenate([load_band(path, band) for paths in shards for path in paths])
@@ -179,6 +179,11 @@ def save_signatures(path: Path, signatures: np.ndarray) -> None:
 
 
 def load_band(path: Path, band: int) -> np.ndarray:
-    """Return the hash of each document in one band, uint64 [n], from a file written by `save_signatures`."""
+    """Return the hash of each document in one band of the MinHash signatures, uint64 [n].
+
+    Args:
+        path: a file that `save_signatures` wrote.
+        band: index of the band.
+    """
     count = path.stat().st_size // (8 * NUM_BANDS)
     return np.fromfile(path, np.uint64, count, offset=8 * count * band)

@@ -25,13 +25,13 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import split_prefix
 
 BATCH_BYTES = 1 << 20
-"""Approximate number of bytes of text that are encoded at a time."""
+"""Approximate number of bytes of text that a task encodes at a time."""
 TASK_BYTES = 16 << 20
-"""Approximate number of bytes of text that one task handles."""
+"""Approximate number of bytes of text that one task encodes or cuts."""
 
 
 class Encoded(NamedTuple):
-    """The result of `encode`."""
+    """The result of `encode`: what stream.json records about the splits, and token counts."""
 
     splits: dict[str, dict]
     """For each split, its entry in stream.json."""
@@ -45,7 +45,7 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
 
     Args:
         index: the passages in their final order, and the splits.
-        tokenizer_file: the tokenizer file.
+        tokenizer_file: the tokenizer file of the stream.
         num_symbols: the size of the fairseq dictionary.
         work: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
@@ -129,7 +129,7 @@ class EncodeTask(Task):
         return {}
 
 
-@functools.lru_cache(maxsize=1)  # a worker does many tasks with the same tokenizer
+@functools.lru_cache(maxsize=1)  # cached, because a worker does many tasks with one tokenizer
 def _load_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyTokenizer:
     """Load a tokenizer, or return it from the cache.
 

@@ -1,4 +1,4 @@
-"""Extend a finished stream by new mega-batches (alma-prep --extend).
+"""Add new mega-batches to a finished stream (alma-prep --extend).
 
 The new mega-batches are encoded with the stream's tokenizer. Copies of documents that are already in the stream are
 left out.

@@ -1,4 +1,8 @@
-"""Heartbeat files. A worker rewrites the file while its task makes progress, and writes what it is working on."""
+"""Heartbeat files. They show whether the worker of a task makes progress.
+
+A worker rewrites the heartbeat file of its task while the task makes progress. The file names the input that the worker
+is processing.
+"""
 
 import json
 import os
@@ -73,7 +77,7 @@ class Heartbeat:
     def _write(self) -> None:
         """Rewrite the heartbeat file."""
         content = {"pid": os.getpid(), "host": socket.gethostname(), "at": self._place}
-        with self._writing:  # the task and the thread may write at the same time
+        with self._writing:  # a lock, because the task and the heartbeat thread may write at the same time
             write_whole(self._path, json.dumps(content), durable=False)
 
     def _watch(self) -> None:
@@ -83,6 +87,6 @@ class Heartbeat:
             num_beats_now, cpu_seconds_now = self._num_beats, time.process_time()
             used_cpu = cpu_seconds_now - cpu_seconds > _MIN_CPU_SHARE * INTERVAL_SECONDS
             if num_beats_now != num_beats or (self._is_computing and used_cpu):
-                with suppress(OSError):  # for example a full disk, which the task itself reports
+                with suppress(OSError):  # ignore, for example, a full disk, which the task itself reports
                     self._write()
             num_beats, cpu_seconds = num_beats_now, cpu_seconds_now

@@ -19,12 +19,12 @@ ENTRY = np.dtype(
         ("shard", np.int32),  # number of the spool file
         ("num_bytes", np.int32),
         ("num_words", np.int32),
-        ("source", np.int16),  # index of the source (--source)
+        ("source", np.int16),  # index of the source in the list of sources
         ("group", np.int16),  # index of the snapshot (point in time, see `snapshots`); 0 in a stream without snapshots
     ]
 )
 INDEX = "passages.npy"
-"""Name of the index file."""
+"""Name of the index file, which contains the index entry of every passage."""
 
 
 class Index(NamedTuple):
@@ -49,7 +49,7 @@ class Index(NamedTuple):
         return read_index(self.path)
 
     def training(self) -> tuple[int, int]:
-        """Return the range (start, end) of the passages that belong to mega-batches. The end is excluded."""
+        """Return the range (start, end) of the passages that belong to mega-batches. `end` is excluded."""
         # The passages of all mega-batches are consecutive: the validation set comes first, and the test set comes last.
         which = [number for number, name in enumerate(self.splits) if name not in ("valid", "test")]
         return self.cuts[which[0]], self.cuts[which[-1] + 1]
@@ -75,7 +75,7 @@ def byte_ranges(num_bytes: np.ndarray, start: int, end: int, most: int) -> Itera
         Ranges (first passage, index after the last passage).
     """
     ends = np.cumsum(num_bytes[start:end], dtype=np.int64)
-    done, position = 0, start  # `done`: number of bytes in the ranges so far
+    done, position = 0, start  # `done`: number of bytes in the ranges yielded so far
     while position < end:
         stop = max(position + 1, start + int(np.searchsorted(ends, done + most)))
         stop = min(stop, end)

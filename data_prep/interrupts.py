@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_delayed() -> Iterator[None]:
-    """Delay Ctrl-C (the signal SIGINT) until the end of this `with` statement. Then KeyboardInterrupt is raised.
+    """Delay Ctrl-C (the signal SIGINT) until the end of this `with` statement.
+
+    If Ctrl-C was pressed in the meantime, KeyboardInterrupt is raised at the end of the `with` statement.
 
     Use this context manager while workers are being started or ended, because an interrupt at this time could leave
     workers running forever.

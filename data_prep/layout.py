@@ -113,7 +113,7 @@ def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
 
 
 class Layout(NamedTuple):
-    """The order in which passages are written, and the split boundaries."""
+    """The order in which passages are written to the stream, and the boundaries of the splits."""
 
     order: np.ndarray
     """Indices into the array of passages, in the order in which passages are written."""
@@ -165,8 +165,8 @@ def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: 
     arguments.
     """
     order = mixed(passages, kinds)
-    # `equal_cuts` makes one split more than its argument says: the test set of a new stream. An extension has no test
-    # set, so the additional split is its last mega-batch.
+    # Pass one mega-batch less, because `equal_cuts` makes an additional split, the test set of a new stream. An
+    # extension has no test set, so the additional split is its last mega-batch.
     cuts = equal_cuts(passages["num_words"][order], num_mega_batches - 1)
     return Layout(order, cuts)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fairseq_alma.core.files import sync
 
-# As in fairseq: the first bytes of every .idx file, the version of the format, and the codes of the integer types.
+# Constants of fairseq's format: the first bytes of every .idx file, the format version, and codes of integer types.
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPE_CODES = {"uint16": 8, "uint32": 9}
@@ -79,7 +79,7 @@ class MMapWriter:
         self._write_index()
 
     def write(self, tokens: np.ndarray, sizes: np.ndarray) -> None:
-        """Append sequences.
+        """Append sequences of tokens to the dataset.
 
         Args:
             tokens: int [n], the tokens of all sequences, one after another.

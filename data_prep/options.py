@@ -1,4 +1,4 @@
-"""Command-line options. Each option is declared in the field of a settings dataclass that stores its value.
+"""Declare command-line options. Each option is declared in the field of a settings dataclass that stores its value.
 
 Three things are generated from these declarations: the argument parser, the command line recorded in a stream, and the
 list of settings that must be equal in all calls of alma-prep with the same stream folder.
@@ -22,7 +22,7 @@ class Option:
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     minimum: float | None = None
-    """Smallest accepted value; None: no limit."""
+    """Smallest value that is accepted; None: no limit."""
     shapes_stream: bool = True
     """Whether the bytes of the stream depend on the option. If so, every alma-prep command that continues or extends
     a stream folder must give the same value."""
@@ -36,12 +36,12 @@ class Option:
 
 
 def setting(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:
-    """Return a dataclass field with a default value and an `Option`. See `Option` for the arguments after `default`."""
+    """Return a dataclass field with a default value and an `Option`. The other arguments are fields of `Option`."""
     return dataclasses.field(default=default, metadata={"option": Option(flag, group, help, **more)})
 
 
 def options_of(settings: Any) -> dict[str, Option]:
-    """Return the options of a settings dataclass (class or instance), by field name."""
+    """Return the command-line options of a settings dataclass (class or instance), by field name."""
     found = {field.name: field.metadata.get("option") for field in dataclasses.fields(settings)}
     return {name: option for name, option in found.items() if option is not None}
 
@@ -83,5 +83,5 @@ def parsed_settings(parsed: argparse.Namespace, settings: type) -> dict[str, Any
 
 
 def defaults_of(settings: Any) -> dict[str, Any]:
-    """Return the default values of all fields with an option, by field name."""
+    """Return the default values of all fields of a settings dataclass that have an option, by field name."""
     return {field.name: field.default for field in dataclasses.fields(settings) if "option" in field.metadata}

@@ -47,7 +47,7 @@ class BaseStream(NamedTuple):
     """V16 [n]: the 16-byte key (hash of the text) of each document of the stream, and of each near-duplicate that was
     removed."""
     signatures: list[list[Path]]
-    """The files with the MinHash signatures, which are used to find near-duplicates, of the documents in `keys`.
+    """The files with MinHash signatures, which are used to find near-duplicates. They contain one signature per key.
 
     There is one list of files for the stream as it was first made, and one list per call of alma-prep --extend that
     added mega-batches.
@@ -250,7 +250,7 @@ def _without_copies(
 
 
 def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
-    """Return the sizes of splits and passages. Raise Unworkable if there is too little text for the settings."""
+    """Return the sizes of splits and passages in words. Raise Unworkable if the text is too short for the settings."""
     if base is not None:
         return _workable(lambda: partition.extension_plan(total_words, num_mega_batches, settings.passage_words))
     return _workable(
@@ -308,7 +308,7 @@ def _write_index(
 
 
 def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
-    """Return rows for the "cleaning" table: how many words of each source were left out because of the shares.
+    """Return rows for the table "cleaning" in stream.json: words of each source that the shares leave out.
 
     The share of a source is the fraction of the stream's words that the source should provide.
 

@@ -46,7 +46,7 @@ class Bar:
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
-        in_log = self._bar.disable  # read this now, because `close` sets `disable` to True
+        in_log = self._bar.disable  # read `disable` now, because `close` sets it to True
         self._bar.close()
         if in_log and error_type is None:
             wall_seconds = time.monotonic() - self._start_seconds
@@ -54,5 +54,5 @@ class Bar:
 
 
 def note(text: str) -> None:
-    """Print a line on stderr: information or a warning."""
+    """Print a line with information or a warning on stderr."""
     print(text, file=sys.stderr, flush=True)

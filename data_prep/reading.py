@@ -186,7 +186,7 @@ def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) 
 
 
 def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> None:
-    """Raise PrepError if more files are damaged than the setting `max_bad` allows.
+    """Raise PrepError if the fraction of damaged files is larger than the setting `max_bad`.
 
     Before the error is raised, a list of everything that was skipped is written to damaged.txt in the folder `work`.
     """

@@ -186,7 +186,7 @@ class PrepSettings:
                 raise ValueError(f"{name}={value} is too small: it must be at least {minimum}")
 
     def command(self) -> str:
-        """Return the command line that makes the same stream again, or the same extension."""
+        """Return the command line that makes the same stream again, or that adds the same mega-batches again."""
         words = ["alma-prep", *(["--extend"] if self.extend else []), str(self.out)]
         for source in self.sources:
             words += ["--source", str(source)]

@@ -33,7 +33,7 @@ MAX_ARRAY = 1000
 _LOST_SECONDS = 20.0
 """Seconds to wait for missing done marks after all jobs have left the Slurm queue. On a network file system, a file
 that a job has written may appear on this machine only after some seconds."""
-# Matches the lines in a job log that report an error.
+# Matches those lines in a job log that report an error.
 _FAILED = re.compile(r"^(?:\w+Error|PrepError|slurmstepd|srun|/bin/bash|.*: error:).*$", re.MULTILINE)
 
 
@@ -74,8 +74,8 @@ class Slurm:
             subprocess.run(["scancel", *self._jobs], capture_output=True)
 
     def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
-        """Run some tasks of a step as one job array. See `tasks.Executor`."""
-        logger.remove()  # otherwise datatrove prints every job event to the terminal
+        """Run some tasks of a step as one Slurm job array. See `tasks.Executor` for the arguments."""
+        logger.remove()  # datatrove would print every job event to the terminal
         logs = step.folder / f"jobs_{time.time_ns()}"
         began = time.time()
         executor = _Executor(
@@ -197,12 +197,12 @@ def _default_partition() -> str:
 
 
 def _has_failed(logs: Path) -> bool:
-    """Return True if the job logs show an error."""
+    """Return True if a job log in the folder `logs` shows an error."""
     return bool(_FAILED.search(_tail(logs)))
 
 
 def _tail(logs: Path) -> str:
-    """Return the last 4000 characters of each of the first 20 job logs, joined."""
+    """Return the ends (4000 characters each) of the first 20 job logs, joined."""
     texts = []
     for path in sorted((logs / "slurm").glob("*.out"))[:20]:
         with suppress(OSError):

@@ -20,7 +20,7 @@ _DATE = re.compile(r"(?<!\d)((?:19|20)\d{2})-?(0[1-9]|1[0-2])(?:-?(0[1-9]|[12]\d
 
 
 def snapshot_of(name: str) -> str | None:
-    """Return the date in a path, as 2019-03-25 or 2019-03, or None if there is no date.
+    """Return the date in a path, in the form 2019-03-25 or 2019-03, or None if the path contains no date.
 
     For a crawl name such as CC-MAIN-2019-13, return the Monday of that ISO week.
     """

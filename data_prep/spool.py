@@ -58,7 +58,7 @@ class SpoolTask(Task):
     seed: int
     """Seed of the stream. The sort keys, which shuffle the passages, depend on the seed."""
     source: int
-    """Index of the source in the list of all sources."""
+    """Index of the source of the documents in the list of all sources."""
     parts: list[tuple[Part, int]]
     """The parts of files to read, each with the index of its snapshot (point in time, see `snapshots`)."""
     cleaning: Cleaning | None
@@ -67,7 +67,7 @@ class SpoolTask(Task):
     """Whether to compute MinHash signatures, which are used to find near-duplicates."""
     stamp: str
     """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
-    too, so the task counts as a different one and is done again (see `tasks`)."""
+    too. Then the task counts as a different task and is done again (see `tasks`)."""
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
@@ -124,7 +124,7 @@ def _add(counts: list[int], *more: int) -> None:
     counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
 
 
-@functools.lru_cache(maxsize=1)  # once per worker, because importing datatrove takes a second
+@functools.lru_cache(maxsize=1)  # one Signer per worker, because importing datatrove takes a second
 def _signer() -> "Signer":
     from data_prep.duplicates import Signer
 
@@ -149,7 +149,7 @@ class CutTask(Task):
     long_documents: str
     """Path of the file with the index entry (`index.ENTRY`) of each document that must be cut."""
     sha256: str
-    """SHA-256 digest of the file `long_documents`. If the file has changed, the task is done again."""
+    """SHA-256 digest of the file `long_documents`. If the file has changed, the task has changed, and is done again."""
     start: int
     end: int
 

@@ -64,7 +64,7 @@ class TrainTokenizerTask(Task):
     index: str
     """Path of the index file, which lists all passages (see `index`)."""
     index_sha256: str
-    """SHA-256 digest of the index file. If the file has changed, the task is done again."""
+    """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
     start: int
     end: int
     stride: int
@@ -94,7 +94,7 @@ def check_vocabulary(settings: PrepSettings, tokenizer_file: Path) -> list[str]:
 
 
 def write_dictionary(symbols: list[str], counts: np.ndarray, work: WorkFolder) -> Path:
-    """Write dict.txt and return its path.
+    """Write dict.txt, fairseq's list of symbols with counts, and return its path.
 
     Args:
         symbols: the tokenizer's symbols.

@@ -1,4 +1,4 @@
-"""Format the tables that alma-prep prints at the end."""
+"""Format the tables that alma-prep prints when it has finished."""
 
 SKIPPED_SHOWN = 10
 """Maximum number of lines about skipped files, lines or pages to print per source."""

@@ -17,7 +17,7 @@ from data_prep.errors import PrepError, Unworkable
 
 
 class Tokenizer(Protocol):
-    """Interface of the trainable tokenizers. An instance is loaded from a file and maps text to ids 0..vocab_size-1."""
+    """Interface of the tokenizers that can be trained. An instance is loaded from a file and maps text to token ids."""
 
     file_name: ClassVar[str]
     """Name of the tokenizer file in a stream folder."""
@@ -198,7 +198,7 @@ class SentencePiece:
 
 
 class AnyTokenizer:
-    """A tokenizer from any tokenizer.json of the `tokenizers` library. Whether it is lossless depends on the file."""
+    """A tokenizer from any tokenizer.json of the `tokenizers` library. The file determines whether it is lossless."""
 
     file_name: ClassVar[str] = "tokenizer.json"
 
@@ -310,5 +310,5 @@ def given_tokenizer(name: str) -> tuple[str, bytes]:
             return ByteBPE.file_name, tokenizer.to_str(pretty=False).encode("utf-8")
         Tokenizer.from_file(name)
         return AnyTokenizer.file_name, path.read_bytes()
-    except Exception as error:  # sentencepiece and tokenizers raise different types of exceptions
+    except Exception as error:  # the libraries raise different types of exceptions
         raise PrepError(f"the tokenizer {name} cannot be read: {error}") from error

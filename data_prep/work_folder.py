@@ -87,7 +87,7 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
             _empty(work.folder)
     except Unworkable:
         if not out_existed:
-            with suppress(OSError):  # the folder is not empty if another alma-prep has just started in it
+            with suppress(OSError):  # fails if another alma-prep has just started in the folder
                 out.rmdir()
         raise
 
@@ -132,8 +132,8 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
         if folder.is_dir():
             sync_folder(folder)
     sync_folder(out)
-    # Write these two files in the work folder and move them, so that `out` never contains a temporary file, even if
-    # this process is killed.
+    # Write manifest.json and stream.json in the work folder, and then move them, so that `out` never contains a
+    # temporary file, even if this process is killed.
     write_json(work.folder / MANIFEST, manifest)
     text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
     # Write lone surrogates as escapes, because UTF-8 cannot encode them. Python uses lone surrogates for the bytes of a
@@ -147,11 +147,12 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
 def remove_finished_work(out: Path, num_extensions: int) -> None:
     """Remove the work folder that alma-prep left because it was killed just after it had finished the stream.
 
-    The work folder is kept if another alma-prep is working in it, or if it contains an unfinished extension.
+    The work folder is kept if another alma-prep is working in it, or if it contains an unfinished extension, that is,
+    unfinished mega-batches that alma-prep --extend was adding.
 
     Args:
         out: the stream folder.
-        num_extensions: number of extensions of the stream.
+        num_extensions: how many times alma-prep --extend has added mega-batches to the stream.
     """
     if not (out / WORK).is_dir():
         return
@@ -189,7 +190,7 @@ def _lease_held(out: Path) -> Iterator[None]:
 
 
 def _release(lease: Lease) -> None:
-    """Release the lease of a work folder, and remove the work folder if it is then empty."""
+    """Release the lease (lock) of a work folder, and remove the work folder if it is then empty."""
     with interrupts_delayed():
         lease.__exit__(None, None, None)
         _remove_if_empty(lease.path.parent)
@@ -221,7 +222,7 @@ def _empty(folder: Path) -> None:
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove a work folder if it is empty or contains only temporary lease files of killed processes."""
-    with suppress(OSError):  # another alma-prep may have just started or ended in this folder
+    with suppress(OSError):  # ignore errors, because another alma-prep may have just started or ended here
         left = list(folder.iterdir())
         if all(path.name.startswith(_LEASE_TEMPORARIES) for path in left):
             for path in left:

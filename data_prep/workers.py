@@ -47,7 +47,7 @@ class Workers:
                 # Kill the workers, because a running task can take hours, and its result is no longer needed. From
                 # Python 3.14 on, the pool's method terminate_workers() could be used instead.
                 for process in list((self._pool._processes or {}).values()):
-                    process.kill()  # SIGKILL, because a process stopped by SIGSTOP does not react to SIGTERM
+                    process.kill()  # with SIGKILL: a process that SIGSTOP stopped does not react to SIGTERM
             self._pool.shutdown(cancel_futures=True)
 
     def run_in_order(
@@ -104,7 +104,7 @@ class Local:
         self._workers.__exit__(*error)
 
     def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
-        """Run some tasks of a step. See `tasks.Executor`."""
+        """Run some tasks of a step in worker processes. See `tasks.Executor` for the arguments."""
         began = time.time()
 
         def watch() -> None:
@@ -128,7 +128,7 @@ class Local:
 
 
 def _result(future: Future, watch: Callable[[], None]) -> Any:
-    """Wait for the result of a call and return it. Call `watch` every second while waiting."""
+    """Wait for the result of a call in a worker, and return the result. Meanwhile, call `watch` every second."""
     with _death_reported():
         while True:
             try:
@@ -166,7 +166,8 @@ def _start_worker(parent: int, tokenizer_threads: int) -> None:
 
 def _end_with_parent(parent: int) -> None:
     """Wait until the parent process has ended, then end this process."""
-    # Without this thread, the workers of a pool would wait forever for tasks after their parent was killed.
+    # This function runs in a thread of each worker. Without it, workers would wait forever for tasks after their parent
+    # process was killed.
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

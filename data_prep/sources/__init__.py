@@ -81,7 +81,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The source without its share, as KIND:PATH or KIND."""
+        """The text KIND:PATH or KIND that names the source, without its share."""
         return f"{self.kind}:{self.path}" if self.path else self.kind
 
     def __str__(self):
@@ -142,7 +142,7 @@ def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
 
 
 def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
-    """Return the names of the optional libraries that are needed to read these files."""
+    """Return the names of the optional Python libraries that are needed to read these files of a source."""
     needed = set(KINDS[source.kind].needs)
     for file in files:
         needed.update(_NEEDED_FOR.get(Path(file.name).suffix.lower(), ()))
@@ -204,7 +204,10 @@ def read_documents(part: Part, report_progress: ReportProgress = no_report) -> I
 
 
 def merge_skipped(skipped: Sequence[Skipped]) -> list[Skipped]:
-    """Merge Skipped objects for parts of the same file. Return one object per file and reason, sorted by file name."""
+    """Merge the Skipped objects of different parts of the same file.
+
+    Return one Skipped object per file and reason, sorted by file name.
+    """
     found: dict[tuple[str, str], Skipped] = {}
     for entry in skipped:
         key = (entry.name, entry.why)

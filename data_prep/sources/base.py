@@ -28,7 +28,7 @@ class SourceFile(NamedTuple):
     """Path of the file relative to the folder of the source. Messages and stream.json show this path."""
     num_bytes: int
     mtime_ns: int
-    """Modification time in nanoseconds."""
+    """Modification time of the file in nanoseconds."""
 
 
 class Part(NamedTuple):
@@ -55,7 +55,7 @@ class Skipped(NamedTuple):
 
     name: str
     why: str
-    """The reason, as written to stream.json."""
+    """The reason for skipping, as written to stream.json."""
     num_units: int = 0
     """Number of skipped lines, records, pages or rows; 0 if the complete file, or the rest after damage, is skipped."""
     first_byte: int = 0
@@ -67,7 +67,7 @@ class Skipped(NamedTuple):
     unit: str = "line"
     """What `num_units` counts: "line", "record", "page" or "row"."""
     damaged: bool = True
-    """True if the file counts as damaged; False for example for an empty file."""
+    """True if the file counts as damaged; False, for example, if the file is empty."""
 
     def reason(self) -> str:
         """Return a text for stream.json: the reason, and how many lines, records, pages or rows were skipped."""

@@ -109,7 +109,7 @@ def _epub_text(path: str, report_progress: ReportProgress) -> str:
                     report_progress()
     except DamagedFile:
         raise
-    except Exception as error:  # zip, XML and ebooklib errors, because a file may contain anything
+    except Exception as error:  # zip, XML, ebooklib or other errors, because a file may contain anything
         raise DamagedFile(f"damaged: not readable as EPUB ({type(error).__name__}: {str(error)[:200]})") from error
     text = "\n\n".join(filter(None, chapters))
     if len(text) > MAX_DOCUMENT_BYTES:

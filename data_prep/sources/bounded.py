@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.5
 
 
 class TooSlow(ValueError):  # noqa: N818, the name needs no suffix
-    """Raised if a call exceeds its CPU time limit."""
+    """Raised if a function call exceeds its CPU time limit."""
 
 
 class Bounded:

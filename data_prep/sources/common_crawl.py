@@ -21,7 +21,7 @@ HTML = ("text/html", "application/xhtml+xml")
 
 
 def _list_paths(root: Path) -> list[Path]:
-    """Return all archives below a folder, except for metadata files."""
+    """Return the paths of all web archives below a folder, without the files that only describe archives."""
     return [
         Path(folder, name)
         for folder, _, names in os.walk(root)
@@ -114,7 +114,7 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
         raise
     except BaseException as error:
         cause: BaseException | None = error
-        while cause is not None:  # if reading the file raised DamagedFile, raise that error
+        while cause is not None:  # raise the DamagedFile error that caused `error`, if any
             if isinstance(cause, DamagedFile):
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
@@ -197,7 +197,7 @@ def page_text(
 
 
 def _main_text(html: str) -> str:
-    """Return the main content of an HTML page."""
+    """Return the text of the main content of an HTML page, without menus and the like."""
     from resiliparse.extract.html2text import extract_plain_text
 
     return extract_plain_text(html, main_content=True, alt_texts=False, preserve_formatting=True).strip()

@@ -156,15 +156,15 @@ class _Unpacked(io.RawIOBase):
     def __init__(self, file: BinaryIO | io.RawIOBase, name: str, make):
         self._file, self._name, self._make = file, name, make
         self._member: _Decompressor = make()
-        self._ready = memoryview(b"")  # decompressed bytes that are not returned yet
-        self._waiting = b""  # compressed bytes that are not decompressed yet
+        self._ready = memoryview(b"")  # decompressed bytes that have not been returned yet
+        self._waiting = b""  # compressed bytes that have not been decompressed yet
         self._begun = False  # True inside a member, False between two members
         self.bytes_in = self.bytes_out = 0
 
     def readable(self) -> bool:
         return True
 
-    def tell(self) -> int:  # archive libraries call tell() to find their start position
+    def tell(self) -> int:  # archive libraries call tell() to find out where they start
         return self.bytes_out - len(self._ready)
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class _Unpacked(io.RawIOBase):
             out = self._member.decompress(chunk)
         except Exception as error:  # zlib.error, OSError, EOFError or ZstdError, depending on the library
             if not self._begun and position and not data.strip(b"\0"):
-                self.bytes_in += len(data)  # ignore zeros at the end, which tapes and some tools add
+                self.bytes_in += len(data)  # ignore zero bytes at the end of a file, which some tools add
                 return
             raise DamagedFile(f"damaged: invalid {self._name} data near byte {position:,} ({error})") from error
         self._begun = True

@@ -54,14 +54,14 @@ _DROPPED_TAGS = frozenset(
 # text. Exception: a link of this form with a |, such as [[wikt:art|art]], is kept unless it shows a file (`_is_file`).
 _FILE_LINK = re.compile(r"^\s*(?:[^\W\d_][\w -]{1,20}):(?!\s)", re.UNICODE)
 _QUOTES = re.compile(r"'{5}|'{2,3}")
-"""Matches the quotes that mark bold and italic text."""
+"""Matches the quote characters that mark bold and italic text in wiki markup."""
 _HEADING = "\x02"
 """Character that marks a heading. It is placed before the level and the text of the heading.
 
 Articles cannot contain this character, because XML does not allow it, and it is removed from HTML entities.
 """
 _DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")  # switches for the page layout, such as __NOTOC__
-_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")  # brackets whose content was removed
+_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")  # round brackets whose content was removed
 _SPACES = re.compile(r"[ \t\xa0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
 # Limit on the number of opening brackets and tags. No real article has so many. An article with more is not parsed,
@@ -81,7 +81,7 @@ def article_text(markup: str) -> str:
     """Return the running text of an article, with its headings.
 
     Raises:
-        ValueError: if the markup has more brackets and tags, or more unclosed ones, than any real article.
+        ValueError: if the markup has more brackets and tags, or more unclosed brackets and tags, than any real article.
     """
     import mwparserfromhell
 
@@ -240,7 +240,7 @@ class _Streams:
         self._current, self._tail = 0, b""
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, or b"" at the end."""
+        """Return at most `size` bytes of XML, or b"" at the end."""
         while self._current < len(self._files):
             data = self._files[self._current].read1(size if size > 0 else CHUNK_BYTES)
             if data:
@@ -288,7 +288,7 @@ _DUMP = re.compile(r"\.xml(?:\.|-|$)", re.IGNORECASE)
 
 
 def _list_paths(root: Path) -> list[Path]:
-    """Return all dumps below a folder, at any depth."""
+    """Return the paths of all Wikipedia dumps below a folder, at any depth."""
     return [path for path in paths_ending_in("")(root) if _DUMP.search(path.name)]
 
 
