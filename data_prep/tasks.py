@@ -144,8 +144,8 @@ class Step:
             mark = self.mark(number)
             if mark is None:
                 raise PrepError(
-                    f"task {number} of step {self.folder.name} did not finish, because its file {number:06d}.done is "
-                    f"missing in {self.folder}: run the same command again."
+                    f"task {number} of step {self.folder.name} did not finish: its done mark "
+                    f"{self._path(number, 'done')} is missing. Run the same command again."
                 )
             results[number] = mark["result"]
         return [results[number] for number in range(len(self.tasks))]

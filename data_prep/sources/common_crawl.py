@@ -31,7 +31,7 @@ def _list_paths(root: Path) -> list[Path]:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the text of each page in one archive, and a Skipped object for each kind of content that is skipped.
+    """Yield the text of each page in one archive, and a Skipped object for each reason to skip content.
 
     If the archive is damaged, the pages before the damage are yielded.
     """

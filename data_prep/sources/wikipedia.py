@@ -181,7 +181,7 @@ def _is_file(link: str) -> bool:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the articles in one part of a dump, and a Skipped object for each kind of content that is skipped.
+    """Yield the articles in one part of a dump, and a Skipped object for each reason to skip content.
 
     If the part is damaged, the articles before the damage are yielded.
     """
