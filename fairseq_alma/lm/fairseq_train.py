@@ -34,17 +34,17 @@ def parse_train_arguments(train_arguments: Sequence[str]) -> Namespace:
     fairseq_alma.register()
     output = io.StringIO()
     try:
-        # Capture the output of argparse, because it prints pages of usage before the error. Only the last line, which
-        # contains the error, is reported.
+        # Capture the error output of argparse, because argparse prints pages of usage before the error. Report only the
+        # last line, which contains the error.
         with contextlib.redirect_stderr(output):
             return options.parse_args_and_arch(options.get_training_parser(), list(train_arguments))
     except SystemExit as error:
-        reason = (output.getvalue().strip().splitlines() or ["with them, it prints its help and exits"])[-1]
+        reason = (output.getvalue().strip().splitlines() or ["one of them only prints a help text"])[-1]
         raise SettingError(f"fairseq-train refuses these options: {reason}") from error
 
 
 def write_untrained_checkpoint(train_arguments: Sequence[str], path: Path) -> None:
-    """Write the checkpoint of an untrained model, with the initial weights that `fairseq-train` would give it.
+    """Write the checkpoint of an untrained model, with the initial weights that `fairseq-train` would use.
 
     Args:
         train_arguments: command-line arguments of `fairseq-train`, without the program name.
@@ -62,7 +62,7 @@ def write_untrained_checkpoint(train_arguments: Sequence[str], path: Path) -> No
     task = tasks.setup_task(cfg.task)
     trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
     path.parent.mkdir(parents=True, exist_ok=True)
-    trainer.consolidate_optimizer()  # without this call, save_checkpoint fails
+    trainer.consolidate_optimizer()  # fairseq's save_checkpoint fails without this call
     trainer.save_checkpoint(str(path), {"train_iterator": {"epoch": 1}, "val_loss": None, **task.get_checkpoint_dict()})
 
 

@@ -34,7 +34,7 @@ If users could change these options, a run might not follow Algorithm 1 of the p
 for devices, an update might have another number of sequences than the setting sequences_per_update says."""
 
 TAKEN_FOR_TPU = ("--bf16", "--memory-efficient-bf16", "--tpu")
-"""Options that fairseq-train takes as a request for a TPU. It then fails if the TPU libraries are not installed."""
+"""Options with which fairseq-train expects a TPU. Without the TPU libraries, fairseq-train then fails."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class LanguageModelSettings(RunSettings):
             raise SettingError(f"fairseq={self.fairseq!r} cannot be split into options: {error}") from error
         names = {option.split("=")[0] for option in options}
         if owned := sorted(names & set(OWNED_BY_DRIVER)):
-            raise SettingError(f"fairseq={self.fairseq!r}: {', '.join(owned)} is set by alma-lm's own settings")
+            raise SettingError(f"fairseq={self.fairseq!r}: {', '.join(owned)} is set by alma-lm: leave it out")
         if names & set(TAKEN_FOR_TPU):
             raise SettingError(
                 f"fairseq={self.fairseq!r}: with bf16, fairseq-train expects a TPU and fails; on a GPU give --fp16"
@@ -150,7 +150,7 @@ class LanguageModelSettings(RunSettings):
         """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""
         if self.updates is not None:
             return self.updates
-        assert self.updates_per_mega_batch is not None  # __post_init__ has checked that one of the two is given
+        assert self.updates_per_mega_batch is not None  # __post_init__ requires one of the two settings
         return self.updates_per_mega_batch * num_mega_batches
 
     def warmup_of_stage(self, updates: int) -> int:

@@ -20,9 +20,9 @@ class MixtureOutput:
     y_TD: Tensor
     """For each token, the output of its expert times the gate probability; 0 for dropped tokens. [T, D]."""
     routing: Routing
-    """The router's output."""
+    """The output of the router: the expert and the gate probability of each token, and the balancing losses."""
     plan: Plan
-    """The tokens that each expert processed."""
+    """The assignment of the tokens to experts."""
     kept_T: Tensor | None
     """False for dropped tokens, True for all others, bool [T]; None if no token was dropped."""
 
@@ -33,7 +33,7 @@ class MixtureOutput:
 
 
 class SwitchFeedForward(nn.Module):
-    """A mixture of E feed-forward experts. The output for a token is that of one expert, times the gate probability.
+    """A mixture of E feed-forward experts. The output for a token is one expert's output times the gate probability.
 
     The weights of all experts are stacked in tensors [E, ...], in memory and in checkpoints, for any number of ranks
     (training processes). A mixture of one expert equals a dense layer, because its gate probability is 1.
