@@ -71,7 +71,7 @@ class Processes(Protocol):
     """Type of the devices that train: "cpu" or "cuda" (GPU)."""
 
     def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices for each job, if the stage has `num_jobs` jobs."""
+        """Return the number of devices for each job (call of fairseq-train), if the stage has `num_jobs` jobs."""
 
     def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
         """Run the jobs, in parallel if there are enough devices, wait for all of them, and return their exit statuses.

@@ -38,12 +38,12 @@ class LocalProcesses:
         self.kind = "cuda" if self._num_gpus else "cpu"
 
     def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices for each job, if the stage has `num_jobs` jobs."""
+        """Return the number of devices for each job (call of fairseq-train), if the stage has `num_jobs` jobs."""
         (slot, *_) = self._slots(num_jobs)
         return len(slot["CUDA_VISIBLE_DEVICES"].split(",")) if "CUDA_VISIBLE_DEVICES" in slot else self._num_gpus or 1
 
     def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
-        """Run the jobs of a stage, wait for all of them, and return their exit statuses (see member.Processes.run)."""
+        """Run the jobs (calls of fairseq-train) of a stage and return their exit statuses. See member.Processes.run."""
         updates = {number: int(command[command.index("--max-update") + 1]) for number, (command, _) in jobs.items()}
         with StageDisplay(stage, updates, self._num_mega_batches, scalars=self._scalars) as display:
             processes = [Job(command, log, display.member(m), ON_THIS_MACHINE) for m, (command, log) in jobs.items()]

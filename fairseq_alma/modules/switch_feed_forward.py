@@ -151,7 +151,7 @@ class SwitchFeedForward(nn.Module):
     def _expert(
         self, fc1_weight: Tensor, fc1_bias: Tensor, fc2_weight: Tensor, fc2_bias: Tensor
     ) -> Callable[[Tensor], Tensor]:
-        """Return the function of one expert, which has these weights and biases."""
+        """Return a function that computes the output of one expert, which has the given weights and biases."""
 
         def run(x: Tensor) -> Tensor:
             h = F.relu(F.linear(x, fc1_weight, fc1_bias))

@@ -98,7 +98,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
                         f"validation; score it with `alma-eval CHECKPOINT --stream {args.data}` or fairseq-eval-lm"
                     )
         if not args.data:
-            raise SettingError("no stream given: fairseq-train STREAM --task alma_lm ...")
+            raise SettingError("no stream given: call fairseq-train STREAM --task alma_lm ...")
         stream = StreamFolder.open(args.data)
         parse_mega_batches(args.mega_batches, stream.num_mega_batches)
         if (args.replay_share > 0) != bool(args.replay_mega_batches):
@@ -138,7 +138,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         elif split in ("valid", "test"):
             dataset = self._blocks([split], shuffle=False)
         else:
-            raise SettingError(f"split {split!r}: a stream has train (its mega-batches), valid and test")
+            raise SettingError(f"there is no split {split!r}: a stream has train (its mega-batches), valid and test")
         self.datasets[split] = dataset
 
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
