@@ -144,7 +144,7 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
     task = tasks.setup_task(config.task)
     trainer = Trainer(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
     path.parent.mkdir(parents=True, exist_ok=True)
-    trainer.consolidate_optimizer()  # without this call, save_checkpoint fails
+    trainer.consolidate_optimizer()  # fairseq's save_checkpoint fails without this call
     trainer.save_checkpoint(str(path), {"train_iterator": {"epoch": 1}, "val_loss": None, **task.get_checkpoint_dict()})
 
 

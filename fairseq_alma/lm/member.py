@@ -46,7 +46,7 @@ have the same dropout masks. To avoid this, the difference is larger than any nu
 any seed of a run (see MAX_SEED), so that two runs with different seeds have no member seed in common."""
 
 STARTED, DONE = "started.json", "done.json"
-"""Two files in the folder of a member. STARTED exists while the member is trained. DONE exists when it is trained.
+"""Two files in the folder of a member. STARTED exists during the training of the member, DONE after it.
 
 STARTED contains the number of devices and, with the setting `share`, the key of the training (see SharedStages). DONE
 contains the cost of the training."""
@@ -55,7 +55,7 @@ CONFIG = "config.yaml"
 TRAIN_MEMBER = "fairseq_alma.lm.train_member"
 """The program that trains a member."""
 LOG_TAIL = 20_000
-"""`failure_message` searches for known causes of a failure in this number of characters at the end of a log."""
+"""Number of characters at the end of a log in which `failure_message` searches for known causes of the failure."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Member:
 
     @classmethod
     def of_run(cls, number: int, run_seed: int, num_experts: int) -> "Member":
-        """Return member `number` of a run. Member 1, also the only member of SM, has the same seed as the run."""
+        """Return member `number` of a run. Member 1, the only member of SM, has the same seed as the run."""
         return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts)
 
 
@@ -82,7 +82,7 @@ class Processes(Protocol):
     """Type of the devices that train: "cpu" or "cuda" (GPU)."""
 
     def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices for each job, if the stage has `num_jobs` jobs."""
+        """Return the number of devices for each job (call of fairseq-train), if the stage has `num_jobs` jobs."""
 
     def run(
         self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
@@ -213,9 +213,9 @@ class MemberTraining:
             started = read_json(path)
             if started["devices"] != num_devices:
                 raise StageError(
-                    f"{folder} was started on {started['devices']} device(s), but now it would get {num_devices}: "
-                    f"continue with the same number of devices (CUDA_VISIBLE_DEVICES, parallel=), or remove {folder} "
-                    f"to restart this stage"
+                    f"the training in {folder} was started on {started['devices']} device(s), but now it would get "
+                    f"{num_devices}: continue with the same number of devices (CUDA_VISIBLE_DEVICES, parallel=), or "
+                    f"remove {folder} to restart this stage"
                 )
             return started["key"]
         key = self._key(stage, member, start, num_devices) if self._shared else None
@@ -223,21 +223,21 @@ class MemberTraining:
         return key
 
     def _publish(self, folder: Path) -> None:
-        """Copy a trained member to the shared folder, unless the setting `share` is off or this was done before."""
+        """Copy a trained member to the shared folder, unless `share` is not set or the member was copied before."""
         if not self._shared or not (folder / STARTED).exists():
             return
         if key := read_json(folder / STARTED)["key"]:
             try:
                 self._shared.publish(folder, key)
-            except OSError as error:  # only warn: this run does not need the copy in the shared folder
-                logger.warning("%s could not be shared: %s", folder, error)
+            except OSError as error:  # only warn, because this run does not need the copy in the shared folder
+                logger.warning("cannot copy the trained member in %s to the folder share=: %s", folder, error)
 
     def _folder(self, stage: Stage, member: Member) -> Path:
         """Return the folder of a member in a stage folder."""
         return stage.folder / f"member_{member.number}"
 
     def _is_trained(self, folder: Path, updates: int) -> bool:
-        """Return True if the last checkpoint was saved after all updates of the stage. done.json may not exist yet."""
+        """Return whether the last checkpoint in `folder` was saved after all updates. done.json may not exist yet."""
         last = read_checkpoint(folder / LAST)
         return last is not None and num_updates(last) >= updates
 
@@ -262,7 +262,7 @@ class MemberTraining:
     def _updates(self, stage: Stage) -> int:
         """Return the number of updates of each member in a stage.
 
-        If it depends on the number of mega-batches, replayed ones count only with replay=all.
+        With the setting updates_per_mega_batch, replayed mega-batches count only with replay=all.
         """
         replayed = len(stage.past) if stage.replay == "all" else 0
         return self.settings.updates_of_stage(len(stage.new) + replayed)
@@ -335,16 +335,17 @@ class MemberTraining:
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
         """Return the cost of a member's training.
 
-        It is computed from the counts in the last checkpoint and from the FLOPs of the model.
-        This method also removes the optimizer state from the best checkpoint, which makes the file much smaller.
+        The cost is computed from the FLOPs of the model and from the numbers of updates and tokens in the last
+        checkpoint. This method also removes the optimizer state from the best checkpoint, which makes the file much
+        smaller.
         """
         last = require_checkpoint(folder / LAST)
         # fairseq adds the training time of this stage to the time in the checkpoint from which the stage started. So
-        # subtract the earlier time. The numbers of updates and tokens need no such correction: they start at 0 in each
-        # stage.
+        # subtract the earlier time. The numbers of updates and tokens need no such correction, because they start at
+        # 0 in each stage.
         seconds_before = require_checkpoint(start)["extra_state"]["previous_training_time"]
         drop_optimizer_state(folder / BEST)
-        if member.num_experts not in self._flops:  # count only once for each number of experts
+        if member.num_experts not in self._flops:  # count the FLOPs once per number of experts
             model = build_model(folder / BEST)
             self._flops[member.num_experts] = (count_training_flops(model), count_forward_flops(model))
         training_flops, forward_flops = self._flops[member.num_experts]
@@ -393,11 +394,16 @@ def failure_message(
     last_error = next((line for line in reversed(lines) if "Error" in line.split(":")[0]), "")
     end = text[-LOG_TAIL:]
     if "FloatingPointError" in end:
-        advice = f"lower lr={settings.lr}, raise warmup_updates= or set clip_norm=1 in a new out="
+        advice = (
+            f"lower lr={settings.lr}, raise warmup_updates= or set clip_norm=1, and start a new run with another out="
+        )
     elif "No space left" in end or "Disk quota exceeded" in end:
         advice = "free space on the disk and run the same command again to continue"
     elif "out of memory" in end.lower() or status == -9:
-        advice = f"halve batch_size={settings.batch_size} (the size of an update does not change) in a new out="
+        advice = (
+            f"halve batch_size={settings.batch_size} (the size of an update does not change) and start a new run with "
+            f"another out="
+        )
         if num_members > 1:
             advice += ", or train fewer members at the same time (parallel=1)"
         if status == -9:

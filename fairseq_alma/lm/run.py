@@ -88,7 +88,7 @@ def run_seeds(settings: LanguageModelSettings) -> float:
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
         validation_perplexity = rows[-1].scores.validation_perplexity
-        assert validation_perplexity is not None  # alma-lm writes it in every row
+        assert validation_perplexity is not None  # alma-lm writes this value in every row
         return validation_perplexity
     out, summaries = Path(settings.out), []
     for seed in range(settings.seed, settings.seed + settings.seeds):
@@ -116,8 +116,8 @@ def main() -> None:
     """Run the command alma-lm."""
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
     if "PYTHONWARNINGS" not in os.environ:
-        # Hide warnings that fairseq and fairscale use deprecated features of torch and Hydra. Users of alma-lm cannot
-        # change this.
+        # Hide the warnings that fairseq and fairscale use deprecated features of torch and Hydra, because users of
+        # alma-lm cannot change the code of fairseq and fairscale.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
     assert __doc__ is not None

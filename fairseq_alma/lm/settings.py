@@ -124,7 +124,7 @@ class LanguageModelSettings(RunSettings):
         """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""
         if self.updates is not None:
             return self.updates
-        assert self.updates_per_mega_batch is not None  # __post_init__ has checked that one of the two is given
+        assert self.updates_per_mega_batch is not None  # __post_init__ requires one of the two settings
         return self.updates_per_mega_batch * num_mega_batches
 
     def warmup_of_stage(self, updates: int) -> int:

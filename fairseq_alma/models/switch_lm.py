@@ -101,7 +101,7 @@ class SwitchLanguageModel(FairseqLanguageModel):
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Check that a state dict fits this model. fairseq calls this method before it loads the state dict.
 
-        The error message of this check is one sentence, whereas torch would list every tensor whose size differs.
+        Without this check, torch would report an error that lists every tensor whose size differs.
 
         Args:
             state_dict: the state dict. If it has no `version` entry, the entry is added in place.
@@ -113,7 +113,7 @@ class SwitchLanguageModel(FairseqLanguageModel):
         super().upgrade_state_dict_named(state_dict, name)
         own = self.state_dict()
         for key in own.keys() - state_dict.keys():
-            if key.endswith("version"):  # fairseq's moving average of the weights (--store-ema) lacks it
+            if key.endswith("version"):  # missing in fairseq's moving average of the weights (--store-ema)
                 state_dict[key] = own[key]
         _refuse_other_sizes(state_dict, own)
 
@@ -129,7 +129,7 @@ def _refuse_other_sizes(saved: dict[str, Tensor], own: dict[str, Tensor]) -> Non
     only_one_side = [*(own.keys() - saved.keys()), *(saved.keys() - own.keys())]
     if not differing and not only_one_side:
         return
-    # If only the numbers of experts differ, the message names the option or command that helps.
+    # If only the numbers of experts differ, tell the user which option or command solves the problem.
     if not only_one_side and all("mixture." in k and saved[k].shape[1:] == own[k].shape[1:] for k in differing):
         num_saved, num_own = len(saved[differing[0]]), len(own[differing[0]])
         advice = f"add {num_own - num_saved} with alma-grow first" if num_saved < num_own else None
@@ -166,7 +166,7 @@ class SwitchDecoder(FairseqDecoder):
         # Multiply the embeddings by sqrt(D), as in fairseq's transformer. Otherwise, the attention output, which is
         # similar for all tokens of a sequence, is larger than the token's embedding. The untrained router then sends
         # half of all tokens to one expert. In a test of the tiny model with 150 updates, the perplexity was
-        # 352 without and 241 with the factor.
+        # 352 without the factor and 241 with it.
         self.embed_scale = dim**0.5
         self.embed_tokens = nn.Embedding(len(dictionary), dim, self.pad)
         self.embed_positions = nn.Embedding(cfg.learned_positions, dim)
