@@ -179,7 +179,7 @@ class _RoutingCounts:
     def summary(self) -> tuple[list[list[float]], float]:
         """Return the values of TokenScores.load and TokenScores.overflow for all batches that were added."""
         load = [(load_E.double() / load_E.sum()).tolist() for load_E in self._load]
-        return load, self._dropped / self._routed if self._routed else 0.0
+        return load, float(self._dropped) / self._routed if self._routed else 0.0
 
 
 def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
