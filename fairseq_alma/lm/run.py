@@ -42,19 +42,19 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
         AlmaError: if the settings or the stream are invalid, if the run folder contains a run with other settings, or
             if a stage fails.
     """
-    # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
-    # found before this point, so the user sees the error without this delay.
-    from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
-    from fairseq_alma.lm.learners import make_learner
-
     stream_folder = StreamFolder.open(settings.stream)
     stream = stream_folder.stream(settings.mega_batches)
     stream_settings = settings.stream_settings(len(stream))
 
     scalars = RunScalars(settings.out, settings.tensorboard)
-    learner = make_learner(
-        settings, stream_folder.without_test(), LocalProcesses(len(stream), settings.parallel, scalars)
-    )
+    # First start the process that imports fairseq for the stages, so that it does so while this process imports it.
+    processes = LocalProcesses(len(stream), settings.parallel, scalars)
+    # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
+    # found before this point, so the user sees the error without this delay.
+    from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
+    from fairseq_alma.lm.learners import make_learner
+
+    learner = make_learner(settings, stream_folder.without_test(), processes)
     evaluated_on = [stream_folder.digest(split) for split in ("valid", "test")]
     identity = {
         **settings.to_json(),
