@@ -1,4 +1,4 @@
-"""Part (d) of lm_quick.py: the time from the launch of a stage to its first update."""
+"""Part (d) of lm_quick.py: measure the time from the launch of a stage to its first update."""
 
 import itertools
 import logging
@@ -13,7 +13,7 @@ from _common import table, tree_cpu_seconds, verdict
 from _lm_stream import write_stream
 
 TARGET_SECONDS = 10.0
-"""Largest wall time that passes."""
+"""Largest median wall time with which the verdict is PASS."""
 
 
 class FirstUpdateSeen(BaseException):
@@ -21,7 +21,12 @@ class FirstUpdateSeen(BaseException):
 
 
 def measure_start(repeats: int, scratch: Path) -> list[str]:
-    """Return part (d) of the report."""
+    """Measure the start of a stage, and return the lines of part (d) of the report.
+
+    Args:
+        repeats: number of measurements.
+        scratch: folder for temporary files.
+    """
     from fairseq_alma.core.protocol import Stage
     from fairseq_alma.core.stream_folder import StreamFolder
     from fairseq_alma.lm.learners import make_learner
@@ -58,7 +63,9 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
         def num_devices(self, num_jobs: int) -> int:
             return 1
 
-        def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
+        def run(
+            self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
+        ) -> dict[int, int | None]:
             return {number: start(command, log) for number, (command, log) in jobs.items()}
 
     # The first start of each kind is a warm-up, which fills the file cache and waits for the imports of the forks.
@@ -66,7 +73,7 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
         out = scratch / f"start_run_{repeat}_{list(starts).index(name)}"
         settings = LanguageModelSettings(
             stream=str(folder.path), out=str(out), arch="switch_lm_tiny", updates=20, tokens_per_sample=128,
-             sequences_per_update=16, batch_size=16,
+            sequences_per_update=16, batch_size=16, precision="float32",
         )  # fmt: skip
         learner = make_learner(settings, folder, OneProcess())
         stage = Stage(1, (mega_batch,), (), False, Path(settings.out) / "stages" / "stage_001")
@@ -74,12 +81,12 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
             learner.train(stage)
         except FirstUpdateSeen:
             continue
-        raise RuntimeError(f"no update was logged: see {stage.folder}")
+        raise RuntimeError(f"the stage ended before an update was logged: see the logs in {stage.folder}")
     return _section({name: (walls[name][1:], cpus[name][1:]) for name in starts}, repeats)
 
 
 def _section(seconds: Mapping[str, tuple[list[float], list[float]]], repeats: int) -> list[str]:
-    """Return the lines of the report. Args: wall seconds and CPU seconds of each start, by how it was started."""
+    """Return the lines of the report, from the wall seconds and the CPU seconds of each start, by the kind of start."""
     rows = []
     for name, (walls, cpus) in seconds.items():
         row = [f"{min(walls):.1f}", f"{statistics.median(walls):.1f}", f"{max(walls):.1f}"]
@@ -89,7 +96,7 @@ def _section(seconds: Mapping[str, tuple[list[float], list[float]]], repeats: in
     return [
         "## (d) Start of a stage",
         "",
-        "From the launch of the `fairseq-train` process (`switch_lm_tiny`, 8,000 words, E = "
+        "From the launch of the training process (`switch_lm_tiny`, 8,000 words, E = "
         f"4, from the untrained checkpoint, torch's default number of threads), to the log line of its first update; "
         f"{repeats} times after one warm-up. The wall time is meaningful only on an idle machine.",
         "",

@@ -27,12 +27,15 @@ class Predictor(Protocol):
 
     @property
     def frozen(self) -> Sequence[Path]:
-        """Those checkpoints of `predictor` that no later stage trains. The evaluator may store their outputs."""
+        """The checkpoints in `predictor` that no later stage trains further.
+
+        They do not change, so the evaluator may store the outputs of these models and use them again.
+        """
 
 
 @dataclass(frozen=True)
 class MemberFacts:
-    """What the evaluator measures of one checkpoint, except for the log-probabilities of the tokens."""
+    """Measurements of one checkpoint: its size, its cost and the load of its experts."""
 
     num_params: int
     """Number of parameters."""
@@ -49,9 +52,9 @@ class MemberFacts:
 class PerplexityEvaluator:
     """Scores the predictor of a learner on the test and the validation set of a stream.
 
-    Frozen members are members that no later stage trains. The log-probabilities that they give to the tokens are stored
-    in files (4 bytes for each token and member) and are not computed again. Without these files, all earlier members of
-    a growing ensemble would be scored again after every stage.
+    Frozen members are members that no later stage trains. The log-probabilities that they assign to the tokens are
+    stored in files (4 bytes for each token and member) and are not computed again. Without these files, all earlier
+    members of a growing ensemble would be scored again after every stage.
 
     Args:
         stream: the stream folder.
@@ -94,7 +97,8 @@ class PerplexityEvaluator:
     def _outputs(self, checkpoint: Path, keep: bool) -> tuple[MemberFacts, dict[str, np.ndarray]]:
         """Return the measurements of a checkpoint and, for each split, the log-probability of each token.
 
-        If `keep` is True, the measurements and log-probabilities are stored in files, which later calls read.
+        If `keep` is True, the measurements and log-probabilities are stored in files. Later calls for the same
+        checkpoint read these files instead of computing the results again.
         """
         if not keep:
             return self._score(checkpoint)
@@ -124,7 +128,7 @@ class PerplexityEvaluator:
         return arrays if whole else None
 
     def _score(self, checkpoint: Path) -> tuple[MemberFacts, dict[str, np.ndarray]]:
-        """Compute what `_outputs` returns, without reading or writing stored results."""
+        """Compute the return value of `_outputs`, without reading or writing stored results."""
         model, task = load_member(checkpoint, self._stream, self._device)
         scores = {split: self._score_split(model, task, split) for split in SPLITS}
         facts = MemberFacts(
@@ -145,6 +149,6 @@ class PerplexityEvaluator:
         expected = self._stream.counts(split)["tokens"]
         if len(scores.log_probability_T) != expected:
             raise StreamError(
-                f"{split}: {len(scores.log_probability_T)} tokens were scored, but the .idx file contains {expected}"
+                f"{split}: {len(scores.log_probability_T)} tokens were scored, but its .idx file contains {expected}"
             )
         return scores

@@ -29,7 +29,7 @@ from fairseq_alma.core.stream_folder import StreamFolder
 # that ends in _T belongs to an array with the dimension T.
 
 TOKENS_PER_BATCH = 8192
-"""Number of tokens in one forward pass. The scores do not depend on it, unless the experts have a capacity limit."""
+"""Number of tokens in one forward pass. It changes the scores only if the experts have a capacity limit."""
 
 TOKENS_PER_CHUNK = 1 << 20
 """Number of tokens in a chunk. To limit the memory use, `combine` processes one chunk of a split at a time."""
@@ -156,7 +156,7 @@ def _batches(dataset: Any, num_blocks: int) -> Iterator[dict[str, Any]]:
 
 
 class _RoutingCounts:
-    """Sums over batches: how many tokens the routers sent to each expert, and how many tokens were dropped."""
+    """Counts, over several batches, how many tokens the routers sent to each expert and how many were dropped."""
 
     def __init__(self) -> None:
         self._load: list[Tensor] = []
@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         checkpoints, stream_path = _resolve(arguments.path, arguments.stream)
         stream = StreamFolder.open(stream_path)
         members = []
-        for checkpoint in checkpoints:  # one model in memory at a time
+        for checkpoint in checkpoints:  # load one model after the other, to limit the memory use
             model, task = load_member(checkpoint, stream, default_device())
             members.append(score_tokens(model, task, arguments.split, arguments.tokens_per_batch).log_probability_T)
         result = combine(members, stream.counts(arguments.split)["words"])
@@ -247,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     expected = stream.counts(arguments.split)["tokens"]
     if result.num_tokens != expected:
-        print(f"alma-eval: scored {result.num_tokens} of {expected} tokens", file=sys.stderr)
+        print(f"alma-eval: only {result.num_tokens} of {expected} tokens were scored", file=sys.stderr)
         return 1
     summary = {
         "split": arguments.split,
@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(summary))
     else:
         print(f"{len(members)} member(s) on {stream.path}, {arguments.split} split")
-        print(f"tokens scored     {result.num_tokens:,} (all of the .idx), {result.num_words:,} words")
+        print(f"tokens scored     {result.num_tokens:,} (all tokens of the split), {result.num_words:,} words")
         print(f"perplexity        {result.perplexity:.4f} per token, {result.word_perplexity:.4f} per word")
         print(f"loss              {result.loss:.6f} nats per token")
     return 0
