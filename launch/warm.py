@@ -266,9 +266,11 @@ def _take_over(output: int, reply: socket.socket) -> list[str]:
     os.chdir(request["folder"])
     if not sys.flags.safe_path:
         sys.path[0] = request["folder"]
-    # Python's random numbers are seeded anew by a fork. Those of torch start from a fixed seed in every process.
+    # Every process starts with random numbers of its own. Python sees to that in a fork, numpy and torch do not.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if "torch" in sys.modules and threads.isdigit() and int(threads) > 0:
         sys.modules["torch"].set_num_threads(int(threads))

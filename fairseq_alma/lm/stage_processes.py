@@ -20,8 +20,10 @@ ON_THIS_MACHINE = dict.fromkeys(
 TRAIN_MEMBER = "fairseq_alma.lm.train_member"
 """Program that trains one member of a stage."""
 
-IMPORTED = (TRAIN_MEMBER, *fairseq_alma.REGISTERED)
-"""Modules that this program needs. One process imports them, once, and forks the programs of all stages."""
+IMPORTED = (TRAIN_MEMBER, *fairseq_alma.REGISTERED, "torch._dynamo")
+"""Modules that this program needs. One process imports them, once, and forks the programs of all stages.
+
+torch imports torch._dynamo, which takes more than a second, when the first optimizer is created."""
 
 
 class LocalProcesses:
