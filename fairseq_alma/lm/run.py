@@ -53,9 +53,9 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
     from fairseq_alma.lm.learners import make_learner
-    from fairseq_alma.lm.precision import with_precision
+    from fairseq_alma.lm.precision import as_recorded
 
-    settings = with_precision(settings)
+    settings = as_recorded(settings)
     learner = make_learner(settings, stream_folder.without_test(), processes)
     evaluated_on = [stream_folder.digest(split) for split in ("valid", "test")]
     identity = {

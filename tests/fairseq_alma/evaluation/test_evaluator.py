@@ -21,6 +21,7 @@ from fairseq_alma.evaluation.perplexity import combine, load_member, score_token
 from fairseq_alma.evaluation.perplexity import main as alma_eval
 from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
 from tests.commands import STAGE
+from tests.fairseq_alma.configs import config_of
 from tests.streams import make_stream
 
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 
 def untrained(stream: Path, path: Path, *options) -> Path:
     words = [str(stream), *map(str, STAGE[2:]), "--save-dir", str(path.parent), *map(str, options)]
-    write_untrained_checkpoint(words, path)
+    write_untrained_checkpoint(config_of(words), path)
     return path
 
 
