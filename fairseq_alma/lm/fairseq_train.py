@@ -142,7 +142,7 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
     utils.set_torch_seed(config.common.seed)
     task = tasks.setup_task(config.task)
     model = task.build_model(config.model)
-    # These are the keys that fairseq's Trainer writes, without the state of the optimizer. The Trainer is not used here,
+    # fairseq's Trainer writes these keys and the state of the optimizer. The Trainer is not used here,
     # because it creates an optimizer, for which torch imports its compiler, and this takes more than a second.
     checkpoint = {
         "args": None,
