@@ -4,6 +4,7 @@ A checkpoint contains only plain values and tensors, so torch can load it withou
 """
 
 import errno
+import hashlib
 import logging
 import os
 import pickle
@@ -89,6 +90,21 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error
         raise
+
+
+def digest_of_model(checkpoint: Path) -> str:
+    """Return the SHA-256 digest of the weights and buffers in a checkpoint.
+
+    The other contents of the file are ignored, because they include folder names and times.
+
+    Raises:
+        StageError: if the file is missing or damaged.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(require_checkpoint(checkpoint)["model"].items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def num_updates(checkpoint: dict[str, Any]) -> int:

@@ -35,7 +35,8 @@ DEFAULT_MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 10
 FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages", "arrivals",
                "tensorboard"),
-    "language model": ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard"),
+    "language model": ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard",
+                       "untrained_tokens"),
 }  # fmt: skip
 """Settings that may change when a run is continued. They control, for example, file locations, devices and the number
 of mega-batches that arrive. They do not affect the result of a stage."""

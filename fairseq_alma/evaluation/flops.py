@@ -1,6 +1,6 @@
 """Number of floating-point operations (FLOPs) of a language model.
 
-torch counts the FLOPs for two short sequences. The FLOPs for all other inputs are computed from these two counts.
+torch counts the FLOPs for two short sequences. The FLOPs for other lengths are computed from these two counts.
 """
 
 from dataclasses import dataclass

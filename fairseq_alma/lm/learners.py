@@ -57,6 +57,11 @@ class LanguageModelLearner:
         """Those checkpoints of `predictor` that no later stage trains. The evaluator may store their outputs."""
         return []
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether a stage has trained the models in `predictor`."""
+        return bool(self._predictor)
+
     def grow(self, stage: Stage) -> Spent:
         """Add capacity to the model before a stage, and return the cost of this. The base class adds nothing.
 

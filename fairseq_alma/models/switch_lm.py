@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.modules.output_loss import summed_nll
+from fairseq_alma.modules.output_loss import summed_nll, token_nll
 from fairseq_alma.modules.switch_feed_forward import MixtureOutput, SwitchFeedForward
 
 # Dimensions: B sequences of L tokens, H attention heads, D model width, V words in the vocabulary.
@@ -180,6 +180,7 @@ class SwitchDecoder(FairseqDecoder):
         encoder_out: None = None,
         features_only: bool = False,
         nll_of: Tensor | None = None,
+        per_token: bool = False,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return the scores (logits) of the next word at each position, and the outputs of the mixtures.
@@ -191,6 +192,8 @@ class SwitchDecoder(FairseqDecoder):
             nll_of: target words, int64 [B, L]. If given, the summed negative log-likelihood of the targets (a scalar,
                 in nats, without padding) is returned instead of scores. It is computed here and not in the criterion,
                 because fairseq's wrappers for several devices must see that `forward` uses the output layer.
+            per_token: whether to return the negative log-likelihood of each target instead of the sum: float32 [B * L],
+                0 for padding. Without gradients only.
 
         Returns:
             Scores [B, L, V], and a dict with two entries. "mixtures" is a list with the MixtureOutput of each mixture.
@@ -213,7 +216,8 @@ class SwitchDecoder(FairseqDecoder):
                 mixtures.append(mixture)
         x = self.layer_norm(x)
         if nll_of is not None:
-            x = summed_nll(x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad)
+            nll = token_nll if per_token else summed_nll
+            x = nll(x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad)
         elif not features_only:
             x = self.output_layer(x)
         return x, {"mixtures": mixtures, "token_mask": token_mask}
