@@ -1,4 +1,8 @@
-"""Helpers of all benchmarks: CPU time of process trees, interleaved processes, Markdown tables, provenance."""
+"""Helper functions of all benchmarks.
+
+They measure the CPU time of processes, run processes in turn, and write Markdown tables and a description of the
+machine and the software.
+"""
 
 import os
 import platform
@@ -15,17 +19,18 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds, user and system, of a process and its descendants, running or waited for."""
+    """Return the CPU seconds (user and system) of a process and its descendants, also of those that have ended."""
     parents, ticks = {}, {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
             fields = (folder / "stat").read_text().rpartition(") ")[2].split()
-        except (FileNotFoundError, ProcessLookupError):  # the process ended in the meantime
+        except (FileNotFoundError, ProcessLookupError):  # the process ended after it was listed
             continue
         parents[int(folder.name)] = int(fields[1])
-        ticks[int(folder.name)] = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+        # Add utime, stime, cutime and cstime: user and system time of the process and of its ended children.
+        ticks[int(folder.name)] = sum(map(int, fields[11:15]))
     tree, found = set(), {pid}
     while found:
         tree |= found
@@ -34,7 +39,12 @@ def tree_cpu_seconds(pid: int) -> float:
 
 
 def cpu_seconds_of(command: Sequence[str], environment: dict[str, str] | None = None) -> tuple[float, str]:
-    """Run a command to its end and return (CPU seconds of it and its descendants, its standard output)."""
+    """Run a command. Return the CPU seconds of the command and its descendants, and its standard output.
+
+    Args:
+        command: the program and its arguments.
+        environment: environment variables to add or change.
+    """
     before = os.times()
     result = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True)
     if result.returncode != 0:
@@ -44,10 +54,15 @@ def cpu_seconds_of(command: Sequence[str], environment: dict[str, str] | None = 
 
 
 class StepByStep:
-    """A process that runs until it prints a wanted line and then sleeps until `next` asks for another one.
+    """A process that is stopped after each wanted line of its output, until `next` continues it.
 
-    Several of these take turns, line by line, so that a busy moment of the machine slows down all of them. CPU time is
-    the process's own, so it does not matter when between two lines the process was stopped.
+    A benchmark continues several such processes in turn. So if other programs slow down the machine, they slow down
+    all processes alike. Only CPU time is measured, so the time for which a process is stopped does not count.
+
+    Args:
+        command: the program and its arguments.
+        environment: environment variables to add or change.
+        is_wanted: function that returns True for an output line after which the process is stopped.
     """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], is_wanted: Callable[[str], bool]):
@@ -59,7 +74,7 @@ class StepByStep:
         self._cpu_seconds = 0.0
 
     def next(self) -> tuple[float, str]:
-        """Continue the process and return (CPU seconds since the last wanted line, the next wanted line)."""
+        """Continue the process until its next wanted line. Return the CPU seconds since the last one, and the line."""
         self._process.send_signal(signal.SIGCONT)
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -69,7 +84,10 @@ class StepByStep:
                 self._process.send_signal(signal.SIGSTOP)
                 spent, self._cpu_seconds = now - self._cpu_seconds, now
                 return spent, line
-        raise RuntimeError(f"{' '.join(self._command)}\nended early:\n{''.join(self._lines[-30:])}")
+        raise RuntimeError(
+            f"{' '.join(self._command)}\nended before it printed all expected lines; its last output:\n"
+            f"{''.join(self._lines[-30:])}"
+        )
 
     def end(self) -> None:
         """Kill the process."""
@@ -80,11 +98,16 @@ class StepByStep:
 
 
 def ratio_columns(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """Compare interleaved measurements, ours / theirs.
+    """Return three numbers that compare two alternatives, which were measured in turn. All ratios are ours / theirs.
+
+    Args:
+        ours: measurements of the first alternative.
+        theirs: measurements of the second alternative. Each was made shortly after or before the measurement of the
+            first alternative with the same index.
 
     Returns:
-        (ratio of the minima, median of the ratios of measurements that are neighbours in time, largest minus smallest
-        of these ratios).
+        (ratio of the smallest measurements, median of the ratios of measurements with the same index, largest minus
+        smallest of these ratios).
     """
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return min(ours) / min(theirs), statistics.median(ratios), max(ratios) - min(ratios)
@@ -97,14 +120,24 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def verdict(value: float, target: float, at_most: bool) -> str:
-    """Return "PASS", or by how much the value misses its target."""
+    """Return "PASS" if the value meets its target, else a text that says by how much it misses the target.
+
+    Args:
+        value: the measured value.
+        target: the limit for the value.
+        at_most: if True, the target is the largest value that passes, else the smallest.
+    """
     if value <= target if at_most else value >= target:
         return "PASS"
     return f"short of target by {abs(value / target - 1):.0%}"
 
 
 def provenance(load_at_start: float) -> list[str]:
-    """Return Markdown lines with the command, commit, date, machine and package versions."""
+    """Return Markdown lines with the command, commit, date, machine and package versions.
+
+    Args:
+        load_at_start: load average of the machine before the benchmark.
+    """
     from importlib.metadata import version
 
     packages = [f"{name} {version(name)}" for name in ("torch", "fairseq-fixed", "tokenizers", "numpy")]

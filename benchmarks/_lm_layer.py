@@ -1,4 +1,4 @@
-"""Part (a) of lm_quick.py: a mixture layer against a dense feed-forward network of the same active size."""
+"""Part (a) of lm_quick.py: compare a mixture layer with a dense feed-forward network of the same active size."""
 
 import os
 import random
@@ -10,14 +10,19 @@ from _common import ratio_columns, table, verdict
 MODEL_DIM, FFN_DIM, NUM_TOKENS = 512, 2048, 4096
 NUM_EXPERTS = (4, 8, 12)
 TARGET = 1.2
-"""Largest ratio of CPU times that passes, with 4 experts."""
+"""Largest ratio of CPU times (mixture layer / dense network) that passes, with 4 experts."""
 
 
 def measure_layer(repeats: int, threads: Sequence[int]) -> list[str]:
-    """Return part (a) of the report."""
+    """Measure forward and backward passes, and return the lines of part (a) of the report.
+
+    Args:
+        repeats: number of measurements.
+        threads: numbers of threads to measure with.
+    """
     from launch.local import SPIN
 
-    os.environ |= SPIN  # as in a stage; OpenMP reads it when torch is loaded
+    os.environ |= SPIN  # as in a stage; set it before the import, because OpenMP reads it when torch is loaded
     import torch
     from torch import nn
 
@@ -49,7 +54,7 @@ def measure_layer(repeats: int, threads: Sequence[int]) -> list[str]:
     for num_threads in threads:
         torch.set_num_threads(num_threads)
         times: dict = {key: [] for key in ["dense", *mixtures]}
-        for repeat in range(-1, repeats):  # the first is a warm-up
+        for repeat in range(-1, repeats):  # number -1 is a warm-up
             order = list(times)
             shuffled.shuffle(order)
             for key in order:
@@ -68,7 +73,7 @@ def measure_layer(repeats: int, threads: Sequence[int]) -> list[str]:
 def _columns(
     mixture: Sequence[tuple[float, float]], dense: Sequence[tuple[float, float]], num_experts: int
 ) -> list[str]:
-    """Return the columns of times and ratios, from the (CPU seconds, wall seconds) of each round."""
+    """Return the table columns with times and ratios, from the (CPU seconds, wall seconds) of each round."""
     (cpu, wall), (cpu_dense, wall_dense) = zip(*mixture, strict=True), zip(*dense, strict=True)
     best, median, _ = ratio_columns(cpu, cpu_dense)
     return [
@@ -82,7 +87,7 @@ def _columns(
 
 
 def _section(rows: list[tuple], repeats: int) -> list[str]:
-    """Return the lines of the report."""
+    """Return the lines of the report, from the rows of its table and the number of rounds."""
     from launch.local import SPIN
 
     rows.sort(key=lambda row: (row[2], row[0] == "1"))

@@ -1,4 +1,4 @@
-"""Part (c) of lm_quick.py: alma-prep against tokenizing to text and fairseq-preprocess."""
+"""Part (c) of lm_quick.py: compare alma-prep with an alternative, tokenizing to text and fairseq-preprocess."""
 
 import json
 import os
@@ -19,18 +19,23 @@ PREP_MEGA_BATCHES, PREP_VOCABULARY = 4, 50_000
 PREP_SPLITS = ("mega_batch_1", "valid", "mega_batch_2", "mega_batch_3", "mega_batch_4", "test")
 SMALLEST_TEXT_BYTES = 10_000_000
 TARGET = 0.5
-"""Largest ratio of CPU times that passes."""
+"""Largest ratio of CPU times (alma-prep / alternative) that passes."""
 
 
 def measure_prep(repeats: int, scratch: Path) -> list[str]:
-    """Return part (c) of the report."""
+    """Measure alma-prep and the alternative, and return the lines of part (c) of the report.
+
+    Args:
+        repeats: number of rounds.
+        scratch: folder for temporary files.
+    """
     books, text_label = find_text(scratch)
     texts = scratch / "prep_texts"
     steps: list[dict[str, float]] = []
     alternative_steps: list[dict[str, float]] = []
     alternative: list[float] = []
     alternative_work: list[float] = []
-    """Without the start of the two commands."""
+    """CPU seconds of the alternative in each round, without the start-up of its two commands."""
     for repeat in range(repeats):
         stream = scratch / f"prep_stream_{repeat}"
         steps.append(seconds_of_alma_prep(books, stream))
@@ -82,7 +87,11 @@ def measure_prep(repeats: int, scratch: Path) -> list[str]:
 
 
 def _rows_of(compared: dict[str, tuple[list[float], list[float]]]) -> list[list[str]]:
-    """Return the rows of the table, from (our seconds, the alternative's seconds) by name."""
+    """Return the rows of the table.
+
+    Args:
+        compared: name of a row -> (CPU seconds of alma-prep, CPU seconds of the alternative), a number for each round.
+    """
     rows = []
     for name, (ours, theirs) in compared.items():
         best, median, spread = ratio_columns(ours, theirs)
@@ -93,12 +102,16 @@ def _rows_of(compared: dict[str, tuple[list[float], list[float]]]) -> list[list[
 
 
 def _by_step(steps: Sequence[dict[str, float]]) -> str:
-    """Return the median seconds of each step as text."""
+    """Return a text with the median over all rounds of the seconds of each step."""
     return ", ".join(f"{name} {statistics.median(step[name] for step in steps):.1f}" for name in steps[0])
 
 
 def find_text(scratch: Path) -> tuple[Path, str]:
-    """Return a folder of text of at least SMALLEST_TEXT_BYTES, and its description for the report."""
+    """Return a folder with text files, and a description of the text for the report.
+
+    The folder is $ALMA_DATA/books. If there is no such folder, the text consists of copies of Python docstrings, in all
+    at least SMALLEST_TEXT_BYTES.
+    """
     data = os.environ.get("ALMA_DATA")
     if data and (Path(data) / "books").is_dir():
         books = Path(data) / "books"
@@ -118,7 +131,7 @@ def find_text(scratch: Path) -> tuple[Path, str]:
 
 
 def _docstrings(path: Path) -> str:
-    """Return the docstrings of a module; empty if it cannot be parsed or encoded."""
+    """Return the docstrings of a Python module, or an empty text if they cannot be parsed or encoded."""
     from data_prep.sources import python_docs
 
     try:
@@ -130,7 +143,7 @@ def _docstrings(path: Path) -> str:
 
 
 def seconds_of_alma_prep(books: Path, out: Path) -> dict[str, float]:
-    """Run alma-prep and return its CPU seconds by step. A step ends with the line that alma-prep prints for it."""
+    """Run alma-prep and return its CPU seconds by step. A step ends when alma-prep prints the line about this step."""
     command = [sys.executable, "-m", "data_prep", out, "--source", f"books:{books}", "--seed", 0]
     command += [
         "--mega-batches",
@@ -155,12 +168,17 @@ def seconds_of_alma_prep(books: Path, out: Path) -> dict[str, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     process.stderr.close()
     if process.returncode or len(steps) != 4:
-        raise RuntimeError(f"alma-prep: status {process.returncode}, steps {list(steps)}:\n{''.join(lines)}")
+        raise RuntimeError(
+            f"alma-prep ended with status {process.returncode} after the steps {list(steps)}:\n{''.join(lines)}"
+        )
     return {**steps, "end": usage.ru_utime + usage.ru_stime - before}
 
 
 def write_texts(stream: Path, out: Path) -> None:
-    """Decode the passages of every split to text, each followed by a NUL. Byte-level BPE is lossless."""
+    """Write the passages of every split as text to one file per split. A NUL character follows each passage.
+
+    The passages are decoded from the tokens. This gives the original text, because a byte-level BPE is lossless.
+    """
     from tokenizers import Tokenizer
 
     out.mkdir()
@@ -174,7 +192,13 @@ def write_texts(stream: Path, out: Path) -> None:
 
 
 def seconds_of_alternative(stream: Path, texts: Path, out: Path) -> dict[str, float]:
-    """Return the CPU seconds of tokenizing to text and of fairseq-preprocess, each separate from its start."""
+    """Return the CPU seconds of tokenizing to text and of fairseq-preprocess. Start-up times are separate entries.
+
+    Args:
+        stream: stream folder that alma-prep wrote. It contains the tokenizer and the dictionary.
+        texts: folder of texts that `write_texts` wrote.
+        out: folder for the output of fairseq-preprocess.
+    """
     symbols = out.with_name(out.name + "_symbols")
     symbols.mkdir()
     script = Path(__file__).with_name("_tokenize_to_text.py")
@@ -199,10 +223,14 @@ def seconds_of_alternative(stream: Path, texts: Path, out: Path) -> dict[str, fl
 
 
 def check_same_bytes(stream: Path, alternative: Path) -> None:
-    """Raise RuntimeError unless both wrote the same files. Only then can their times be compared."""
+    """Check that alma-prep and the alternative wrote equal files. Only then can their times be compared.
+
+    Raises:
+        RuntimeError: if two files differ.
+    """
     names = ["train", *(f"valid{number or ''}" for number in range(PREP_MEGA_BATCHES)), "test"]
     for split, name in zip(PREP_SPLITS, names, strict=True):
         for suffix in ("bin", "idx"):
             ours, theirs = Path(f"{prefix_of(stream, split)}.{suffix}"), alternative / f"{name}.{suffix}"
             if ours.read_bytes() != theirs.read_bytes():
-                raise RuntimeError(f"{ours} and {theirs} differ: the two commands did not do the same work")
+                raise RuntimeError(f"{ours} and {theirs} differ, so the times of the two programs cannot be compared")

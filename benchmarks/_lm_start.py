@@ -1,4 +1,4 @@
-"""Part (d) of lm_quick.py: the time from the launch of a stage to its first update."""
+"""Part (d) of lm_quick.py: measure the time from the launch of a stage to its first update."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from _common import table, tree_cpu_seconds, verdict
 from _lm_stream import write_stream
 
 TARGET_SECONDS = 10.0
-"""Largest wall time that passes."""
+"""Largest median wall time with which the verdict is PASS."""
 
 
 class FirstUpdateSeen(BaseException):
@@ -20,7 +20,12 @@ class FirstUpdateSeen(BaseException):
 
 
 def measure_start(repeats: int, scratch: Path) -> list[str]:
-    """Return part (d) of the report."""
+    """Measure the start of a stage, and return the lines of part (d) of the report.
+
+    Args:
+        repeats: number of measurements.
+        scratch: folder for temporary files.
+    """
     from fairseq_alma.core.protocol import Stage
     from fairseq_alma.core.stream_folder import StreamFolder
     from fairseq_alma.lm.learners import make_learner
@@ -54,7 +59,7 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
         def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
             return {number: start(command, log) for number, (command, log) in jobs.items()}
 
-    for repeat in range(-1, repeats):  # the first is a warm-up that fills the file cache
+    for repeat in range(-1, repeats):  # number -1 is a warm-up that fills the file cache
         settings = LanguageModelSettings(
             stream=str(folder.path), out=str(scratch / f"start_run_{repeat}"), arch="switch_lm_tiny", updates=20,
             tokens_per_sample=128, sequences_per_update=16, batch_size=16,
@@ -65,12 +70,12 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
             learner.train(stage)
         except FirstUpdateSeen:
             continue
-        raise RuntimeError(f"no update was logged: see {stage.folder}")
+        raise RuntimeError(f"the stage ended before fairseq-train logged an update: see the logs in {stage.folder}")
     return _section(walls[1:], cpus[1:])
 
 
 def _section(walls: list[float], cpus: list[float]) -> list[str]:
-    """Return the lines of the report. Args: wall seconds and CPU seconds of each start."""
+    """Return the lines of the report, from the wall seconds and the CPU seconds of each start."""
     row = [f"{min(walls):.1f}", f"{statistics.median(walls):.1f}", f"{max(walls):.1f}"]
     row += [f"{min(cpus):.1f}", f"{statistics.median(cpus):.1f}"]
     row += [verdict(statistics.median(walls), TARGET_SECONDS, at_most=True)]

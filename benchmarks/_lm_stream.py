@@ -1,4 +1,4 @@
-"""A stream folder of random words, for the parts of lm_quick.py that need no text."""
+"""Write a stream folder of random words, for the parts of lm_quick.py that need no real text."""
 
 import hashlib
 import json
@@ -12,7 +12,13 @@ from data_prep.mmap_writer import MMapWriter, best_dtype
 
 
 def write_stream(folder: Path, dictionary_size: int, tokens: int) -> Path:
-    """Write a stream folder with one mega-batch of random words, with Zipf's frequencies. Return the folder."""
+    """Write a stream folder with one mega-batch of random words. Return the folder.
+
+    Args:
+        folder: the folder to create.
+        dictionary_size: number of words and special symbols. The frequencies of the words follow Zipf's law.
+        tokens: number of tokens in the mega-batch.
+    """
     generator = np.random.default_rng(0)
     num_words = dictionary_size - NUM_SPECIAL
     share = 1 / np.arange(10, num_words + 10)
@@ -45,7 +51,7 @@ def write_stream(folder: Path, dictionary_size: int, tokens: int) -> Path:
 
 
 def _documents(words: np.ndarray, length: int) -> Iterator[np.ndarray]:
-    """Cut the words into documents of this length, each with an end-of-document token."""
+    """Yield documents of `length` tokens, cut from the words. The last token of each is the end-of-document token."""
     for start in range(0, len(words), length):
         document = words[start : start + length].copy()
         document[-1] = EOS
@@ -53,5 +59,5 @@ def _documents(words: np.ndarray, length: int) -> Iterator[np.ndarray]:
 
 
 def prefix_of(stream: Path, split: str) -> Path:
-    """Return the path of a split's .bin and .idx, without the suffix."""
+    """Return the path of the files .bin and .idx of a split, without the suffix."""
     return stream / split / ("train" if split.startswith("mega_batch_") else split)

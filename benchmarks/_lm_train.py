@@ -1,4 +1,4 @@
-"""Part (b) of lm_quick.py: fairseq-train on switch_lm_base against fairseq's own transformer_lm."""
+"""Part (b) of lm_quick.py: compare the training speed of switch_lm_base with that of fairseq's transformer_lm."""
 
 import json
 import statistics
@@ -9,15 +9,20 @@ from _common import ROOT, StepByStep, ratio_columns, table, verdict
 from _lm_layer import FFN_DIM, MODEL_DIM
 from _lm_stream import write_stream
 
-VOCABULARY = 50_264  # words of a fairseq dictionary for the 50,257 symbols of GPT-2
+VOCABULARY = 50_264  # size of a fairseq dictionary for the 50,257 symbols of GPT-2, with special and padding symbols
 SEQUENCE_TOKENS, SEQUENCES = 512, 4
-SKIPPED_UPDATES = 2  # Adam allocates its state in the first update
+SKIPPED_UPDATES = 2  # not measured, because Adam allocates its state in the first update
 TARGET = 0.85
-"""Smallest ratio of tokens per second that passes."""
+"""Smallest ratio that passes: tokens per second of switch_lm_base / tokens per second of transformer_lm."""
 
 
 def measure_train(repeats: int, scratch: Path) -> list[str]:
-    """Return part (b) of the report."""
+    """Measure updates of fairseq-train, and return the lines of part (b) of the report.
+
+    Args:
+        repeats: number of measured updates of each model.
+        scratch: folder for temporary files.
+    """
     stream = write_stream(scratch / "train_stream", VOCABULARY, tokens=400_000)
     plain = scratch / "train_plain"
     plain.mkdir()
@@ -75,7 +80,7 @@ def measure_train(repeats: int, scratch: Path) -> list[str]:
 
 
 def _section(rows: list[list[str]], repeats: int) -> list[str]:
-    """Return the lines of the report."""
+    """Return the lines of the report, from the rows of its table and the number of measured updates."""
     header = ["", "CPU s an update, smallest", "median", "tokens per CPU second", "tokens dropped"]
     header += ("tokens/s ratio of minima", "ratio, median", "spread of ratios", f"at least {TARGET}")
     return [
@@ -95,5 +100,5 @@ def _section(rows: list[list[str]], repeats: int) -> list[str]:
 
 
 def fairseq_train(*options: object) -> list[str]:
-    """Return a command line of fairseq-train."""
+    """Return the command that starts fairseq-train with the given options."""
     return [sys.executable, "-m", "fairseq_cli.train", *map(str, options)]

@@ -1,4 +1,4 @@
-"""Parts of prep.py: web archives against warcio and Trafilatura, and the rates of sources and of cleaning."""
+"""Two parts of prep.py: a comparison with warcio and Trafilatura, and the rates of sources and cleaning steps."""
 
 import os
 import statistics
@@ -11,7 +11,11 @@ from _common import ROOT, cpu_seconds_of, ratio_columns, table, tree_cpu_seconds
 
 
 def peers_environment(folder: Path) -> Path:
-    """Return the interpreter of an environment with warcio and Trafilatura. Creates it if it is missing."""
+    """Return the Python interpreter of a virtual environment that contains warcio and Trafilatura.
+
+    Args:
+        folder: folder of the environment, which is created if it is missing.
+    """
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
@@ -55,7 +59,13 @@ print(tree_cpu_seconds(os.getpid()) - began, len(texts), words)
 
 
 def measure_archives(warc: Path, scratch: Path, repeats: int) -> list[str]:
-    """Return the part of the report about web archives."""
+    """Measure how fast a web archive is read, and return the lines of the report about it.
+
+    Args:
+        warc: folder that contains aut-example.warc.gz.
+        scratch: folder for temporary files.
+        repeats: number of rounds.
+    """
     python = peers_environment(ROOT / "runs" / "benchmarks" / "prep_peers")
     archive = scratch / "many.warc.gz"
     archive.write_bytes((warc / "aut-example.warc.gz").read_bytes() * 4)
@@ -88,7 +98,14 @@ def measure_archives(warc: Path, scratch: Path, repeats: int) -> list[str]:
 
 
 def measure_rates(data: Path, repeats: int) -> list[str]:
-    """Return the part of the report about rates: words of text per second, one thread, in this process."""
+    """Measure words of text per CPU second of each source and each cleaning step. Return the lines of the report.
+
+    Everything runs in this process, with one thread.
+
+    Args:
+        data: folder that contains books/, warc/ and wikipedia/.
+        repeats: number of measurements of each step.
+    """
     sys.path.insert(0, str(ROOT))
     from data_prep.cleaning import Cleaner, Cleaning
     from data_prep.duplicates import Signer
@@ -114,10 +131,10 @@ def measure_rates(data: Path, repeats: int) -> list[str]:
     }
     rows = []
     for name, step in steps.items():
-        step()  # imports and models
+        step()  # warm-up: the first call imports packages and loads models
         rates = []
         for _ in range(repeats):
-            start = tree_cpu_seconds(os.getpid())  # a child parses long pages
+            start = tree_cpu_seconds(os.getpid())  # with child processes, because one of them parses long pages
             count = step()
             rates.append(count / (tree_cpu_seconds(os.getpid()) - start))
         rows.append([name, f"{statistics.median(rates):,.0f}"])

@@ -2,8 +2,9 @@
 
 python benchmarks/_tokenize_to_text.py TOKENIZER OUT IN [IN ...]
 
-Each IN holds texts, each followed by a NUL. Writes OUT/name with one line of symbols per text. The last line of
-output is the CPU seconds, without imports and loading.
+Each file IN contains texts, each followed by a NUL character. For each file IN, the script writes a file with the same
+name to the folder OUT, with one line of symbols per text. Then it prints its CPU seconds, without the time for imports
+and for loading the tokenizer.
 """
 
 import sys
@@ -16,10 +17,12 @@ TEXTS_AT_ONCE = 64
 
 
 def main(tokenizer_file: str, out: str, *inputs: str) -> None:
-    """Tokenize the files and print the CPU seconds."""
+    """Tokenize the files `inputs`, write the results to the folder `out`, and print the CPU seconds."""
     tokenizer = Tokenizer.from_file(tokenizer_file)
     index_of = tokenizer.get_vocab()
-    symbol_of = sorted(index_of, key=index_of.__getitem__).__getitem__  # encode_batch_fast leaves `tokens` empty
+    symbol_of = sorted(
+        index_of, key=index_of.__getitem__
+    ).__getitem__  # needed because encode_batch_fast leaves `tokens` empty
     start = time.process_time()
     for name in inputs:
         texts = Path(name).read_bytes().decode("utf-8").split("\0")[:-1]

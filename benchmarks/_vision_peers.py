@@ -3,9 +3,10 @@
 python _vision_peers.py PEER --data-root DATA --stages 5 --epochs 20 --width 32 --seed 0
 
 vision_peers.py starts this script in an environment that contains the other libraries. All alternatives do the same
-work: MNIST in 50 parts (wait 10 of B = 500), a tenth of each part for validation, a perceptron of two hidden layers,
-a new AdaDelta (learning rate 1) at each stage, batches of 128, the epoch with the lowest validation loss is kept,
-test error after each stage. Each is written as the documentation of its library shows.
+work. They train a multilayer perceptron (MLP) with two hidden layers on MNIST in 50 parts (wait 10 of B = 500), one
+stage per part. A tenth of each part is for validation. Each stage uses a new AdaDelta (learning rate 1) and batches of
+128, and keeps the epoch with the lowest validation loss (the authors' code: with the best validation accuracy). The
+test error is measured after each stage. The code of each alternative follows the documentation of its library.
 """
 
 import argparse
@@ -26,21 +27,21 @@ MEAN, DEVIATION = (0.1307,), (0.3081,)
 
 
 def mlp(width: int) -> nn.Module:
-    """Return a perceptron of two hidden layers."""
+    """Return a multilayer perceptron (MLP) for MNIST with two hidden layers."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
     )
 
 
 def parts(num_examples: int, seed: int) -> list:
-    """Return the indices of the examples of each part, arrays of whole numbers."""
+    """Divide the examples at random into PARTS parts. Return an array of example indices for each part."""
     import numpy as np
 
     return np.array_split(np.random.RandomState(seed).permutation(num_examples), PARTS)
 
 
 def loss_of(model: nn.Module, batches: Iterable) -> float:
-    """Return the mean cross entropy."""
+    """Return the mean cross entropy of the model over all examples of the batches."""
     model.eval()
     with torch.no_grad():
         sums = [(F.cross_entropy(model(x), y, reduction="sum").item(), len(y)) for x, y, *_ in batches]
@@ -49,7 +50,7 @@ def loss_of(model: nn.Module, batches: Iterable) -> float:
 
 
 def error_of(model: nn.Module, batches: Iterable) -> float:
-    """Return the error rate."""
+    """Return the error rate of the model on all examples of the batches."""
     model.eval()
     with torch.no_grad():
         wrong = [((model(x).argmax(1) != y).sum().item(), len(y)) for x, y, *_ in batches]
@@ -58,7 +59,14 @@ def error_of(model: nn.Module, batches: Iterable) -> float:
 
 
 def train(model: nn.Module, batches: Iterable, validation: Iterable, epochs: int) -> None:
-    """Train one stage with a plain loop. `batches` and `validation` are iterated from the start in every epoch."""
+    """Train the model for one stage with a plain loop, and keep the epoch with the lowest validation loss.
+
+    Args:
+        model: the model, which is changed in place.
+        batches: the training batches. Every epoch iterates over them from the start.
+        validation: the validation batches. Every epoch iterates over them from the start.
+        epochs: number of epochs.
+    """
     optimizer, best, best_loss = torch.optim.Adadelta(model.parameters(), lr=1.0), None, float("inf")
     for _ in range(epochs):
         for x, y, *_ in batches:
@@ -67,26 +75,30 @@ def train(model: nn.Module, batches: Iterable, validation: Iterable, epochs: int
             optimizer.step()
         if (loss := loss_of(model, validation)) < best_loss:
             best, best_loss = copy.deepcopy(model.state_dict()), loss
-    assert best is not None  # the first epoch always lowers the loss
+    assert best is not None  # the first epoch always lowers the loss, which is infinite before
     model.load_state_dict(best)
 
 
 def transforms() -> Any:
-    """Return torchvision transforms: to tensor, normalised."""
+    """Return the torchvision transforms that convert an image to a tensor and normalise it."""
     from torchvision import transforms as t
 
     return t.Compose([t.ToTensor(), t.Normalize(MEAN, DEVIATION)])
 
 
 def mnist(data_root: str, **options: Any) -> list:
-    """Return the training set and the test set."""
+    """Return the training set and the test set of MNIST, as torchvision datasets."""
     from torchvision.datasets import MNIST
 
     return [MNIST(data_root, train=is_train, **options) for is_train in (True, False)]
 
 
 def plain(a: argparse.Namespace) -> Iterator[float]:
-    """Train with torchvision's dataset and transforms in a DataLoader. Yields the test error after each stage."""
+    """Train with torchvision's dataset and transforms in a DataLoader. Yield the test error after each stage.
+
+    Args:
+        a: the arguments of the command line.
+    """
     from torch.utils.data import DataLoader, Subset
 
     training, test = mnist(a.data_root, transform=transforms())
@@ -99,7 +111,11 @@ def plain(a: argparse.Namespace) -> Iterator[float]:
 
 
 def continuum(a: argparse.Namespace) -> Iterator[float]:
-    """Train with Continuum's ALMA scenario in a DataLoader. Yields the test error after each stage."""
+    """Train with Continuum's ALMA scenario in a DataLoader. Yield the test error after each stage.
+
+    Args:
+        a: the arguments of the command line.
+    """
     from continuum import tasks
     from continuum.datasets import MNIST
     from continuum.scenarios import ALMA, ClassIncremental
@@ -118,7 +134,11 @@ def continuum(a: argparse.Namespace) -> Iterator[float]:
 
 
 def avalanche(a: argparse.Namespace) -> Iterator[float]:
-    """Train with Avalanche's Naive strategy, keeping the best epoch. Yields the test error after each stage."""
+    """Train with Avalanche's Naive strategy, keeping the best epoch. Yield the test error after each stage.
+
+    Args:
+        a: the arguments of the command line.
+    """
     from avalanche.benchmarks import benchmark_from_datasets
     from avalanche.benchmarks.utils import as_classification_dataset
     from avalanche.core import SupervisedPlugin
@@ -158,7 +178,11 @@ def avalanche(a: argparse.Namespace) -> Iterator[float]:
 
 
 def tensors(a: argparse.Namespace) -> Iterator[float]:
-    """Train with torch.optim on tensors, without a loader. Yields the test error after each stage."""
+    """Train with torch.optim on tensors, without a DataLoader. Yield the test error after each stage.
+
+    Args:
+        a: the arguments of the command line.
+    """
     (x, y), (x_test, y_test) = (
         ((dataset.data.float() / 255 - MEAN[0]) / DEVIATION[0], dataset.targets) for dataset in mnist(a.data_root)
     )
@@ -180,9 +204,13 @@ def tensors(a: argparse.Namespace) -> Iterator[float]:
 
 
 def original(a: argparse.Namespace) -> Iterator[float]:
-    """Train with the authors' code (facebookresearch/alma, on the path): tensors in a DataLoader, best accuracy kept.
+    """Train with the code of the ALMA authors. Yield the test error after each stage.
 
-    Yields the test error after each stage.
+    The authors' code (facebookresearch/alma) must be on PYTHONPATH. It reads tensors with a DataLoader, and keeps the
+    epoch with the best validation accuracy.
+
+    Args:
+        a: the arguments of the command line.
     """
     from crlapi.sl.clmodels.finetune import Finetune
     from crlapi.sl.streams.mnist import MNISTEvaluationAnytimeStream, MNISTTrainAnytimeStream
@@ -215,7 +243,7 @@ def original(a: argparse.Namespace) -> Iterator[float]:
 
 
 def main() -> None:
-    """Run the peer that the command line names."""
+    """Run the alternative that the command line names, and print its result as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("peer", choices=["plain", "continuum", "avalanche", "tensors", "original"])
     parser.add_argument("--data-root", required=True)
@@ -227,7 +255,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     imported = time.process_time()
-    with redirect_stdout(sys.stderr):  # the libraries print to stdout, which carries our result
+    with redirect_stdout(sys.stderr):  # the libraries print, but stdout must contain only the JSON result
         errors = list(globals()[arguments.peer](arguments))
     print(json.dumps({"errors": errors, "imports": imported, "all": time.process_time()}))
 

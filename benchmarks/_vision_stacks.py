@@ -1,4 +1,7 @@
-"""Part of vision_peers.py: the steps of stacked ensembles and stacked seeds, in one process."""
+"""Part of vision_peers.py: measure training steps of several networks that are computed together, in one process.
+
+The networks are the members of an ensemble, or single networks with different seeds.
+"""
 
 import time
 from collections.abc import Callable
@@ -29,13 +32,19 @@ def interleaved(alternatives: dict[str, Callable[[], None]], repeats: int) -> di
 
 
 def rows(num_seeds: int, num_examples: int) -> Rows:
-    """Return random examples for several seeds."""
+    """Return random examples and labels, with the shapes of MNIST, for several seeds."""
     x, y = torch.randn(num_seeds * num_examples, 784), torch.randint(10, (num_seeds * num_examples,))
     return Rows(x, y, torch.nn.functional.one_hot(y, 10).float(), num_seeds, num_examples)
 
 
 def ours(num_seeds: int, members: int, width: int) -> Callable[[], None]:
-    """Return a function that trains a stack of this software for one stage."""
+    """Return a function that trains networks of this software together for one stage.
+
+    Args:
+        num_seeds: number of seeds.
+        members: number of networks per seed.
+        width: width of the hidden layers.
+    """
     data = StageData(rows(num_seeds, 1080), 0, rows(num_seeds, 120))
     generators = [generator(number) for number in range(num_seeds * members)]
     stack = MLPStack.initialised((784, width, width, 10), generators, torch.device("cpu"))
@@ -49,7 +58,7 @@ def ours(num_seeds: int, members: int, width: int) -> Callable[[], None]:
 
 
 def plain(members: int, width: int) -> Callable[[], None]:
-    """Return a function that trains networks one after another with torch.optim for one stage."""
+    """Return a function that trains several networks (`members`) one after another for one stage, with torch.optim."""
     training, validation = rows(1, 1080), rows(1, 120)
 
     def train() -> None:
@@ -82,7 +91,7 @@ def five_of_ours(width: int) -> Callable[[], None]:
 
 
 def stack_tables(repeats: int) -> tuple[list[str], list[str]]:
-    """Return the tables of ensembles and of seeds: a stage of wait 10, training steps only."""
+    """Measure the training steps of one stage of wait 10. Return two Markdown tables: for ensembles, and for seeds."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     steps, ensembles, seeds = EPOCHS * 9, [], []

@@ -6,9 +6,9 @@
 
 The parts compare:
   layer   a mixture layer with a dense feed-forward network of the same active size
-  train   fairseq-train on switch_lm_base with fairseq's own transformer_lm
+  train   fairseq-train on switch_lm_base with fairseq-train on fairseq's own transformer_lm
   prep    alma-prep with tokenizing to text and fairseq-preprocess
-  start   the start of a stage with a target of 10 seconds
+  start   the time to start a stage with a target of 10 seconds
 
 Machines are noisy. Therefore the alternatives take turns, times are CPU times, and a ratio is shown twice: the ratio
 of the two smallest times, and the median of the ratios of measurements that are neighbours in time. The median
@@ -27,7 +27,7 @@ from _lm_start import measure_start
 from _lm_train import measure_train
 
 PARTS = {"layer": 15, "train": 10, "prep": 3, "start": 5}
-"""The parts (a) to (d), and the number of measurements of each."""
+"""The names of the parts (a) to (d), and the default number of measurements of each part."""
 
 
 def main() -> None:

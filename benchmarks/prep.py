@@ -3,16 +3,16 @@
 .venv/bin/python benchmarks/prep.py --data-root DATA --write          all parts, also written to benchmarks/prep.md
 .venv/bin/python benchmarks/prep.py --data-root DATA --sizes 100      without the gigabyte of text
 
-The parts compare:
-  encoding   alma-prep with tokenizing to text and fairseq-preprocess, on 50 MB
-  archives   reading a WARC with warcio and Trafilatura
-  rates      nothing: words per second of each source and of each step of cleaning
-  sizes      CPU time and memory at 100 MB with those at 1000 MB
+The parts measure:
+  encoding   CPU time of alma-prep, compared with tokenizing to text and fairseq-preprocess, on 50 MB of text
+  archives   CPU time of reading a WARC file (web archive), compared with warcio and Trafilatura
+  rates      words per second of each source and of each cleaning step, without a comparison
+  sizes      CPU time and memory for 100 MB and for 1000 MB of text
 
-DATA contains books/, warc/ and wikipedia/. Text of any size is made from sentences of the books, 30 random ones a
-document, so that no document is removed as a copy. warcio and Trafilatura run in a separate environment, which is
-created below runs/. The alternatives take turns; times are CPU times of whole process trees, unless stated otherwise.
-The exit status is 0 whether targets are met or not.
+DATA contains books/, warc/ and wikipedia/. The benchmark makes text of any size from the books: each document consists
+of 30 random sentences, so that no document is removed as a near-duplicate. warcio and Trafilatura run in a separate
+environment, which is created below runs/. The alternatives take turns. Times are CPU times of a process and all its
+descendants, unless stated otherwise. The exit status is 0 whether targets are met or not.
 """
 
 import argparse
@@ -41,7 +41,7 @@ PARTS = ("encoding", "archives", "rates", "sizes")
 
 
 def sentences(books: Path) -> list[str]:
-    """Return the sentences of all books except the second copy of Moby-Dick."""
+    """Return the sentences of all books in a folder, except those of gitenberg*, a second copy of Moby-Dick."""
     found = []
     for path in sorted(books.iterdir()):
         if path.suffix in (".txt", ".md") and not path.name.startswith("gitenberg"):
@@ -52,7 +52,14 @@ def sentences(books: Path) -> list[str]:
 
 
 def write_text(pool: list[str], num_bytes: int, path: Path, seed: int) -> int:
-    """Write documents of random sentences, one per line, and return their number."""
+    """Write documents of random sentences to a file, one document per line. Return the number of documents.
+
+    Args:
+        pool: the sentences to choose from.
+        num_bytes: size at which the file is large enough.
+        path: the file.
+        seed: seed of the random choice.
+    """
     rng, written, count = random.Random(seed), 0, 0
     with open(path, "w", encoding="utf-8") as file:
         while written < num_bytes:
@@ -63,11 +70,15 @@ def write_text(pool: list[str], num_bytes: int, path: Path, seed: int) -> int:
     return count
 
 
-# The whole command
+# Running alma-prep and measuring its steps
 
 
 class MeasuredRun:
-    """A run of alma-prep with the CPU seconds, wall seconds and peak memory of every step."""
+    """Runs alma-prep and measures the CPU seconds, the wall seconds and the peak memory of every step.
+
+    Args:
+        command: the command that starts alma-prep.
+    """
 
     def __init__(self, command: list[str]):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
@@ -76,7 +87,7 @@ class MeasuredRun:
         self.wall: dict[str, float] = {}
         """Wall seconds by step."""
         self.peak: dict[str, float] = {}
-        """Peak memory by step: MiB of the largest process, without mapped files."""
+        """Peak memory by step: MiB of the largest process, without memory-mapped files."""
         self._peak_of_step, ended, lines = 0.0, threading.Event(), []
         watcher = threading.Thread(target=self._watch, args=(process.pid, ended), daemon=True)
         watcher.start()
@@ -123,7 +134,7 @@ def _tree(pid: int) -> set[int]:
 
 
 def _anonymous_mib(pid: int) -> float:
-    """Return the resident memory of a process without mapped files, in MiB; 0 if the process has ended."""
+    """Return the resident memory of a process in MiB, without memory-mapped files, or 0 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -133,16 +144,22 @@ def _anonymous_mib(pid: int) -> float:
 
 
 def alma_prep(out: Path, source: str, *more: object) -> list[str]:
-    """Return a command line of alma-prep."""
+    """Return the command that starts alma-prep. `more` contains further arguments."""
     command = [sys.executable, "-m", "data_prep", out, "--source", source, "--mega-batches", MEGA_BATCHES]
     return list(map(str, [*command, "--vocab-size", VOCABULARY, *more]))
 
 
-# Encoding: 50 MB
+# Part encoding: 50 MB of text
 
 
 def measure_encoding(pool: list[str], scratch: Path, repeats: int) -> list[str]:
-    """Return the part of the report about encoding 50 MB."""
+    """Measure the encoding of 50 MB of text, and return the lines of the report about it.
+
+    Args:
+        pool: sentences from which the text is made.
+        scratch: folder for temporary files.
+        repeats: number of rounds.
+    """
     from _lm_prep import check_same_bytes, seconds_of_alternative, write_texts
 
     path = scratch / "small.txt"
@@ -188,7 +205,12 @@ def measure_encoding(pool: list[str], scratch: Path, repeats: int) -> list[str]:
 
 
 def seconds_of_bare_tokenizer(tokenizer: Path, texts: Path) -> float:
-    """Return the CPU seconds of `encode_batch_fast` on the same passages, one thread, without reading or writing."""
+    """Return the CPU seconds that `encode_batch_fast` alone needs, with one thread, without reading or writing files.
+
+    Args:
+        tokenizer: the file tokenizer.json.
+        texts: folder of files that contain passages, each followed by a NUL character.
+    """
     script = (
         "import sys, time, pathlib\nfrom tokenizers import Tokenizer\n"
         "tokenizer, spent = Tokenizer.from_file(sys.argv[1]), 0.0\n"
@@ -204,11 +226,17 @@ def seconds_of_bare_tokenizer(tokenizer: Path, texts: Path) -> float:
     return float(cpu_seconds_of([sys.executable, "-c", script, str(tokenizer), str(texts)], one_thread)[1])
 
 
-# Growth with size
+# Part sizes: how CPU time and memory grow with the amount of text
 
 
 def measure_sizes(pool: list[str], sizes: list[int], scratch: Path) -> list[str]:
-    """Return the part of the report about growing inputs."""
+    """Run alma-prep on texts of growing size, and return the lines of the report about CPU time and memory.
+
+    Args:
+        pool: sentences from which the texts are made.
+        sizes: sizes of the texts in MB.
+        scratch: folder for temporary files.
+    """
     rows, descriptions = [], []
     runs = {}
     for size in sizes:
@@ -268,7 +296,7 @@ def measure_sizes(pool: list[str], sizes: list[int], scratch: Path) -> list[str]
 
 
 def measure(arguments: argparse.Namespace, scratch: Path) -> Iterator[list[str]]:
-    """Measure the chosen parts and yield the lines of each."""
+    """Measure the parts chosen on the command line, and yield the report lines of each part."""
     data = Path(arguments.data_root)
     pool = sentences(data / "books")
     if "encoding" in arguments.parts:
@@ -290,7 +318,7 @@ def main() -> None:
         nargs="+",
         default=[100, 1000],
         metavar="MB",
-        help="part sizes: MB of text (default: 100 1000)",
+        help="amounts of text for the part `sizes`, in MB (default: 100 1000)",
     )
     parser.add_argument("--repeats", type=int, default=3, help="number of rounds (default: 3)")
     parser.add_argument(

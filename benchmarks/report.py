@@ -3,9 +3,9 @@
 .venv/bin/python benchmarks/report.py --write        some minutes; the measurements of the page need Chromium
 
 Writes 1000 run folders of 500 arrivals in the format of alma-vision, with random numbers in their ledgers, and makes
-a report of them. Opens its page in headless Chromium and measures the time until it is drawn, and the time until a
-slider, a filter and a sort take effect. Compares with fixed targets, and the time to read the ledgers with json.loads
-alone. The exit status is 0 whether targets are met or not.
+a report of these runs. Opens the page of the report in headless Chromium and measures the time until the page is drawn,
+and the time until a slider, a filter and a sort take effect. Compares the measurements with fixed targets, and the time
+to read the ledgers with the time that json.loads alone needs. The exit status is 0 whether targets are met or not.
 """
 
 import argparse
@@ -28,11 +28,15 @@ LEARNERS = ("sm", "ens", "umix", "gens", "gmoe")
 WAITS = (1, 2, 5, 10, 50)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SECONDS, MEGABYTES, MILLISECONDS = 30, 15, 100
-"""Targets: time of the report, size of its page, response to a slider."""
+"""Targets (largest values that pass): seconds for making the report, size of its page in megabytes, and milliseconds
+until the page shows the effect of a slider."""
 
 
 def write_runs(folder: Path, num_runs: int, num_arrivals: int) -> None:
-    """Write run folders: a grid of learners, waits, widths and epochs. Errors differ at every arrival, as at wait 1."""
+    """Write folders of invented runs with a grid of learners, waits, widths and epochs, and with random errors.
+
+    The errors differ at every arrival, although real errors change only after a stage.
+    """
     rng = random.Random(0)
     for number in range(num_runs):
         learner, wait = LEARNERS[number % 5], WAITS[number // 5 % 5]
@@ -60,7 +64,10 @@ def write_runs(folder: Path, num_runs: int, num_arrivals: int) -> None:
 
 
 def time_page(path: Path) -> dict[str, float]:
-    """Return the milliseconds until the page is drawn, and the medians from events to the frames that show them."""
+    """Return the milliseconds until the page is drawn, and until the page shows the effect of each kind of user action.
+
+    The milliseconds of a user action are a median of 11 measurements.
+    """
     from playwright.sync_api import sync_playwright
 
     frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -137,7 +144,7 @@ def main() -> None:
 
 
 def _target(value: float, most: float, unit: str) -> str:
-    """Return the target and whether the value meets it."""
+    """Return a text with the target (the largest value that passes) and whether the value meets it."""
     return f"under {most} {unit}: {verdict(value, most, at_most=True)}"
 
 

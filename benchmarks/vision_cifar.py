@@ -5,7 +5,7 @@
 A step takes a batch of 128 images from a stage of 1152 images of CIFAR-10, with new random crops and flips, and does
 a forward pass, a backward pass and an SGD update. The plain loop is what a careful user writes: torchvision's dataset
 and transforms in a DataLoader (in this process), torch's modules, torch.optim. The alternatives take turns. Times are
-CPU seconds of one thread; on a GPU, seconds until it has finished.
+CPU seconds of one thread. On a GPU, they are wall seconds until the GPU has finished.
 """
 
 import argparse
@@ -43,7 +43,15 @@ def forever(epoch: Callable[[], Iterator]) -> Iterator:
 def ours(
     dataset: Dataset, members: int, width: int, device: torch.device, precision: torch.dtype
 ) -> Callable[[], None]:
-    """Return a function that does one step of an ensemble of this software."""
+    """Return a function that does one training step of an ensemble with this software.
+
+    Args:
+        dataset: CIFAR-10.
+        members: number of networks in the ensemble.
+        width: number of channels of each convolution.
+        device: device of the networks and the images.
+        precision: dtype of the convolutions.
+    """
     inputs = Images(dataset.pixels, 3, 32)
     kept = inputs.to_storage(dataset.training.images[:EXAMPLES].to(device))
     y = dataset.training.labels[:EXAMPLES].to(device)
@@ -63,7 +71,7 @@ def ours(
 
 
 def plain(data_root: str, width: int, device: torch.device) -> Callable[[], None]:
-    """Return a function that does one step of the plain loop."""
+    """Return a function that does one training step of a plain PyTorch loop with a DataLoader."""
     from torch.utils.data import DataLoader, Subset
     from torchvision import transforms as t
     from torchvision.datasets import CIFAR10
@@ -92,7 +100,7 @@ def plain(data_root: str, width: int, device: torch.device) -> Callable[[], None
 
 
 def repeat_five_times(step: Callable[[], None]) -> None:
-    """Do five steps, as five separate runs would."""
+    """Call `step` five times, to measure what five separate runs would need."""
     for _ in range(5):
         step()
 
@@ -103,7 +111,7 @@ def interleaved(
     """Return the seconds per step of each alternative, one number per repeat. The alternatives take turns."""
 
     def clock() -> float:
-        """Return the CPU time, or on a GPU the wall time when it has finished."""
+        """Return the CPU time. On a GPU, wait until it has finished and return the wall time."""
         if device.type == "cuda":
             torch.cuda.synchronize()
             return time.perf_counter()

@@ -2,11 +2,11 @@
 
 .venv/bin/python benchmarks/vision_peers.py --data-root DATA --original CHECKOUT --write
 
-Compared with: a PyTorch DataLoader with transforms, Continuum, Avalanche, the authors' code, and torch.optim on
-tensors. The libraries run in a separate environment, which the benchmark creates below runs/; torch is that of this
-environment. CHECKOUT is a checkout of facebookresearch/alma; without it the authors' code is skipped. Everything uses
-one thread. The alternatives take turns. Times are CPU times of whole processes: imports, reading, training, testing,
-files. The exit status is 0 whether targets are met or not.
+The alternatives to alma-vision are: a PyTorch DataLoader with transforms, Continuum, Avalanche, the authors' code, and
+torch.optim on tensors. They run in a separate environment, which the benchmark creates below runs/. It uses the torch
+of the environment in which this script runs. CHECKOUT is a checkout of facebookresearch/alma; without it the authors'
+code is skipped. Everything uses one thread. The alternatives take turns. Times are CPU times of complete processes,
+including imports, reading, training, testing and writing files. The exit status is 0 whether targets are met or not.
 """
 
 import argparse
@@ -34,7 +34,11 @@ WIDTH, EPOCHS = 32, 20
 
 
 def peers_environment(folder: Path) -> Path:
-    """Return the interpreter of an environment with the other libraries. Creates the environment if it is missing."""
+    """Return the Python interpreter of a virtual environment that contains the other libraries.
+
+    Args:
+        folder: folder of the environment, which is created if it is missing.
+    """
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
@@ -48,7 +52,11 @@ def peers_environment(folder: Path) -> Path:
 
 
 def run_peer(peer: str, stages: int, arguments: argparse.Namespace) -> dict:
-    """Run one of the alternatives; return its errors, and the CPU seconds of its imports and of the whole process."""
+    """Run one of the alternatives to alma-vision.
+
+    Return a dictionary with its test errors ("errors"), and the CPU seconds of its imports ("imports") and of the
+    complete process ("all").
+    """
     python = peers_environment(ROOT / "runs" / "benchmarks" / "vision_peers")
     data_root = Path(arguments.data_root).absolute()
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +75,7 @@ def run_peer(peer: str, stages: int, arguments: argparse.Namespace) -> dict:
 
 
 def run_ours(stages: int, arguments: argparse.Namespace) -> dict:
-    """Run alma-vision; return its errors, and the CPU seconds of its imports and of the whole process."""
+    """Run alma-vision, and return a dictionary with the same entries as `run_peer`."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(sys.prefix) / "bin" / "alma-vision"
         command = [program, "dataset=mnist", f"data_root={arguments.data_root}", "wait=10",
@@ -85,7 +93,14 @@ def run_ours(stages: int, arguments: argparse.Namespace) -> dict:
 
 
 def whole_runs(stages: int, repeats: int, target: float, arguments: argparse.Namespace) -> list[str]:
-    """Return the table for runs of this many stages."""
+    """Measure runs of alma-vision and of all alternatives, and return a Markdown table that compares them.
+
+    Args:
+        stages: number of stages of each run.
+        repeats: number of runs of each alternative.
+        target: smallest ratio (CPU seconds of an alternative / CPU seconds of alma-vision) that passes.
+        arguments: the arguments of the command line.
+    """
     peers = [peer for peer in PEERS if peer != "original" or arguments.original]
     results: dict[str, list[dict]] = {name: [] for name in ("ours", *peers)}
     for repeat in range(repeats):
@@ -118,7 +133,7 @@ def whole_runs(stages: int, repeats: int, target: float, arguments: argparse.Nam
 
 
 def all_in_seeds(arguments: argparse.Namespace) -> list[str]:
-    """Return the table of 3 seeds against 1, whole processes."""
+    """Measure alma-vision processes with 1 seed and with 3 seeds. Return a Markdown table of their CPU seconds."""
     rows = []
     for width, target in ((4, 1.6), (32, 2.4)):
         seconds: dict[int, list[float]] = {1: [], 3: []}
@@ -143,10 +158,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", required=True, help="folder that contains MNIST/")
     parser.add_argument("--original", help="a checkout of facebookresearch/alma")
+    parser.add_argument("--repeats", type=int, default=9, help="number of measurements of training steps (default: 9)")
     parser.add_argument(
-        "--repeats", type=int, default=9, help="measurements of what takes less than a second (default: 9)"
+        "--repeats-whole", type=int, default=3, help="number of measurements of complete processes (default: 3)"
     )
-    parser.add_argument("--repeats-whole", type=int, default=3, help="measurements of whole processes (default: 3)")
     parser.add_argument("--write", action="store_true", help="write benchmarks/vision_peers.md")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]

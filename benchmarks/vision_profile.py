@@ -2,9 +2,10 @@
 
     python benchmarks/vision_profile.py [--write]
 
-This explains the ratios of vision_peers.py that miss their targets. One thread, a stage of wait 10 (1080 examples,
-batches of 128). Each piece of a step is timed separately on the same tensors; the pieces take turns, and the smallest
-of the repeats counts. The CPU time that a process spends on imports is measured in separate processes.
+The result explains why some ratios in vision_peers.md miss their targets. A step uses one thread and a batch of 128
+from a stage of wait 10 (1080 examples). Each piece of a step, for example the forward pass, is timed separately on the
+same tensors. The pieces take turns, and the smallest of the repeated measurements counts. The CPU time that a process
+spends on imports is measured in separate processes.
 """
 
 import argparse
@@ -36,7 +37,7 @@ _Key = TypeVar("_Key")
 
 
 def rows(num_seeds: int, num_examples: int) -> Rows:
-    """Return random examples for several seeds."""
+    """Return random examples and labels, with the shapes of MNIST, for several seeds."""
     count = num_seeds * num_examples
     labels = torch.randint(10, (count,))
     one_hot = torch.nn.functional.one_hot(labels, 10).float()
@@ -44,7 +45,13 @@ def rows(num_seeds: int, num_examples: int) -> Rows:
 
 
 def stacked(num_seeds: int, members: int, width: int) -> dict[str, Callable[[], object]]:
-    """Return the pieces of our step. Each can be called repeatedly."""
+    """Return the pieces of a training step of this software, as functions that can be called repeatedly.
+
+    Args:
+        num_seeds: number of seeds that are trained together.
+        members: number of networks per seed.
+        width: width of the hidden layers.
+    """
     generators = [generator(number) for number in range(num_seeds * members)]
     stack = MLPStack.initialised((784, width, width, 10), generators, torch.device("cpu"))
     batches = Batches(StageData(rows(num_seeds, EXAMPLES), 0, rows(num_seeds, 120)), generators, BATCH)
@@ -63,13 +70,14 @@ def stacked(num_seeds: int, members: int, width: int) -> dict[str, Callable[[], 
 
 
 def plain(width: int) -> dict[str, Callable[[], object]]:
-    """Return the pieces of a step of one network with autograd and torch.optim."""
+    """Return the pieces of a training step of one network with autograd and torch.optim, as functions."""
     data = rows(1, EXAMPLES)
     model = torch.nn.Sequential(
         torch.nn.Linear(784, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
         torch.nn.Linear(width, 10),
     )  # fmt: skip
-    # The optimizer updates a copy: the tensors that autograd has saved for `backward` must not change.
+    # Let the optimizer update a copy of the model, because `backward` is called repeatedly and fails if the tensors
+    # that autograd has saved for it have changed.
     twin = copy.deepcopy(model)
     optimizer = torch.optim.Adadelta(twin.parameters(), lr=1.0)
     orders = itertools.chain.from_iterable(_whole(torch.randperm(EXAMPLES).split(BATCH)) for _ in itertools.count())
@@ -100,12 +108,15 @@ def plain(width: int) -> dict[str, Callable[[], object]]:
 
 
 def _whole(batches: Iterable[_Batch]) -> Iterator[_Batch]:
-    """Return the batches of an epoch without the last, smaller one."""
+    """Return the batches of an epoch without the last batch, which is smaller."""
     return itertools.islice(batches, EXAMPLES // BATCH)
 
 
 def bare_products(networks: int, width: int) -> Callable[[], object]:
-    """Return a function that computes the eight matrix products of a step of several networks, on allocated tensors."""
+    """Return a function that computes only the eight matrix products of a training step of several networks.
+
+    The tensors for the results are allocated before, so their allocation is not measured.
+    """
     sizes, products = (784, width, width, 10), []
     for number, (num_in, num_out) in enumerate(itertools.pairwise(sizes)):
         x, w = torch.randn(networks, BATCH, num_in), torch.randn(networks, num_out, num_in)
@@ -125,7 +136,13 @@ def bare_products(networks: int, width: int) -> Callable[[], object]:
 
 
 def seconds_of(functions: dict[_Key, Callable[[], object]], repeats: int, calls: int = 60) -> dict[_Key, float]:
-    """Return the CPU seconds of one call of each function: the smallest of the repeats. The functions take turns."""
+    """Return the CPU seconds of one call of each function, the smallest of several measurements.
+
+    Args:
+        functions: the functions by name. They take turns.
+        repeats: number of measurements of each function.
+        calls: number of calls in one measurement.
+    """
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(repeats):
         for key, function in functions.items():
@@ -138,7 +155,7 @@ def seconds_of(functions: dict[_Key, Callable[[], object]], repeats: int, calls:
 
 
 def steps(repeats: int) -> list[str]:
-    """Return the table of a step: a row for each kind of network and width."""
+    """Measure training steps. Return a Markdown table of the times, with a row for each width and kind of network."""
     lines = []
     for width in (4, 32, 64):
         kinds = {
@@ -166,7 +183,7 @@ def steps(repeats: int) -> list[str]:
 
 
 def imports(repeats: int) -> list[str]:
-    """Return the table of imports: CPU seconds of a process that only imports."""
+    """Measure processes that only import packages, and return a Markdown table of their CPU seconds."""
     statements = {
         "nothing": "pass",
         "numpy": "import numpy",
@@ -191,7 +208,7 @@ def main() -> None:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="write the tables of benchmarks/vision_profile.md; its text above them stays",
+        help="write the tables into benchmarks/vision_profile.md; the text above the tables is kept",
     )
     arguments = parser.parse_args()
     load = os.getloadavg()[0]

@@ -1,4 +1,4 @@
-"""alma-prep: turn corpora into a stream folder (docs/design.md). Needs neither torch nor fairseq.
+"""The program alma-prep, which turns corpora into a stream folder (docs/design.md). It needs no torch and no fairseq.
 
 A stream is a sequence of mega-batches, with a validation set and a test set. A mega-batch is a large portion of
 training text. A model is trained on one mega-batch after another. The mega-batches, the validation set and the test set
@@ -18,7 +18,7 @@ The steps, in order, and the modules that implement them:
     work_folder         lock the work folder, and move the finished files from it into the `stream_folder`
 
 `tasks` divides a step into tasks, which run in parallel. If alma-prep is killed, its next call does only the unfinished
-tasks. Each running task has a `heartbeat`, a file that shows its progress. `workers` and `slurm` run tasks. `options`
-and `settings` declare the command-line options, `cli` is the command, and `summary` formats the tables that the command
-prints at the end.
+tasks. While a task runs, the worker rewrites a `heartbeat` file to show progress. `workers` and `slurm` run tasks.
+`options` and `settings` declare the command-line options, `cli` is the command, and `summary` formats the tables that
+the command prints at the end.
 """

@@ -4,5 +4,5 @@ import sys
 
 from data_prep.cli import main
 
-if __name__ == "__main__":  # a worker process imports this module again, but must not run the command
+if __name__ == "__main__":  # each worker process imports this module, but must not run the command
     sys.exit(main())

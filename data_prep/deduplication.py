@@ -1,11 +1,11 @@
-"""Remove copies of documents, and write the files from which a later call of alma-prep --extend recognises copies.
+"""Remove copies of documents, and write the files that alma-prep --extend needs to recognise copies later.
 
-alma-prep --extend adds mega-batches to a stream. It leaves out documents that are copies of documents in the stream.
+alma-prep --extend adds mega-batches to a stream, but leaves out documents that are copies of documents in the stream.
 
 An exact copy has the same text as another document. A near copy has similar text. The folder OUT/dedup of a stream
-stores a key and a MinHash signature per document, together 128 bytes. The key is a 16-byte hash of the text: exact
-copies have equal keys. The signature is used to find near copies (see `duplicates`). It is stored only if the setting
-`duplicates` is "near".
+stores a key and a MinHash signature per document, together 128 bytes. The key is a 16-byte hash of the text, so exact
+copies have equal keys. The signature is used to find near copies (see `duplicates`). Signatures are stored only if the
+setting `duplicates` is "near".
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,15 @@ from data_prep.reading import Spooled, source_name
 def remove_copies(
     spooled: Spooled, known_keys: np.ndarray, known_signatures: Sequence[list[Path]]
 ) -> tuple[np.ndarray, np.ndarray, list[dict]]:
-    """Remove new documents that are exact or near copies.
+    """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
 
-    They can be copies of documents that are already in the stream, or of other new documents. Of new documents that are
-    copies of each other, one is kept (see `find_duplicates`).
+    Of new documents that are copies of each other, one is kept (see `find_duplicates`), unless it is also a copy of a
+    document in the stream.
 
     Args:
         spooled: the new documents, that is, those that were read from the sources.
-        known_keys: V16 [m], the keys of the documents already in the stream; empty for a new stream.
+        known_keys: V16 [m], the keys (hashes of the text) of the documents already in the stream; empty for a new
+            stream.
         known_signatures: the signature files of the documents already in the stream: one list of files for the stream
             as it was first made, and one list per extension.
 
@@ -37,12 +38,13 @@ def remove_copies(
         new documents, True for exact copies. Third, rows for the "cleaning" table in stream.json: how many documents
         and words of each source were removed.
     """
-    from data_prep.duplicates import find_duplicates  # needs scipy, which takes a second to import
+    from data_prep.duplicates import find_duplicates  # import only when needed: scipy takes a second to import
 
     documents, num_known = spooled.documents, len(known_keys)
     keys = np.concatenate([known_keys, documents["document"]])
     zeros = np.zeros(num_known, np.int32)
-    # Rank -1 for the documents already in the stream: a smaller rank has priority, and snapshots are numbered from 0.
+    # Give the documents already in the stream rank -1, because a smaller rank has priority, and the ranks of new
+    # documents, which are the indices of their snapshots, start at 0.
     rank = np.concatenate([zeros - 1, documents["group"].astype(np.int32)])
     num_words = np.concatenate([zeros, documents["num_words"]])
     signatures = None if spooled.signatures is None else [*known_signatures, spooled.signatures]
@@ -61,25 +63,28 @@ def remove_copies(
     kept = documents[~(exact | near)]
     if not len(kept):
         holder = "in the stream" if num_known else "in the sources"
-        raise Unworkable(f"no document is left: each of {len(documents):,} documents is a copy of another one {holder}")
+        raise Unworkable(
+            f"no document is left: each of {len(documents):,} documents is a copy of another document {holder}. Add "
+            "sources with other text."
+        )
     return kept, exact, rows
 
 
 def save_keys(folder: Path, number: int, keys: np.ndarray, exact: np.ndarray, signatures: list[Path] | None) -> None:
-    """Write the keys and signatures of all documents that were read, except exact copies.
+    """Write the keys and MinHash signatures of all documents that were read, except exact copies.
 
-    A later call of alma-prep --extend uses them to find copies of these documents.
+    A later call of alma-prep --extend uses the keys and signatures to find copies of these documents.
 
-    Near copies that were removed are written, too. Reason: a later text that is similar to a removed near copy is
-    probably also similar to a text in the stream. The files are sorted by key, so they do not depend on the order in
-    which the sources were read.
+    The keys and signatures of removed near copies are written, too, because a later text that is similar to a removed
+    near copy is probably also similar to a text in the stream. The files are sorted by key, so they do not depend on
+    the order in which the sources were read.
 
     Args:
         folder: the stream's folder `dedup`.
         number: 0 for a new stream, else the number of the extension, from 1.
         keys: V16 [n], the key of each document: a 16-byte hash of its text.
-        exact: bool [n], True for exact copies. They are not written, because the document that is kept has the same
-            key.
+        exact: bool [n], True for exact copies. Their keys are not written, because the document that is kept has the
+            same key.
         signatures: the signature files of the n documents; None if near copies were not searched for.
     """
     from data_prep.duplicates import NUM_BANDS, load_band
@@ -97,7 +102,7 @@ def save_keys(folder: Path, number: int, keys: np.ndarray, exact: np.ndarray, si
 
 
 def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, list[list[Path]]]:
-    """Return the keys and the signature files of a stream and its extensions, as `save_keys` wrote them.
+    """Return the keys and the paths of the signature files that `save_keys` wrote for a stream and its extensions.
 
     Args:
         folder: the stream's folder `dedup`.
@@ -111,8 +116,8 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
     """
     keys, signatures = [], []
     for number in range(count):
-        # If files with this ending are missing, the stream was made with the setting `enough`. Then it can be extended
-        # only with a setting that does not need these files: `enough` or keep.
+        # If the file with this ending is missing, the stream was made with --duplicates `enough`. Then the stream can
+        # only be extended with a value of --duplicates that does not need the file: `enough` or "keep".
         for ending, enough in (("keys", "keep"), ("signatures", "exact")):
             if not (folder / f"{number:04d}.{ending}").is_file() and duplicates not in ("keep", enough):
                 raise PrepError(

@@ -8,7 +8,7 @@ EOS = 2
 NUM_SPECIAL = 4
 """Number of fairseq's special symbols <s>, <pad>, </s> and <unk>. Their ids are 0 to 3. dict.txt does not list them."""
 MULTIPLE = 8
-"""fairseq pads the number of symbols in a dictionary to a multiple of this number, so that matrix products are fast."""
+"""fairseq adds unused symbols to a dictionary until its size is a multiple of this number, for fast matrix products."""
 
 _FAIRSEQ_SPECIAL = {"<s>", "<pad>", "</s>", "<unk>"}
 
@@ -19,14 +19,14 @@ def dictionary_size(num_symbols: int) -> int:
 
 
 def dictionary_names(symbols: list[str]) -> list[str]:
-    """Return a name for each symbol and each padding entry. fairseq needs unique names without white space.
+    """Return a name for each symbol and each padding entry of dict.txt. fairseq needs unique names without white space.
 
     Each white space character in a symbol is replaced by its code, such as <U+000A>. If an earlier symbol or one of
     fairseq's four special symbols already has the resulting name, `#` and the symbol's id are appended. The names do
     not affect decoded text, because text is decoded from ids.
     """
     num_padding = dictionary_size(len(symbols)) - NUM_SPECIAL - len(symbols)
-    # fairseq uses these names for its own padding entries.
+    # Use the names that fairseq uses for padding entries.
     padding = [f"madeupword{number:04d}" for number in range(num_padding)]
     taken, names = set(_FAIRSEQ_SPECIAL), []
     for number, symbol in enumerate(symbols + padding):
@@ -39,5 +39,5 @@ def dictionary_names(symbols: list[str]) -> list[str]:
 
 
 def dictionary_text(names: list[str], counts: list[int]) -> str:
-    """Return the content of dict.txt: one line `name count` per symbol. Both arguments are sorted by id."""
+    """Return the content of dict.txt, with one line `name count` per symbol. `names` and `counts` are sorted by id."""
     return "".join(f"{name} {count}\n" for name, count in zip(names, counts, strict=True))

@@ -7,8 +7,8 @@ datatrove. The 8 hashes of a band are combined into one 64-bit hash. The signatu
 Two documents whose signatures are equal in at least one band count as copies of each other. The probability of this is
 0.92 for two documents with Jaccard similarity 0.8, and 0.65 for similarity 0.72. A group consists of all documents that
 are linked by a chain of such pairs. All documents of a group count as copies of each other, and one of them is kept.
-Which one depends only on the texts and the snapshots (points in time, see `snapshots`). It does not depend on the order
-of files, sources and workers.
+The choice of this document depends only on the texts and the snapshots (points in time, see `snapshots`), not on the
+order of files, sources and workers.
 """
 
 import tempfile
@@ -23,23 +23,24 @@ NUM_BANDS = 14
 HASHES_PER_BAND = 8
 NGRAM_WORDS = 5
 NO_SIGNATURE = 0
-"""Value in every band of the signature of a document with fewer than NGRAM_WORDS words. Such documents never count as
-near copies; only their exact copies are found."""
+"""Value in every band of the signature of a document with fewer than NGRAM_WORDS words. For such documents, only exact
+copies are found, and no near copies."""
 _ROWS = 1 << 20
-"""Number of documents whose keys are compared at a time. This limits the memory for copies of keys."""
+"""Number of documents whose keys (hashes of the text) are compared at a time. A limit is needed because the keys are
+copied for the comparison, which takes memory."""
 _CHUNK_NGRAMS = 8192
-"""Number of n-grams that are hashed at a time. Hashing needs memory for 112 numbers per n-gram (14 bands of 8
+"""Number of word n-grams that are hashed at a time. Hashing needs memory for 112 numbers per n-gram (14 bands of 8
 hashes), so hashing a complete book at once would take gigabytes."""
 
 
 class Signer:
-    """Computes MinHash signatures. Create one per process, not per text: importing datatrove takes a second."""
+    """Computes MinHash signatures. Create one Signer per process, because importing datatrove takes a second."""
 
     def __init__(self):
         from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
 
         config = MinhashConfig(n_grams=NGRAM_WORDS, num_buckets=NUM_BANDS, hashes_per_bucket=HASHES_PER_BAND)
-        # datatrove requires a folder for the files of its own pipeline. Nothing is written there.
+        # Pass any folder: datatrove requires a folder for the output of its pipeline, which is not run here.
         self._minhash = MinhashDedupSignature(tempfile.gettempdir(), config, language=words_between_spaces())
 
     def signature(self, text: str) -> np.ndarray:
@@ -50,7 +51,8 @@ class Signer:
         shingles = self._minhash.get_shingles(text)  # one hash per word n-gram
         if not len(shingles):
             return np.full(NUM_BANDS, NO_SIGNATURE, np.uint64)
-        # A MinHash is a minimum over all n-grams. It is computed as the minimum of the minima of all chunks.
+        # A MinHash is a minimum over all n-grams. To limit memory, compute the minimum of each chunk of n-grams, and
+        # then the minimum of these minima.
         least: np.ndarray | None = None
         for start in range(0, len(shingles), _CHUNK_NGRAMS):
             found = np.array(self._minhash.get_signature(shingles[start : start + _CHUNK_NGRAMS]), np.uint64)
@@ -60,9 +62,9 @@ class Signer:
 
 
 def _hash_bands(minima: np.ndarray) -> np.ndarray:
-    """Combine the MinHashes of each band into one hash, which is never NO_SIGNATURE.
+    """Combine the MinHashes of each band into one hash with the hash function splitmix64.
 
-    The hash function is splitmix64.
+    The result is never NO_SIGNATURE, the value that marks documents that are too short for a signature.
 
     Args:
         minima: the MinHashes, uint64 [bands, hashes].
@@ -82,7 +84,7 @@ def _hash_bands(minima: np.ndarray) -> np.ndarray:
 
 
 class Duplicates(NamedTuple):
-    """The documents to remove, as masks over all documents."""
+    """The documents to remove: two boolean masks over all n documents."""
 
     exact: np.ndarray
     """bool [n]: True for exact copies of another document."""
@@ -95,8 +97,9 @@ def find_duplicates(
 ) -> Duplicates:
     """Find the copies to remove. In each group of copies, one document is kept.
 
-    This is the document with the smallest rank. If ranks are equal, it is the one with most words. If these numbers are
-    equal too, it is the one with the smallest key. Exception: documents that are already in the stream are all kept.
+    The document with the smallest rank is kept. Among documents with equal ranks, the one with the most words is kept.
+    Among documents with equal ranks and numbers of words, the one with the smallest key is kept. Exception: documents
+    that are already in the stream are all kept.
 
     Args:
         keys: V16 [n], hash of each text. Equal texts have equal keys. n is the number of documents.
@@ -110,8 +113,8 @@ def find_duplicates(
     count = len(keys)
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
     high, low = halves[:, 0], halves[:, 1]
-    # Sort documents by priority: the first document of each group is kept. Documents that are equal in all sort keys
-    # stay in input order. They have equal text, so it does not matter which of them is kept.
+    # Sort documents by priority, because the first document of each group is kept. Documents that are equal in all sort
+    # keys have equal text, so it does not matter which of them is kept.
     by_priority = np.lexsort((low, high, -num_words, rank))
     priority = np.empty(count, np.int32 if count < 2**31 else np.int64)
     priority[by_priority] = np.arange(count, dtype=priority.dtype)
@@ -119,16 +122,16 @@ def find_duplicates(
 
     by_key = np.lexsort((priority, low, high))
     exact = np.zeros(count, bool)
-    for start in range(0, count - 1, _ROWS):  # in chunks, to save memory: high[...] copies keys
+    for start in range(0, count - 1, _ROWS):  # in chunks, because high[...] copies keys
         these = by_key[start : start + _ROWS + 1]
         same = (high[these[1:]] == high[these[:-1]]) & (low[these[1:]] == low[these[:-1]])
-        exact[these[1:][same]] = True  # documents with equal keys are sorted by priority: keep the first
+        exact[these[1:][same]] = True  # mark all except the first, which has priority
     del by_key, halves, high, low
-    exact[:num_known] = False  # documents already in the stream are all kept
+    exact[:num_known] = False  # keep all documents that are already in the stream
     near = np.zeros(count, bool)
     if signatures is not None and count:
         label = _groups(count, signatures)
-        # In each group, keep the document with the highest priority (smallest number).
+        # In each group of near copies, keep the document with the smallest number in `priority`, that is, the first.
         first = np.full(count, count, priority.dtype)
         np.minimum.at(first, label, priority)
         near = priority != first[label]
@@ -138,9 +141,10 @@ def find_duplicates(
 
 
 def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
-    """Return the index of each document's group, int [n]. Groups are defined in the module docstring.
+    """Return the index of each document's group, int [n].
 
-    Only one band at a time is loaded into memory.
+    A group consists of near-duplicates. The module docstring defines groups, bands and signatures. To save memory, only
+    one band is loaded at a time.
 
     Args:
         count: number of documents, n.
@@ -149,7 +153,7 @@ def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    # At first, each document is a group. Each band then merges the groups of documents whose hashes are equal.
+    # At first, each document is a separate group. For each band, merge the groups of documents with equal hashes.
     label = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
     for band in range(NUM_BANDS):
         hashes = np.concatenate([load_band(path, band) for paths in shards for path in paths])
@@ -169,12 +173,17 @@ def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:
 
 
 def save_signatures(path: Path, signatures: np.ndarray) -> None:
-    """Write signatures, uint64 [n, bands], to a file, band after band, so that a single band can be read."""
+    """Write signatures, uint64 [n, bands], to a file, band after band, so that `load_band` can read a single band."""
     with open(path, "wb") as file:
         file.write(np.ascontiguousarray(signatures.T).data)
 
 
 def load_band(path: Path, band: int) -> np.ndarray:
-    """Return the hash of each document in one band, uint64 [n], from a file written by `save_signatures`."""
+    """Return the hash of each document in one band of the MinHash signatures, uint64 [n].
+
+    Args:
+        path: a file that `save_signatures` wrote.
+        band: index of the band.
+    """
     count = path.stat().st_size // (8 * NUM_BANDS)
     return np.fromfile(path, np.uint64, count, offset=8 * count * band)

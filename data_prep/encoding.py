@@ -1,7 +1,7 @@
-"""Encode passages in their final order, and write fairseq's files.
+"""Encode passages as tokens, in the final order of the passages, and write fairseq's dataset files.
 
-The passages of a split are divided among several tasks, which write their tokens to temporary files. `encode` runs the
-tasks, and joins their tokens into the files of the split.
+The passages of a split are divided among several tasks, which write tokens to temporary files. `encode` runs the tasks,
+and joins the tokens of all tasks of a split into the files of the split.
 """
 
 import functools
@@ -25,13 +25,13 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import split_prefix
 
 BATCH_BYTES = 1 << 20
-"""Approximate number of bytes of text that are encoded at a time."""
+"""Approximate number of bytes of text that a task encodes at a time."""
 TASK_BYTES = 16 << 20
-"""Approximate number of bytes of text that one task handles."""
+"""Approximate number of bytes of text that one task encodes or cuts."""
 
 
 class Encoded(NamedTuple):
-    """The result of `encode`."""
+    """The result of `encode`: what stream.json records about the splits, and token counts."""
 
     splits: dict[str, dict]
     """For each split, its entry in stream.json."""
@@ -45,7 +45,7 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
 
     Args:
         index: the passages in their final order, and the splits.
-        tokenizer_file: the tokenizer file.
+        tokenizer_file: the tokenizer file of the stream.
         num_symbols: the size of the fairseq dictionary.
         work: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
@@ -86,12 +86,12 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
 
 @dataclass(frozen=True)
 class EncodeTask(Task):
-    """Encode the passages from `start` (included) to `end` (excluded) of the index file.
+    """Task that encodes the passages from `start` (included) to `end` (excluded) of the index file.
 
-    The task contains the digests of the tokenizer file and the index file. So if a file has changed, the task has
-    changed too, and is done again.
+    The task contains the digests of the tokenizer file and the index file. So if one of these files has changed, the
+    task has changed too, and is done again.
 
-    It writes three files. PREFIX is the argument `prefix` of `run`.
+    The task writes three files. PREFIX is the argument `prefix` of `run`.
         PREFIX.tokens: the fairseq ids of all passages, with </s> after each passage.
         PREFIX.sizes: int32, the number of tokens of each stored sequence. A sequence is a passage, or a piece of a very
             long passage (see `sequence_sizes`).
@@ -129,13 +129,14 @@ class EncodeTask(Task):
         return {}
 
 
-@functools.lru_cache(maxsize=1)  # a worker does many tasks with the same tokenizer
+@functools.lru_cache(maxsize=1)  # cached, because a worker does many tasks with one tokenizer
 def _load_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyTokenizer:
     """Load a tokenizer, or return it from the cache.
 
     Args:
         file: the tokenizer file.
-        sha256: digest of the file. Only the cache uses it: a file with another digest is loaded again.
+        sha256: digest of the file. Only the cache uses this argument: if the digest has changed, the file is loaded
+            again.
     """
     return load_tokenizer(Path(file))
 
@@ -146,7 +147,7 @@ def _text_counts(passages: np.ndarray) -> dict:
     Args:
         passages: the index entry (`index.ENTRY`) of each passage of the split.
     """
-    # Count different documents: sort the hashes of their texts, and count the places where the hash changes.
+    # To count different documents, sort the hashes of their texts, and count how often the next hash is different.
     documents = np.ascontiguousarray(passages["document"]).view(">u8").reshape(-1, 2)
     order = np.lexsort((documents[:, 1], documents[:, 0]))
     changes = (documents[order[1:]] != documents[order[:-1]]).any(axis=1)

@@ -10,8 +10,8 @@ class PrepError(AlmaError):
     """
 
 
-class Unworkable(PrepError):  # noqa: N818, an adjective describes it better
+class Unworkable(PrepError):  # noqa: N818, the name needs no suffix
     """An error for settings that cannot work on the text of the sources, for example because there is too little text.
 
-    The work folder is removed, because no later call of alma-prep could continue from it.
+    The unfinished work is removed, because no later call of alma-prep could continue from it.
     """

@@ -10,7 +10,7 @@ from data_prep.workers import Local
 def open_executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
     """Return the executor that the settings ask for.
 
-    It is a context manager. On exit, it ends its worker processes, or cancels its unfinished Slurm jobs.
+    The executor is a context manager. On exit, it ends its worker processes, or cancels its unfinished Slurm jobs.
     """
     if settings.executor == "slurm":
         # Import here, because data_prep.slurm needs datatrove, which is an optional dependency (`[corpora]`).

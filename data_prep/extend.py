@@ -1,4 +1,4 @@
-"""Extend a finished stream by new mega-batches (alma-prep --extend).
+"""Add new mega-batches to a finished stream (alma-prep --extend).
 
 The new mega-batches are encoded with the stream's tokenizer. Copies of documents that are already in the stream are
 left out.
@@ -24,19 +24,19 @@ from fairseq_alma.core.stream_folder import StreamFolder
 def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) -> dict:
     """Add mega-batches to a stream. The files of existing splits do not change.
 
-    If an earlier extension added the same input files, nothing is added, and this extension is only checked.
+    The mega-batches that one call of alma-prep --extend adds are called an extension. If an earlier extension was made
+    from the same input files, nothing is added, and the earlier extension is only checked.
 
     Args:
-        settings: the settings, with extend=True.
-        files: the files of each source.
-        finished: the stream in `settings.out`, or None if there is none.
+        settings: the settings of this call of alma-prep, with extend=True.
+        files: the input files of each source.
+        finished: the stream in `settings.out`, or None if there is no stream.
 
     Returns:
         The content of stream.json.
 
     Raises:
-        PrepError: if there is no stream that can be extended, or an earlier extension added the same input files with
-            other settings.
+        PrepError: if no stream can be extended, or if the same input files were added before with other settings.
     """
     out = settings.out
     if finished is None:
@@ -84,12 +84,14 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
 
 
 def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension: Mapping) -> None:
-    """Check a finished extension. Raise PrepError if it was made with other settings, or if the stream is damaged.
+    """Check mega-batches that an earlier call of alma-prep --extend added from the same input files.
+
+    Raise PrepError if they were made with other settings, or if the stream is damaged.
 
     Args:
         settings: the settings of this call of alma-prep.
         stream: the content of stream.json.
-        extension: the entry in stream.json of the extension that added the input files of this call.
+        extension: the entry in stream.json that describes these mega-batches.
     """
     out = settings.out
     identity = json.loads(json.dumps(settings.identity()))
@@ -99,7 +101,10 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
         if value != identity[name]
     ]
     if changed:
-        raise PrepError(f"{out} was extended with these files, but with other settings: {'; '.join(changed)}.")
+        raise PrepError(
+            f"{out} was extended with these files, but with other settings: {'; '.join(changed)}. The same files "
+            "cannot be added again. Use the old values to check the stream, or give other files."
+        )
     check_bytes(out, f"Restore it, or remove {out} and make it again.")
     remove_finished_work(out, len(stream["extensions"]))
     first, last = extension["mega_batches"]
@@ -108,10 +113,10 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
 
 
 def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> dict:
-    """Return the manifest without the shards and inputs of extension `number`.
+    """Return the content of manifest.json without the shards and input files of extension `number`.
 
-    The manifest (manifest.json) lists the shards with their digests, and the input files. It already contains those of
-    this extension in one case: an earlier call of alma-prep made the extension, but was killed after it wrote
+    manifest.json lists all shards with their digests, and all input files. The file already lists the shards and inputs
+    of this extension in one case: an earlier call of alma-prep made the extension, but was killed after it wrote
     manifest.json and before it wrote stream.json.
 
     Args:

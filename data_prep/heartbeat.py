@@ -1,4 +1,8 @@
-"""The heartbeat of a task: a file that shows that a worker makes progress, and which input the worker is processing."""
+"""Heartbeat files. They show whether the worker of a task makes progress.
+
+A worker rewrites the heartbeat file of its task while the task makes progress. The file names the input that the worker
+is processing.
+"""
 
 import json
 import os
@@ -13,18 +17,18 @@ from typing import Self
 from fairseq_alma.core.files import write_whole
 
 INTERVAL_SECONDS = 1.0
-"""Time between two checks whether the task made progress."""
+"""Time between two checks of whether the task has made progress, in seconds."""
 _MIN_CPU_SHARE = 0.1
-"""The process counts as busy in the last INTERVAL_SECONDS if it used more than this fraction of one CPU core. The
-heartbeat thread alone uses far less."""
+"""A worker process counts as busy in the last INTERVAL_SECONDS if it used more than this fraction of one CPU core. The
+thread that writes the heartbeat file uses far less."""
 
 
 class Heartbeat:
     """A context manager that rewrites a file while a task makes progress, and removes the file at the end.
 
-    Every second, a thread rewrites the file if `beat` was called since the last check. Inside a `computing` block, the
-    thread also rewrites the file if the process was busy. If the file does not change for a long time, the worker
-    hangs. The file then shows which input the worker was processing.
+    Every second, a thread rewrites the file if `beat` was called since the last check. Inside `with computing()`, the
+    thread also rewrites the file if the process has used the CPU since the last check. If the file does not change for
+    a long time, the worker counts as hung. The file then shows which input the worker was processing.
 
     Args:
         path: the heartbeat file. It contains the process id, the host, and the last `place` passed to `beat`.
@@ -52,18 +56,18 @@ class Heartbeat:
         """Report progress. Call it at least once per document.
 
         Args:
-            place: what the task is working on, such as a file name; None: the same as in the call before.
+            place: what the task is working on, such as a file name; None: the `place` of the previous call.
         """
         self._num_beats += 1
         if place is not None and place != self._place:
             self._place = place
-            # Write here, not in the thread: a long library call may follow that holds the GIL, Python's global lock.
-            # Then no other thread can run, and the file would not show at which place the worker hangs.
+            # Write the file here, not in the heartbeat thread. A long library call may follow that holds the GIL,
+            # Python's global lock. Then the heartbeat thread could not run, and the file would show an old place.
             self._write()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Inside this block, count CPU use as progress. Use it around a long library call that reports no progress."""
+        """Count CPU use as progress inside this `with` statement. For long library calls that report no progress."""
         self._is_computing = True
         try:
             yield
@@ -73,16 +77,16 @@ class Heartbeat:
     def _write(self) -> None:
         """Rewrite the heartbeat file."""
         content = {"pid": os.getpid(), "host": socket.gethostname(), "at": self._place}
-        with self._writing:  # the task and the thread may write at the same time
+        with self._writing:  # a lock, because the task and the heartbeat thread may write at the same time
             write_whole(self._path, json.dumps(content), durable=False)
 
     def _watch(self) -> None:
-        """Rewrite the file after each interval with progress. This method runs in the heartbeat thread."""
+        """Rewrite the heartbeat file after each interval with progress. This method runs in the heartbeat thread."""
         num_beats, cpu_seconds = self._num_beats, time.process_time()
         while not self._ended.wait(INTERVAL_SECONDS):
             num_beats_now, cpu_seconds_now = self._num_beats, time.process_time()
             used_cpu = cpu_seconds_now - cpu_seconds > _MIN_CPU_SHARE * INTERVAL_SECONDS
             if num_beats_now != num_beats or (self._is_computing and used_cpu):
-                with suppress(OSError):  # for example a full disk, which the task itself reports
+                with suppress(OSError):  # ignore, for example, a full disk, which the task itself reports
                     self._write()
             num_beats, cpu_seconds = num_beats_now, cpu_seconds_now

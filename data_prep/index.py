@@ -19,22 +19,23 @@ ENTRY = np.dtype(
         ("shard", np.int32),  # number of the spool file
         ("num_bytes", np.int32),
         ("num_words", np.int32),
-        ("source", np.int16),  # index of the source (--source)
-        ("group", np.int16),  # index of the snapshot (see `snapshots`); 0 in a stream without snapshots
+        ("source", np.int16),  # index of the source in the list of sources
+        ("group", np.int16),  # index of the snapshot (point in time, see `snapshots`); 0 in a stream without snapshots
     ]
 )
 INDEX = "passages.npy"
-"""Name of the index file."""
+"""Name of the index file, which contains the index entry of every passage."""
 
 
 class Index(NamedTuple):
-    """The passages of a stream in their final order, and their division into splits."""
+    """The passages of a stream in their final order, and the boundaries of the splits."""
 
     path: Path
-    """The index file, with the ENTRY of every passage in the order in which passages are written to the stream."""
+    """Path of the index file. It contains the index entry (`ENTRY`) of every passage, in the order in which the stream
+    stores the passages."""
     sha256: str
-    """SHA-256 digest of the index file. Every task that reads the index contains this digest. So if the index has
-    changed, the task has changed too, and is done again."""
+    """SHA-256 digest of the index file. Every task that reads the index file contains this digest. So if the index file
+    has changed, the task has changed too, and is done again."""
     spool: Path
     """The spool folder, which contains the text of the passages."""
     cuts: list[int]
@@ -44,18 +45,18 @@ class Index(NamedTuple):
 
     @property
     def passages(self) -> np.ndarray:
-        """The ENTRY of every passage, memory-mapped from the index file."""
+        """The index entry (`ENTRY`) of every passage, memory-mapped from the index file."""
         return read_index(self.path)
 
     def training(self) -> tuple[int, int]:
-        """Return the range (start, end) of the passages that belong to mega-batches. The end is excluded."""
-        # These passages are consecutive, because the validation set comes first and the test set comes last.
+        """Return the range (start, end) of the passages that belong to mega-batches. `end` is excluded."""
+        # The passages of all mega-batches are consecutive: the validation set comes first, and the test set comes last.
         which = [number for number, name in enumerate(self.splits) if name not in ("valid", "test")]
         return self.cuts[which[0]], self.cuts[which[-1] + 1]
 
 
 def read_index(path: Path) -> np.ndarray:
-    """Return the ENTRY of every passage in an index file (.npy). The file is memory-mapped, not loaded into memory."""
+    """Return the index entry (`ENTRY`) of every passage in an index file (.npy). The array is memory-mapped."""
     return np.load(path, mmap_mode="r")
 
 
@@ -68,13 +69,13 @@ def byte_ranges(num_bytes: np.ndarray, start: int, end: int, most: int) -> Itera
         num_bytes: int [n], the length of every passage in bytes.
         start: index of the first passage.
         end: index after the last passage.
-        most: approximate bytes per range.
+        most: approximate number of bytes per range.
 
     Yields:
         Ranges (first passage, index after the last passage).
     """
     ends = np.cumsum(num_bytes[start:end], dtype=np.int64)
-    done, position = 0, start  # `done`: number of bytes in the ranges so far
+    done, position = 0, start  # `done`: number of bytes in the ranges yielded so far
     while position < end:
         stop = max(position + 1, start + int(np.searchsorted(ends, done + most)))
         stop = min(stop, end)

@@ -7,13 +7,17 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts_delayed() -> Iterator[None]:
-    """Delay SIGINT until the end of this block. Ctrl-C inside the block raises KeyboardInterrupt after the block.
+    """Delay Ctrl-C (the signal SIGINT) until the end of this `with` statement.
 
-    Use it while workers are being started or ended: an interrupt at this time could leave workers running forever.
+    If Ctrl-C was pressed in the meantime, KeyboardInterrupt is raised at the end of the `with` statement.
 
-    SIGINT (Ctrl-C) is blocked for the calling thread. Threads and processes that are started in the block inherit this.
-    They keep SIGINT blocked when the block ends, so they never receive it. This is intended for threads, too: when any
-    thread receives SIGINT, Python raises KeyboardInterrupt in the main thread, even if the main thread blocks SIGINT.
+    Use this context manager while workers are being started or ended, because an interrupt at this time could leave
+    workers running forever.
+
+    SIGINT is blocked for the calling thread until the `with` statement ends. Threads and processes that are started in
+    the meantime inherit the blocked signal. They keep SIGINT blocked as long as they run, so they never receive it.
+    This is intended for threads, too: when any thread receives SIGINT, Python raises KeyboardInterrupt in the main
+    thread, even if the main thread blocks SIGINT.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

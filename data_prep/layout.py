@@ -26,7 +26,7 @@ def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
         Indices into `entries`. The order of entries with equal keys does not matter, because they have equal text.
     """
     keys = entries["key"] if which is None else entries["key"][which]
-    # Each 16-byte key is sorted as two 64-bit numbers.
+    # Sort each 16-byte key as two big-endian 64-bit numbers, which gives the same order as sorting by bytes.
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))
     return order if which is None else which[order]
@@ -35,20 +35,20 @@ def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
 def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
     """Return a shuffled order of passages in which every section has about the same mix of source kinds.
 
-    A source kind is, for example, books or wikipedia. The passages of each kind are sorted by their key, a pseudo-
-    random number in the index entry; this shuffles them. Then they are placed side by side on the interval from 0 to 1,
-    and fill it completely. The width of a passage is its fraction of the words of its kind. Finally, the passages of
-    all kinds are sorted by the middle of their places. If there is only one kind, the result is the order by key.
+    A source kind is, for example, books or wikipedia. First, the passages of each kind are shuffled: they are sorted by
+    key, a pseudo-random number in the index entry. Then the interval from 0 to 1 is divided among the passages of the
+    kind, in this order. The width of a passage is its fraction of the words of its kind. Finally, the passages of all
+    kinds are sorted by the midpoints of their intervals. If there is only one kind, the result is the order by key.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
-        kinds: int [number of sources], index of the kind of each source. Which of the sources of one kind a passage
-            comes from does not matter.
+        kinds: int [number of sources], index of the kind of each source. Sources of the same kind are treated as one
+            source.
         which: indices into `passages` of the passages to order; None: all passages.
 
     Returns:
-        Indices into `passages`. The index entries are not copied, to save memory: an index entry and all temporary
-        arrays take at most 128 bytes per passage.
+        Indices into `passages`. To save memory, the index entries are not copied. An index entry and all temporary
+        arrays together take at most 128 bytes per passage.
     """
     order = by_key(passages, which)
     kind_of = kinds.astype(np.int8)[passages["source"][order]]
@@ -57,11 +57,11 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
         is_kind = kind_of == kind
         kind_words = words[is_kind].astype(np.float64)
         middle[is_kind] = (np.cumsum(kind_words) - kind_words / 2) / max(1.0, kind_words.sum())
-    return order[np.argsort(middle, kind="stable")]  # stable: passages with equal middles stay sorted by key
+    return order[np.argsort(middle, kind="stable")]  # stable: passages with equal midpoints stay sorted by key
 
 
 def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
-    """Return how many words of each source to use: as many as the given shares allow.
+    """Return how many words of each source to use. The total is as large as the given shares allow.
 
     The share of a source is the fraction of the stream's words that the source should provide. The sources without a
     share provide the remaining fraction, in proportion to their numbers of words.
@@ -81,7 +81,7 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
     if total > 1 + 1e-9 or (len(given) == len(shares) and total < 1 - 1e-9):
         raise PrepError(
             f"the source shares sum to {total:g}, but must sum to 1, or to less if there are sources without a share, "
-            "which then provide the rest. Change the shares after the @."
+            "which then provide the rest. Change the numbers after the @ in --source."
         )
     if len(given) < len(shares) and total > 1 - 1e-9:
         raise PrepError(
@@ -91,7 +91,7 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
     wanted = {
         source: given[source] if source in given else (1 - total) * words[source] / max(1, rest) for source in shares
     }
-    # The largest number of words that the stream can have, so that no source must provide more words than it has.
+    # The largest total number of words for which no source must provide more words than it has.
     most = min(words[source] / wanted[source] for source in shares if wanted[source] > 0)
     return {source: min(words[source], round(wanted[source] * most)) for source in shares}
 
@@ -99,7 +99,7 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
 def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
     """Return the passages to keep so that each source has about the wanted number of words.
 
-    Of each source, the passages with the smallest keys are kept. This is a pseudo-random choice.
+    Of each source, the passages with the smallest keys are kept. Keys are pseudo-random, so the choice is, too.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
@@ -113,13 +113,15 @@ def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
 
 
 class Layout(NamedTuple):
-    """The order in which passages are written, and the split boundaries."""
+    """The order in which passages are written to the stream, and the boundaries of the splits."""
 
     order: np.ndarray
     """Indices into the array of passages, in the order in which passages are written."""
     cuts: list[int]
-    """Split boundaries, as positions in `order`: [0, end of valid, end of mega-batch 1, .., end of test]. For an
-    extension, see `extension_layout`."""
+    """Split boundaries, as positions in `order`: [0, end of valid, end of mega-batch 1, .., end of test].
+
+    If mega-batches are added to an existing stream, there is no valid and no test (see `extension_layout`).
+    """
 
 
 def equal_layout(
@@ -156,14 +158,15 @@ def equal_layout(
 
 
 def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: int) -> Layout:
-    """Return the layout of an extension: mega-batches with the same number of words and the same mix of source kinds.
+    """Return the layout of mega-batches that are added to an existing stream (an extension).
 
-    An extension has no validation set and no test set, so the result has `cuts` = [0, end of first new mega-batch, ..].
-    See `equal_layout` for the arguments.
+    The new mega-batches have the same number of words and the same mix of source kinds. An extension has no validation
+    set and no test set, so the result has `cuts` = [0, end of first new mega-batch, ..]. See `equal_layout` for the
+    arguments.
     """
     order = mixed(passages, kinds)
-    # `equal_cuts` makes one split more than its argument says: the test set of a new stream. An extension has no test
-    # set, so the additional split is its last mega-batch.
+    # Pass one mega-batch less, because `equal_cuts` makes an additional split, the test set of a new stream. An
+    # extension has no test set, so the additional split is its last mega-batch.
     cuts = equal_cuts(passages["num_words"][order], num_mega_batches - 1)
     return Layout(order, cuts)
 
@@ -174,9 +177,9 @@ def drifting_layout(
     """Return the layout of a stream that drifts: its text changes from one mega-batch to the next.
 
     Each mega-batch contains text of one snapshot (point in time, see `snapshots`), and may have any size. The
-    validation set takes the same fraction of words from every snapshot. If `valid_kind` is given, this is a fraction of
-    the words of this kind only. The test set takes 1 / (B + 1) of the remaining words of every snapshot, where B is the
-    number of mega-batches. See `equal_layout` for the arguments.
+    validation set takes the same fraction of words from every snapshot. If `valid_kind` is given, the validation set
+    takes this fraction only from sources of this kind. The test set takes 1 / (B + 1) of the remaining words of every
+    snapshot, where B is the number of mega-batches. See `equal_layout` for the arguments.
 
     Raises:
         PrepError: if a split would be too small.
@@ -258,9 +261,9 @@ def _cumulative(words: np.ndarray) -> np.ndarray:
 
 
 def _nearest(cumulative: np.ndarray, target: int) -> int:
-    """Return k such that the total number of words of the first k passages is nearest to `target`.
+    """Return the number k for which the first k passages together have nearly `target` words, as near as possible.
 
-    If two numbers are equally near, the smaller k is returned.
+    If two values of k are equally good, the smaller one is returned.
 
     Args:
         cumulative: the result of `_cumulative`.

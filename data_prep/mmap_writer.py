@@ -14,13 +14,13 @@ import numpy as np
 
 from fairseq_alma.core.files import sync
 
-# As in fairseq: the first bytes of every .idx file, the version of the format, and the codes of the integer types.
+# Constants of fairseq's format: the first bytes of every .idx file, the format version, and codes of integer types.
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPE_CODES = {"uint16": 8, "uint32": 9}
 MAX_SEQUENCE_TOKENS = 65_535
-"""Maximum sequence length, in tokens. fairseq's TokenBlockDataset counts in 16 bits, and these counts can
-overflow if a sequence is longer."""
+"""Maximum sequence length, in tokens. fairseq's TokenBlockDataset stores token counts in 16 bits, which can overflow if
+a sequence is longer."""
 
 
 def best_dtype(dictionary_size: int) -> str:
@@ -47,10 +47,11 @@ def sequence_sizes(passage_tokens: np.ndarray) -> np.ndarray:
 
 
 class MMapWriter:
-    """A context manager that writes one dataset.
+    """A context manager that writes one fairseq dataset: the files PREFIX.bin and PREFIX.idx.
 
     Each call of `write` appends tokens to PREFIX.bin. PREFIX.idx (the lengths and positions of the sequences) is
-    written at the end of the block. If the block ends without an error, both files are complete and synced to disk.
+    written at the end of the `with` statement. If the `with` statement ends without an error, both files are complete
+    and synced to disk.
 
     Args:
         prefix: the path of both files without `.bin` and `.idx`.
@@ -68,8 +69,8 @@ class MMapWriter:
 
     def __exit__(self, error_type, error, traceback) -> None:
         if error_type is not None:
-            # An error while closing the file must not hide the error that ended the block. The file is
-            # incomplete anyway, so an error while closing does not matter.
+            # Ignore errors while closing the file, because they would hide the error that ended the `with` statement.
+            # The file is incomplete anyway.
             with contextlib.suppress(OSError):
                 self._file.close()
             return
@@ -78,7 +79,7 @@ class MMapWriter:
         self._write_index()
 
     def write(self, tokens: np.ndarray, sizes: np.ndarray) -> None:
-        """Append sequences.
+        """Append sequences of tokens to the dataset.
 
         Args:
             tokens: int [n], the tokens of all sequences, one after another.

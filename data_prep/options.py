@@ -1,4 +1,4 @@
-"""Command-line options. Each option is declared in the field of a settings dataclass that stores its value.
+"""Declare command-line options. Each option is declared in the field of a settings dataclass that stores its value.
 
 Three things are generated from these declarations: the argument parser, the command line recorded in a stream, and the
 list of settings that must be equal in all calls of alma-prep with the same stream folder.
@@ -16,32 +16,32 @@ class Option:
 
     flag: str
     group: str
-    """Section of --help in which the option is listed."""
+    """Name of the section of --help that lists the option."""
     help: str
     """Help text. argparse replaces %(default)s with the default."""
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     minimum: float | None = None
-    """Smallest accepted value; None: no limit."""
+    """Smallest value that is accepted; None: no limit."""
     shapes_stream: bool = True
     """Whether the bytes of the stream depend on the option. If so, every alma-prep command that continues or extends
     a stream folder must give the same value."""
     in_command: bool = True
-    """Whether the command line recorded in the stream includes the option if the value differs from the default."""
+    """Whether to include the option, if its value is not the default, in the command line that the stream records."""
     always_in_command: bool = False
-    """Whether the command line recorded for a new stream includes the option even if it has its default value."""
+    """Whether to include the option in the command line that a new stream records even if the value is the default."""
     fixed_by_stream: bool = False
     """Whether alma-prep --extend, which adds mega-batches to a stream, takes the value from the existing stream. If so,
     the option must not be given together with --extend."""
 
 
 def setting(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:
-    """Return a dataclass field with a default value and an `Option`. See `Option` for the arguments after `default`."""
+    """Return a dataclass field with a default value and an `Option`. The other arguments are fields of `Option`."""
     return dataclasses.field(default=default, metadata={"option": Option(flag, group, help, **more)})
 
 
 def options_of(settings: Any) -> dict[str, Option]:
-    """Return the options of a settings dataclass (class or instance), by field name."""
+    """Return the command-line options of a settings dataclass (class or instance), by field name."""
     found = {field.name: field.metadata.get("option") for field in dataclasses.fields(settings)}
     return {name: option for name, option in found.items() if option is not None}
 
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
     """Add the options of a settings dataclass to a parser.
 
     Args:
-        parser: the parser. In its result, a value is named after the option, not after the field: `slurm_time` for
+        parser: the parser. Its result names each value after the option, not after the field: `slurm_time` for
             --slurm-time.
         groups: the argument groups of the parser, by the section name in --help. Missing groups are added to this
             dict and to the parser.
@@ -83,5 +83,5 @@ def parsed_settings(parsed: argparse.Namespace, settings: type) -> dict[str, Any
 
 
 def defaults_of(settings: Any) -> dict[str, Any]:
-    """Return the default values of all fields with an option, by field name."""
+    """Return the default values of all fields of a settings dataclass that have an option, by field name."""
     return {field.name: field.default for field in dataclasses.fields(settings) if "option" in field.metadata}

@@ -14,8 +14,8 @@ MIN_MEGA_BATCH_WORDS = 1000
 """Minimum number of words in a mega-batch. The sizes of mega-batches may differ by up to 1%, which is only ten
 words at this minimum."""
 
-# Each match ends where the next paragraph, line or word begins. A text is cut where a match ends, so no character is
-# lost.
+# Each pattern matches the characters between two paragraphs, lines or words. A text is cut where a match ends, which is
+# where the next paragraph, line or word begins. So no character is lost.
 PARAGRAPH_END = re.compile(r"\n(?:[^\S\n]*\n)+")
 LINE_END = re.compile(r"\n")
 WORD_END = re.compile(r"(?<=\S)\s+")
@@ -59,7 +59,7 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     """
     if valid_words is None:
         valid_words = default_valid_words(total_words)
-    shares = num_mega_batches + 1  # the mega-batches and the test set, which has the size of a mega-batch
+    shares = num_mega_batches + 1  # the test set has the size of a mega-batch
     needed_words = valid_words + shares * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words:
         raise PrepError(
@@ -107,11 +107,11 @@ def extension_plan(total_words: int, num_mega_batches: int, passage_words: int |
 
 
 def cut_document(text: str, passage_words: int, limit_words: int) -> list[str]:
-    """Cut a document into passages if it is longer than `limit_words`.
+    """Cut a document into passages if the document is longer than `limit_words`.
 
     The document is cut at paragraph ends. Only a paragraph longer than `limit_words` is also cut at line ends, and
     only a line longer than `limit_words` is also cut between words. Then neighbouring parts are joined into passages of
-    up to `passage_words` words (see `_join_up_to`). No character is lost: all passages joined give the exact text of
+    up to `passage_words` words (see `_join_up_to`). No character is lost: joining all passages gives the exact text of
     the document.
     """
     if _num_words(text) <= limit_words:
@@ -131,17 +131,17 @@ def _num_words(text: str) -> int:
 
 
 def _split_after(pattern: re.Pattern, text: str) -> list[str]:
-    """Split a text at the end of each match of a pattern."""
+    """Split a text at the end of each match of a pattern, and return the pieces."""
     ends = [match.end() for match in pattern.finditer(text)]
     bounds = sorted({0, *ends, len(text)})
     return [text[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def _join_up_to(passage_words: int, parts: list[str]) -> list[str]:
-    """Join neighbouring parts into passages of up to `passage_words` words.
+    """Join neighbouring parts of a document into passages of up to `passage_words` words.
 
     A part with more than `passage_words` words becomes one longer passage. A part without words, such as a blank line,
-    never becomes a passage of its own.
+    is always joined with another part.
     """
     passages: list[str] = []
     current: list[str] = []
@@ -161,7 +161,7 @@ def order_key(seed: int, identity: bytes, passage_number: int) -> bytes:
 
     Args:
         seed: the seed of the stream.
-        identity: SHA-256 digest of the document's text.
+        identity: SHA-256 digest of the text of the complete document.
         passage_number: index of the passage in its document.
     """
     digest = hashlib.sha256(f"{seed} {passage_number} ".encode() + identity)

@@ -2,8 +2,8 @@
 
 The splits are the mega-batches, the validation set and the test set.
 
-The steps: read documents, remove copies, plan sizes, cut long documents into passages, order the passages, train the
-tokenizer, encode the passages.
+The steps: read documents, remove copies, choose the sizes of the splits, cut long documents into passages, shuffle the
+passages and divide them into splits, train the tokenizer, encode the passages.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,8 +33,8 @@ from fairseq_alma.core.stream_folder import FORMAT_VERSION
 
 Result = TypeVar("Result")
 _WRITTEN_PASSAGES = 1 << 20
-"""Number of index entries that are sorted and written at a time. Sorting copies the entries, so sorting all of them at
-once would double the memory use."""
+"""Number of index entries (one per passage, see `index`) that are sorted and written at a time. Sorting copies the
+entries, so sorting all entries at once would double the memory use."""
 
 
 class BaseStream(NamedTuple):
@@ -44,11 +44,14 @@ class BaseStream(NamedTuple):
     description: Mapping
     """The content of the stream's stream.json."""
     keys: np.ndarray
-    """V16 [n], the 16-byte keys (hashes of the text) of the stream's documents, and of the near-duplicates that were
+    """V16 [n]: the 16-byte key (hash of the text) of each document of the stream, and of each near-duplicate that was
     removed."""
     signatures: list[list[Path]]
-    """The files with the MinHash signatures of the same n documents (see `duplicates`): one list of files for the
-    stream as it was first made, and one list per call of alma-prep --extend that added mega-batches."""
+    """The files with MinHash signatures, which are used to find near-duplicates. They contain one signature per key.
+
+    There is one list of files for the stream as it was first made, and one list per call of alma-prep --extend that
+    added mega-batches.
+    """
 
     @property
     def num_extensions(self) -> int:
@@ -59,11 +62,11 @@ class BaseStream(NamedTuple):
 def build_stream(
     settings: PrepSettings, files: Files, work: WorkFolder, executor: Executor, base: BaseStream | None = None
 ) -> dict:
-    """Write all shards (output files) of a new stream, or of an extension, into the work folder.
+    """Write all shards (output files) of a new stream, or of an extension, into the work folder OUT/.alma-prep.
 
     Args:
-        settings: the settings.
-        files: the files of each source.
+        settings: the settings of this call of alma-prep.
+        files: the input files of each source.
         work: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
         base: the stream to extend; None: make a new stream.
@@ -78,7 +81,7 @@ def build_stream(
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
     documents, table = _without_copies(settings, spooled, work, base)
-    spooled = spooled._replace(documents=np.empty(0, ENTRY))  # frees 56 bytes per document
+    spooled = spooled._replace(documents=np.empty(0, ENTRY))  # no longer needed; frees 56 bytes per document
     num_mega_batches = _num_mega_batches(settings, spooled)
     words = _words_by_source(documents, len(files))
     wanted_words = _wanted_words(files, words)
@@ -119,9 +122,18 @@ def build_stream(
 def _encode_extension(
     index: Index, base: BaseStream, spooled: Spooled, table: list[dict], work: WorkFolder, executor: Executor
 ) -> dict:
-    """Encode the mega-batches of an extension with the tokenizer of the existing stream.
+    """Encode the mega-batches that alma-prep --extend adds, with the tokenizer of the existing stream.
 
-    Return the part of stream.json that describes the extension. See `build_stream` for the arguments.
+    Args:
+        index: the new passages in their final order, and their division into mega-batches.
+        base: the existing stream.
+        spooled: the new documents that were read.
+        table: the table of removed documents, see `_without_copies`.
+        work: the work folder.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
+
+    Returns:
+        The part of stream.json that describes the added mega-batches.
     """
     tokenizer_file = base.folder / base.description["tokenizer"]["file"]
     encoded = encode(index, tokenizer_file, base.description["dictionary_size"], work, executor)
@@ -132,9 +144,9 @@ def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> 
     """Return the entries that stream.json has both for a new stream and for an extension.
 
     Args:
-        spooled: the documents that were read.
+        spooled: the documents that were read from the sources.
         table: the table of removed documents, see `_without_copies`.
-        splits: the entry of each split in stream.json, by the name of the split.
+        splits: for each split, by name, its entry in stream.json.
     """
     described = {"sources": spooled.records, "cleaning": table, "splits": splits}
     return described if spooled.snapshots is None else described | {"snapshots": spooled.snapshots}
@@ -143,8 +155,8 @@ def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> 
 def _workable(compute: Callable[[], Result]) -> Result:
     """Return the result of `compute`. If it raises PrepError, raise Unworkable instead.
 
-    Use it for computations that fail only if the settings cannot work on the text of the sources. Unworkable makes
-    alma-prep remove the unfinished work.
+    Use this function for computations that fail only if the settings cannot work on the text of the sources, for
+    example because there is too little text. Unworkable makes alma-prep remove the unfinished work.
     """
     try:
         return compute()
@@ -158,10 +170,10 @@ def _words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
     """Return the number of words of each source, by source index.
 
     Args:
-        entries: the index entries of documents or passages.
+        entries: the index entry (`index.ENTRY`) of each document or passage.
         num_sources: number of sources.
     """
-    # `bincount` needs float64 weights. Their sums are exact up to 2^53 words.
+    # Convert to float64, because `bincount` needs float64 weights. Float64 sums are exact up to 2^53 words.
     counts = np.bincount(entries["source"], entries["num_words"].astype(np.float64), num_sources)
     return dict(enumerate(counts.astype(np.int64).tolist()))
 
@@ -176,7 +188,7 @@ def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
         words: number of words of each source, by source index.
 
     Raises:
-        Unworkable: if the shares are invalid, or no text is left of a source with a share.
+        Unworkable: if the shares are invalid, or if a source with a share has no text left.
     """
     shares = {number: source.share for number, source in enumerate(files)}
     for number, source in enumerate(files):
@@ -190,7 +202,9 @@ def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
 
 
 def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
-    """Return the number of mega-batches to write. A stream that drifts has one mega-batch per snapshot.
+    """Return the number of mega-batches to write.
+
+    A stream that drifts has one mega-batch per snapshot (text of one point in time, see `snapshots`).
 
     Raises:
         Unworkable: if the setting `num_mega_batches` differs from the number of snapshots.
@@ -210,15 +224,16 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
 def _without_copies(
     settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
 ) -> tuple[np.ndarray, list[dict]]:
-    """Remove copies of documents. Also save the keys and signatures of the documents in the work folder.
+    """Remove copies of documents, and write the keys and MinHash signatures of the documents into the work folder.
 
-    With these files, a later call of alma-prep --extend, which adds mega-batches, finds copies of these documents.
+    A key is a hash of the text. A later call of alma-prep --extend, which adds mega-batches, uses the keys and
+    signatures to find new documents that are copies of the documents of this call.
 
     If the setting `duplicates` is "keep", nothing is removed and no files are written.
 
     Returns:
-        The index entry (`index.ENTRY`) of each remaining document; and a table for stream.json. The table lists how
-        many documents and words of each source were removed, first by cleaning and then as copies.
+        Two values. First, the index entry (`index.ENTRY`) of each remaining document. Second, a table for stream.json,
+        which lists how many documents and words of each source were removed, by cleaning and as copies.
     """
     table = [
         {"step": reason, "source": source, "documents": removed[0], "words": removed[1]}
@@ -235,7 +250,7 @@ def _without_copies(
 
 
 def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
-    """Return the sizes of splits and passages. Raise Unworkable if there is too little text for the settings."""
+    """Return the sizes of splits and passages in words. Raise Unworkable if the text is too short for the settings."""
     if base is not None:
         return _workable(lambda: partition.extension_plan(total_words, num_mega_batches, settings.passage_words))
     return _workable(
@@ -246,7 +261,7 @@ def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base:
 def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolder, executor: Executor) -> np.ndarray:
     """Cut long documents into passages. Return the index entry of every passage, in no particular order.
 
-    A document that is not cut is one passage, and keeps its index entry.
+    A document that is not cut becomes a single passage, which has the index entry of the document.
     """
     is_long = documents["num_words"] > plan.limit_words
     long_documents = documents[is_long]
@@ -267,7 +282,7 @@ def _write_index(
     settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
     work: WorkFolder, base: BaseStream | None,
 ) -> Index:  # fmt: skip
-    """Sort all passages into the final order, divide them into splits, and write the index file."""
+    """Sort all passages into the final order, divide them into splits, and write the index file (see `index`)."""
     names = layout.split_order(num_mega_batches)
     kind_names = [record["kind"] for record in spooled.records]
     known = sorted(set(kind_names))
@@ -286,13 +301,14 @@ def _write_index(
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(order), _WRITTEN_PASSAGES):
             part = passages[order[start : start + _WRITTEN_PASSAGES]]
-            part["source"] = part["group"] = 0  # only the order depends on them, and it is computed
+            # Clear these two fields. They were needed only to compute the order, and must not affect the file's digest.
+            part["source"] = part["group"] = 0
             file.write(part.data)
     return Index(path, sha256_of(path), work.spool, cuts, names)
 
 
 def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
-    """Return rows for the "cleaning" table: how many words of each source were left out because of the shares.
+    """Return rows for the table "cleaning" in stream.json: words of each source that the shares leave out.
 
     The share of a source is the fraction of the stream's words that the source should provide.
 

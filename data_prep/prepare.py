@@ -1,4 +1,7 @@
-"""Make a stream folder, extend it, or check a finished one. The command `alma-prep` calls `prepare`."""
+"""Make a new stream, add mega-batches to a stream, or check a finished stream.
+
+The command `alma-prep` calls the function `prepare`.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,13 +19,14 @@ from data_prep.work_folder import full_disk_reported, publish, remove_finished_w
 
 
 def prepare(settings: PrepSettings) -> dict:
-    """Make a new stream, extend a stream, or check a finished stream.
+    """Make a new stream, add mega-batches to a stream, or check a finished stream.
 
-    With the setting `extend`, the stream is extended. Without it, a finished stream is only checked: it must have been
-    made with these settings. If there is no finished stream, a new one is made.
+    If the setting `extend` is True, mega-batches are added to the stream in the folder `settings.out`. Otherwise, a
+    finished stream in this folder is only checked: it must be undamaged and must have been made with these settings.
+    If the folder contains no finished stream, a new stream is made.
 
-    A script must call this function under `if __name__ == "__main__":`. Otherwise each worker process would call it
-    again, because it imports the script (multiprocessing's method `spawn`).
+    A script must call this function under `if __name__ == "__main__":`. Otherwise each worker process would call this
+    function again, because every worker process imports the script (multiprocessing's start method `spawn`).
 
     Returns:
         The content of stream.json.
@@ -32,8 +36,8 @@ def prepare(settings: PrepSettings) -> dict:
     """
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
-        # Sort the sources, because the bytes of the stream must not depend on the order and names of the sources.
-        # Exception: with "as-given", the given order of the sources is the order of the mega-batches.
+        # Sort the sources, because the bytes of the stream must not depend on the order in which the sources are given.
+        # Do not sort with "as-given", because the given order of the sources is then the order of the mega-batches.
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     check_installed(settings, files)
@@ -46,10 +50,10 @@ def prepare(settings: PrepSettings) -> dict:
 
 
 def _make_new(settings: PrepSettings, files: Files) -> dict:
-    """Make a new stream, or continue one that was interrupted. Return the content of its stream.json."""
+    """Make a new stream, or continue to make one if alma-prep was interrupted. Return the content of stream.json."""
     check_free(settings.out)
     if settings.tokenizer not in TOKENIZERS:
-        given_tokenizer(settings.tokenizer)  # if the tokenizer cannot be read, fail now, not after hours
+        given_tokenizer(settings.tokenizer)  # fail now, not after hours, if this tokenizer is unreadable
     identity = settings.identity()
     with (
         full_disk_reported(settings.out),
@@ -63,7 +67,7 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
 
 
 def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> dict:
-    """Check a finished stream and return the content of its stream.json.
+    """Check that a finished stream is undamaged and was made with these settings. Return the content of stream.json.
 
     Args:
         settings: the settings of this call of alma-prep.
@@ -81,10 +85,11 @@ def _check_finished(settings: PrepSettings, files: Files, stream: Mapping) -> di
 
 
 def _content_key(source: Source, files: Sequence[SourceFile]) -> tuple:
-    """Return a sort key for a source. The name is the last element, so it matters only if all others are equal.
+    """Return a tuple by which `prepare` sorts the sources.
 
-    Renaming a source should not change the stream. But the order of the sources can change it: if two sources contain
-    the same text, only the first source keeps it. The second source then has fewer words left to provide its share
-    (its fraction of the stream).
+    The name of the source is the last element of the tuple, so the name matters only if all other elements are equal.
+    This is intended, because renaming a source should not change the stream. The order of the sources can change the
+    stream: if two sources contain the same text, the text is kept only in the first source. The second source then has
+    fewer words left to provide its share (its fraction of the stream's words).
     """
     return (source.kind, source.share or 0.0, sum(file.num_bytes for file in files), len(files), source.name)

@@ -8,15 +8,15 @@ from tqdm import tqdm
 
 
 class _Tqdm(tqdm):
-    # 0 disables tqdm's monitor thread. If this thread received Ctrl-C, Python would raise KeyboardInterrupt in the main
-    # thread at once, even while `interrupts_delayed` delays Ctrl-C there.
+    # 0 disables tqdm's monitor thread. It must not run: if the monitor thread received Ctrl-C, Python would raise
+    # KeyboardInterrupt in the main thread at once, even while `interrupts_delayed` delays Ctrl-C in the main thread.
     monitor_interval = 0
 
 
 class Bar:
-    """A context manager that shows the progress of one step.
+    """A context manager that shows the progress of one step of alma-prep.
 
-    If stderr is a terminal, it shows a progress bar. Otherwise it prints one line when the step ends.
+    If stderr is a terminal, a progress bar is shown. Otherwise, one line is printed when the step ends.
 
     Args:
         name: name of the step.
@@ -46,7 +46,7 @@ class Bar:
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
-        in_log = self._bar.disable  # read this now, because `close` sets `disable` to True
+        in_log = self._bar.disable  # read `disable` now, because `close` sets it to True
         self._bar.close()
         if in_log and error_type is None:
             wall_seconds = time.monotonic() - self._start_seconds
@@ -54,5 +54,5 @@ class Bar:
 
 
 def note(text: str) -> None:
-    """Print a line on stderr: information or a warning."""
+    """Print a line with information or a warning on stderr."""
     print(text, file=sys.stderr, flush=True)

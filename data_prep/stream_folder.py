@@ -61,7 +61,7 @@ def check_bytes(out: Path, what_to_do: str) -> None:
     try:
         manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         outputs = {name: (output["bytes"], output["sha256"]) for name, output in manifest["outputs"].items()}
-        _ = manifest["extensions"][:0]  # raises an error unless "extensions" is a list, which --extend needs
+        _ = manifest["extensions"][:0]  # raises an error if "extensions" is no list, because --extend needs a list
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PrepError(f"{out / MANIFEST} cannot be read ({error!r}). {what_to_do}") from error
     stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))
@@ -82,9 +82,9 @@ def belongs_to_stream(name: str, num_mega_batches: int, num_extensions: int) -> 
     """Return True if a stream with these numbers of mega-batches and extensions has a shard with this name.
 
     Args:
-        name: relative path of a shard, which matches SHARD_NAME.
-        num_mega_batches: number of mega-batches, including those of extensions.
-        num_extensions: number of extensions.
+        name: path of the shard relative to the stream folder. It must match SHARD_NAME.
+        num_mega_batches: number of all mega-batches, including those that alma-prep --extend added.
+        num_extensions: how many times alma-prep --extend has added mega-batches.
     """
     mega_batch, dedup = re.match(r"mega_batch_(\d+)/", name), re.match(r"dedup/(\d+)\.", name)
     if mega_batch:
@@ -111,7 +111,7 @@ def check_free(out: Path) -> None:
 
 
 def files_beside_work(out: Path) -> list[str]:
-    """Return all files and empty folders in `out`, except in the work folder, as sorted paths relative to `out`."""
+    """Return sorted paths, relative to `out`, of all files and empty folders in `out`, except in the work folder."""
     found = []
     for folder, subfolders, names in os.walk(out):
         here = Path(folder).relative_to(out)

@@ -1,4 +1,4 @@
-"""Make dict.txt and the tokenizer file of a stream: copy a given tokenizer, or train one on the mega-batches."""
+"""Make dict.txt and the tokenizer file of a stream: copy the user's tokenizer, or train one on the mega-batches."""
 
 import math
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ from data_prep.work_folder import WorkFolder
 
 
 def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, executor: Executor) -> Path:
-    """Write the tokenizer file into the work folder: copy a given tokenizer, or train one on all mega-batches.
+    """Write the tokenizer file into the work folder: copy the user's tokenizer, or train one on all mega-batches.
 
     Args:
-        settings: the settings.
+        settings: the settings of this call of alma-prep.
         index: the passages in their final order, and the splits.
         work: the work folder.
         executor: runs the training task, on this machine or on a Slurm cluster.
@@ -37,7 +37,7 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
     start, end = index.training()  # the passages of all mega-batches, without the validation set and the test set
     num_words = int(index.passages["num_words"][start:end].sum(dtype=np.int64))
     most = min(settings.tokenizer_words, tokenizer.max_training_words or settings.tokenizer_words)
-    # Train on every `stride`-th passage, so that the training text has about `most` words or fewer.
+    # Train only on every `stride`-th passage, so that the training text has at most about `most` words.
     stride = max(1, math.ceil(num_words / most))
     task = TrainTokenizerTask(
         settings.tokenizer, settings.vocab_size, str(index.spool), str(index.path), index.sha256, start, end, stride
@@ -50,20 +50,21 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
 
 @dataclass(frozen=True)
 class TrainTokenizerTask(Task):
-    """Train a tokenizer on every `stride`-th passage from `start` (included) to `end` (excluded) of the index file.
+    """Task that trains a tokenizer on every `stride`-th passage from `start` (included) to `end` (excluded).
 
-    Writes the content of the tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of `run`.
+    `start` and `end` are positions in the index file, which lists all passages. The task writes the content of the
+    tokenizer file to PREFIX.tokenizer, where PREFIX is the argument `prefix` of `run`.
     """
 
     kind: str
-    """Key of the tokenizer's class in TOKENIZERS."""
+    """Name of the tokenizer to train, a key of `tokenization.TOKENIZERS`."""
     vocab_size: int
     spool: str
     """Path of the spool folder, which contains the text of the passages."""
     index: str
-    """Path of the index file."""
+    """Path of the index file, which lists all passages (see `index`)."""
     index_sha256: str
-    """SHA-256 digest of the index file. If the file has changed, the task is done again."""
+    """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
     start: int
     end: int
     stride: int
@@ -93,7 +94,7 @@ def check_vocabulary(settings: PrepSettings, tokenizer_file: Path) -> list[str]:
 
 
 def write_dictionary(symbols: list[str], counts: np.ndarray, work: WorkFolder) -> Path:
-    """Write dict.txt and return its path.
+    """Write dict.txt, fairseq's list of symbols with counts, and return its path.
 
     Args:
         symbols: the tokenizer's symbols.

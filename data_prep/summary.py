@@ -1,15 +1,15 @@
-"""Format the tables that alma-prep prints at the end."""
+"""Format the tables that alma-prep prints when it has finished."""
 
 SKIPPED_SHOWN = 10
 """Maximum number of lines about skipped files, lines or pages to print per source."""
 
 
 def summary(stream: dict) -> str:
-    """Return tables of the splits of a finished stream, of removed documents, and of skipped files, as text.
+    """Return a text with three tables: the splits of a finished stream, the removed documents, and the skipped files.
 
     Args:
-        stream: the content of stream.json. If the stream has extensions, the tables list the removed
-            documents and skipped files of the last extension only.
+        stream: the content of stream.json. If alma-prep --extend has added mega-batches to the stream, the removed
+            documents and skipped files are those of its last call.
     """
     lines = [f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}"]
     for name, split in stream["splits"].items():

@@ -1,14 +1,15 @@
-"""Steps and tasks. If alma-prep is killed at any moment, its next call continues without repeating finished tasks.
+"""Divide work into steps and tasks. If alma-prep is killed, its next call continues without repeating finished tasks.
 
-A step is a folder and a list of tasks. Each task is done by one worker:
+A step is a folder and a list of tasks. Each task is done by one worker process:
 
 1. The worker writes the task's shards (output files) into a temporary folder.
 2. It moves the shards into the step's folder by renaming.
-3. It writes the done mark, a file with the task, its result, and the size and SHA-256 digest of every shard.
+3. It writes the done mark, a file with the task's description, its result, and the size and SHA-256 digest of every
+   shard.
 
 The next call of alma-prep skips a task if the done mark describes the same task and the shards have the recorded sizes
-and digests. It repeats all other tasks. The output does not depend on which process did a task or how often the task
-was started.
+and digests. All other tasks are done again. The output does not depend on which process did a task or how often the
+task was started.
 """
 
 import importlib
@@ -34,17 +35,18 @@ _TASKS = "tasks.jsonl"
 class Task(ABC):
     """A unit of work for one worker. Subclasses are frozen dataclasses whose fields can be converted to JSON.
 
-    Two tasks with equal fields must write equal shards. Reason: a task is skipped if an earlier call of alma-prep left
+    Two tasks with equal fields must write equal shards, because a task is skipped if an earlier call of alma-prep left
     a done mark with equal fields.
     """
 
     @abstractmethod
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        """Do the work in a worker process.
+        """Do the task. This method is called in a worker process.
 
         Args:
-            prefix: path prefix of all shards of the task. Write only files whose path begins with it.
-            heartbeat: the task's heartbeat. Call `heartbeat.beat` at least once per document.
+            prefix: path prefix of all shards of the task. The task may only write files whose paths begin with it.
+            heartbeat: the heartbeat, which shows that the task makes progress. Call `heartbeat.beat` at least once per
+                document.
 
         Returns:
             The result of the task, a JSON object, which is stored in the task's done mark.
@@ -52,14 +54,14 @@ class Task(ABC):
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
-        """Return the task with these field values, as read from JSON.
+        """Return the task with these field values, which were read from JSON.
 
-        Override this method if a value needs conversion from its JSON type.
+        Override this method if a field has a type that JSON does not have, such as a tuple or a class.
         """
         return cls(**values)
 
     def description(self) -> str:
-        """Return the task, that is its class and its fields, as one line of JSON."""
+        """Return one line of JSON that describes the task: its class and the values of its fields."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return json.dumps({"class": f"{type(self).__module__}:{type(self).__qualname__}", **values})
 
@@ -67,7 +69,7 @@ class Task(ABC):
 def _task_from(description: dict) -> Task:
     """Return the task with this description.
 
-    The task's class is imported here, so that any worker on any machine can run the task.
+    This function imports the task's class, so that any worker on any machine can run the task.
 
     Args:
         description: the result of `Task.description`, parsed from JSON.
@@ -84,7 +86,7 @@ class Executor(Protocol):
         """Run some tasks of a step.
 
         Args:
-            step: the step.
+            step: the step to which the tasks belong.
             numbers: indices in `step.tasks` of the tasks to run.
             threads: maximum number of threads per task.
             on_done: called with the index of each task when the task is done.
@@ -96,7 +98,10 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """A list of tasks, and the folder for their shards and done marks. A task's number is its index in the list."""
+    """A list of tasks, and the folder for the tasks' output files (shards) and done marks.
+
+    The number of a task is its index in the list.
+    """
 
     folder: Path
     tasks: Sequence[Task]
@@ -129,8 +134,8 @@ class Step:
                 on_done(number)
         missing = [number for number in range(len(self.tasks)) if number not in results]
         for number in missing:
-            # Remove invalid done marks. Also remove the heartbeat files of killed workers, because a heartbeat file
-            # that no longer changes looks as if a worker hung.
+            # Remove done marks that are not valid for these tasks. Also remove the heartbeat files of killed workers,
+            # because a heartbeat file that no longer changes is reported as a hung worker.
             for ending in ("done", "alive"):
                 self._path(number, ending).unlink(missing_ok=True)
         if missing:
@@ -139,19 +144,20 @@ class Step:
             mark = self.mark(number)
             if mark is None:
                 raise PrepError(
-                    f"task {number} of step {self.folder.name} wrote no done mark: run the same command again."
+                    f"task {number} of step {self.folder.name} did not finish: its done mark "
+                    f"{self._path(number, 'done')} is missing. Run the same command again."
                 )
             results[number] = mark["result"]
         return [results[number] for number in range(len(self.tasks))]
 
     def prefix(self, number: int) -> Path:
-        """Return the path prefix of a task's shards."""
+        """Return the path prefix of the output files (shards) of a task."""
         return self.folder / f"{number:06d}"
 
     def mark(self, number: int) -> dict | None:
-        """Return the content of the done mark of a task, or None if the mark is missing or describes another task.
+        """Return the content of a task's done mark, or None if the done mark is missing or describes another task.
 
-        This method does not check whether the shards match the mark.
+        This method does not check whether the task's output files (shards) match the done mark.
         """
         try:
             mark = json.loads(self._path(number, "done").read_text())
@@ -163,8 +169,8 @@ class Step:
         """Return an error message about a worker whose heartbeat stopped, or None if all workers make progress.
 
         Args:
-            since: when the executor began these tasks, in seconds since the epoch. Only the time after this moment
-                counts as time without progress.
+            since: time at which the executor began these tasks, in seconds since the epoch. Heartbeats may be older.
+                Only the time after `since` counts as time without progress.
             stall_seconds: seconds without progress after which a worker counts as hung.
         """
         for path in self.folder.glob("[0-9]*.alive"):  # the pattern does not match temporary copies of heartbeat files
@@ -174,12 +180,15 @@ class Step:
                     content = json.loads(path.read_text())
                     return (
                         f"a worker hung: process {content['pid']} on {content['host']} has made no progress for "
-                        f"{idle_seconds:.0f} s in {self.folder.name}, task {path.stem}, at {content['at']}"
+                        f"{idle_seconds:.0f} s in step {self.folder.name}, task {path.stem}, at {content['at']}"
                     )
         return None
 
     def _checked_mark(self, number: int) -> dict | None:
-        """Return the content of the done mark of a task if all shards have the sizes and digests in it, else None."""
+        """Return the content of a task's done mark, or None if the mark is missing or does not match the task's shards.
+
+        The mark matches if all shards (output files) have the sizes and digests that the mark records.
+        """
         mark = self.mark(number)
         if mark is None:
             return None
@@ -194,12 +203,12 @@ class Step:
 
 
 def run_task(folder: str, number: int) -> int:
-    """Do one task of the step in `folder` and return the number of the task. Called in a worker process."""
+    """Do one task of the step in `folder`, and return the task's number. This function runs in a worker process."""
     with open(Path(folder) / _TASKS) as file:
         description = json.loads(next(line for index, line in enumerate(file) if index == number))
     stem = f"{number:06d}"
-    # All tasks of a step move their shards into the same folder, which already exists. Therefore `written_aside` of
-    # core.files cannot be used here: it cannot write into an existing folder.
+    # `written_aside` of core.files cannot be used here, because it cannot write into an existing folder, and all tasks
+    # of a step move their shards into the same existing folder.
     temporary = Path(folder) / f"{stem}.{socket.gethostname()}.{os.getpid()}.part"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

@@ -17,15 +17,15 @@ from data_prep.errors import PrepError, Unworkable
 
 
 class Tokenizer(Protocol):
-    """Interface of the trainable tokenizers. An instance is loaded from a file and maps text to ids 0..vocab_size-1."""
+    """Interface of the tokenizers that can be trained. An instance is loaded from a file and maps text to token ids."""
 
     file_name: ClassVar[str]
     """Name of the tokenizer file in a stream folder."""
     smallest_vocab_size: ClassVar[int]
     """Smallest vocabulary size with which this tokenizer can be trained."""
     max_training_words: ClassVar[int | None]
-    """Maximum number of words to train on; None: no limit. If there are more, `make_tokenizer`
-    passes only every n-th passage."""
+    """Maximum number of words to train on; None: no limit. If the text has more words, `make_tokenizer` uses only every
+    n-th passage."""
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
@@ -47,18 +47,18 @@ class Tokenizer(Protocol):
         ...
 
 
-# ByteBPE splits text into words by WORD, and caches the ids of each word. GPT-2 splits text by another regular
-# expression, and its tokens never cross the points where that expression splits. WORD splits only at some of these
-# points: before a space that precedes a word, and around other white space. Therefore a word has the same ids wherever
-# it occurs. White space between words also counts as a word here.
+# WORD is the regular expression by which ByteBPE splits text into words, to cache the token ids of each word. White
+# space between words also counts as a word here. For the cache, a word must have the same token ids wherever it occurs.
+# GPT-2 splits text by another regular expression, and no GPT-2 token crosses a point where that expression splits. WORD
+# splits only at some of these points: before a space that precedes a word, and around other white space.
 #
 # _SPACE is Unicode white space, as in the tokenizers library. Python's \s also matches four more control characters.
 _SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
 WORD = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
 MAX_KNOWN_WORDS = 1 << 18
-"""Maximum number of words whose ids ByteBPE caches. When there are more, the cache is emptied."""
+"""Maximum number of words whose token ids ByteBPE caches. When the cache has more words, it is emptied."""
 MAX_KNOWN_LETTERS = 64
-"""Maximum length, in characters, of a word whose ids ByteBPE caches."""
+"""Maximum length, in characters, of a word whose token ids ByteBPE caches."""
 
 
 class ByteBPE:
@@ -91,8 +91,8 @@ class ByteBPE:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(file))
-        # A given tokenizer file may request truncation or padding. Disable both, because `encode` calls the tokenizer
-        # for single words, so each word would be truncated or padded.
+        # Disable truncation and padding, which the tokenizer file may request. `encode` calls the tokenizer for single
+        # words, so each word would be truncated or padded.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._known: dict[str, list[int]] = {}
@@ -125,12 +125,12 @@ class ByteBPE:
 class SentencePiece:
     """A sentencepiece BPE tokenizer with byte fallback, so there are no unknown tokens. It keeps spaces and line ends.
 
-    It is not quite lossless: `decode` turns the character U+2581 into a space, because sentencepiece represents spaces
-    by this character.
+    The tokenizer is not quite lossless: `decode` turns the character U+2581 into a space, because sentencepiece uses
+    this character to represent spaces.
     """
 
     file_name: ClassVar[str] = "sentencepiece.model"
-    smallest_vocab_size: ClassVar[int] = 259  # <unk>, the line end, 256 bytes, and one letter
+    smallest_vocab_size: ClassVar[int] = 259  # <unk>, the line end, 256 bytes, and one character
     max_training_words: ClassVar[int | None] = 50_000_000  # the trainer keeps the complete text in memory
 
     @staticmethod
@@ -158,7 +158,7 @@ class SentencePiece:
                 allow_whitespace_only_pieces=True,
                 # Make the line end a separate symbol, so that no other symbol contains a line end.
                 user_defined_symbols=["\n"],
-                # Leave out <s>, </s> and <pad>, because fairseq adds them.
+                # Leave out <s>, </s> and <pad> (id -1), because fairseq adds these symbols.
                 unk_id=0,
                 bos_id=-1,
                 eos_id=-1,
@@ -198,7 +198,7 @@ class SentencePiece:
 
 
 class AnyTokenizer:
-    """A tokenizer from any tokenizer.json of the `tokenizers` library. Whether it is lossless depends on the file."""
+    """A tokenizer from any tokenizer.json of the `tokenizers` library. The file determines whether it is lossless."""
 
     file_name: ClassVar[str] = "tokenizer.json"
 
@@ -225,7 +225,7 @@ class AnyTokenizer:
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {"byte-bpe": ByteBPE, "sentencepiece": SentencePiece}
-"""The classes of trainable tokenizers, by their name in --tokenizer."""
+"""The classes of tokenizers that can be trained, by their names in --tokenizer."""
 
 
 def load_tokenizer(file: Path) -> "ByteBPE | SentencePiece | AnyTokenizer":
@@ -238,8 +238,8 @@ def load_tokenizer(file: Path) -> "ByteBPE | SentencePiece | AnyTokenizer":
 def _is_byte_bpe(described: dict) -> bool:
     """Return True if ByteBPE can be used for this tokenizer.
 
-    The tokenizer must be a BPE tokenizer that splits text like GPT-2 and does not change the text. ByteBPE encodes
-    words one by one, which gives the correct ids only for such tokenizers.
+    ByteBPE encodes words one by one. This gives the correct ids only for a BPE tokenizer that splits text like GPT-2
+    and does not change the text.
 
     Args:
         described: the parsed content of tokenizer.json.
@@ -310,5 +310,5 @@ def given_tokenizer(name: str) -> tuple[str, bytes]:
             return ByteBPE.file_name, tokenizer.to_str(pretty=False).encode("utf-8")
         Tokenizer.from_file(name)
         return AnyTokenizer.file_name, path.read_bytes()
-    except Exception as error:  # sentencepiece and tokenizers raise different types of exceptions
+    except Exception as error:  # the libraries raise different types of exceptions
         raise PrepError(f"the tokenizer {name} cannot be read: {error}") from error

@@ -6,8 +6,9 @@ from typing import Any
 def words_between_spaces() -> Any:
     """Return a word tokenizer that splits at white space. Pass it to datatrove as the argument `language`.
 
-    datatrove's English tokenizer is not used: it counts punctuation marks as words, and takes a minute for every 25 MB.
-    The returned tokenizer cannot split text into sentences. The parts of datatrove that are used here never need it.
+    datatrove's English tokenizer is not used, because it counts punctuation marks as words and takes a minute for every
+    25 MB. The returned tokenizer cannot split text into sentences, because alma-prep uses only parts of datatrove that
+    never need sentences.
     """
     from datatrove.utils.word_tokenizers import WordTokenizer
 

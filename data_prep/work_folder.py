@@ -37,23 +37,23 @@ class WorkFolder(NamedTuple):
 
     @property
     def spool(self) -> Path:
-        """The spool folder, which contains the text of all documents."""
+        """The spool folder, which contains the text of all documents in plain text files."""
         return self.folder / "spool"
 
     @property
     def stream(self) -> Path:
-        """The folder with the finished shards. They have the same relative paths here as later in the stream folder
-        OUT."""
+        """The folder with the finished shards. Their paths relative to this folder are the same as later relative to
+        the stream folder OUT."""
         return self.folder / "stream"
 
 
 @contextmanager
 def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFolder]:
-    """Lock and yield the work folder of `out`.
+    """Lock and yield the work folder of `out`, in which alma-prep makes a stream or adds mega-batches to it.
 
-    The work folder is new, unless an interrupted call of alma-prep with the same settings left one. If the block ends
-    without an error or with Unworkable, the work folder is removed. After any other error it is kept, so that the next
-    call of alma-prep can continue.
+    The work folder is new, unless an interrupted call of alma-prep with the same settings left one. If the `with`
+    statement ends without an error or with Unworkable, the work folder is removed. After any other error, the work
+    folder is kept, so that the next call of alma-prep can continue.
 
     Args:
         out: the stream folder.
@@ -70,8 +70,8 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
         with _lease_held(out):
             if (out / STREAM_FILE).exists() != extend:
                 raise PrepError(
-                    f"another alma-prep has just finished in {out}. Run the same command again: it checks the finished "
-                    "stream and does not repeat the work."
+                    f"another alma-prep has just finished in {out}. Run the same command again: it only checks the "
+                    "finished stream and does not repeat the work."
                 )
             resumes = _can_resume(out, settings)
             _remove_leftover_shards(out, settings, resumes)
@@ -87,14 +87,14 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
             _empty(work.folder)
     except Unworkable:
         if not out_existed:
-            with suppress(OSError):  # the folder is not empty if another alma-prep has just started in it
+            with suppress(OSError):  # fails if another alma-prep has just started in the folder
                 out.rmdir()
         raise
 
 
 @contextmanager
 def full_disk_reported(out: Path) -> Iterator[None]:
-    """Turn a disk-full error inside this block into a PrepError that says what to do."""
+    """Turn a disk-full error inside this `with` statement into a PrepError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -108,14 +108,16 @@ def full_disk_reported(out: Path) -> Iterator[None]:
 
 
 def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
-    """Move the shards into `out`, then manifest.json, then stream.json. After the last move, `out` is the new stream.
+    """Move the finished shards from the work folder into `out`, then manifest.json, and then stream.json.
+
+    Only after the last move does `out` contain the new stream, because stream.json describes the stream.
 
     Args:
         out: the stream folder.
         work: the work folder.
         stream: the content of stream.json.
-        manifest: the content of manifest.json. It is modified: the size and SHA-256 digest of
-            every shard are added to "outputs".
+        manifest: the content of manifest.json. This function adds the size and SHA-256 digest of every shard to the
+            entry "outputs".
     """
     shards = sorted(path for path in work.stream.rglob("*") if path.is_file())
     for path in shards:
@@ -130,11 +132,12 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
         if folder.is_dir():
             sync_folder(folder)
     sync_folder(out)
-    # Write these two files in the work folder and move them, so that `out` never contains a temporary file, even if
-    # this process is killed.
+    # Write manifest.json and stream.json in the work folder, and then move them, so that `out` never contains a
+    # temporary file, even if this process is killed.
     write_json(work.folder / MANIFEST, manifest)
     text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
-    # Write lone surrogates as escapes, because UTF-8 cannot encode them. They occur in paths whose bytes are not UTF-8.
+    # Write lone surrogates as escapes, because UTF-8 cannot encode them. Python uses lone surrogates for the bytes of a
+    # path that are not valid UTF-8.
     write_whole(work.folder / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))
     for name in (MANIFEST, STREAM_FILE):
         os.replace(work.folder / name, out / name)
@@ -144,11 +147,12 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
 def remove_finished_work(out: Path, num_extensions: int) -> None:
     """Remove the work folder that alma-prep left because it was killed just after it had finished the stream.
 
-    The work folder is kept if another alma-prep is working in it, or if it contains an unfinished extension.
+    The work folder is kept if another alma-prep is working in it, or if it contains an unfinished extension, that is,
+    unfinished mega-batches that alma-prep --extend was adding.
 
     Args:
         out: the stream folder.
-        num_extensions: number of extensions of the stream.
+        num_extensions: how many times alma-prep --extend has added mega-batches to the stream.
     """
     if not (out / WORK).is_dir():
         return
@@ -161,9 +165,9 @@ def remove_finished_work(out: Path, num_extensions: int) -> None:
 
 @contextmanager
 def _lease_held(out: Path) -> Iterator[None]:
-    """Hold the lease (lock) of `out`'s work folder during this block.
+    """Hold the lease (lock) of `out`'s work folder during this `with` statement.
 
-    Creates the work folder if it does not exist, and removes it at the end if it is empty.
+    Creates the work folder if it does not exist. At the end, removes the work folder if it is empty.
 
     Raises:
         PrepError: if another alma-prep holds the lease.
@@ -171,8 +175,8 @@ def _lease_held(out: Path) -> Iterator[None]:
     lease = Lease(out / WORK)
     with ExitStack() as at_end:
         try:
-            # Block SIGINT (Ctrl-C) until it is certain that the lease will be released. The lease's thread starts in
-            # this time and inherits the block, so it never receives Ctrl-C.
+            # Delay Ctrl-C (SIGINT) until it is certain that the lease will be released. The lease starts a thread in
+            # this time. The thread inherits the blocked signal, so it never receives Ctrl-C.
             with interrupts_delayed():
                 lease.__enter__()
                 at_end.callback(_release, lease)
@@ -186,7 +190,7 @@ def _lease_held(out: Path) -> Iterator[None]:
 
 
 def _release(lease: Lease) -> None:
-    """Release the lease of a work folder, and remove the work folder if it is then empty."""
+    """Release the lease (lock) of a work folder, and remove the work folder if it is then empty."""
     with interrupts_delayed():
         lease.__exit__(None, None, None)
         _remove_if_empty(lease.path.parent)
@@ -205,9 +209,9 @@ def _holder(out: Path) -> str:
 
 
 def _empty(folder: Path) -> None:
-    """Remove everything in a work folder except the lease files, because this process still holds the lease."""
-    # Remove the settings file last. If this process is killed before that, the next call of alma-prep can still read
-    # which settings the remaining files belong to.
+    """Remove everything in a work folder except the lease files, because this process still holds the lease (lock)."""
+    # Remove the settings file last. If this process is killed before it has removed all other files, the next call of
+    # alma-prep can still read which settings the remaining files belong to.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == SETTINGS):
         if path.name != _LEASE and not path.name.startswith(_LEASE_TEMPORARIES):
             if path.is_dir():
@@ -218,7 +222,7 @@ def _empty(folder: Path) -> None:
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove a work folder if it is empty or contains only temporary lease files of killed processes."""
-    with suppress(OSError):  # another alma-prep may have just started or ended in this folder
+    with suppress(OSError):  # ignore errors, because another alma-prep may have just started or ended here
         left = list(folder.iterdir())
         if all(path.name.startswith(_LEASE_TEMPORARIES) for path in left):
             for path in left:
@@ -238,10 +242,10 @@ def _previous_settings(out: Path) -> dict:
 def _can_resume(out: Path, settings: Mapping) -> bool:
     """Return True if the work folder contains unfinished work with the same settings, which can be continued.
 
-    If it contains no unfinished work, empty the work folder and return False.
+    If the work folder contains no unfinished work, remove all other files from it and return False.
 
     Raises:
-        PrepError: if it contains unfinished work with other settings. The message lists the differences.
+        PrepError: if the work folder contains unfinished work with other settings. The message lists the differences.
     """
     previous = _previous_settings(out)
     if previous.get("extension", 0) < settings.get("extension", 0):
@@ -263,12 +267,12 @@ def _can_resume(out: Path, settings: Mapping) -> bool:
 
 
 def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None:
-    """Remove shards in `out` that belong to no stream. They are left if alma-prep was killed while it moved shards.
+    """Remove shards in `out` that alma-prep left because it was killed while it moved shards into `out`.
 
-    The removed shards will be made again. For a new stream, all shards in `out` are removed. For an extension, the
-    shards of the existing stream are kept. A file at a path where the extension will write a shard is removed if
-    `resumes` is True, because the earlier call of alma-prep wrote it. If `resumes` is False, the file may belong to the
-    user, and an error is raised.
+    The removed shards will be made again. For a new stream, all shards in `out` are removed. For an extension
+    (mega-batches that are added to a stream), the shards of the existing stream are kept. A file at a path where the
+    extension will write a shard is removed if `resumes` is True, because the earlier call of alma-prep wrote the file.
+    If `resumes` is False, the file may belong to the user, and an error is raised.
 
     Args:
         out: the stream folder.

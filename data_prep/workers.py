@@ -1,6 +1,6 @@
 """Run tasks in worker processes on this machine. If a worker dies or hangs, alma-prep ends with an error.
 
-This module uses a process pool of the standard library, which raises an error as soon as a worker is killed.
+This module uses the process pool of Python's standard library, which raises an error as soon as a worker is killed.
 datatrove's local executor is not used, because it would wait forever after a worker was killed.
 """
 
@@ -25,7 +25,7 @@ CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Workers:
-    """A context manager with a pool of worker processes. The processes start when they are first needed.
+    """A context manager with a pool of worker processes. Each process starts when it is first needed.
 
     Args:
         processes: number of processes.
@@ -44,10 +44,10 @@ class Workers:
     def __exit__(self, error_type, error, traceback):
         with interrupts_delayed():
             if error_type is not None:
-                # Kill the workers: the results of running tasks are no longer needed, and a task can take hours. From
-                # Python 3.14 on, the pool's method terminate_workers() could be used.
+                # Kill the workers, because a running task can take hours, and its result is no longer needed. From
+                # Python 3.14 on, the pool's method terminate_workers() could be used instead.
                 for process in list((self._pool._processes or {}).values()):
-                    process.kill()  # SIGKILL, because a process stopped by SIGSTOP does not react to SIGTERM
+                    process.kill()  # with SIGKILL: a process that SIGSTOP stopped does not react to SIGTERM
             self._pool.shutdown(cancel_futures=True)
 
     def run_in_order(
@@ -59,7 +59,8 @@ class Workers:
             function: a function that worker processes can import.
             calls: the arguments of each call. The iterable is read lazily: at most two calls per process are
                 waiting or running.
-            watch: called every second while waiting for a result. It may raise an exception to stop waiting.
+            watch: a function that is called every second while waiting for a result. It may raise an exception to stop
+                waiting.
 
         Raises:
             PrepError: if a worker died.
@@ -74,8 +75,8 @@ class Workers:
             yield _result(in_flight.popleft(), watch)
 
     def _submit(self, function: Callable, arguments: tuple) -> Future:
-        # Block SIGINT (Ctrl-C) while `submit` runs. A worker that starts in this time inherits the block, so it never
-        # receives Ctrl-C. This process receives it after the block, and then ends its workers.
+        # Delay Ctrl-C (the signal SIGINT) while `submit` runs. A worker process that starts in this time inherits the
+        # blocked signal, so it never receives Ctrl-C. This process receives Ctrl-C afterwards, and ends its workers.
         with interrupts_delayed(), _death_reported():
             return self._pool.submit(function, *arguments)
 
@@ -83,8 +84,8 @@ class Workers:
 class Local:
     """An executor that runs tasks in worker processes on this machine.
 
-    It is also a context manager: at the end of the block, it ends the processes. All steps use the same processes.
-    Exception: tasks that use more than one thread run in a new process.
+    The executor is also a context manager: at the end of the `with` statement, it ends the processes. All steps use the
+    same processes. Exception: tasks that use more than one thread run in a new process.
 
     Args:
         processes: number of worker processes.
@@ -103,7 +104,7 @@ class Local:
         self._workers.__exit__(*error)
 
     def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
-        """Run some tasks of a step. See `tasks.Executor`."""
+        """Run some tasks of a step in worker processes. See `tasks.Executor` for the arguments."""
         began = time.time()
 
         def watch() -> None:
@@ -127,7 +128,7 @@ class Local:
 
 
 def _result(future: Future, watch: Callable[[], None]) -> Any:
-    """Wait for the result of a call and return it. Call `watch` every second while waiting."""
+    """Wait for the result of a call in a worker, and return the result. Meanwhile, call `watch` every second."""
     with _death_reported():
         while True:
             try:
@@ -140,7 +141,7 @@ def _result(future: Future, watch: Callable[[], None]) -> Any:
 
 @contextmanager
 def _death_reported() -> Iterator[None]:
-    """Turn the pool's error about a dead worker into a PrepError that says what to do."""
+    """Turn the error that the process pool raises for a dead worker into a PrepError that says what to do."""
     try:
         yield
     except BrokenProcessPool as error:
@@ -151,13 +152,13 @@ def _death_reported() -> Iterator[None]:
 
 
 def _start_worker(parent: int, tokenizer_threads: int) -> None:
-    """Initialize a new worker process. Called in the worker.
+    """Initialize a new worker process. This function runs in the worker process.
 
     Args:
-        parent: process id of the parent process. The worker ends when this process has ended.
+        parent: process id of the parent process. The worker ends when the parent has ended.
         tokenizer_threads: number of threads that the tokenizers library may use.
     """
-    # Set these variables now, because the tokenizers library reads them when it is first used.
+    # Set these environment variables now, because the tokenizers library reads them when it is first used.
     os.environ["RAYON_NUM_THREADS"] = str(tokenizer_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if tokenizer_threads > 1 else "false"
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
@@ -165,7 +166,8 @@ def _start_worker(parent: int, tokenizer_threads: int) -> None:
 
 def _end_with_parent(parent: int) -> None:
     """Wait until the parent process has ended, then end this process."""
-    # Without this thread, the workers of a pool would wait forever for tasks after their parent was killed.
+    # This function runs in a thread of each worker. Without it, workers would wait forever for tasks after their parent
+    # process was killed.
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Anytime learning at macroscale, as a fairseq extension.
+"""Code for the paper "On Anytime Learning at Macroscale", as a fairseq extension.
 
 This package registers a task, models and a criterion (loss function) with fairseq, so that
 `fairseq-train --user-dir fairseq_alma` can use them.
@@ -8,7 +8,7 @@ The subpackages, and the libraries that each of them needs:
 core                            Algorithm 1 of the paper, run folders, the list of learners; needs no libraries
 app, report                     shared code of the commands, and alma-report; need neither torch nor fairseq
 modules, growth, checkpoints    mixtures of experts, their growth, checkpoint files; need torch
-data, models, tasks, criteria   the parts that fairseq-train uses; need torch and fairseq
+data, models, tasks, criteria, optim   the parts that fairseq-train uses; need torch and fairseq
 evaluation, lm                  alma-eval and alma-lm; need torch, and one file in each of them imports fairseq
 """
 
@@ -19,17 +19,18 @@ REGISTERED = (
     "fairseq_alma.models.switch_lm",  # switch_lm_tiny, switch_lm_base, switch_lm_large
     "fairseq_alma.tasks.alma_lm",  # alma_lm
     "fairseq_alma.criteria.switch_lm",  # switch_lm
+    "fairseq_alma.optim.fused_adam",  # fused_adam
 )
 
 
 def register() -> None:
-    """Import the modules in REGISTERED, which register their classes with fairseq. A second call does nothing."""
+    """Register our models, task and criterion with fairseq, by importing their modules. A second call does nothing."""
     for module in REGISTERED:
         importlib.import_module(module)
 
 
-# Register only if fairseq is already imported. This is the case when fairseq imports this package for --user-dir.
-# In all other cases, register() is not called here, because it would import fairseq, which takes seconds. Our commands
-# call register() when they need fairseq.
+# Call register() here only if fairseq is already imported, for example when fairseq imports this package because of
+# --user-dir. Otherwise register() would import fairseq, which takes seconds. Our commands call register() themselves
+# when they need fairseq.
 if "fairseq" in sys.modules:
     register()

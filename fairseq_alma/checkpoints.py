@@ -1,6 +1,7 @@
-"""Read and write fairseq checkpoint files, and repair them after a process was killed. Needs torch, but not fairseq.
+"""Read and write fairseq checkpoint files, and repair them after a process was killed.
 
-A checkpoint contains only plain values and tensors, so torch can load it without running code from the file.
+This module needs torch, but not fairseq. A checkpoint contains only tensors and plain values (numbers, strings, lists
+and dictionaries), so torch can load the file without running code from it.
 """
 
 import errno
@@ -29,8 +30,8 @@ DAMAGE = (
     "corrupt",
     "unexpected EOF",
 )
-"""An error message of torch that contains one of these texts means that the file is damaged. The messages for other
-problems, such as a lack of memory or file handles, contain none of them."""
+"""If an error message of torch contains one of these texts, the checkpoint file is damaged. Messages about other
+problems, such as too little memory or too many open files, contain none of these texts."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any] | None:
@@ -47,11 +48,11 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in DAMAGE):
             raise
-        # An OSError means a damaged file only if its number is EINVAL: in a truncated file, torch tries to go to a
-        # position that does not exist.
+        # Of all OSErrors, only EINVAL means a damaged file. EINVAL occurs if the file is truncated, because torch then
+        # seeks a position that does not exist.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
-        logger.warning("%s is damaged (%s)", path, error)
+        logger.warning("the checkpoint %s is damaged (%s), so it is not used", path, error)
         return None
 
 
@@ -64,7 +65,7 @@ def require_checkpoint(path: Path) -> dict[str, Any]:
     """
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
-        raise StageError(f"{path} is missing or damaged: run the same command again")
+        raise StageError(f"the checkpoint {path} is missing or damaged: run the same command again")
     return checkpoint
 
 
@@ -85,8 +86,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         with written_aside(path) as temporary, open(temporary, "wb") as file:
             torch.save(checkpoint, file)
     except RuntimeError as error:
-        # If a write fails, for example because the disk is full, torch replaces the OSError by a RuntimeError that does
-        # not name the cause. Raise the OSError instead.
+        # If a write fails, for example because the disk is full, torch raises a RuntimeError that does not name the
+        # cause. Raise the original OSError instead, because its message names the cause.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error
         raise
@@ -108,7 +109,7 @@ def digest_of_model(checkpoint: Path) -> str:
 
 
 def num_updates(checkpoint: dict[str, Any]) -> int:
-    """Return the number of optimizer updates that its stage had done when this checkpoint was saved."""
+    """Return the number of optimizer updates that the stage had done when the checkpoint was saved."""
     return checkpoint["optimizer_history"][-1]["num_updates"]
 
 
@@ -118,7 +119,7 @@ def repair_stage_folder(folder: Path) -> None:
     fairseq writes a checkpoint under one name and then copies the file to other names, such as checkpoint_last.pt. If
     fairseq is killed during a copy, a truncated file remains. The repair has three steps:
 
-    1. Rename damaged files to `*.damaged`.
+    1. Rename damaged checkpoints to `*.damaged`.
     2. Choose the newest checkpoint that contains the optimizer state, because training can only be resumed with this
        state. Copy the checkpoint to checkpoint_last.pt.
     3. Read the best validation score so far, which is stored in the newest checkpoint. Find the checkpoint with this
@@ -147,7 +148,9 @@ def repair_stage_folder(folder: Path) -> None:
     if best_loss is not None and (best not in whole or whole[best]["extra_state"]["val_loss"] != best_loss):
         source = next((path for path, c in whole.items() if c["extra_state"]["val_loss"] == best_loss), None)
         if source is None:
-            logger.warning("%s: the best checkpoint is lost, so the stage starts again", folder)
+            logger.warning(
+                "%s: the checkpoint with the best validation score is lost, so this stage is trained again", folder
+            )
             for path in whole:
                 path.unlink()
             return
@@ -157,7 +160,7 @@ def repair_stage_folder(folder: Path) -> None:
 
 
 def drop_optimizer_state(path: Path) -> None:
-    """Remove the optimizer state from a checkpoint of a finished stage. The file shrinks to a third of its size.
+    """Remove the optimizer state from the checkpoint of a finished stage. The file shrinks to a third of its size.
 
     Raises:
         StageError: if the checkpoint is missing or damaged.
@@ -171,7 +174,7 @@ def drop_optimizer_state(path: Path) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     """Atomically replace the checkpoint `target` with a copy of `source`."""
-    # durable=False: do not wait until the copy is on the disk. If a power failure damages the copy, the next call of
-    # repair_stage_folder copies `source` again.
+    # With durable=False, the function does not wait until the copy is on the disk. This is safe, because if a power
+    # failure damages the copy, the next call of `repair_stage_folder` copies `source` again.
     with written_aside(target, durable=False) as temporary:
         shutil.copyfile(source, temporary)

@@ -37,9 +37,9 @@ PARTS = (
 
 
 def main() -> int:
-    """Prepare the stream, train the learners, write the report and print the ledgers.
+    """Prepare the stream, train the learners, write the report and print the ledgers. Return the exit status.
 
-    If an earlier call has prepared the stream or trained some of the learners, this work is not done again.
+    If an earlier call has already prepared the stream or trained some of the learners, these steps are skipped.
     """
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="output folder (default: runs/demo)")
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def _command(name: str, *arguments: str) -> None:
-    """Print a command and run it. If the command fails, end the demo with the same exit status."""
+    """Print a command and run it. If the command fails, end the demo with the exit status of the command."""
     print(f"\n$ {name} {shlex.join(arguments)}", flush=True)
     program = Path(sysconfig.get_path("scripts")) / name
     status = subprocess.run([str(program), *arguments], env={**os.environ, "COLUMNS": "120"}).returncode

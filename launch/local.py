@@ -1,4 +1,4 @@
-"""Run child processes on this machine and read their output line by line. They are ended when this process ends."""
+"""Run child processes on this machine and read their output line by line. When this process ends, they are ended."""
 
 import codecs
 import ctypes
@@ -18,11 +18,12 @@ PR_SET_PDEATHSIG = 1
 """Option of the Linux system call prctl. It sets the signal that a process gets when its parent process ends."""
 
 GRACE_SECONDS = 10.0
-"""Time that a process has to end after SIGTERM, before it is killed with SIGKILL."""
+"""Time in seconds that a process has to end after SIGTERM. After this time, it is killed with SIGKILL."""
 
-# An OpenMP thread that waits for work runs a loop before it sleeps. The loop takes processor time from threads that
-# have work, so this environment variable makes it shorter. In a test without the variable, on two cores and beside
-# another busy process, a stage ran at a tenth of its usual speed. Without a busy process, the variable costs little.
+# An OpenMP thread that waits for work first runs a busy loop and then sleeps. The loop takes processor time from other
+# threads that have work, so GOMP_SPINCOUNT makes the loop shorter. In a test on two cores, while another process was
+# busy, the training of a stage was ten times slower without GOMP_SPINCOUNT. If no other process is busy, GOMP_SPINCOUNT
+# has little effect.
 SPIN = {"GOMP_SPINCOUNT": "10000"}
 
 
@@ -37,7 +38,7 @@ class Job:
     on_line: Callable[[str], None] = lambda line: None
     """Function that is called with each output line, after the line was written to the log."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Environment variables to set in addition to those of this process. The value None removes a variable."""
+    """Environment variables to add to the environment of this process. The value None removes a variable."""
 
 
 def run_process(
@@ -46,7 +47,7 @@ def run_process(
     on_line: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str | None] | None = None,
 ) -> int:
-    """Run one process, wait until it ends and return its exit status. See `Job` and `run_processes`."""
+    """Run one process, wait until it ends and return its exit status. See `Job` for the arguments."""
     (status,) = run_processes([Job(command, log, on_line, environment or {})])
     assert status is not None
     return status
@@ -59,12 +60,12 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
 
     If a job fails, no further jobs are started. The running jobs continue, because their results are useful. If an
     exception is raised, for example by Ctrl-C, all processes are ended before the exception leaves this function. On
-    Linux, if this process is killed, its child processes are killed too. So they do not continue to write files.
+    Linux, if this process is killed, its child processes are killed too, so that they do not continue to write files.
 
     Args:
         jobs: the jobs, in the order in which they are started.
-        slots: one mapping per slot. It contains environment variables for the jobs in this slot, for example
-            CUDA_VISIBLE_DEVICES. The number of slots is the maximum number of jobs that run at the same time.
+        slots: for each slot, the environment variables of its jobs, for example CUDA_VISIBLE_DEVICES. The number of
+            slots is the maximum number of jobs that run at the same time.
 
     Returns:
         The exit status of each job. It is negative if a signal ended the job, and None if the job was not started.
@@ -74,7 +75,7 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
         OSError: if a program cannot be started.
     """
     if not slots:
-        raise ValueError("no jobs can run, because there are no slots")
+        raise ValueError("slots is empty, so no job can run: pass at least one mapping, e.g. slots=[{}]")
     statuses: list[int | None] = [None] * len(jobs)
     waiting, free = list(range(len(jobs))), list(slots)
     running: dict[int, _Running] = {}
@@ -113,8 +114,8 @@ def share_of_machine(
         num_jobs: number of jobs.
         num_gpus: number of GPUs that this process sees.
         at_once: number of jobs that run at the same time. The default is the number of GPUs or, without GPUs, of cores.
-        environment: environment variables of this process. If CUDA_VISIBLE_DEVICES is set, only its GPUs are used. If
-            OMP_NUM_THREADS is set, it is not changed.
+        environment: environment variables of this process. If CUDA_VISIBLE_DEVICES is set, only the GPUs in it are
+            used. If OMP_NUM_THREADS is set, it is not changed.
 
     Returns:
         The environment variables of each slot. There are no more slots than jobs.
@@ -135,7 +136,7 @@ def share_of_machine(
 
 
 class _Running:
-    """A running process with its log file. The start of an output line is kept until the line is complete."""
+    """A running process with its log file. An incomplete output line is kept in memory until it is complete."""
 
     def __init__(self, job: Job, slot: Mapping[str, str]):
         self.slot = slot
@@ -160,7 +161,7 @@ class _Running:
         self.output = self.process.stdout
 
     def read(self) -> bool:
-        """Write new output to the log and call `on_line` for each complete line. Return False if no output is left."""
+        """Write new output to the log and call `on_line` for each complete line. Return False at the end of output."""
         chunk = os.read(self.output.fileno(), 1 << 16)
         self._log.write(chunk)
         self._log.flush()
@@ -192,7 +193,7 @@ def _stop(running: Sequence[_Running]) -> None:
         for job in running:
             with suppress(subprocess.TimeoutExpired):
                 job.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    finally:  # if the user presses Ctrl-C again, the wait above is interrupted, but the processes are still killed
+    finally:  # kill the processes even if the user interrupts the wait above by pressing Ctrl-C again
         for job in running:
             job.process.kill()
             job.process.wait()
@@ -205,18 +206,19 @@ def _killed_with(parent: int) -> Callable[[], None]:
     The returned function runs in the new child process. It tells the Linux kernel to kill the child process when the
     process with the id `parent` ends.
     """
-    # Load the C library, which contains prctl, before the fork that creates the child process. If the child loaded the
-    # library, it could wait forever for a lock that another thread of the parent held at the time of the fork.
+    # Load the C library, which contains prctl, before the fork that creates the child process. If the child process
+    # loaded the library, it could wait forever for a lock that another thread of the parent held during the fork.
     libc = ctypes.CDLL(None)
 
     def request_kill() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Restore the default handling of SIGINT, so that SIGINT ends the child process. If this program is a background
-        # job of a shell script, it ignores SIGINT, and a child process inherits this. But torch relies on SIGINT: when
-        # the main process of a training has ended, torch ends the other processes of the training with SIGINT.
+        # Restore the default handling of SIGINT, so that SIGINT ends the child process. Otherwise, if this program is a
+        # background job of a shell script, the child process would ignore SIGINT like this program. But when the main
+        # process of a training has ended, torch uses SIGINT to end the other processes of the training.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # Exit if the parent died between fork and prctl. Then this process has a new parent. The new parent often has
-        # the id 1. But a test for the id 1 would be wrong, because in a container the original parent may have it too.
+        # Exit if the parent died between fork and prctl, because then the kernel will not kill this process. In this
+        # case, this process has a new parent. Do not test whether the id of the new parent is 1, because in a container
+        # the original parent may have the id 1 too.
         if os.getppid() != parent:
             os._exit(1)
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Creates .venv with all packages that `make demo` and `make test` need. If this fails, prints the reason in one line.
-# The Makefile runs this script at the top of the repository. PYTHON=python3.12 selects the Python interpreter.
+# Creates .venv with all packages that `make demo` and `make test` need. If this fails, the script prints the reason in
+# one line. The Makefile runs the script at the top of the repository. PYTHON=python3.12 selects the Python interpreter.
 set -u
 
 say() { printf 'setup: %s\n' "$*" >&2; }

@@ -1,7 +1,8 @@
-"""A grid of alma-vision runs whose ledgers are committed. results/mnist/study.py and results/cifar10/study.py use it.
+"""Run a grid of alma-vision settings, and copy the ledgers of the runs into results/, where they are committed.
 
-Every run is one command, which is printed before the run starts and stored in provenance.json. A finished run is
-skipped; a run that was killed continues. results/rebuild.py draws figures and tables from the ledgers.
+results/mnist/study.py and results/cifar10/study.py use this module. Every run is one command, which is printed before
+the run starts and stored in provenance.json. A finished run is skipped, and a run that was killed is continued.
+results/rebuild.py makes figures and tables from the ledgers.
 """
 
 import argparse
@@ -35,7 +36,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Study:
-    """A grid of runs. Run NAME is stored without its checkpoints in `folder`/ledgers/NAME."""
+    """A grid of runs. The run NAME is stored without its checkpoints in `folder`/ledgers/NAME."""
 
     folder: Path
     """Folder of the study."""
@@ -81,14 +82,21 @@ class Study:
 
 
 def copy_results(run: Path, target: Path) -> None:
-    """Copy the files of a run that a report reads. The ledger is compressed: its rows repeat between stages."""
+    """Copy the files of a run that a report reads.
+
+    Ledgers are compressed, because many of their rows are nearly equal: the scores change only after a stage.
+
+    Args:
+        run: the run folder. With several seeds, it contains one run folder per seed.
+        target: the folder to copy to.
+    """
     for settings in sorted(run.rglob("settings.json")):
         folder = target / settings.parent.relative_to(run)
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("settings.json", "provenance.json", "summary.json"):
             shutil.copyfile(settings.parent / name, folder / name)
-        # No file name and no time inside, so that equal ledgers give equal files.
+        # Store no file name and no time in the compressed file, so that equal ledgers give equal files.
         ledger = gzip.compress((settings.parent / "ledger.jsonl").read_bytes(), mtime=0)
         (folder / "ledger.jsonl.gz").write_bytes(ledger)
-    if not (target / "summary.json").exists():  # copied last: _is_done looks for it
+    if not (target / "summary.json").exists():  # copied last, because _is_done takes it for the done mark
         shutil.copyfile(run / "summary.json", target / "summary.json")

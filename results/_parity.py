@@ -4,9 +4,9 @@
     pip install --target /elsewhere/extra fvcore      # and kornia, for cifar10
     python results/mnist/parity.py --original /elsewhere/alma --extra /elsewhere/extra --data-root DATA
 
-Only the first stages are run: a stage depends only on the stages before it. The original is imported from its checkout,
-in separate processes. The results are written to parity.json and parity.md beside the script. Runs of the original are
-kept in a file and not repeated.
+Only the first stages are run, because a stage does not depend on later stages. The original is imported from its
+checkout, in separate processes. The comparison is written to parity.json and parity.md beside the script. The errors
+of the original are stored in a file, so a run of the original is not repeated.
 """
 
 import argparse
@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 Stage = dict[str, Any]
-"""A comparison after one stage: means, standard errors, and z, the difference in combined standard errors."""
+"""The comparison of this software with the original after one stage: means and standard errors of the test errors, and
+z, the difference of the means divided by the combined standard error."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One learner at one width and wait."""
+    """One setting that is compared: a learner with a width and a wait."""
 
     learner: str
     width: int
@@ -46,16 +47,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Parity:
-    """A comparison on one dataset."""
+    """A comparison of this software with the original on one dataset."""
 
     script: Path
-    """The study's script. It is started again as a process for each run of the original."""
+    """The script of the comparison, parity.py. It starts itself as a separate process for each run of the original."""
     title: str
     """Title of the report."""
     settings: str
-    """A sentence of the report: the settings of both."""
+    """A sentence for the report about the settings of this software and of the original."""
     cases: Sequence[Case]
-    """The rows of the table."""
+    """The settings that are compared. The table of the report has a row for each stage of each of them."""
     ours: Callable[[Case, range, str, Path], list[list[float]]]
     """A function of (case, seeds, data_root, folder) that returns the test errors [seed][stage] of this software."""
     original: Callable[[Case, int, str], list[float]]
@@ -64,7 +65,7 @@ class Parity:
     """Folder names under which the original looks for its data -> names of the folders in data_root."""
 
     def main(self) -> None:
-        """Read the command line, run both, and write the comparison."""
+        """Read the command line, run this software and the original, and write the comparison."""
         parser = argparse.ArgumentParser(description=self.title)
         parser.add_argument("--original", type=Path, required=True, help="a checkout of facebookresearch/alma")
         parser.add_argument("--extra", type=Path, help="a folder with the packages that the original imports")
@@ -76,19 +77,19 @@ class Parity:
         parser.add_argument("--only", help="one case, for example 'sm 32 2'; written to parity_again.md")
         parser.add_argument(
             "--spread", action="store_true",
-            help="take standard errors from the more seeds of parity.json; written to parity_spread.md",
+            help="compute standard errors from parity.json, which has more seeds; written to parity_spread.md",
         )  # fmt: skip
         parser.add_argument(
             "--itself", action="store_true",
-            help="compare the original with itself, with as many further seeds; written to parity_itself.md",
+            help="compare the original with itself, with the same number of other seeds; written to parity_itself.md",
         )  # fmt: skip
         parser.add_argument(
             "--one", nargs=2, help=argparse.SUPPRESS
-        )  # case seed: one run of the original, in a process of its own
+        )  # CASE SEED: how this script calls itself for one run of the original
         arguments = parser.parse_args()
         if arguments.one:
             number, seed = (int(value) for value in arguments.one)
-            with redirect_stdout(sys.stderr):  # the original prints to stdout, which carries our result
+            with redirect_stdout(sys.stderr):  # the original prints, but stdout must contain only the result
                 errors = self.original(self.cases[number], seed, arguments.data_root)
             print(json.dumps(errors))
             return
@@ -127,7 +128,7 @@ class Parity:
     def _run_original(
         self, arguments: argparse.Namespace, cases: Sequence[Case], seeds: dict[str, range]
     ) -> dict[str, list[float]]:
-        """Run the original where its result is not known yet. Returns test errors [stage] by case and seed."""
+        """Return the test errors [stage] of the original by case and seed. Run it if they are not stored yet."""
         arguments.out.mkdir(parents=True, exist_ok=True)
         path = arguments.out / "original.json"
         known = json.loads(path.read_text()) if path.exists() else {}
@@ -155,7 +156,12 @@ class Parity:
         return known
 
     def _seeds(self, counts_text: str, first: int) -> dict[str, range]:
-        """Return the seeds of each learner. `counts_text` is a number, or 10,umix=20."""
+        """Return the seeds of each learner.
+
+        Args:
+            counts_text: number of seeds. For example, 10,umix=20 means 20 seeds for umix and 10 for other learners.
+            first: the first seed.
+        """
         common, *others = counts_text.split(",")
         counts = {case.learner: int(common) for case in self.cases} | {
             name: int(count) for name, _, count in (other.partition("=") for other in others)
@@ -163,7 +169,7 @@ class Parity:
         return {learner: range(first, first + count) for learner, count in counts.items()}
 
     def _report(self, cases: Sequence[Case], table: dict[str, list[Stage]], seeds: dict[str, range]) -> str:
-        """Return the Markdown report."""
+        """Return the Markdown report: a table with one row for each case and stage, and a summary."""
         stages = [stage for row in table.values() for stage in row]
         above = [stage for stage in stages if abs(stage["z"]) >= 3]
         spread = "z_alone" in stages[0]
@@ -215,16 +221,16 @@ def our_errors(dataset: str, case: Case, seeds: range, data_root: str, out: Path
         "wait": case.wait, "epochs": case.epochs, "seed": seeds.start, "seeds": len(seeds),
         "arrivals": case.num_stages * case.wait, "preset": "original_code", "select_by": "validation_accuracy", **more,
     }  # fmt: skip
-    # As if all came from a preset: values that belong to other learners are ignored.
+    # Treat all values as values of a preset (given=()), so that values for other learners are ignored and not refused.
     settings = VisionSettings.from_mapping(values, given=())
     ledgers = run(settings)
     # A vision ledger has an error rate in every row.
-    last_arrivals = [k * case.wait for k in range(1, case.num_stages + 1)]  # of the stages
+    last_arrivals = [k * case.wait for k in range(1, case.num_stages + 1)]  # the last arrival of each stage
     return [[rows[t].scores.error_rate for t in last_arrivals] for rows in ledgers]  # type: ignore[misc]  # never None
 
 
 class Silent:
-    """A logger for the original that discards everything."""
+    """A logger that is given to the original code and discards all messages."""
 
     def message(self, *_: Any) -> None:
         """Discard the message."""
@@ -233,7 +239,12 @@ class Silent:
 
 
 def compare(ours_errors: list[list[float]], original_errors: list[list[float]]) -> list[Stage]:
-    """Return, for each stage, means, standard errors and the difference in combined standard errors."""
+    """Return the comparison of two sets of runs after each stage, see `Stage`.
+
+    Args:
+        ours_errors: test errors [seed][stage] of this software.
+        original_errors: test errors [seed][stage] of the original.
+    """
 
     def mean_and_stderr(values: list[float]) -> tuple[float, float]:
         mean = sum(values) / len(values)
@@ -262,7 +273,12 @@ SPREAD = [
 
 
 def with_spread_of(few: Stage, many: Stage) -> Stage:
-    """Return the comparison of few seeds with standard errors from the spread between many seeds."""
+    """Return the comparison `few` with other standard errors, estimated from the spread between the seeds of `many`.
+
+    Args:
+        few: a comparison with few seeds.
+        many: the comparison after the same stage with more seeds.
+    """
     ratio = (many["num_seeds"] / few["num_seeds"]) ** 0.5
     ours, original = many["ours_stderr"] * ratio, many["original_stderr"] * ratio
     combined = (ours**2 + original**2) ** 0.5

@@ -60,7 +60,7 @@ def _table_copy(out: Path, match: re.Match) -> str:
 
     Args:
         out: folder that contains the tables.
-        match: the present copy with its markers, matched by COPY.
+        match: the current copy with its markers, a match of the pattern COPY.
     """
     # Leave out title and note of the table, because the text around the copy contains them.
     table = (out / match[2]).read_text(encoding="utf-8").split("\n\n")[1]

@@ -21,7 +21,7 @@ ORDER = (
         "fairseq_alma.data",
     ),
     ("fairseq_alma.models", "fairseq_alma.tasks"),
-    ("fairseq_alma.criteria", "fairseq_alma.growth"),
+    ("fairseq_alma.criteria", "fairseq_alma.growth", "fairseq_alma.optim"),
     ("fairseq_alma",),  # the package itself, whose register() imports models, tasks and criteria by name
     ("fairseq_alma.evaluation",),
     ("fairseq_alma.lm", "vision", "data_prep"),
@@ -30,7 +30,8 @@ ORDER = (
 """Our packages from the lowest to the highest. A module may import from its own package and from lower lines only."""
 
 FAIRSEQ = ("fairseq_alma.models", "fairseq_alma.tasks", "fairseq_alma.criteria", "fairseq_alma.data",
-           "fairseq_alma.evaluation.perplexity", "fairseq_alma.lm.fairseq_train")  # fmt: skip
+           "fairseq_alma.optim", "fairseq_alma.evaluation.perplexity", "fairseq_alma.lm.fairseq_train",
+           "fairseq_alma.lm.train_member")  # fmt: skip
 """Packages and modules that may import fairseq."""
 
 TORCH = (*FAIRSEQ, "fairseq_alma.modules", "fairseq_alma.growth", "fairseq_alma.checkpoints", "fairseq_alma.evaluation",

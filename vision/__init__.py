@@ -7,8 +7,8 @@ Terms:
 mega-batch  a part of a dataset; the mega-batches of a stream arrive one after another
 stage       one training round, on the mega-batches that have arrived since the stage before
 learner     a method that trains networks in stages and predicts with them
-run         the folder with the results of one setting and one random seed
-ledger      the table of a run's scores and costs: a row for the untrained learner, and a row per mega-batch
+run         the folder with the results of one combination of settings and one random seed
+ledger      a table of the run's scores and costs, with one row for the untrained learner and one per mega-batch
 stack       several networks of one shape that are computed together
 
 Files:
@@ -30,7 +30,7 @@ networks/       stacks, with hand-written gradients
 firefly/        the Firefly method: adds units and layers to a network where they lower the loss fastest
 flops.py        counts the FLOPs of a network
 checkpoints.py  writes networks to files and reads them
-seeds.py        creates random generators, a separate one for each purpose of random numbers
+seeds.py        creates random generators, separate ones for initial parameters, order of examples, and so on
 process.py      sets threads, cuDNN options and memory allocation of the process
 display.py      shows the progress of a run
 """

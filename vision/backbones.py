@@ -16,7 +16,9 @@ class Backbone(ABC):
 
     @abstractmethod
     def network(self, generators: Sequence[torch.Generator], device: torch.device) -> Stack:
-        """Return a stack of untrained networks without mixtures of experts.
+        """Return untrained networks without mixtures of experts, as one stack.
+
+        A stack is several networks of one shape that are computed together.
 
         Args:
             generators: random generators for the initial parameters. One network is created for each generator.
@@ -27,10 +29,10 @@ class Backbone(ABC):
     def mixture(
         self, num_experts: int, hard: bool, generators: Sequence[torch.Generator], device: torch.device
     ) -> GatedStack:
-        """Return a stack of untrained networks with mixtures of experts.
+        """Return untrained networks with mixtures of experts, as one stack.
 
-        In a mixture, a small network, the gate, weighs the experts for each example. A tree of gates has branches:
-        each branch leads to another gate or to an expert.
+        A stack is several networks of one shape that are computed together. The gates of a mixture form a tree: each
+        gate has several branches, and each branch leads to another gate or to an expert.
 
         Args:
             num_experts: number of experts in each mixture.
@@ -44,7 +46,7 @@ class Perceptron(Backbone):
     """Multilayer perceptrons (MLPs) with two hidden layers.
 
     Args:
-        sizes: four numbers: inputs, units of the first hidden layer, units of the second hidden layer, classes.
+        sizes: numbers of inputs, of units in the first and in the second hidden layer, and of classes (four values).
     """
 
     def __init__(self, sizes: Sequence[int]):
@@ -83,7 +85,7 @@ class VGG(Backbone):
 
 
 def backbone_for(dataset: Dataset, settings: VisionSettings) -> tuple[Backbone, Inputs]:
-    """Return the network architecture for a dataset, and the object that turns images into network inputs."""
+    """Return the network architecture for a dataset, and the object that converts its images to network inputs."""
     channels, height, width = dataset.image_shape
     if dataset.name in CONVOLUTIONAL:
         border = None if settings.recipe.crop_border == "black" else float(settings.recipe.crop_border)

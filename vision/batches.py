@@ -1,10 +1,10 @@
 """The data of a stage as tensors on the device, and the batches that are sampled from these data.
 
-The runs of several random seeds can be trained together. With another seed, the dataset is cut into other mega-batches,
-so the examples of a stage differ between seeds.
+The runs of several random seeds can be trained together. Each seed cuts the dataset into different mega-batches, so the
+examples of a stage differ between seeds.
 
-An order is a random sequence in which the examples of a seed are read. It is drawn again for every epoch. Each network
-has a separate order. Exception: the networks of a seed that are trained as one model (UMix) share one order.
+An order is a random sequence in which a network reads the examples of a stage. Each network has a separate order, which
+is drawn again for every epoch. Exception: networks that are trained as one model (UMix) share one order.
 
 Shapes: S seeds, R orders, n examples, b examples per batch, i inputs, C classes.
 """
@@ -22,28 +22,29 @@ from vision.inputs import Inputs
 
 @dataclass(frozen=True)
 class Rows:
-    """A table of the examples of S seeds, with one row per example.
+    """A table of training or validation examples, with one row per example.
 
-    The rows of the first seed come first, then the rows of the second seed, and so on. Each seed has the same number
-    of rows. The last rows of each seed may be unused, because memory is allocated in advance.
+    If several seeds are trained together, the table contains the examples of all S seeds. The rows of the first seed
+    come first, then the rows of the second seed, and so on. Each seed has the same number of rows. The last rows of
+    each seed may be unused, because memory is allocated in advance.
     """
 
     x: Tensor
-    """The examples in their storage format (see `Inputs.to_storage`), [rows, ...]."""
+    """The examples in the format in which they are stored on the device (see `Inputs.to_storage`), [rows, ...]."""
     y: Tensor
-    """The class of each row, [rows]."""
+    """The class index of the example in each row, [rows]."""
     one_hot: Tensor
-    """The class of each row as a one-hot vector, float [rows, C]."""
+    """The class of the example in each row, as a one-hot vector, float [rows, C]."""
     num_seeds: int
     """Number of seeds, S."""
     num_examples: int
-    """Number of examples of each seed, n. Unused rows are not counted."""
+    """Number of examples of each seed, n. Rows that are allocated but still unused are not counted."""
     inputs: Inputs = field(default_factory=Inputs)
     """The object that turns stored examples into network inputs."""
 
     @property
     def rows_per_seed(self) -> int:
-        """Number of rows of each seed, including unused rows."""
+        """Number of rows of each seed, including rows that are allocated but still unused."""
         return len(self.y) // self.num_seeds
 
     @property
@@ -53,7 +54,7 @@ class Rows:
 
     @property
     def labels(self) -> Tensor:
-        """The class of each example, [S, n]."""
+        """The class index of each example, [S, n]."""
         return self.y.view(self.num_seeds, -1)[:, : self.num_examples]
 
 
@@ -64,24 +65,24 @@ class StageData:
     training: Rows
     """Training examples. With replay, the examples of earlier mega-batches come first, then the new examples."""
     num_past: int
-    """Number of examples of earlier mega-batches, per seed, from which each epoch draws some at random.
+    """Number of examples per seed from which each epoch draws a random sample, in place of some of the new examples.
 
-    The drawn examples replace new examples. This happens if the setting `replay` is a number. If `replay` is False or
-    "all", this number is 0, and an epoch reads all examples in `training`."""
+    If the setting `replay` is a number, these are the training examples of earlier mega-batches. If `replay` is False
+    or "all", an epoch reads all examples in `training`, and this number is 0."""
     validation: Rows
     """Validation examples."""
 
     @property
     def num_new(self) -> int:
-        """Number of examples that an epoch reads, per seed. It includes past examples if `replay` is "all"."""
+        """Number of examples that an epoch reads, per seed. If `replay` is "all", earlier mega-batches are included."""
         return self.training.num_examples - self.num_past
 
 
 class Memory:
     """Stores the training and validation examples of the current stage, as tensors on the device.
 
-    With replay, the examples of earlier stages stay, and each stage appends its new examples. Without replay, the
-    examples of a stage replace the examples of the stage before.
+    With replay, the examples of earlier stages stay in memory, and each stage appends its new examples. Without replay,
+    the examples of a stage replace the examples of the stage before.
 
     Args:
         inputs: converts images to their storage format and to network inputs.
@@ -99,7 +100,7 @@ class Memory:
     def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
         """Return the training and validation data of one stage.
 
-        Without replay, these are the examples of the new mega-batches. With replay, the training examples and the
+        Without replay, the data are the examples of the new mega-batches. With replay, the training examples and the
         validation examples of earlier mega-batches are included.
 
         Args:
@@ -136,11 +137,11 @@ class Memory:
     def _tensors(self, mega_batches: Sequence[MegaBatch], part: str) -> tuple[Tensor, Tensor]:
         """Return the examples and the labels of some mega-batches.
 
-        The examples have their storage format and the shape [S, n, ...]. The labels have the shape [S, n].
+        The examples have the shape [S, n, ...] and the format of `Inputs.to_storage`. The labels have the shape [S, n].
 
         Args:
             mega_batches: the mega-batches, in order of arrival.
-            part: "training" or "validation": which examples of each mega-batch are returned.
+            part: "training" to return the training examples, "validation" to return the validation examples.
         """
         seeds = range(self._num_seeds)
         by_seed = [[getattr(mega_batch.data[seed], part) for mega_batch in mega_batches] for seed in seeds]
@@ -150,10 +151,10 @@ class Memory:
 
 
 class _Table:
-    """A table with the examples of S seeds, to which more examples can be appended.
+    """A table with the examples of all seeds, to which more examples can be appended.
 
-    If the table is full, `append` makes a new table with at least twice as many rows and copies the earlier examples
-    to it. So most calls of `append` find free rows and copy only the examples that they append.
+    If there are too few free rows, `append` allocates a new table with rows for at least twice the earlier examples.
+    Then it copies the earlier examples to the new table. So most calls of `append` copy only the new examples.
     """
 
     def __init__(self, num_classes: int):
@@ -180,18 +181,21 @@ class _Table:
 
 
 class Batches:
-    """The batches of a stage. Every epoch reads the examples in new random orders (see the top of this file).
+    """The batches of a stage, sampled anew for every epoch.
+
+    An order is a random sequence in which a network reads the examples. There are R orders: one for each network, but
+    only one for networks that are trained as one model (UMix).
 
     Args:
         data: data of the stage.
-        generators: one random generator per order. The generators of the first seed come first, then those of the
+        generators: one random generator for each order. The generators of the first seed come first, then those of the
             second seed, and so on.
         batch_size: number of examples per batch. The last batch of an epoch may be smaller.
         replay: the setting `replay`. If it is a number, each epoch replaces this fraction of the new examples by
             examples of earlier mega-batches. The replaced examples are different in each epoch. The examples that
             replace them are drawn at random, with replacement.
-        bagging: if True, each order reads a separate bootstrap sample instead of the examples: from the n examples of
-            an epoch, n are drawn with replacement. The sample is drawn once per stage, and every epoch reads it.
+        bagging: if True, each order has a separate bootstrap sample: from the n examples of an epoch, n are drawn with
+            replacement. The sample is drawn once per stage, and every epoch reads it instead of the n examples.
     """
 
     def __init__(
@@ -218,7 +222,10 @@ class Batches:
         return -(-self._data.num_new // self._batch_size)
 
     def epoch(self, augmented: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of one epoch, each as network inputs, [R, b, ...], and one-hot classes, [R, b, C].
+        """Yield the batches of one epoch. A batch has b examples for each of the R orders (see the class docstring).
+
+        Each batch is a pair: the examples as network inputs, [R, b, ...], and their classes as one-hot vectors,
+        [R, b, C].
 
         Args:
             augmented: if True, images are cropped and flipped at random.
@@ -241,9 +248,9 @@ class Batches:
         return torch.stack(augmentation).to(self._data.training.y.device, non_blocking=True) if augmentation else None
 
     def _indices(self) -> Tensor:
-        """Draw the examples that each order reads in one epoch, and return their indices, [R, n].
+        """Draw the sequence of examples for each order for one epoch, and return the indices of the examples, [R, n].
 
-        The indices count the examples of each seed from 0.
+        The examples of each seed are numbered from 0.
         """
         num_past, num_new = self._data.num_past, self._data.num_new
         order_Rn = torch.stack([torch.randperm(num_new, generator=generator) for generator in self._generators])
@@ -252,8 +259,8 @@ class Batches:
         order_Rn += num_past
         if self._share:
             # Spread the examples of earlier mega-batches evenly over the epoch, so that their fraction is about the
-            # same in all batches. Add 1e-9, because 0.29 x 100, for example, is 28.999... in floating point. Without
-            # 1e-9, `floor` would return 28 instead of 29.
+            # same in all batches. Add 1e-9 before rounding down, because 0.29 x 100, for example, is 28.999... in
+            # floating point, so `floor` alone would return 28 instead of 29.
             num_due = (torch.arange(num_new + 1, dtype=torch.float64) * self._share + 1e-9).floor()
             is_past_n = num_due.diff() > 0
             num_drawn = int(is_past_n.sum())

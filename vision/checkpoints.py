@@ -17,7 +17,7 @@ KINDS: dict[str, type[Stack]] = {
     "vgg": VGGStack,
     "vgg_mixture": VGGMixtureStack,
 }
-"""Name of each kind of stack -> its class. `Stack.state` stores the name under the key "kind". Add new kinds here."""
+"""Name of each kind of network stack -> its class. A checkpoint stores the name under "kind". Add new kinds here."""
 FORMAT_VERSION = 1
 """Version of the file format. A file with another version is refused."""
 
@@ -26,7 +26,7 @@ def write_checkpoint(stack: Stack, path: Path) -> None:
     """Write the networks of a stack to `path`. Parent folders that do not exist are created."""
     # durable=False: do not wait until the disk has stored the file. If a power cut destroys the file, the stage can be
     # trained again.
-    # Pass torch a file object and not a path. Given a path, torch would write its name into the file. The name of the
+    # Pass a file object to torch.save, because torch.save writes the name of a path into the file. The name of the
     # temporary file contains the process id, so files with equal networks would have different digests.
     with written_aside(path, durable=False) as temporary, temporary.open("wb") as file:
         torch.save({"format_version": FORMAT_VERSION, **stack.state()}, file)
@@ -50,6 +50,6 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
     except FileNotFoundError as error:
         raise StageError(f"{path} is missing: restore it, or start again in another out=") from error
     except Exception as error:
-        # Reading a damaged file can raise many kinds of errors: errors of the zip archive, errors of the pickle, or a
-        # KeyError.
+        # Catch every error, because a damaged file can cause many kinds of errors, for example zip errors, pickle
+        # errors and KeyErrors.
         raise StageError(f"{path} cannot be read ({error!r}): restore it, or start again in another out=") from error

@@ -49,7 +49,7 @@ class Layout:
     """Files of the test set. The examples of the first file come first."""
 
 
-# torchvision checks the same MD5 sums after a download.
+# The MD5 sums are those that torchvision also checks after a download.
 CIFAR10 = Layout(
     "cifar-10-batches-py",
     b"labels",
@@ -101,7 +101,7 @@ def _read(path: Path, file: File, layout: Layout) -> tuple[np.ndarray, np.ndarra
     content = _unpickled(path)
     for key in (b"data", layout.labels):
         if not isinstance(content, dict) or key not in content:
-            _refuse(path, f"it does not contain the key {key.decode()!r}, as all files of {layout.folder} do")
+            _refuse(path, f"it lacks the key {key.decode()!r}, which all files of {layout.folder} contain")
     images, labels = _images(path, content[b"data"]), content[layout.labels]
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         _refuse(path, f"its {layout.labels.decode()} are not a list of whole numbers")
@@ -114,7 +114,7 @@ def _read(path: Path, file: File, layout: Layout) -> tuple[np.ndarray, np.ndarra
 
 
 def _check_md5(path: Path, file: File) -> None:
-    """Raise SettingError if the MD5 sum of a file differs from that of the published file.
+    """Raise SettingError if the MD5 sum of a file differs from the MD5 sum of the published file.
 
     Only the MD5 sum can detect a changed pixel or label. The other checks in this module look at types and shapes, and
     at the range of the labels.
@@ -127,16 +127,14 @@ def _check_md5(path: Path, file: File) -> None:
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != file.md5:
-        _refuse(
-            path, f"its MD5 sum is {found}, but that of the published file of {file.num_examples} images is {file.md5}"
-        )
+        _refuse(path, f"its MD5 sum is {found}, but the published file of {file.num_examples} images has {file.md5}")
 
 
 class _Recorded:
-    """Replaces numpy's functions and classes while a pickle is read.
+    """Stand-in for numpy's functions and classes while a pickle file is read.
 
-    Where the pickle would call one of numpy's functions or classes, this class is called. The object that it creates
-    only records the arguments of the call.
+    Where the pickle file asks to call one of numpy's functions or classes, the unpickler creates an object of this
+    class instead. The object only records the arguments of the call.
     """
 
     arguments: tuple = ()
@@ -152,8 +150,8 @@ class _Recorded:
 class _Unpickler(pickle.Unpickler):
     """An unpickler that does not execute code that a file contains.
 
-    The pickle of a numpy array names the functions and classes that create the array. This unpickler replaces each of
-    them by `_Recorded`. It refuses a pickle that names any other function or class.
+    The pickle file of a numpy array names the numpy functions and classes that create the array. This unpickler uses
+    `_Recorded` instead of them. It refuses a pickle file that names any other function or class.
     """
 
     known = frozenset(
@@ -174,13 +172,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(path: Path) -> Any:
-    """Return the content of a pickle file. In it, each numpy array and dtype is replaced by a `_Recorded` object."""
+    """Return the content of a pickle file, with a `_Recorded` object in place of each numpy array and dtype."""
     with path.open("rb") as stream:
         try:
             # Python 2 stored the pixels as a string. With the encoding "bytes", Python 3 reads this string as bytes.
             return _Unpickler(stream, encoding="bytes").load()
         except Exception as error:
-            # Reading a file that is truncated or is not a pickle can raise many kinds of errors.
+            # Catch every error, because unpickling a truncated file or a file of another kind can raise many kinds.
             _refuse(path, f"it cannot be read as a pickle of images ({type(error).__name__}: {error})", error)
 
 
@@ -189,7 +187,7 @@ def _images(path: Path, data: Any) -> np.ndarray:
 
     Args:
         path: the file, named in error messages.
-        data: the `_Recorded` object in place of the array of images.
+        data: the `_Recorded` object that `_unpickled` returned in place of the array of images.
     """
     try:
         _, shape, dtype, by_column, values = data.state
@@ -198,9 +196,9 @@ def _images(path: Path, data: Any) -> np.ndarray:
             return np.ascontiguousarray(np.frombuffer(values, np.uint8).reshape(shape, order="F" if by_column else "C"))
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         # `data` does not describe an array, or the number of bytes does not fit the shape.
-        _refuse(path, f"its data are not an array of bytes [n, {NUM_BYTES}] ({error})", error)
-    required = f"'u1' [n, {NUM_BYTES}] with at least one image"
-    _refuse(path, f"its data are {kind!r} {list(shape)}, but must be {required}")
+        _refuse(path, f"its data are not an array of bytes with shape [n, {NUM_BYTES}] ({error})", error)
+    required = f"type 'u1' (uint8) and shape [n, {NUM_BYTES}] with at least one image"
+    _refuse(path, f"its data have type {kind!r} and shape {list(shape)}, but must have {required}")
 
 
 def _refuse(path: Path, found: str, cause: Exception | None = None) -> NoReturn:

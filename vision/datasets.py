@@ -36,18 +36,18 @@ class Examples:
 
 @dataclass(frozen=True)
 class Pixels:
-    """The normalisation of pixels: (pixel / largest - mean) / deviation.
+    """The formula that normalises pixel values: (pixel / largest - mean) / deviation.
 
     Raises:
         SettingError: if `mean` and `deviation` have different numbers of channels.
     """
 
     largest: float
-    """The largest pixel value that the format allows."""
+    """The largest possible pixel value of the dataset, for example 255."""
     mean: float | tuple[float, ...]
-    """Mean of pixel / largest. It is one number for all channels, or one number per channel."""
+    """Mean of pixel / largest: one number for all channels, or a tuple with one number per channel."""
     deviation: float | tuple[float, ...]
-    """Standard deviation of pixel / largest, in the same form as `mean`."""
+    """Standard deviation of pixel / largest: one number for all channels, or a tuple with one number per channel."""
 
     def __post_init__(self):
         if len(_by_channel(self.mean)) != len(_by_channel(self.deviation)):
@@ -61,7 +61,7 @@ class Pixels:
         """
         x = images.float().div_(self.largest)
         means, deviations = _by_channel(self.mean), _by_channel(self.deviation)
-        # Normalise channel by channel, in place and with Python numbers. So no second tensor of the size of x is
+        # Normalise channel by channel, in place and with Python numbers, so that no second tensor of the size of x is
         # allocated.
         channels = x.unflatten(-1, (len(means), -1)).unbind(-2)
         for channel, mean, deviation in zip(channels, means, deviations, strict=True):
@@ -111,8 +111,8 @@ def _digits(data_root: Path, split: str) -> Dataset:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    # Use a random fifth of the images as the test set. It is the same on every machine, because the seed is fixed and
-    # numpy guarantees that RandomState returns the same numbers in all releases.
+    # Use a random fifth of the images as the test set. The test set is the same on every machine, because the seed is
+    # fixed and numpy guarantees that RandomState returns the same numbers in all releases.
     order = np.random.RandomState(0).permutation(len(labels))
     examples = Examples(torch.from_numpy(images[order].astype(np.uint8)), torch.from_numpy(labels[order]).long())
     num_test = len(order) // 5
@@ -143,7 +143,7 @@ def _emnist(data_root: Path, split: str) -> Dataset:
     ]
     if not all((folder / name).is_file() for pair in names for name in pair):
         _download("emnist", "EMNIST", data_root, "EMNIST/raw", {"split": split})
-    first = 1 if split == "letters" else 0  # the split "letters" numbers its classes from 1
+    first = 1 if split == "letters" else 0  # the labels in the files of the split "letters" start at 1
     known = range(first, first + classes[split])
     parts = [_read_pair(folder / images, folder / labels, known) for images, labels in names]
     parts = [Examples(part.images, part.labels - first) for part in parts]
@@ -162,8 +162,8 @@ def _cifar100(data_root: Path, split: str) -> Dataset:
 
 def _cifar(name: str, kind: str, data_root: Path, layout: cifar.Layout, pixels: Pixels) -> Dataset:
     if not cifar.is_complete(data_root, layout):
-        # torchvision downloads the training set and the test set, and then reads one of them. {"train": False} makes
-        # it read the test set, which is smaller.
+        # torchvision downloads the training set and the test set, and then reads one of them into memory. With
+        # {"train": False} it reads the test set, which is smaller, so less time is lost.
         _download(name, kind, data_root, layout.folder, {"train": False})
     parts = [cifar.read_files(data_root, layout, files) for files in (layout.training, layout.test)]
     examples = [Examples(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in parts]
@@ -199,7 +199,8 @@ def _download(name: str, kind: str, data_root: Path, folder: str, arguments: dic
     try:
         getattr(torchvision.datasets, kind)(data_root, download=True, **arguments)
     except Exception as error:
-        # torchvision raises different kinds of errors for a missing network, a damaged archive and a truncated file.
+        # Catch every error, because torchvision raises different kinds of errors if there is no network, if an archive
+        # is damaged, or if a file is truncated.
         raise SettingError(
             f"dataset={name}: its files are not in {data_root / folder} and could not be downloaded "
             f"({type(error).__name__}: {error}). Set data_root= to the folder that contains {folder}/, or run the "
@@ -233,10 +234,14 @@ def _read_pair(images: Path, labels: Path, known: range) -> Examples:
 
 
 def _read_idx(path: Path, num_dimensions: int) -> np.ndarray:
-    """Return the array stored in a file of the idx format.
+    """Return the array stored in an idx file, the file format of MNIST.
 
     The first four bytes of the file are 0, 0, 8 (the code for unsigned bytes) and the number of dimensions. Then the
     size of each dimension follows, as a big-endian integer of 4 bytes. Then the values of the array follow.
+
+    Args:
+        path: the file.
+        num_dimensions: the expected number of dimensions.
 
     Raises:
         SettingError: if the file is damaged.

@@ -16,18 +16,19 @@ from fairseq_alma.app.scalars import RunScalars
 from vision.training import Watcher
 
 SECONDS_BETWEEN_LINES = 15.0
-"""Minimum time between two printed lines if the output is not a terminal."""
+"""Minimum number of seconds between two printed lines if the output is not a terminal."""
 SECONDS_BETWEEN_REFRESHES = 0.25
-"""Minimum time between two updates of the progress line on a terminal."""
+"""Minimum number of seconds between two updates of the progress line on a terminal."""
 SECONDS_BETWEEN_SCALARS = 2.0
-"""Minimum time between two points of a validation error curve in TensorBoard."""
+"""Minimum number of seconds between two points of a validation error curve in TensorBoard."""
 
 
 class RunDisplay(Watcher):
     """Shows the current mega-batch, stage, epoch and validation error, and the remaining time.
 
-    The training calls `epoch` after every epoch. Only some epochs are shown, because an epoch can take less than a
-    millisecond. Use this object in a `with` statement: the progress line is visible inside the `with` block.
+    The training code calls the method `epoch` after every epoch. Only some epochs are shown, because an epoch can take
+    less than a millisecond. Use this object in a `with` statement: the progress line is visible inside the `with`
+    block.
 
     Args:
         title: text at the start of the progress line, for example the learner and its width.
@@ -81,10 +82,11 @@ class RunDisplay(Watcher):
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
         now = time.monotonic()
         if self._scalars and now >= self._next_scalars:
-            # `_next_scalars` is the earliest time of the next point. It is 0 in the first call. This call writes no
-            # point and only sets the time.
+            # `_next_scalars` is the earliest time at which the next point of the curve is written. The value 0 means
+            # that this is the first call. The first call writes no point and only sets the time.
             if self._next_scalars:
-                # error() has the units of the first seed first. Average over the units of each seed.
+                # error() returns the error rates of all networks, those of the first seed first. (For UMix it returns
+                # one error rate per seed.) Average over the networks of each seed, because each seed has one curve.
                 error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()
                 for scalars, error_rate in zip(self._scalars, error_rates, strict=True):
                     scalars.during_stage("validation_error_rate", error_rate, self._stage, epoch / self._epochs)

@@ -1,7 +1,7 @@
 """Compute the scores of a learner on the test set. No other module uses the test set.
 
-If the networks of the learner are mixtures of experts, also write routing.npz. This file says which experts a mixture
-chooses for test images.
+If the networks of the learner contain mixtures of experts, also write routing.npz. This file says which experts the
+first mixture of a network chooses for test images.
 """
 
 from pathlib import Path
@@ -22,14 +22,14 @@ from vision.voting import MemberOutputs
 class ErrorRateEvaluator:
     """Computes the scores of a learner on the test set, for all seeds.
 
-    A learner may predict with several stacks of networks (see `VisionLearner.members`). Some of these stacks will not
-    change any more. Their outputs are computed once and cached.
+    A stack is several networks that are computed together. A learner may predict with several stacks (see
+    `VisionLearner.members`). The outputs of stacks that will not change any more are computed once and cached.
 
     Args:
         dataset: the dataset that contains the test set.
-        inputs: turns images into network inputs.
+        inputs: converts images to network inputs.
         device: device on which the test set is stored.
-        stages: for each seed the folder RUN/stages. Its subfolders contain the files routing.npz.
+        stages: for each seed, the folder RUN/stages, in which routing.npz is written to subfolders.
         num_stages: number of stages of the complete run. After the last stage, routing.npz is always written.
         routing_examples: number of test images in routing.npz. If it is 0, no file is written.
     """
@@ -48,9 +48,9 @@ class ErrorRateEvaluator:
         self._y_1n = dataset.test.labels.to(device)[None]
         self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
         self._kept: tuple[list[str | None], MemberOutputs] = ([], MemberOutputs.empty())
-        """The cache: names of stacks that will not change any more, and the sum of their outputs."""
+        """Cache: names of the stacks that will not change any more, and the sum of their outputs for the test set."""
         self._num_experts_written: int | None = None
-        """Number of experts in the newest routing.npz. None until `_write_routing` needs it for the first time."""
+        """Number of experts in the newest routing.npz. None until the first call of `_write_routing` sets it."""
 
     def __call__(self, learner: VisionLearner) -> list[Scores]:
         """Return the test scores of the learner's predictor, for each seed."""
@@ -78,7 +78,12 @@ class ErrorRateEvaluator:
         return scores
 
     def _summed_outputs(self, learner: VisionLearner, members: list[tuple[str | None, Stack]]) -> MemberOutputs:
-        """Return the outputs of all members for the test set, summed. Outputs in the cache are not computed again."""
+        """Return the sum of all members' outputs for the test set. Cached outputs are not computed again.
+
+        Args:
+            learner: computes the outputs.
+            members: the stacks that predict together, as (name, stack) (see `VisionLearner.members`).
+        """
         names, (known, total) = [name for name, _ in members], self._kept
         if names[: len(known)] != known:
             known, total = [], MemberOutputs.empty()
@@ -89,17 +94,17 @@ class ErrorRateEvaluator:
         return total
 
     def _outputs_of(self, learner: VisionLearner, stack: Stack) -> MemberOutputs:
-        """Return the outputs of one stack for the test set, computed part by part to limit the memory."""
+        """Return the outputs of one stack for the test set. Split the test set into parts, to limit memory use."""
         parts = [learner.member_outputs(x, stack) for x in self._x_1n.split(stack.examples_at_once, dim=1)]
         summed = torch.cat([part.summed_SbC for part in parts], dim=1)
         votes = [part.votes_SbC for part in parts if part.votes_SbC is not None]
         return MemberOutputs(parts[0].combine, summed, torch.cat(votes, dim=1) if votes else None, parts[0].num_members)
 
     def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int) -> None:
-        """Write stages/stage_k/routing.npz for the first network of each seed.
+        """Write routing.npz, which says how the first network of each seed distributes test images over experts.
 
-        The file is written if the number of experts has grown since the last file, and after the last stage. It
-        contains these arrays, for n images and E experts:
+        The file is written to the folder of stage k. It is only written if the number of experts has grown since the
+        last file, and after the last stage. It contains these arrays, for n images and E experts:
 
         images   pixels, uint8 [n, height, width], or [n, height, width, 3] for colour images
         label    class of each image, [n]
@@ -133,7 +138,7 @@ class ErrorRateEvaluator:
 
 
 def _pictures(images: Tensor, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return images as an array [n, height, width]. If there are several channels: [n, height, width, channels]."""
+    """Return images as an array, [n, height, width]. If there are several channels, [n, height, width, channels]."""
     pictures = images.view(-1, *shape).movedim(1, -1).numpy()
     return pictures[..., 0] if shape[0] == 1 else pictures
 
@@ -141,8 +146,8 @@ def _pictures(images: Tensor, shape: tuple[int, int, int]) -> np.ndarray:
 def _num_experts_before(stages: Path, k: int) -> int:
     """Return the number of experts in the newest routing.npz of the stages before k. If there is no file, return 0.
 
-    A new file is written if the number of experts has grown since the last file. After an interruption, the new process
-    reads this number from the last file. So it writes the same files as a run without interruption.
+    A new routing.npz is written if the number of experts has grown since the last one. After an interruption, a new
+    process reads that number from the last file, so that it writes the same files as a run without interruption.
     """
     written = [path for index in range(k) if (path := stages / f"stage_{index:03d}" / "routing.npz").exists()]
     if not written:

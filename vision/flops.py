@@ -3,8 +3,8 @@
 Tests check that the counter and the formula give the same number.
 
 One multiplication is one FLOP, and one addition is one FLOP. As in torch's counter, only matrix products and
-convolutions are counted. Every expert and every gate is counted once per example, even if our code computes it in
-another way. Exception: `Flops.prediction` counts only the experts that hard gates choose.
+convolutions are counted. Every expert and every gate is counted once per example, no matter how our code computes the
+experts and gates. Exception: `Flops.prediction` counts only the experts that hard gates choose.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ class Flops:
     training: int
     """FLOPs of the forward and the backward pass of an update."""
     prediction: int
-    """FLOPs of a forward pass that predicts. With soft gates it computes all experts of each mixture, with hard gates
-    only one."""
+    """FLOPs of a forward pass that predicts. With soft gates, a prediction uses all experts of each mixture. With hard
+    gates, it uses only one."""
 
 
 def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
@@ -46,7 +46,7 @@ def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
 
 
 def flops_of_call(call: Callable[[], object]) -> int:
-    """Execute `call` and return the FLOPs that torch's FLOP counter counts meanwhile."""
+    """Execute `call` and return the number of its FLOPs, counted by torch's FLOP counter."""
     # Import FlopCounterMode only when it is needed, because the import takes a second.
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -58,8 +58,8 @@ def flops_of_call(call: Callable[[], object]) -> int:
 def linear_flops(layers: Sequence[tuple[int, int]], unused: int = 0) -> Flops:
     """Return the FLOPs of a sequence of linear layers for one example, computed with a formula.
 
-    The forward pass of a layer takes 2 x inputs x outputs FLOPs. The backward pass takes twice as many. Exception: the
-    backward pass of the first layer takes as many as its forward pass, because the network input needs no gradient.
+    The forward pass of a layer takes 2 x inputs x outputs FLOPs. The backward pass takes twice as many. Exception: in
+    the first layer, both passes take equally many, because the network input needs no gradient.
 
     Args:
         layers: (number of inputs, number of outputs) of each layer.

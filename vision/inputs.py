@@ -1,4 +1,4 @@
-"""Convert images to the format in which they are stored on the device, and stored images to network inputs.
+"""Convert images to the format in which the device stores them, and convert stored images to network inputs.
 
 Shapes: n images, s height and width of an image, i inputs of a multilayer perceptron (MLP).
 """
@@ -10,10 +10,16 @@ from vision.datasets import Pixels
 
 
 class Inputs:
-    """Base class of the conversions. It stores pixels as floats, and networks read these floats without a change."""
+    """Base class of the conversions from images to network inputs.
+
+    The base class itself stores pixels as floats. The stored floats are the network inputs.
+    """
 
     def to_storage(self, images: Tensor) -> Tensor:
-        """Return images in their storage format, [..., any shape]. The leading dimensions are those of `images`.
+        """Return images in the format in which they are stored on the device.
+
+        The result has the same dimensions as `images`, except the last. Subclasses may replace the last dimension by
+        several dimensions, for example height, width and channels.
 
         Args:
             images: pixels, uint8 [..., channels * height * width].
@@ -21,29 +27,30 @@ class Inputs:
         return images.float()
 
     def to_input(self, stored: Tensor) -> Tensor:
-        """Convert examples from their storage format to network inputs, without augmentation."""
+        """Return network inputs, without augmentation, for examples in the format that `to_storage` returns."""
         return stored
 
     def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
         """Draw random augmentation parameters for the n examples of one epoch, and return them, [n, ...] on the CPU.
 
-        Return None if examples are not augmented.
+        Augmentation parameters are, for example, the position of a random crop. Return None if examples are not
+        augmented.
         """
         return None
 
     def augment(self, stored: Tensor, augmentation: Tensor | None) -> Tensor:
-        """Augment examples at random and convert them to network inputs for training.
+        """Augment examples with the given random parameters, and return them as network inputs for training.
 
         Args:
-            stored: examples in their storage format, [n, ...].
-            augmentation: parameters of these examples, [n, ...], from `draw_augmentation`. If None, nothing is
-                augmented.
+            stored: examples in the format that `to_storage` returns, [n, ...].
+            augmentation: augmentation parameters of these examples, [n, ...], from `draw_augmentation`. If None,
+                nothing is augmented.
         """
         return self.to_input(stored)
 
 
 class Vectors(Inputs):
-    """Conversion to the inputs of MLPs, float [..., i]. Images are normalised once, before they are stored.
+    """Conversion of images to the inputs of MLPs, float [..., i]. Images are normalised once, before they are stored.
 
     Args:
         pixels: the normalisation of pixels.
@@ -57,9 +64,9 @@ class Vectors(Inputs):
 
 
 class Images(Inputs):
-    """Conversion to the inputs of convolutional networks, float [..., s, s, channels].
+    """Conversion of images to the inputs of convolutional networks, float [..., s, s, channels].
 
-    Images are stored as bytes, uint8 [..., s, s, channels].
+    Images are stored as bytes, uint8 [..., s, s, channels], and normalised when they are read.
 
     In training, each image gets a border of `padding` pixels. It is then cropped at random to its original size, and
     flipped horizontally with probability 1/2. Every epoch draws new crops and flips for all examples.
@@ -74,8 +81,8 @@ class Images(Inputs):
 
     def __init__(self, pixels: Pixels, num_channels: int, side: int, padding: int = 4, border: float | None = None):
         self._num_channels, self._side, self._padding, self._border = num_channels, side, padding, border
-        # A normalised value is shift + scale * pixel. So the pixel value 0 gives shift, and the pixel value 1 gives
-        # shift + scale.
+        # Compute shift and scale, so that a normalised value is shift + scale * pixel. The pixel value 0 gives shift,
+        # and the pixel value 1 gives shift + scale.
         ends = pixels.normalise(torch.arange(2, dtype=torch.uint8)[:, None].expand(2, num_channels))
         self._shift, self._scale = ends[0], ends[1] - ends[0]
 
@@ -84,15 +91,15 @@ class Images(Inputs):
         return image.movedim(-3, -1).contiguous()
 
     def to_input(self, stored: Tensor) -> Tensor:
-        # Join width and channels to one long dimension, because torch would be slow with a last dimension of size 3.
+        # Join width and channels into one long dimension, because torch is slow if the last dimension has only size 3.
         shift, scale = (value.to(stored.device).repeat(stored.shape[-2]) for value in (self._shift, self._scale))
         return torch.addcmul(shift, stored.flatten(-2).float(), scale).view(stored.shape)
 
     def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
         """Draw the crop and flip of each example, and return them, [n, 3]. Return None if `padding` is 0.
 
-        The three numbers are: the first row of the crop in the image with border, its first column, and the flip (1 if
-        the image is flipped, otherwise 0).
+        The three numbers of an example are the first row of the crop, the first column of the crop (both counted in the
+        image with border), and the flip (1 if the image is flipped, otherwise 0).
         """
         if not self._padding:
             return None
@@ -103,15 +110,15 @@ class Images(Inputs):
         """Return cropped and flipped images as network inputs, float [n, s, s, channels].
 
         Args:
-            stored: images in their storage format, uint8 [n, s, s, channels].
+            stored: images as `to_storage` returns them, uint8 [n, s, s, channels].
             augmentation: crop and flip of each image, [n, 3], from `draw_augmentation`. If None, nothing is augmented.
         """
         if augmentation is None:
             return self.to_input(stored)
         side, padding, channels = self._side, self._padding, self._num_channels
         padded_side = side + 2 * padding
-        # A black border has the pixel value 0. It is added to the stored bytes, and all pixels are normalised at the
-        # end. Any other border is given as a normalised value. So the images are normalised before it is added.
+        # A black border has the pixel value 0, so add a black border to the stored bytes, and normalise all pixels at
+        # the end. The value of any other border is already normalised, so normalise the images before padding them.
         source = stored if self._border is None else self.to_input(stored)
         padded = torch.nn.functional.pad(
             source, (0, 0, padding, padding, padding, padding), value=0 if self._border is None else self._border

@@ -1,6 +1,7 @@
 """Optimizers for parameters that are stored in one flat tensor.
 
-The optimizers of torch.optim update a list of tensors. For many small tensors this is slower than one flat tensor.
+The optimizers of torch.optim update each tensor of a list. For many small tensors, this is slower than updating one
+flat tensor.
 """
 
 import torch
@@ -19,8 +20,8 @@ class AdaDelta:
 
     def __init__(self, parameters: Tensor, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6):
         self._parameters, self._lr, self._rho = parameters, lr, rho
-        # Both tensors contain a running mean plus eps, because this saves an addition at every step. To keep the update
-        # rule the same, `step` also adds eps to each new value before it enters the mean.
+        # `_square` and `_change` contain a running mean plus eps, because this saves an addition at every step. To keep
+        # the update rule of torch, `step` also adds eps to each new value before the value enters the mean.
         self._eps = torch.tensor(eps, device=parameters.device)
         self._square, self._change = torch.full_like(parameters, eps), torch.full_like(parameters, eps)
         self._step, self._new = torch.empty_like(parameters), torch.empty_like(parameters)

@@ -10,9 +10,10 @@ import torch
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers that name two parameters of glibc's function mallopt. The numbers are defined in malloc.h."""
 MMAP_THRESHOLDS = (1 << 30, 1 << 25)
-"""Values for M_MMAP_THRESHOLD in bytes. Older glibc releases refuse the first value; then the second is used.
+"""Values for M_MMAP_THRESHOLD, in bytes. Older glibc releases refuse the first value, so the second is used there.
 
-glibc usually returns a memory block above this threshold to the operating system as soon as it is freed."""
+If a memory block is larger than this threshold, glibc usually returns it to the operating system as soon as the program
+frees it."""
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def process_settings(threads: int) -> Iterator[None]:
     because results need the full precision of float32. When the block ends, even with an error, the previous settings
     are restored.
 
-    These settings belong to the whole process. So do not use two such blocks at the same time in different threads.
+    The settings affect the complete process. So do not use two such blocks at the same time in different threads.
 
     This function does not change the settings of the memory allocator, because they could not be restored when the
     block ends. `keep_freed_memory` changes them.
@@ -46,8 +47,8 @@ def keep_freed_memory() -> None:
     """Make the C library keep freed memory in the process, instead of returning it to the operating system.
 
     The activations of convolutions are freed and allocated again at every training step. Without this function, up to
-    a quarter of the time of a step is spent on requesting their memory from the operating system. The results of the
-    training do not change. On a system without glibc, this function does nothing.
+    a quarter of the time of a step is spent on requesting memory from the operating system. The results of the training
+    do not change. On a system without glibc, this function does nothing.
 
     The change cannot be undone. glibc has no function that reads the current thresholds, and setting a threshold turns
     off its automatic adjustment permanently. So only a command, whose process runs nothing else, calls this function.

@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
     """Train and evaluate the learner for each seed of the settings, and return the ledger of each seed.
 
-    If an earlier process was interrupted, this function continues its work and does not repeat finished stages.
+    If `settings.out` contains an interrupted run with the same settings, continue that run. Finished stages are not
+    trained again.
 
     Args:
         settings: settings of the runs. There is one run per seed.
@@ -69,7 +70,7 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
 
 
 def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device) -> list[list[LedgerRow]]:
-    """Train the networks of all seeds together, as one stack, and return the ledger of each seed."""
+    """Train the networks of all seeds together, and return the ledger of each seed."""
     first_seed, num_seeds = settings.seeding.seed, settings.seeding.seeds
     out = Path(settings.out)
     folders = [out] if num_seeds == 1 else [out / f"seed_{first_seed + number}" for number in range(num_seeds)]
@@ -108,10 +109,12 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
 
 
 def run_and_show(settings: VisionSettings) -> float:
-    """Call `run`, print the results and write summary.json. Return the mean final validation error rate of the seeds.
+    """Call `run`, print the results and write summary.json.
+
+    Return the final validation error rate, averaged over the seeds.
 
     This function also changes how the process frees memory (see `keep_freed_memory`). So only the command alma-vision
-    calls it. Other code calls `run`.
+    calls `run_and_show`. Other code calls `run`.
     """
     keep_freed_memory()
     console, out = wide_console(), Path(settings.out)
@@ -149,7 +152,7 @@ def quickstart() -> None:
 
 
 def _settings_to_record(settings: VisionSettings) -> dict[str, Any]:
-    """Return the content of settings.json: the settings and, if there is a plugin, a digest of its source."""
+    """Return the content of settings.json: the settings and, if there is a plugin, a digest of the plugin's code."""
     recorded = settings.to_json()
     if settings.plugin:
         recorded["plugin_digest"] = plugin_digest(settings.plugin)
@@ -193,15 +196,17 @@ def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) ->
         raise RunError(
             f"the memory of {device} is full ({str(error).splitlines()[0][:200]}).\n"
             f"Finished stages are kept: to continue, run the same command on a machine with more memory. Or start a "
-            f"run that needs less memory in another out=, with a smaller width={settings.width}, "
-            f"batch_size={settings.recipe.batch_size} or seeds={settings.seeding.seeds}, or with fewer members."
+            f"run that needs less memory in another out=, with fewer members, or with a smaller "
+            f"width= (now {settings.width}), batch_size= (now {settings.recipe.batch_size}) or seeds= (now "
+            f"{settings.seeding.seeds})."
         ) from error
 
 
 def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
-    """Raise RunError if `out` contains run folders of other seeds than the seeds that the user asks for now.
+    """Raise RunError if `out` contains run folders of seeds that the user does not ask for now.
 
-    The networks of seeds that are trained together are stored in the same files. So the seeds cannot be changed later.
+    The networks of seeds that are trained together are stored in the same files. So the seeds of a run cannot be
+    changed later.
 
     Args:
         out: the folder given by `out=`.
@@ -211,7 +216,7 @@ def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
     if others := [path.parent for path in settings_files if path.exists() and path.parent not in folders]:
         raise RunError(
             f"{out} contains a run of other seeds ({', '.join(str(folder) for folder in others)}).\n"
-            f"Give the same seed= and seeds= to continue that run, or another out= for a new run."
+            f"To continue that run, give the seed= and seeds= it was started with. For a new run, give another out=."
         )
 
 
@@ -225,8 +230,8 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.ones(1, device=device).item()  # fails on a device that stores no data, such as meta
-    except Exception as error:  # torch raises many kinds of error for a missing device
+        torch.ones(1, device=device).item()  # raises an error on a device that stores no data, such as meta
+    except Exception as error:  # torch raises many kinds of errors for a missing device
         raise SettingError(f"device={name!r} cannot be used here ({error}): give auto, cpu or cuda") from error
     return device
 
@@ -237,7 +242,9 @@ def _display(settings: VisionSettings, scalars: Sequence[RunScalars]) -> RunDisp
 
 
 def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None) -> VisionSettings:
-    """Return the settings object for a mapping of names to values. If a plugin is named in it, import the plugin first.
+    """Return a settings object with the given values.
+
+    If the values name a plugin, import the plugin first, because it may register the learner that the values name.
 
     Args:
         values: setting name -> value.

@@ -113,15 +113,17 @@ class SeedSettings(Settings):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def one_seed(self, number: int) -> "SeedSettings":
-        """Return the settings for a single one of these seeds.
+        """Return a copy of these settings for a run of only one of the seeds.
 
         Args:
-            number: index of this seed among these seeds, counted from 0.
+            number: index of the seed, counted from 0: the copy has the seed `seed` + `number`.
         """
         return replace(self, **{name: value + number for name, value in self._first_seeds().items()}, seeds=1)
 
     def first(self, purpose: str) -> int:
-        """Return the first seed for a purpose of random numbers. It is `seed` if the setting named below is None.
+        """Return the first seed of the random numbers for a purpose.
+
+        It is the value of the setting in this table or, if that setting is None, the value of `seed`.
 
         purpose                               setting
         "data"                                data_seed
@@ -229,10 +231,10 @@ class VisionSettings(RunSettings):
         return StreamSettings(self.num_arrivals, self.wait, self.replay)
 
     def of_one_seed(self, number: int) -> "VisionSettings":
-        """Return the settings for the run of a single seed. Its run folder is the subfolder seed_SEED of `out`.
+        """Return a copy of these settings for a run of only one of the seeds, in the subfolder seed_SEED of `out`.
 
         Args:
-            number: index of the seed among the seeds of these settings, counted from 0.
+            number: index of the seed, counted from 0.
         """
         seeding = self.seeding.one_seed(number)
         return replace(self, seeding=seeding, out=str(Path(self.out) / f"seed_{seeding.seed}"))

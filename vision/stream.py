@@ -37,12 +37,12 @@ class Arrival:
 
 
 def partition(examples: Examples, num_mega_batches: int, validation_share: float, seed: int) -> list[Arrival]:
-    """Shuffle the examples, cut them into B mega-batches and return these. Their sizes differ by at most one example.
+    """Shuffle the examples and return them as B mega-batches, whose sizes differ by at most one example.
 
     The last examples of each mega-batch are its validation data.
 
-    As in the authors' code, numpy's RandomState(seed).permutation shuffles and numpy's array_split cuts. numpy
-    guarantees that RandomState returns the same numbers in all releases.
+    As in the authors' code, the examples are shuffled by numpy's RandomState(seed).permutation and cut by numpy's
+    array_split. numpy guarantees that RandomState returns the same numbers in all releases.
 
     Args:
         examples: the training set of the dataset.
@@ -75,7 +75,8 @@ def partition(examples: Examples, num_mega_batches: int, validation_share: float
 def stacked_stream(streams: Sequence[Sequence[Arrival]]) -> MegaBatchStream:
     """Join the streams of S seeds into one stream, so that the seeds can be trained together.
 
-    The attribute `data` of each mega-batch in the returned stream is a list with one `Arrival` per seed.
+    The attribute `data` of each mega-batch in the returned stream is a list with the examples of each seed, as one
+    `Arrival` per seed.
 
     Args:
         streams: for each seed, the list of mega-batches that `partition` returned.

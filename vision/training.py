@@ -1,10 +1,10 @@
 """Train a stack of networks for one stage. Then restore the parameters of the epoch with the best validation score.
 
 A stack is several networks of one shape that are computed together. A unit is the part of a stack for which one best
-epoch is selected. Usually each network is a unit. If the networks of a seed are trained as one model (UMix), they
-together are one unit.
+epoch is selected. Usually each network is a unit. If the networks of a seed are trained as one model (UMix), these
+networks together are one unit.
 
-An order is a random sequence in which examples are read (see `vision.batches`).
+An order is a random sequence in which a network reads the examples (see `vision.batches`).
 
 Shapes: S seeds, N networks per seed, M = S x N networks, U units, R orders, b examples per batch, n examples,
 C classes.
@@ -34,12 +34,16 @@ class Watcher:
 
         Args:
             epoch: number of the epoch in the stage, counted from 1.
-            error: function that returns the current validation error rate of each unit, [U].
+            error: function that returns the current validation error rate of each unit, [U]. A unit is a network, or
+                all networks of a seed if they are trained as one model.
         """
 
 
 class OwnLoss:
-    """The training loss if each network is trained separately. Each network is a unit, so U = M.
+    """The training loss if each network is trained separately.
+
+    A unit is the part of a stack that has a separate loss. Here each network is a unit, so the number of units, U, is
+    the number of networks, M. In the subclass `JointLoss`, all networks of a seed are one unit.
 
     Args:
         num_seeds: number of seeds, S.
@@ -48,38 +52,40 @@ class OwnLoss:
 
     def __init__(self, num_seeds: int, networks_per_seed: int):
         self.num_orders = num_seeds * networks_per_seed
-        """Number of orders, R. There is one order per network; in `JointLoss`, one per seed."""
+        """Number of random sequences in which examples are read, R: one per network. `JointLoss` has one per seed."""
         self._networks_per_seed = networks_per_seed
 
     def unit_logits(self, logits_MbC: Tensor) -> Tensor:
-        """Return the logits of each unit, [U, b, C], given the logits of all networks."""
+        """Return the logits of each unit (see the class docstring), [U, b, C], given the logits of all networks."""
         return logits_MbC
 
     def gradient(self, logits_MbC: Tensor, one_hot_RbC: Tensor) -> Tensor:
         """Return the gradient of the loss with respect to the logits of all networks, [M, b, C].
 
-        The loss of a unit is its cross entropy, averaged over the examples of the batch.
+        The loss of a unit (see the class docstring) is its cross entropy, averaged over the examples of the batch.
 
         Args:
             logits_MbC: logits of all networks for one batch.
-            one_hot_RbC: one-hot classes of the examples in the batch, for each order.
+            one_hot_RbC: classes of the examples in the batch, as one-hot vectors. There is one batch per order, a
+                random sequence in which a network reads the examples.
         """
         return _cross_entropy_gradient(self.unit_logits(logits_MbC), one_hot_RbC)
 
     def unit_labels(self, y_Sn: Tensor) -> Tensor:
-        """Return for each unit the labels of its seed, [U, n], given the labels of each seed."""
+        """Return the labels for each unit (see the class docstring), [U, n], given the labels for each seed."""
         return y_Sn.repeat_interleave(self._networks_per_seed, 0) if self._networks_per_seed > 1 else y_Sn
 
     def repeat_for_networks(self, values_U: Tensor) -> Tensor:
-        """Return for each network the value of its unit, [M], given the values of all units."""
+        """Return, for each network, the value of the unit to which it belongs, [M]. `values_U` has one per unit."""
         return values_U
 
 
 class JointLoss(OwnLoss):
     """The training loss if the N networks of each seed are trained as one model (UMix).
 
-    These N networks are one unit, so U = S. They read the same batches. The logits of the unit are the mean of the
-    networks' logits (in the paper) or their sum (in the authors' code).
+    These N networks are one unit, so the number of units, U, is the number of seeds, S. The networks of a unit read the
+    same batches. The logits of the unit are the mean of the networks' logits (in the paper) or their sum (in the
+    authors' code).
 
     Args:
         num_seeds: number of seeds, S.
@@ -129,10 +135,11 @@ def train_stage(
     select_by: SelectBy,
     watcher: Watcher | None = None,
 ) -> TrainingCounts:
-    """Train a stack in place. At the end, each unit gets back the parameters that it had after its best epoch.
+    """Train a stack of networks in place. At the end, restore the parameters that were best on the validation data.
 
-    If several epochs are equally good, the first of them is the best epoch. If the validation loss of a unit is not
-    finite after any epoch, the unit gets back the parameters that it had before the stage.
+    The best epoch is selected separately for each unit: a network, or all networks of a seed if they are trained as one
+    model (UMix). If several epochs are equally good, the first of them is selected. If the validation loss of a unit is
+    infinite or NaN after every epoch, the parameters from before the stage are restored.
 
     Args:
         stack: M networks.
@@ -157,8 +164,8 @@ def train_stage(
         logits_UnC = loss.unit_logits(stack.logits_of_many(x_valid))
         score_U = _cross_entropy(logits_UnC, y_valid_Un)  # lower is better
         if select_by == "validation_accuracy":
-            # If logits are NaN, their argmax is still some class, which may be correct by chance. So give an epoch
-            # with NaN logits the score infinity, which is never selected.
+            # Give an epoch with NaN logits the score infinity, so that it is never selected. Without this, it could be
+            # selected, because the argmax of NaN logits is still some class, which may be correct by chance.
             score_U = torch.where(score_U.isnan(), torch.inf, _error_rate(logits_UnC, y_valid_Un))
         score_U = score_U.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if watcher:
@@ -186,17 +193,17 @@ def _cross_entropy_gradient(logits: Tensor, one_hot: Tensor) -> Tensor:
 def _reciprocal(length: int, device: torch.device) -> Tensor:
     """Return 1 / length as a tensor on the device.
 
-    The tensor is cached and used again in later updates. If a Python number were used instead, torch would turn it into
+    The tensor is cached, so later updates use it again. This saves time, because torch would convert a Python number to
     a tensor in every update.
     """
     return torch.tensor(1.0 / length, device=device)
 
 
 def _cross_entropy(logits_UnC: Tensor, y_Un: Tensor) -> Tensor:
-    """Return the cross entropy of each unit, averaged over the examples, [U]."""
+    """Return the cross entropy of each unit (see the top of this file), averaged over the examples, [U]."""
     return logits_UnC.log_softmax(-1).gather(-1, y_Un.unsqueeze(-1)).mean((1, 2)).neg_()
 
 
 def _error_rate(logits_UnC: Tensor, y_Un: Tensor) -> Tensor:
-    """Return the error rate of each unit, [U]."""
+    """Return the error rate of each unit (see the top of this file), [U]."""
     return (logits_UnC.argmax(-1) != y_Un).float().mean(1)

@@ -1,7 +1,7 @@
 """Combine the outputs of ensemble members into one prediction.
 
-A member is one of the networks that predict together. The outputs of the members are added up. Members that do not
-change any more need to be added up only once; later sums start from the result.
+A member is one of the networks that predict together. The outputs of the members are added up. The sum over members
+that do not change any more is computed only once, and later sums start from it.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from fairseq_alma.core.learner_settings import Combine
 class MemberOutputs:
     """The outputs of some ensemble members for some examples, summed over these members.
 
-    The sum a + b of two such objects contains the members of a and the members of b.
+    If a and b are two such objects, a + b is summed over the members of a and the members of b.
     """
 
     combine: Combine
@@ -59,7 +59,7 @@ class MemberOutputs:
         return (self.votes_SbC + self.summed_SbC / (2 * self.num_members)).argmax(-1)
 
     def error_rate(self, y_Sb: Tensor) -> list[float]:
-        """Return the error rate of each seed. Wrong predictions are counted exactly, as integers.
+        """Return the error rate of each seed. Wrong predictions are counted as integers, so the count is exact.
 
         Args:
             y_Sb: the true classes, [S, b], or [1, b] if they are the same for all seeds.

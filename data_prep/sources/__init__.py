@@ -1,8 +1,8 @@
 """Sources of text: list the files of a source, and read the documents in these files.
 
 A source is a set of files with text, for example the Wikipedia dumps in a folder. The kind of a source is the format of
-its files. To add a new kind, add a `Kind` object to KINDS. A `Kind` contains a function that lists the files, and a
-function that reads the documents in a file or in a part of a file.
+its files. To add a new kind, add a `Kind` object to KINDS. A `Kind` object contains a function that lists the files of
+a source, and a function that reads the documents in a file or in a part of a file.
 """
 
 import glob
@@ -47,8 +47,8 @@ class Source:
     share: float | None = None
     """Fraction of the words in the stream that come from this source.
 
-    None: no share is given. The sources without a share divide the remaining fraction in proportion to their numbers
-    of words.
+    None: no share is given. All sources without a share together provide the remaining fraction, in proportion to their
+    numbers of words.
     """
 
     def __post_init__(self):
@@ -63,7 +63,7 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """Return the source for a text such as `text:PATH`, `common-crawl:PATH@0.6` or `python-docs`.
+        """Return the source that is written as a text such as `text:PATH`, `common-crawl:PATH@0.6` or `python-docs`.
 
         Raises:
             ValueError: if the kind, the path or the share is invalid.
@@ -71,7 +71,7 @@ class Source:
         kind, _, path = text.partition(":")
         last = path if path else kind
         before, at, share = last.rpartition("@")
-        if at and not Path(last).exists():  # if the path exists, the @ is a part of its name
+        if at and not Path(last).exists():  # if the path exists, the @ is a part of the path, not the start of a share
             try:
                 number = float(share)
             except ValueError:
@@ -81,7 +81,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The source without its share, as KIND:PATH or KIND."""
+        """The text KIND:PATH or KIND that names the source, without its share."""
         return f"{self.kind}:{self.path}" if self.path else self.kind
 
     def __str__(self):
@@ -89,7 +89,7 @@ class Source:
 
 
 Files = Mapping[Source, Sequence[SourceFile]]
-"""The files of each source."""
+"""Type of a mapping from each source to its files."""
 
 
 def list_files(source: Source) -> list[SourceFile]:
@@ -116,9 +116,10 @@ def list_files(source: Source) -> list[SourceFile]:
 
 
 def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
-    """Return the files that match a pattern. For a folder that matches, return the files of this kind in it.
+    """Return the files that match the path pattern of a source. For a folder that matches, return the files inside.
 
-    File names are relative to the longest leading part of the pattern without a wildcard.
+    Only files of the source's kind are returned from a folder. File names are relative to the longest leading part of
+    the pattern that contains no wildcard.
     """
     root = Path(source.path)
     while glob.has_magic(str(root)):
@@ -141,21 +142,21 @@ def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
 
 
 def needed_libraries(source: Source, files: Sequence[SourceFile]) -> set[str]:
-    """Return the names of the optional libraries that are needed to read these files."""
+    """Return the names of the optional Python libraries that are needed to read these files of a source."""
     needed = set(KINDS[source.kind].needs)
     for file in files:
         needed.update(_NEEDED_FOR.get(Path(file.name).suffix.lower(), ()))
     return needed
 
 
-# The optional libraries that files with these endings need.
+# The optional libraries that are needed to read files with these endings.
 _NEEDED_FOR = {".epub": ("ebooklib", "resiliparse"), ".parquet": ("pyarrow",), ".zst": ("zstandard",)}
 
 
 def fingerprint(files: Sequence[SourceFile]) -> str:
-    """Return a digest of the names, sizes and modification times of files. It shows whether a source was changed.
+    """Return a digest of the names, sizes and modification times of files. It shows whether a source has changed.
 
-    The content of the files is not read, because this would take an hour for hundreds of gigabytes.
+    The content of the files is not read, because reading hundreds of gigabytes would take an hour.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -168,7 +169,7 @@ def split_into_parts(
 ) -> list[Part]:
     """Divide files into parts, which different processes can read at the same time.
 
-    A file that can be split has one part per `part_bytes` bytes. Any other file is a single part.
+    A file that can be split is divided into parts of `part_bytes` bytes. Any other file is a single part.
 
     Args:
         source: the source that the files belong to.
@@ -187,23 +188,26 @@ def split_into_parts(
 
 
 def read_documents(part: Part, report_progress: ReportProgress = no_report) -> Iterator[str | Skipped]:
-    """Yield the documents of one part. For content that is skipped, yield a Skipped object with the reason.
+    """Yield the documents in one part of a file. For content that is skipped, yield a Skipped object with the reason.
 
     Args:
-        part: the part to read.
+        part: the part of a file to read.
         report_progress: called repeatedly while a long document is read.
     """
     for document in KINDS[part.kind].read(part, report_progress):
         if isinstance(document, str) and not document.isascii():
             try:
                 document.encode("utf-8")
-            except UnicodeEncodeError:  # a lone surrogate (half of a UTF-16 pair) cannot be written as UTF-8
+            except UnicodeEncodeError:  # replace lone surrogates (half UTF-16 pairs)
                 document = document.encode("utf-8", "replace").decode("utf-8")
         yield document
 
 
 def merge_skipped(skipped: Sequence[Skipped]) -> list[Skipped]:
-    """Merge Skipped objects for parts of the same file. Return one object per file and reason, sorted by file name."""
+    """Merge the Skipped objects of different parts of the same file.
+
+    Return one Skipped object per file and reason, sorted by file name.
+    """
     found: dict[tuple[str, str], Skipped] = {}
     for entry in skipped:
         key = (entry.name, entry.why)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-# The byte order mark. Some UTF-8 files begin with it. It is not part of the text.
+# The UTF-8 byte order mark. Some files begin with it. Readers remove it, because it is not part of the text.
 BOM = b"\xef\xbb\xbf"
 MAX_DOCUMENT_BYTES = 16 << 20
-"""Maximum length of a document. Longer documents are skipped, to limit the memory of a worker process. For comparison,
-War and Peace has 3 MB."""
+"""Maximum length of a document in bytes. Longer documents are skipped, to limit the memory of a worker process. For
+comparison, the novel War and Peace has 3 MB."""
 
 
 ReportProgress = Callable[[], None]
@@ -17,7 +17,7 @@ ReportProgress = Callable[[], None]
 
 
 def no_report() -> None:
-    """Do nothing. The default ReportProgress, for callers that do not monitor progress."""
+    """Do nothing. This is the default ReportProgress function, for callers that do not monitor progress."""
 
 
 class SourceFile(NamedTuple):
@@ -25,14 +25,14 @@ class SourceFile(NamedTuple):
 
     path: Path
     name: str
-    """Path relative to the folder of the source. It is used in messages and in stream.json."""
+    """Path of the file relative to the folder of the source. Messages and stream.json show this path."""
     num_bytes: int
     mtime_ns: int
-    """Modification time in nanoseconds."""
+    """Modification time of the file in nanoseconds."""
 
 
 class Part(NamedTuple):
-    """The bytes from `start` (included) to `end` (excluded) of a file.
+    """A part of a file: the bytes from `start` (included) to `end` (excluded).
 
     If the file cannot be split, the part is the complete file.
     """
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     """Options for reading this kind of source, for example the name of the JSON field with the text."""
 
     def option(self, name: str) -> str:
-        """Return the value of an option."""
+        """Return the value of the option with this name."""
         return dict(self.options)[name]
 
 
@@ -55,22 +55,22 @@ class Skipped(NamedTuple):
 
     name: str
     why: str
-    """The reason, as written to stream.json."""
+    """The reason for skipping, as written to stream.json."""
     num_units: int = 0
-    """Number of skipped lines, records, pages or rows; 0: the complete file, or everything after the damage."""
+    """Number of skipped lines, records, pages or rows; 0 if the complete file, or the rest after damage, is skipped."""
     first_byte: int = 0
     """Position in the file of the first unit that was skipped. A unit is a line, record, page or row.
 
-    For lines and WARC records, the position is a byte of the decompressed file. For pages, rows and ARC records, it is
-    an index, counted from the start of the part of the file that one task reads.
+    For lines and WARC records, the position is a byte of the decompressed file. For pages, rows and ARC records, the
+    position is the index of the unit, counted from the start of the part of the file that was read.
     """
     unit: str = "line"
-    """What is counted: "line", "record", "page" or "row"."""
+    """What `num_units` counts: "line", "record", "page" or "row"."""
     damaged: bool = True
-    """True if the file counts as damaged; False for example for an empty file."""
+    """True if the file counts as damaged; False, for example, if the file is empty."""
 
     def reason(self) -> str:
-        """Return the reason and the number of skipped units as text for stream.json."""
+        """Return a text for stream.json: the reason, and how many lines, records, pages or rows were skipped."""
         if not self.num_units:
             return self.why
         units = f"1 {self.unit}" if self.num_units == 1 else f"{self.num_units} {self.unit}s"
@@ -79,18 +79,18 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of source, with the functions that list and read the files."""
+    """A kind of source, such as Wikipedia dumps, with the functions that list and read the files."""
 
     files_are: str
     """Description of the files for error messages, such as "*.txt file"."""
     list_paths: Callable[[Path], list[Path]]
     """Function that returns the files of this kind below a folder, at any depth."""
     read: Callable[[Part, ReportProgress], Iterator[str | Skipped]]
-    """Function that yields the documents of a part. For content that is skipped, it yields a Skipped object."""
+    """Function that yields the documents in a part of a file. For skipped content, it yields a Skipped object."""
     wants_path: bool = True
-    """True if the source is written as KIND:PATH, False if as KIND."""
+    """True if a source of this kind is written as KIND:PATH, False if it is written as KIND, without a path."""
     wants_folder: bool = False
-    """True if the path must be a folder."""
+    """True if the path of the source must be a folder."""
     splittable: Callable[[str], bool] = lambda name: False
     """Function that accepts a file name and returns True if `read` can start in the middle of this file."""
     needs: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class Kind:
 
 
 class SkippedUnits:
-    """Counts how many lines, records, pages or rows of one file were skipped, separately for each reason.
+    """Counts how many lines, records, pages or rows (units) of one file are skipped, separately for each reason.
 
     Iterating over a SkippedUnits object yields one Skipped object per reason.
 
@@ -112,11 +112,11 @@ class SkippedUnits:
         self._found: dict[str, Skipped] = {}
 
     def add(self, why: str, position: int) -> None:
-        """Add one skipped unit.
+        """Count one line, record, page or row that is skipped.
 
         Args:
-            why: the reason.
-            position: position of the unit; see `Skipped.first_byte`.
+            why: the reason for skipping it.
+            position: position in the file; see `Skipped.first_byte`.
         """
         before = self._found.get(why, Skipped(self._name, why, 0, position, self._unit))
         self._found[why] = before._replace(num_units=before.num_units + 1)

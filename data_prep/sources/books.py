@@ -1,4 +1,4 @@
-"""Books: each text, Markdown or EPUB file is one document. The header and licence of Project Gutenberg are removed."""
+"""Read books. Each text, Markdown or EPUB file is one document. Project Gutenberg's header and licence are removed."""
 
 import re
 import warnings
@@ -10,9 +10,9 @@ from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, ReportPr
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
-# Project Gutenberg adds text before and after a book. _START matches the line before the book, and _END the line after
-# it. Old files have THIS instead of THE, and ETEXT instead of EBOOK. _OLD_START matches the last line of
-# the small print, the legal text of old files. _LICENCE, a stricter form of _END, is used if no start of the book is
+# Project Gutenberg adds text before and after a book. _START matches the line before the book, and _END matches the
+# line after the book. Old files have THIS instead of THE, and ETEXT instead of EBOOK. _OLD_START matches the last line
+# of the small print, the legal text of old files. _LICENCE, a stricter form of _END, is used if no start of the book is
 # found. _PRODUCED matches the note that says who made the electronic text.
 _START = re.compile(
     r"^[ \t]*\*{3}[ \t]*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n*]*(?:\n[^\n*]+)?\*{3}[ \t\r]*$", re.I | re.M
@@ -28,7 +28,7 @@ _PRODUCED = re.compile(
 
 
 def without_gutenberg(text: str) -> str:
-    """Return a text without the header, producer note and licence of Project Gutenberg. Other texts are unchanged."""
+    """Remove the header, producer note and licence of Project Gutenberg from a text. Return other texts unchanged."""
     start = _START.search(text)
     if start is None:
         old = _OLD_START.search(text)
@@ -100,7 +100,7 @@ def _epub_text(path: str, report_progress: ReportProgress) -> str:
                 if item is not None and item.get_type() == ITEM_DOCUMENT and not isinstance(item, epub.EpubNav):
                     html = item.get_content().decode("utf-8", "replace")
                     html_length += len(html)
-                    if html_length > 4 * MAX_DOCUMENT_BYTES:  # a spine may list the same chapter many times
+                    if html_length > 4 * MAX_DOCUMENT_BYTES:  # `unpacked` may be smaller: a spine can repeat a chapter
                         raise DamagedFile(TOO_LONG)
                     chapters.append(extract_plain_text(html, main_content=False, alt_texts=False).strip())
                     length += len(chapters[-1])
@@ -109,7 +109,7 @@ def _epub_text(path: str, report_progress: ReportProgress) -> str:
                     report_progress()
     except DamagedFile:
         raise
-    except Exception as error:  # zip, XML and ebooklib errors, because a file may contain anything
+    except Exception as error:  # zip, XML, ebooklib or other errors, because a file may contain anything
         raise DamagedFile(f"damaged: not readable as EPUB ({type(error).__name__}: {str(error)[:200]})") from error
     text = "\n\n".join(filter(None, chapters))
     if len(text) > MAX_DOCUMENT_BYTES:

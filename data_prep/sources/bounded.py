@@ -1,7 +1,7 @@
 """Call a function in a child process with a CPU time limit, so that no page can make a worker process hang.
 
 The HTML and wiki parsers are compiled code that cannot be interrupted. Some of them need quadratic time if tags are
-never closed. Therefore a page that is long or has many tags is parsed in a child process. If this takes more than
+never closed. Therefore a page that is long or has many tags is parsed in a child process. If parsing takes more than
 SECONDS of CPU time, the child process is killed and the page is skipped. All shorter and simpler pages are parsed in
 the worker process itself.
 """
@@ -17,12 +17,12 @@ from typing import Any
 from data_prep.sources.base import ReportProgress, no_report
 
 SECONDS = 20
-"""CPU time limit of a call. The longest real pages need 1% of this time, so even slow machines parse them in time."""
+"""CPU time limit of a call, in seconds. The longest real pages need 1% of it, so slow machines are fast enough."""
 _POLL_SECONDS = 0.5
 
 
 class TooSlow(ValueError):  # noqa: N818, the name needs no suffix
-    """Raised if a call exceeds its CPU time limit."""
+    """Raised if a function call exceeds its CPU time limit."""
 
 
 class Bounded:
@@ -71,8 +71,13 @@ class Bounded:
 
 
 def _serve(pipe: Connection, function: str) -> None:
-    """Run in the child process: execute the calls that arrive through the pipe, until the parent closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and this process ends with the parent
+    """Execute the calls that arrive through the pipe, until the parent closes the pipe. Runs in the child process.
+
+    Args:
+        pipe: receives (CPU time limit in seconds, arguments) for each call, and sends (True, result) or (False, error).
+        function: name of the function to call, as `module:name`.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     module, _, name = function.partition(":")
     call: Callable = getattr(importlib.import_module(module), name)
     while True:
@@ -80,7 +85,7 @@ def _serve(pipe: Connection, function: str) -> None:
             seconds, arguments = pipe.recv()
         except (EOFError, OSError):
             return
-        # The CPU time limit counts from the start of this process, so add the time that earlier calls used.
+        # The kernel counts CPU time from the start of this process. Therefore add the time that earlier calls used.
         used = resource.getrusage(resource.RUSAGE_SELF)
         most = int(used.ru_utime + used.ru_stime) + 1 + seconds
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]

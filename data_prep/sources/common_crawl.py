@@ -1,4 +1,4 @@
-"""Web archives in the formats WARC, WET and ARC, such as Common Crawl. Each document is the text of one page."""
+"""Read web archives in the formats WARC, WET and ARC, such as Common Crawl. Each document is the text of one page."""
 
 import os
 import re
@@ -12,7 +12,8 @@ from data_prep.sources.bounded import Bounded
 from data_prep.sources.compression import DamagedFile, Eager, open_plain
 from data_prep.sources.text import TOO_LONG
 
-# ARCHIVE matches the names of archives. METADATA matches the names of files about archives, without text of pages.
+# ARCHIVE matches the names of archives. METADATA matches the names of files that describe archives. These files are not
+# read, because they contain no page text.
 ARCHIVE = re.compile(r"\.(?:arc|warc|wet)(?:\.|$)", re.IGNORECASE)
 METADATA = re.compile(r"\.(?:wat|cdx|cdxj)(?:\.|$)", re.IGNORECASE)
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
@@ -20,7 +21,7 @@ HTML = ("text/html", "application/xhtml+xml")
 
 
 def _list_paths(root: Path) -> list[Path]:
-    """Return all archives below a folder, except for metadata files."""
+    """Return the paths of all web archives below a folder, without the files that only describe archives."""
     return [
         Path(folder, name)
         for folder, _, names in os.walk(root)
@@ -30,7 +31,10 @@ def _list_paths(root: Path) -> list[Path]:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the pages of one archive. If it is damaged, yield the pages before the damage and a Skipped object."""
+    """Yield the text of each page in one archive, and a Skipped object for each reason to skip content.
+
+    If the archive is damaged, the pages before the damage are yielded.
+    """
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
         return
@@ -46,7 +50,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
 
 
 def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[str]:
-    """Yield the pages of a WARC or WET archive.
+    """Yield the text of each page in a WARC or WET archive.
 
     Args:
         file: the decompressed archive.
@@ -59,8 +63,8 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     first_line = file.peek(64).lstrip().partition(b"\n")[0]
-    # Parse strictly, to detect truncated records. Exception: files in old WARC versions, or with line ends other than
-    # CR LF, can only be parsed leniently.
+    # Parse strictly, to detect truncated records. Parse leniently only files in old WARC versions, and files with line
+    # ends other than CR LF, because the strict parser rejects them.
     lenient = not first_line.endswith(b"\r") or first_line.startswith(b"WARC/0.")
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     if not first_line.startswith(b"WARC/"):
@@ -71,8 +75,8 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
     while True:
         record = _call_library(next, records, None)
         if record is None:
-            # fastwarc does not notice if the file ends within the header of a record. Therefore check that the file
-            # ends with two line ends, because every complete record does.
+            # Check that the file ends with two line ends, as every complete record does. This check is needed because
+            # fastwarc does not notice if the file ends within the header of a record.
             if not lenient and not whole.tail.endswith(b"\n\r\n"):
                 raise DamagedFile("cut short: it ends within the header of a record")
             return
@@ -89,7 +93,7 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
             text = block.decode("utf-8") if is_text else _call_library(_page_of, record, block, report_progress)
         except UnicodeDecodeError:
             bad.add("not valid UTF-8", position)
-        except DamagedFile:  # the parsers may fail in many ways on arbitrary web content
+        except DamagedFile:  # from `_call_library`: web content can make the parsers fail in many ways
             bad.add("not readable as a page", position)
         else:
             if len(text) > MAX_DOCUMENT_BYTES:
@@ -110,7 +114,7 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
         raise
     except BaseException as error:
         cause: BaseException | None = error
-        while cause is not None:  # if reading the file raised DamagedFile, raise that error
+        while cause is not None:  # raise the DamagedFile error that caused `error`, if any
             if isinstance(cause, DamagedFile):
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
@@ -120,15 +124,20 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
 
 
 def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
-    """Return the text of a response or resource record; "" if it is not HTML or plain text with HTTP status 200."""
+    """Return the text of the page in a WARC record, or "" if it is not HTML or plain text with HTTP status 200.
+
+    Args:
+        record: the WARC record, of type response or resource.
+        block: the content of the record.
+        report_progress: called while a page with many tags is parsed.
+    """
     content_type, charset = record.headers.get("Content-Type", ""), None
     if record.is_http:
         try:
             response = _http(block, "all")
         except OSError:
-            response = _http(
-                block, "none"
-            )  # the header says compressed, but the crawler stored the content decompressed
+            # The header says that the content is compressed, but the crawler stored it decompressed.
+            response = _http(block, "none")
         if response.http_headers.status_code != 200:
             return ""
         content_type, charset = response.http_content_type or "", response.http_charset
@@ -163,7 +172,7 @@ def page_text(
     Args:
         content: the bytes of the page.
         content_type: the value of the Content-Type header of the page.
-        charset: the character encoding; None: find it in `content_type` or guess it from `content`.
+        charset: the character encoding; None: use the encoding in `content_type`, or else guess it from `content`.
         report_progress: called while a page with many tags is parsed.
 
     Returns:
@@ -188,20 +197,20 @@ def page_text(
 
 
 def _main_text(html: str) -> str:
-    """Return the main content of an HTML page."""
+    """Return the text of the main content of an HTML page, without menus and the like."""
     from resiliparse.extract.html2text import extract_plain_text
 
     return extract_plain_text(html, main_content=True, alt_texts=False, preserve_formatting=True).strip()
 
 
 _MANY_TAGS = 3000
-"""Pages with at least this many tags are parsed with a CPU time limit, because deeply nested tags can take minutes."""
+"""Pages with at least this many tags are parsed with a CPU time limit, because parsing nested tags can take minutes."""
 # Use one child process per worker, because starting a process for every page would take longer than parsing it.
 _main_text_bounded = Bounded(f"{__name__}:{_main_text.__name__}")
 
 
 def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[str]:
-    """Yield the pages of an archive in the format ARC, the predecessor of WARC.
+    """Yield the text of each page in an archive in the format ARC, the predecessor of WARC.
 
     The library warcio is used, because fastwarc cannot read ARC. See `_read_warc` for the arguments and errors.
     """

@@ -15,12 +15,12 @@ BOMB_RATIO = 250
 BOMB_FLOOR_BYTES = 64 << 20
 """A file is a decompression bomb if its decompressed size exceeds BOMB_FLOOR_BYTES + BOMB_RATIO x compressed size.
 
-Text is typically compressed to a fifth of its size. Web archives are rarely compressed to less than a twentieth.
+For comparison, text is typically compressed to a fifth of its size, and web archives rarely to less than a twentieth.
 """
 
 
 class DamagedFile(Exception):  # noqa: N818, the name needs no suffix
-    """Raised if a file cannot be read, or cannot be read further. The message says why."""
+    """Raised if a file cannot be read, or only its beginning can be read. The message says why."""
 
 
 class _Decompressor(Protocol):
@@ -58,17 +58,17 @@ def bzip2_streams(path: str | Path, start: int, end: int) -> tuple[int, int]:
     """Find the bzip2 streams that begin between the bytes `start` and `end` of a file with many streams.
 
     Returns:
-        Byte at which the first of these streams begins, and byte at which the last of them ends. The two
-        positions are equal if no stream begins between `start` and `end`.
+        Position of the byte at which the first of these streams begins, and position of the byte at which the last of
+        these streams ends. The two positions are equal if no stream begins between `start` and `end`.
     """
     return _next_stream(path, start), _next_stream(path, end)
 
 
 def _next_stream(path: str | Path, position: int) -> int:
-    """Return the first byte >= `position` at which a stream begins, or the file size if there is none."""
+    """Return the position of the first bzip2 stream that begins at or after `position`; the file size if none does."""
     with open(path, "rb") as file:
         file.seek(position)
-        kept = b""  # the end of the previous chunk: the first bytes of a stream may be split between two chunks
+        kept = b""  # end of the previous chunk, because the marker of a stream may be split between two chunks
         while chunk := file.read(CHUNK_BYTES):
             found = (kept + chunk).find(BZIP2_STREAM)
             if found >= 0:
@@ -79,7 +79,7 @@ def _next_stream(path: str | Path, position: int) -> int:
 
 
 def open_bzip2_streams(path: str | Path, first: int, last: int) -> io.BufferedReader:
-    """Open the decompressed content of the streams between two byte positions that `bzip2_streams` returned."""
+    """Open the decompressed content of the bzip2 streams between two byte positions that `bzip2_streams` returned."""
     file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
     file.seek(first)
     return io.BufferedReader(_Unpacked(_Slice(file, last - first), "bzip2", BZ2Decompressor), CHUNK_BYTES)
@@ -127,9 +127,9 @@ def open_plain(path: str | Path) -> io.BufferedReader:
 
 
 class Eager:
-    """A reader whose `read` returns the bytes that are available now, even if these are fewer than requested.
+    """A reader whose `read` returns the bytes that are available now, even if they are fewer than requested.
 
-    Therefore, if the file is damaged, the caller first gets the bytes before the damage, and then the error.
+    Therefore, if the file is damaged, the caller first gets all bytes before the damage, and only then the error.
     """
 
     def __init__(self, file: io.BufferedReader):
@@ -156,15 +156,15 @@ class _Unpacked(io.RawIOBase):
     def __init__(self, file: BinaryIO | io.RawIOBase, name: str, make):
         self._file, self._name, self._make = file, name, make
         self._member: _Decompressor = make()
-        self._ready = memoryview(b"")  # decompressed bytes that are not returned yet
-        self._waiting = b""  # compressed bytes that are not decompressed yet
+        self._ready = memoryview(b"")  # decompressed bytes that have not been returned yet
+        self._waiting = b""  # compressed bytes that have not been decompressed yet
         self._begun = False  # True inside a member, False between two members
         self.bytes_in = self.bytes_out = 0
 
     def readable(self) -> bool:
         return True
 
-    def tell(self) -> int:  # archive libraries call tell() to find their start position
+    def tell(self) -> int:  # archive libraries call tell() to find out where they start
         return self.bytes_out - len(self._ready)
 
     def close(self) -> None:
@@ -192,9 +192,9 @@ class _Unpacked(io.RawIOBase):
             # Decompress small chunks, so that even the output of a decompression bomb fits into memory.
             chunk, rest = data[: CHUNK_BYTES // 64], data[CHUNK_BYTES // 64 :]
             out = self._member.decompress(chunk)
-        except Exception as error:  # each library raises its own: zlib.error, OSError, EOFError, ZstdError
+        except Exception as error:  # zlib.error, OSError, EOFError or ZstdError, depending on the library
             if not self._begun and position and not data.strip(b"\0"):
-                self.bytes_in += len(data)  # ignore zeros at the end, which tapes and some tools add
+                self.bytes_in += len(data)  # ignore zero bytes at the end of a file, which some tools add
                 return
             raise DamagedFile(f"damaged: invalid {self._name} data near byte {position:,} ({error})") from error
         self._begun = True

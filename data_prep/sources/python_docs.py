@@ -1,4 +1,4 @@
-"""A corpus that needs no download: the docstrings of the Python standard library."""
+"""Read the docstrings of the Python standard library, a corpus that needs no download."""
 
 import ast
 import inspect
@@ -42,7 +42,7 @@ def docstrings(source: bytes) -> str:
 
 
 def _in_order(node: ast.AST) -> Iterator[str]:
-    """Yield the raw docstrings of `node` and everything in it, in file order."""
+    """Yield the raw docstrings of a syntax tree node and of all nodes below it, in file order."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node, clean=False)
         if text is not None:
@@ -57,7 +57,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
         text = docstrings(Path(part.path).read_bytes())
         text.encode("utf-8")  # raises ValueError if a docstring contains a lone surrogate
     except (SyntaxError, ValueError) as error:
-        # Do not count this as damage: the standard library may contain files for other Python versions.
+        # Do not count the file as damaged, because the standard library may contain files for other Python versions.
         yield Skipped(part.name, f"not readable as Python: {type(error).__name__}", damaged=False)
         return
     if text:

@@ -1,4 +1,4 @@
-"""Text files. A document is a line of plain text (as in fairseq), an object of JSON lines, or a row of Parquet."""
+"""Read text files. A document is a line of plain text (as in fairseq), a JSON object in a line, or a Parquet row."""
 
 import json
 import os
@@ -43,21 +43,21 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
 def _read_lines(part: Part) -> Iterator[str | Skipped]:
     """Yield one document per line that is not blank.
 
-    In plain text, the document is the line. In JSON lines, it is the text in the field that the option `text_field`
-    names.
+    In a plain text file, the document is the line. In a JSON lines file, the document is the text in the field that the
+    option `text_field` names.
 
-    A line belongs to the part that contains its first byte. A compressed file is a single part.
+    A line belongs to the part of the file that contains the line's first byte. A compressed file is a single part.
     """
     bad = SkippedUnits(part.name, "line")
     is_json = plain_name(part.name).lower().endswith(JSON_LINES)
     try:
-        # Read compressed files completely, because they are not split.
+        # Read a compressed file completely, because compressed files are not split into parts.
         whole = part.name != plain_name(part.name)
         with open_plain(part.path) if whole else open(part.path, "rb") as file:
             position = 0 if whole else part.start
             if position > 0:
-                # Start one byte earlier, and skip the rest of the line. If this byte is a line end, only this byte is
-                # skipped, because the line after it belongs to this part.
+                # Skip the line that began before this part. To do this, go back one byte, and skip the rest of the
+                # line at that byte. If the byte is a line end, only the byte is skipped, because a line begins here.
                 file.seek(position - 1)
                 position += _skip_line(file) - 1
             while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
@@ -100,7 +100,8 @@ def _field_of(row: object, name: str) -> str:
     """Return the text in the field `name` of a JSON object.
 
     Raises:
-        KeyError: if there is no such text. The argument of the error is the reason, as written to stream.json.
+        KeyError: if the object has no such field, or the field contains no text. The argument of the error is the
+            reason, as written to stream.json.
     """
     if not isinstance(row, dict):
         raise KeyError("not a JSON object")

@@ -1,4 +1,4 @@
-"""Wikipedia dumps (pages-articles). Each article is one document: its title and its text without markup.
+"""Read Wikipedia dumps (pages-articles). Each article is one document, its title and its text without markup.
 
 Tables and references are removed. Redirects and pages of other namespaces (talk, templates, categories, files) are
 skipped.
@@ -23,8 +23,8 @@ from data_prep.sources.compression import (
 )
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
-_ARTICLES = 0  # number of MediaWiki's namespace of articles
-# Tags that are removed with their content, because it is not running text.
+_ARTICLES = 0  # number of the MediaWiki namespace that contains the articles
+# Tags that are removed together with their content, because the content is not running text.
 _DROPPED_TAGS = frozenset(
     [
         "ref",
@@ -50,25 +50,26 @@ _DROPPED_TAGS = frozenset(
     ]
 )
 # Matches the targets of links that show a picture or add the page to a category, in any language. These targets begin
-# with a word and a colon, without a space after the colon. Exception: a link of this form that contains a | is shown as
-# text, unless it shows a file (see `_is_file`).
+# with a word and a colon, without a space after the colon. Such links are removed, because readers do not see them as
+# text. Exception: a link of this form with a |, such as [[wikt:art|art]], is kept unless it shows a file (`_is_file`).
 _FILE_LINK = re.compile(r"^\s*(?:[^\W\d_][\w -]{1,20}):(?!\s)", re.UNICODE)
 _QUOTES = re.compile(r"'{5}|'{2,3}")
-"""Matches the quotes that mark bold and italic text."""
+"""Matches the quote characters that mark bold and italic text in wiki markup."""
 _HEADING = "\x02"
-"""Marks a heading. It is placed before the level and the text of the heading.
+"""Character that marks a heading. It is placed before the level and the text of the heading.
 
-Articles cannot contain this character: it is not allowed in XML, and it is removed from HTML entities.
+Articles cannot contain this character, because XML does not allow it, and it is removed from HTML entities.
 """
-_DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")  # settings of a page, such as __NOTOC__
-_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")  # brackets whose content was removed
+_DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")  # switches for the page layout, such as __NOTOC__
+_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")  # round brackets whose content was removed
 _SPACES = re.compile(r"[ \t\xa0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
-# Limit on the number of opening brackets and tags. No real article has so many; such a text is meant to hang a parser.
+# Limit on the number of opening brackets and tags. No real article has so many. An article with more is not parsed,
+# because it may have been made to hang parsers.
 _MAX_OPENINGS = 20_000
 _OPENING = re.compile(r"\{\{|\[\[|\{\||<[a-zA-Z]")
-# Limit on (number of unclosed brackets and tags) x (page length). For each unclosed bracket or tag, the parser reads
-# the rest of the page again. At the limit, this takes seconds.
+# Limit on (number of unclosed brackets and tags) x (page length). A limit is needed because the parser reads the rest
+# of the page again for each unclosed bracket or tag. At the limit, parsing takes seconds.
 _MAX_UNCLOSED_CHARACTERS = 100_000_000
 _PAIRS = (("{{", "}}"), ("[[", "]]"), ("{|", "|}"))
 _TAG = re.compile(r"<(/?)([a-zA-Z]+)(?:[^<>]*?(/)\s*>)?", re.ASCII)
@@ -80,7 +81,7 @@ def article_text(markup: str) -> str:
     """Return the running text of an article, with its headings.
 
     Raises:
-        ValueError: if the markup has more brackets and tags, or more unclosed ones, than any real article.
+        ValueError: if the markup has more brackets and tags, or more unclosed brackets and tags, than any real article.
     """
     import mwparserfromhell
 
@@ -105,7 +106,7 @@ def _bounded_text(markup: str, report_progress: ReportProgress) -> str:
 
     Raises:
         ValueError: see `article_text`.
-        TooSlow: if the time limit is exceeded. It is a subclass of ValueError.
+        TooSlow: if the time limit is exceeded. TooSlow is a subclass of ValueError.
     """
     if len(markup) < _LONG:
         return article_text(markup)
@@ -124,8 +125,8 @@ def _num_unclosed(markup: str) -> int:
 def _visible_text(code: Any) -> str:
     """Return the visible text of parsed markup, without tables, files and references. Headings begin with _HEADING.
 
-    mwparserfromhell can remove nodes, but searches the complete page for each of them. Therefore nodes are left out
-    here instead.
+    Unwanted nodes of the parsed markup are left out here. They are not removed with mwparserfromhell, because it would
+    search the complete page for each node.
     """
     from mwparserfromhell import nodes
     from mwparserfromhell.definitions import is_visible
@@ -135,7 +136,7 @@ def _visible_text(code: Any) -> str:
         if isinstance(node, nodes.Text):
             parts.append(node.value)
         elif isinstance(node, nodes.Wikilink):
-            # Skip [[File:...]], [[Category:...]] and [[de:...]], but not [[:Category:...]], which is visible.
+            # Skip [[File:...]], [[Category:...]] and [[de:...]]. Keep [[:Category:...]], which readers see as text.
             if _FILE_LINK.match(str(node.title)) and (node.text is None or _is_file(str(node))):
                 continue
             parts.append(_visible_text(node.title if node.text is None else node.text))
@@ -157,10 +158,10 @@ def _visible_text(code: Any) -> str:
 def _without_empty_sections(lines: list[str]) -> list[str]:
     """Remove the headings of sections that contain no text, and remove the _HEADING marks of the other headings."""
     kept: list[str] = []
-    # A heading is kept if its section contains text, directly or in a subsection. The lines are read from the last to
-    # the first, and a heading is kept if its level is less than `deepest_with_text`. A line with text sets this number
-    # to 9, more than any level. A heading that is kept sets it to its own level: of the headings before it, only those
-    # with a smaller level contain its section.
+    # A heading is kept if its section contains text, directly or in a subsection. Read the lines from the last to the
+    # first, and keep a heading if its level is less than `deepest_with_text`. A line with text sets `deepest_with_text`
+    # to 9, more than any level. A heading that is kept sets `deepest_with_text` to its level, because only earlier
+    # headings with a smaller level contain its section.
     deepest_with_text = 0
     for line in reversed(lines):
         if not line.startswith(_HEADING):
@@ -175,14 +176,14 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
 
 
 def _is_file(link: str) -> bool:
-    """Return True if a link shows a file, such as a picture: it contains a file name that ends before a |."""
+    """Return True if a link shows a file, such as a picture. Such a link contains a file name followed by a |."""
     return bool(re.search(r"\.(?:jpe?g|png|gif|svg|tiff?|webp|ogg|ogv|oga|webm|pdf|djvu|mid)\s*\|", link, re.I))
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the articles in one part of a dump.
+    """Yield the articles in one part of a dump, and a Skipped object for each reason to skip content.
 
-    If the part is damaged, yield the articles before the damage, and a Skipped object.
+    If the part is damaged, the articles before the damage are yielded.
     """
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
@@ -218,10 +219,10 @@ def _open_part(part: Part) -> "Eager | _Streams":
 
 
 class _Streams:
-    """Reads some streams of a multistream dump as if they were a complete dump.
+    """A reader of some streams of a multistream dump. It can be read as if these streams were a complete dump.
 
-    A multistream dump consists of many bzip2 streams that can be decompressed independently. This class returns the XML
-    header of the dump, the content of the chosen streams, and the XML end tag.
+    A multistream dump consists of many bzip2 streams that can be decompressed independently. `read` returns the XML
+    header of the dump, then the content of the chosen streams, and then the XML end tag.
 
     Args:
         path: the dump, a .bz2 file.
@@ -232,13 +233,14 @@ class _Streams:
     _END = b"</mediawiki>"
 
     def __init__(self, path: str, first: int, last: int):
-        # The first stream of the dump contains the XML header. Read it too, if it is not one of the chosen streams.
+        # Also read the first stream of the dump if it is not one of the chosen streams, because it contains the XML
+        # header.
         head = [(0, bzip2_streams(path, 1, 1)[0])] if first > 0 else []
         self._files = [open_bzip2_streams(path, *where) for where in [*head, (first, last)]]
         self._current, self._tail = 0, b""
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, or b"" at the end."""
+        """Return at most `size` bytes of XML, or b"" at the end."""
         while self._current < len(self._files):
             data = self._files[self._current].read1(size if size > 0 else CHUNK_BYTES)
             if data:
@@ -286,7 +288,7 @@ _DUMP = re.compile(r"\.xml(?:\.|-|$)", re.IGNORECASE)
 
 
 def _list_paths(root: Path) -> list[Path]:
-    """Return all dumps below a folder, at any depth."""
+    """Return the paths of all Wikipedia dumps below a folder, at any depth."""
     return [path for path in paths_ending_in("")(root) if _DUMP.search(path.name)]
 
 

@@ -27,11 +27,11 @@ from fairseq_alma.core.settings import describe, refuse_unknown_keys
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c", "--version"}
 """Hydra flags that print something and start no run. With these flags, out= is not needed."""
 CONFIG_GROUPS = ("preset", "arch")
-"""Settings whose value is the name of a YAML file. Hydra reads the settings in this file."""
+"""Settings whose value is the name of a YAML file. Hydra then reads further settings from this file."""
 
 
 class Command:
-    """A command that uses Hydra to read its settings.
+    """The command alma-lm or the command alma-vision. A command uses Hydra to read its settings.
 
     Args:
         name: name of the command, for messages.
@@ -40,7 +40,7 @@ class Command:
         configs: folder with the YAML files of the command.
         hydra_main: the function decorated with `hydra.main`. It runs the command.
         example_out: an example value for `out=`, for messages.
-        other_keys: keys in the YAML files that are not settings. The values of settings are computed from them.
+        other_keys: keys in the YAML files that are not settings, but from which the values of settings are computed.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Command:
         return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
     def _check_arguments(self, arguments: Sequence[str]) -> None:
-        """Check the setting names and the path in `out=`. Add quotes around this path in sys.argv if Hydra needs them.
+        """Check the setting names and the path in `out=`. If Hydra needs quotes around this path, add them in sys.argv.
 
         Raises:
             SettingError: if a setting is unknown, or if `out=` is missing or cannot be a folder.
@@ -90,7 +90,7 @@ class Command:
         known = dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys])
         plain_keys = [found[1] for argument in arguments if (found := re.match(r"([A-Za-z_]\w*)=", argument))]
         refuse_unknown_keys(plain_keys, list(known))
-        # Check out= here, because Hydra creates the folder before it calls our code.
+        # Check out= before Hydra starts, because Hydra creates the folder and calls our code only after that.
         has_out = any(argument.startswith(("out=", "hydra.sweep.dir=")) for argument in arguments)
         if not has_out and not FLAGS_WITHOUT_RUN & set(arguments):
             raise SettingError(
@@ -114,24 +114,26 @@ class Command:
         for path in (Path(plain), *Path(plain).parents):
             if path.is_file():
                 raise SettingError(f"out={plain}: {path} is a file: give a folder, e.g. out={self._example_out}")
-        # PATH may be a folder that a sweep created. Its name contains characters with a special meaning in Hydra, such
-        # as "=" and ",". Quotes remove this meaning. Do not add quotes in two cases: in a sweep, because commas in
-        # PATH may separate several values; and if PATH contains ${...}, because Hydra must replace it by a setting.
+        # PATH may be a folder that a sweep created. The name of such a folder contains characters that are special in
+        # Hydra, such as "=" and ",". Inside quotes, these characters are not special. Do not add quotes in two cases:
+        # in a sweep, because commas in PATH may separate several values; and if PATH contains ${...}, because Hydra
+        # must replace ${...} by the value of a setting.
         if value == plain and not is_sweep and re.search(r"[=,(){}\[\]]", plain) and "${" not in plain:
             return f"out='{plain}'"
         return argument
 
 
 def all_keys(cls: type[RunSettings]) -> list[str]:
-    """Return the names of all settings that the command line accepts, including those that only some learners have."""
+    """Return the names of all settings that a command accepts, including the settings that only some learners have."""
     own = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
     return list(dict.fromkeys([*(one.name for one in describe(cls)), *own]))
 
 
 def store_settings(cls: type[RunSettings]) -> None:
-    """Register the names and default values of all settings with Hydra, under the name that our YAML files refer to.
+    """Register the names and default values of all settings of a command with Hydra.
 
-    Settings that only some learners have are registered as null, because their default depends on the learner.
+    They are registered as a Hydra configuration, to which our YAML files refer by name. Settings that only some
+    learners have are registered with the value null, because their default value depends on the learner.
     """
     node = dict.fromkeys(all_keys(cls))
     node |= {one.name: None if one.default is MISSING else one.default for one in describe(cls)}
@@ -145,7 +147,7 @@ def setting_values(config: DictConfig, other_keys: Sequence[str] = ()) -> dict[s
 
     Args:
         config: configuration of a Hydra job (see `run_job`).
-        other_keys: keys in the configuration that are not settings. They are left out.
+        other_keys: keys in the configuration that are not settings. They are left out of the result.
     """
     resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
@@ -160,11 +162,11 @@ def run_job(
 ) -> float:
     """Run one Hydra job and return the result of `run`.
 
-    A job trains one combination of settings, with one seed or several seeds. A sweep has one job for each of its
-    combinations. Without a sweep, there is only one job.
+    A job trains one combination of settings, with one seed or several seeds. A sweep has one job for each combination.
+    Without a sweep, there is only one job.
 
-    If a job of a sweep fails because of its settings or its training, its result is infinity, and the sweep continues
-    with the next job.
+    If a job of a sweep fails because its settings are invalid or its training failed, the function returns infinity for
+    this job, and the sweep continues with the next job.
 
     Args:
         command: name of the command, for messages.
@@ -188,10 +190,13 @@ def run_job(
 
 @contextmanager
 def print_errors(command: str) -> Iterator[None]:
-    """Context manager for errors that the user can fix.
+    """Context manager that handles errors that the user can fix. It prints the message and exits with status 2.
 
-    These are AlmaError, and OSError if the disk is full or read-only or access is denied. The context manager prints
-    the message of the error without a traceback, and exits with status 2.
+    No traceback is printed. The handled errors are AlmaError, and OSError if the disk is full or read-only or if access
+    is denied. All other errors are raised as usual.
+
+    Args:
+        command: name of the command, for messages.
     """
     try:
         yield
@@ -228,5 +233,6 @@ def status(folder: Path) -> int:
         title = f"{run}: learner={settings['learner']} wait={settings['wait']}"
         console.print(ledger_table(rows, title, at_most=20))
         left = len(digests) - (len(rows) - 1)
-        console.print("finished" if left <= 0 else f"{left} of {len(digests)} mega-batches are left: run it again")
+        todo = f"{left} of {len(digests)} mega-batches are left: run the training command again to continue"
+        console.print("finished" if left <= 0 else todo)
     return 0

@@ -16,7 +16,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class SettingHelp:
-    """Entry of one setting in the settings reference."""
+    """Entry of one setting in the settings reference, which is the list of all settings of a command."""
 
     name: str
     default: str
@@ -24,14 +24,14 @@ class SettingHelp:
     text: str
     """Description of the setting."""
     learners: tuple[str, ...]
-    """Names of the learners that have this setting; empty if every run has it."""
+    """Names of the learners that have this setting; empty if every run has the setting."""
 
 
 def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
-    """Return an entry for every setting of a command.
+    """Return one entry for every setting of a command.
 
     First come the settings that every run has, then the settings that only some learners have. If several learners have
-    a setting with the same name and the same default, these learners share one entry.
+    a setting with the same name and the same default, there is only one entry for all these learners.
 
     Args:
         cls: class of the command's settings.

@@ -29,13 +29,13 @@ def load_plugin(name: str) -> None:
 
 
 def plugin_digest(name: str) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256 digest of the source code of a loaded plugin.
+    """Return a digest of the source code of a loaded plugin: the first 16 hexadecimal digits of its SHA-256 hash.
 
-    If the plugin is a package, the digest includes all its Python files. It does not include other modules that the
-    plugin imports.
+    If the plugin is a package, the digest includes all Python files of the package. Other modules that the plugin
+    imports are not included. For a namespace package, which has no source file, the digest is the empty string.
     """
     file = sys.modules[name].__file__
-    if file is None:  # a namespace package, which has no source file
+    if file is None:  # the plugin is a namespace package, which has no source file
         return ""
     path = Path(file)
     sources = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
@@ -49,8 +49,8 @@ def plugin_digest(name: str) -> str:
 def plugin_named_by(arguments: Sequence[str]) -> str | None:
     """Return the name of the plugin that a command line selects; None if it selects no plugin.
 
-    The argument `plugin=MODULE` selects a plugin. Without this argument, the key `plugin` in the preset file of
-    `preset=NAME` selects it, if this file is in the folder that `--config-dir` names.
+    The argument `plugin=MODULE` selects a plugin. Without this argument, the preset file of `preset=NAME` can select a
+    plugin with the key `plugin`, if the preset file is in the folder given by `--config-dir`.
     """
     values = dict(argument.split("=", 1) for argument in arguments if "=" in argument and argument[0] != "-")
     if "plugin" in values:
@@ -67,7 +67,7 @@ def plugin_named_by(arguments: Sequence[str]) -> str | None:
         try:
             preset = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError):
-            continue  # Hydra reports the error later
+            continue  # ignore the invalid preset file here, because Hydra reports the error later
         if isinstance(preset, dict) and isinstance(preset.get("plugin"), str):
             return preset["plugin"]
     return None

@@ -1,4 +1,4 @@
-"""TensorBoard scalars (named numbers) of a run. They are written to the folder RUN/tensorboard during the run.
+"""Writes the TensorBoard scalars (named numbers) of a run to the folder RUN/tensorboard during the run.
 
 Language models and vision use the same names. For most scalars, the TensorBoard step is the arrival t:
 
@@ -7,8 +7,10 @@ stream/cer or stream/average_perplexity                metric of the stream up t
 cost/train_tflops, cost/updates, cost/train_seconds    total cost up to this arrival
 model/parameters, .../experts, .../members, .../overflow
 
-For the scalars during_stage/..., 1000 TensorBoard steps are one stage. The folder RUN/tensorboard can be deleted. A
-continued run writes the scalars of all arrivals again, because it reads them from the ledger.
+For the scalars during_stage/..., 1000 TensorBoard steps are one stage.
+
+A continued run deletes the folder RUN/tensorboard. Then it writes the scalars of all arrivals again, because it reads
+them from the ledger. The scalars during_stage/... of finished stages are lost, because they are not in the ledger.
 """
 
 import shutil
@@ -20,7 +22,7 @@ from fairseq_alma.core.ledger import LedgerRow
 
 FOLDER = "tensorboard"
 _FLUSH_SECONDS = 5
-"""Time in seconds between two writes of the TensorBoard file to disk."""
+"""Time in seconds after which the scalars in memory are written to the TensorBoard file."""
 
 
 class RunScalars:
@@ -42,8 +44,9 @@ class RunScalars:
     def rows(self, rows: Sequence[LedgerRow]) -> None:
         """Write the scalars of the rows that were added to the ledger since the last call.
 
-        An arrival without a stage is skipped, because the model does not change. Exception: the last arrival is always
-        written. If it has no stage, `close` writes it.
+        If no stage was trained at an arrival, its scalars are skipped, because the model has not changed. There are two
+        exceptions: the scalars of the untrained learner (t = 0) and of the last arrival are always written. If no stage
+        was trained at the last arrival, `close` writes its scalars.
 
         Args:
             rows: all rows of the ledger so far, including those of earlier calls.
@@ -70,7 +73,7 @@ class RunScalars:
             self._write({f"during_stage/{name}": value}, round(1000 * (stage_index - 1 + progress)))
 
     def close(self) -> None:
-        """Write the scalars of the last arrival if they are not written yet, and close the file."""
+        """Write the scalars of the last arrival, if they are not written yet. Then close the TensorBoard file."""
         self._write_row()
         if self._writer is not None:
             self._writer.close()
@@ -84,8 +87,8 @@ class RunScalars:
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
-            # Delete the file of an earlier process. This process writes the same scalars again, so TensorBoard would
-            # show each of them twice.
+            # Delete the TensorBoard file of an earlier process, because this process writes the same scalars again.
+            # With both files, TensorBoard would show each scalar twice.
             shutil.rmtree(self._folder, ignore_errors=True)
             self._writer = SummaryWriter(str(self._folder), flush_secs=_FLUSH_SECONDS, write_to_disk=True)
         for name, value in values.items():
@@ -93,7 +96,7 @@ class RunScalars:
 
 
 class Sums:
-    """Sums of error rates or perplexities and of costs over the arrivals so far.
+    """Running totals over the arrivals so far: the sum of error rates or perplexities, and the sums of the costs.
 
     Args:
         cer_from: first arrival whose error rate or perplexity is added.
@@ -115,7 +118,7 @@ class Sums:
 
 
 def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
-    """Return scalar name -> value for one arrival. Scalars without a value are left out.
+    """Return a mapping from scalar name to value for one arrival. Scalars without a value are left out.
 
     Args:
         row: ledger row of the arrival.

@@ -1,7 +1,8 @@
-"""The table at the end of a sweep (`-m`).
+"""Prints a table of the results at the end of a sweep (`-m`).
 
-A sweep has one job for each combination of settings. A job trains one run, or the runs of several seeds. The table has
-one line per job, sorted by the final validation score. For several seeds, the score is the mean over the seeds.
+A sweep has one job for each combination of settings. A job trains this combination with one seed or several seeds. The
+table has one line per job and is sorted by the final validation score. If a job has several seeds, the mean over the
+seeds is used.
 """
 
 import re
@@ -25,11 +26,12 @@ class BestByValidation(Callback):
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Print and write the table. Hydra calls this method when all jobs of a sweep have ended."""
+        """Print the table and write SWEEP/sweep.json. Hydra calls this method when all jobs of a sweep have ended."""
         folder = Path(config.hydra.sweep.dir)
         finished, unfinished = _runs_of(folder)
         if unfinished:
-            wide_console(sys.stderr).print(f"not compared because they are not finished: {'; '.join(unfinished)}")
+            jobs = "; ".join(unfinished)
+            wide_console(sys.stderr).print(f"these jobs are not in the table, because they are not finished: {jobs}")
         if finished:
             write_json(folder / "sweep.json", finished)
             wide_console().print(_table(finished))
@@ -49,8 +51,8 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             finished.append({"run": name, **summary.get("mean", summary)})
         else:
             unfinished.append(name)
-    # If a job fails early, its folder exists but contains no settings.json, so find_runs does not find it. Add the
-    # names of such folders.
+    # Add the names of jobs that failed early. `find_runs` does not find the folders of these jobs, because they contain
+    # no settings.json.
     known = {parent for run in seeds_of for parent in (run, *run.parents)}
     unfinished += [path.name for path in sorted(folder.iterdir()) if path.is_dir() and path not in known]
     finished.sort(key=lambda summary: summary["final_validation"])
@@ -63,7 +65,8 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     table = Table(title=f"sorted by final validation {quality}, best first", title_justify="left")
     for column in ("run", "validation", "test", *(["CER"] if is_vision else []), "TFLOP"):
         table.add_column(column, justify="left" if column == "run" else "right")
-    # The name of a job contains its settings. Leave out the settings that all jobs have in common.
+    # The name of a job lists its settings. Leave out the settings that all jobs have in common, so that the table is
+    # not too wide.
     common = set.intersection(*(set(run["run"].split(",")) for run in runs)) if len(runs) > 1 else set()
     for run in runs:
         table.add_row(

@@ -11,9 +11,10 @@ from fairseq_alma.core.ledger import LedgerRow
 
 
 def wide_console(stream: TextIO | None = None) -> Console:
-    """Return a rich console that never breaks a path and that prints square brackets as they are.
+    """Return a console of the library rich that never breaks a long path into two lines.
 
-    If the output is not a terminal, the console is wide enough for all table columns.
+    Square brackets are printed unchanged; by default, rich interprets them as formatting. If the output is not a
+    terminal, the console is wide enough for all table columns.
     """
     output = stream or sys.stdout
     is_terminal = Console(file=output).is_terminal
@@ -21,13 +22,13 @@ def wide_console(stream: TextIO | None = None) -> Console:
 
 
 def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = None) -> Table:
-    """Return a table with one line per arrival. As in the paper, the score of an untrained learner is shown as *.
+    """Return a table of the ledger with one line per arrival. The scores of an untrained learner are shown as *.
 
     Args:
         rows: all rows of the ledger.
         title: title of the table.
-        at_most: approximate maximum number of lines. If the ledger is longer, the table shows the untrained learner,
-            every n-th stage and the last arrival. By default, all arrivals are shown.
+        at_most: approximate maximum number of lines. If the ledger has more rows, the table shows only the untrained
+            learner, every n-th stage and the last arrival. By default, all arrivals are shown.
     """
     is_vision = bool(rows) and rows[0].scores.error_rate is not None
     quality = ["error rate", "validation"] if is_vision else ["perplexity", "per word", "validation"]
@@ -37,13 +38,13 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
         table.add_column(name, justify="right")
     shown = rows
     if at_most is not None and len(rows) > at_most + 1:
-        # Show only arrivals with a stage, because scores do not change between stages.
+        # Show only arrivals at which a stage was trained, because scores do not change at the other arrivals.
         changed = [row for row in rows[1:] if row.updated]
         apart = -(-len(changed) // at_most)
         shown = [rows[0], *changed[apart - 1 :: max(1, apart)]]
         if shown[-1] is not rows[-1]:
             shown = [*shown, rows[-1]]
-    # If an arrival is not shown, its cost is added to the next line that is shown.
+    # Add the cost of arrivals that are not shown to the next line, so that the columns still sum to the total cost.
     start = 0
     for row in shown:
         scores, trained = row.scores, row.stage > 0

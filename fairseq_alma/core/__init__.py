@@ -5,12 +5,12 @@ This package imports only the standard library and its own modules.
 errors.py            errors that the user can fix
 files.py             write files atomically, so that no reader sees an incomplete file
 lease.py             lock a run folder, so that only one process writes to it
-stream.py            the stream of mega-batches: MegaBatch, MegaBatchStream
+stream.py            the stream of mega-batches (classes MegaBatch and MegaBatchStream)
 stream_folder.py     a stream folder on disk, which `alma-prep` writes and `alma-lm` reads
-ledger.py            the ledger: one row for each mega-batch that arrives; the paper's metrics, computed from the rows
+ledger.py            the ledger, with one row for each mega-batch that arrives, and the paper's metrics
 protocol.py          Algorithm 1 (`run_stream`), and the interfaces of learners, evaluators and records
-run_record.py        the run folder: settings, provenance, ledger, and a done mark for each finished step
-stack_record.py      the run folders of the runs of several seeds that are trained together
+run_record.py        read and write a run folder, so that an interrupted run can be continued
+stack_record.py      read and write the run folders of runs with different seeds that are trained together
 settings.py          base class of settings, which checks their values
 learner_settings.py  settings that only some learners have
 catalogue.py         list of all learners, with name, label and settings

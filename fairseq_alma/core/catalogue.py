@@ -3,7 +3,8 @@
 Commands, reports, documentation and tests read the catalogue. The classes that implement the learners are in
 `vision/learners` and `fairseq_alma/lm/learners.py`.
 
-A plugin, which is a Python module of the user, can define further learners. It adds an entry for each of them.
+A plugin (a Python module that the user wrote) can define further learners. It adds a catalogue entry for each of
+these learners.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,7 +28,7 @@ from fairseq_alma.core.learner_settings import (
 from fairseq_alma.core.settings import Settings, defaults_of, describe, nearest_key, refuse_unknown_keys
 
 Half = Literal["vision", "language model"]
-"""The project has two halves: "vision" is the command `alma-vision`, "language model" is the command `alma-lm`."""
+"""Name of one half of the project: "vision" (command `alma-vision`) or "language model" (command `alma-lm`)."""
 
 DEFAULT_MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100}
 """Vision dataset -> default number of mega-batches, used if `mega_batches=` is not given."""
@@ -36,24 +37,26 @@ FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages", "arrivals",
                "tensorboard"),
     "language model": ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard",
-                       "untrained_tokens"),
+                       "checkpoint_minutes", "untrained_tokens"),
 }  # fmt: skip
-"""Settings that may change when a run is continued. They control, for example, file locations, devices and the number
-of mega-batches that arrive. They do not affect the result of a stage."""
+"""For each half of the project: names of the settings that may change when a run is continued. They control, for
+example, file locations, devices and the number of mega-batches that arrive. They do not affect the result of a
+stage."""
 
 SEED_SETTINGS = ("seed", "data_seed", "initialisation_seed", "order_seed")
-"""Settings that select random seeds. Runs that differ only in these settings are repetitions of each other."""
+"""Names of the settings that select random seeds. Runs that differ only in these settings repeat the same
+experiment."""
 
 SIZE_SETTINGS = ("arch", "width", "experts", "members")
-"""Settings that determine the size of a learner."""
+"""Names of the settings that determine the size of a learner (its number of parameters)."""
 
 GROWTH_SETTINGS = ("grow_every", "grow_experts")
-"""Settings that determine how often and by how much a learner grows. Suitable values depend on the number of stages.
-So runs with different values of `wait` usually have different values of these settings."""
+"""Names of the settings that determine how often and by how much a learner grows. Suitable values depend on the number
+of stages, which depends on `wait`. So runs with different values of `wait` usually also differ in these settings."""
 
 WAIT_SETTINGS = ("wait", "updates", "updates_per_mega_batch", "grow_every")
-"""Settings that may differ between two runs if a report compares their values of `wait`. All other settings of the two
-runs are equal."""
+"""Names of `wait` and of the settings that are usually changed together with `wait`. To show the effect of `wait`, a
+report compares two runs that differ only in these settings."""
 
 NOT_COMPARED = (
     *dict.fromkeys(name for names in FREE_SETTINGS.values() for name in names),
@@ -61,32 +64,35 @@ NOT_COMPARED = (
 )  # fmt: skip
 """Keys of settings.json that a report ignores when it checks whether two runs have the same settings.
 
-The keys that identify the stream, such as `dictionary`, are also in this list. They need no check, because a report
-compares only runs on the same stream."""
+Some of these keys identify the stream, for example `dictionary`. They can be ignored here, because a report compares
+two runs only if their streams are the same."""
 
 
 @dataclass(frozen=True)
 class LearnerEntry:
-    """Catalogue entry of a learner: name, label, properties and settings classes. It contains no implementation."""
+    """Catalogue entry of a learner: name, label, properties and settings classes.
+
+    The entry does not contain the class that implements the learner.
+    """
 
     name: str
     """Name of the learner, as given in `learner=`."""
     label: str
-    """Name of the learner in figures and tables. It is the name that the paper uses."""
+    """Name of the learner in figures and tables, for example "gMoE". This is the name that the paper uses."""
     summary: str
     """Description of the learner in one sentence, for `--help`."""
     grows: bool = False
     """Whether the learner adds capacity (members, experts or units) between stages."""
     independent_members: bool = True
-    """Whether the members (networks) of the learner are trained independently of each other. Independent members can be
-    trained by separate processes."""
+    """Whether the members (networks) of the learner are trained independently of each other. If so, separate processes
+    can train them."""
     vision: type[LearnerSettings] | None = None
     """Class of the learner's settings in alma-vision; None if alma-vision does not have this learner."""
     language_model: type[LearnerSettings] | None = None
     """Class of the learner's settings in alma-lm; None if alma-lm does not have this learner."""
 
     def settings(self, half: Half) -> type[LearnerSettings] | None:
-        """Return the class of the learner's settings in `half`; None if that half does not have the learner."""
+        """Return the learner's settings class in one half of the project; None if that half lacks the learner."""
         return self.vision if half == "vision" else self.language_model
 
 
@@ -94,7 +100,7 @@ _ENTRIES: dict[str, LearnerEntry] = {}
 
 
 def add_learner(entry: LearnerEntry) -> None:
-    """Add a learner to the catalogue, or replace the entry with the same name."""
+    """Add a learner to the catalogue. If the catalogue has a learner with the same name, replace its entry."""
     _ENTRIES[entry.name] = entry
     own_settings.cache_clear()
     learners_that_take.cache_clear()
@@ -108,15 +114,21 @@ def remove_learner(name: str) -> None:
 
 
 def learners(half: Half | None = None) -> list[LearnerEntry]:
-    """Return the catalogue entries of all learners, or of the learners in `half`, in the order of the paper."""
+    """Return the catalogue entries of all learners, or only of the learners in one half of the project.
+
+    The learners of the paper come first, in the order of the paper. The learners of plugins come last.
+
+    Args:
+        half: "vision" or "language model". By default, the learners of both halves are returned.
+    """
     return [entry for entry in _ENTRIES.values() if half is None or entry.settings(half) is not None]
 
 
 def find_learner(name: str, half: Half) -> LearnerEntry:
-    """Return the catalogue entry of the learner `name` in `half`.
+    """Return the catalogue entry of the learner `name`.
 
     Raises:
-        SettingError: if `half` has no learner with this name.
+        SettingError: if `half` of the project ("vision" or "language model") has no learner with this name.
     """
     known = {entry.name: entry for entry in learners(half)}
     if not isinstance(name, str):
@@ -130,7 +142,10 @@ def find_learner(name: str, half: Half) -> LearnerEntry:
 
 
 def label_of(name: str) -> str:
-    """Return the label of the learner `name`, or `name` itself if the catalogue does not contain the learner."""
+    """Return the label of the learner `name`, which is its name in figures and tables.
+
+    If the catalogue does not contain the learner, return `name` itself.
+    """
     return _ENTRIES[name].label if name in _ENTRIES else name
 
 
@@ -141,13 +156,13 @@ def grows(name: str) -> bool:
 
 @cache
 def learners_that_take(setting: str, half: Half) -> list[str]:
-    """Return the names of the learners that define `setting`. The list is empty if every run has this setting."""
+    """Return the names of the learners that have the additional setting `setting`; [] if every run has the setting."""
     return [entry.name for entry in learners(half) if setting in own_settings(entry.name, half)]
 
 
 @cache
 def own_settings(name: str, half: Half) -> list[str]:
-    """Return the names of the settings that the learner `name` defines in addition to the settings that every run has.
+    """Return the names of the additional settings of the learner `name`, without the settings that every run has.
 
     The list is empty if the catalogue does not contain the learner.
     """
@@ -156,10 +171,11 @@ def own_settings(name: str, half: Half) -> list[str]:
 
 
 def takes(half: Half, learner: str, setting: str) -> bool:
-    """Return True if a run of `learner` has `setting`, because every run has it or because the learner defines it.
+    """Return True if a run of `learner` has the setting `setting`.
 
-    If the catalogue does not contain the learner, return True for every setting. Such a learner may come from a plugin
-    that is not imported.
+    This is the case if every run has the setting, or if the setting is one of the additional settings of `learner`. For
+    a learner that is not in the catalogue, return True for every setting. Its settings are not known here, because it
+    may come from a plugin that is not imported.
     """
     if learner not in _ENTRIES or _ENTRIES[learner].settings(half) is None:
         return True
@@ -170,7 +186,7 @@ def takes(half: Half, learner: str, setting: str) -> bool:
 class RunSettings(Settings):
     """Base class for the object with all settings of a run.
 
-    The field `own` contains the settings that the learner defines. All other fields are settings that every run has.
+    The field `own` contains the additional settings of the learner. All other fields are settings that every run has.
     """
 
     half: ClassVar[Half]
@@ -178,17 +194,17 @@ class RunSettings(Settings):
     own: LearnerSettings | None
 
     def _complete_and_check_own(self) -> None:
-        """Check `own`. If `own` is None, first set it to the default settings of the learner.
+        """Check `own`, the additional settings of the learner. If `own` is None, first set it to the default settings.
 
         Subclasses call this method at the end of `__post_init__`. The check compares `own` with the other settings, so
         the other settings must have been checked before.
         """
         kind = find_learner(self.learner, self.half).settings(self.half)
-        assert kind is not None  # find_learner returns only learners of this half
+        assert kind is not None  # find_learner raises an error if this half of the project lacks the learner
         if self.own is None:
             object.__setattr__(self, "own", kind())
         if not isinstance(self.own, kind):
-            raise SettingError(f"own={self.own!r} does not contain the settings of learner={self.learner}")
+            raise SettingError(f"own={self.own!r} must be a {kind.__name__}, because learner={self.learner}")
         self.own.check_run(self)
 
     @classmethod
@@ -196,14 +212,15 @@ class RunSettings(Settings):
         """Return the settings object for a flat mapping of setting names to values.
 
         Args:
-            values: setting name -> value. If the learner defines a setting and its value is None, it gets its default
-                value.
-            given: names of the settings that the user typed; by default all names in `values`. They matter if `values`
-                contains a setting that only other learners have. Such a setting is an error if the user typed it. It
-                is ignored if it comes from a preset.
+            values: setting name -> value. If the value of an additional setting of the learner is None, the setting
+                gets its default value.
+            given: names of the settings that the user typed; by default all names in `values`. If `values` contains a
+                setting that only other learners have, this is an error if the user typed the setting. Otherwise, the
+                setting comes from a preset and is ignored.
 
         Raises:
-            SettingError: if a name is unknown or belongs to another learner, or a value is invalid.
+            SettingError: if a name is unknown, if the user typed a setting that only other learners have, or if a value
+                is invalid.
         """
         if isinstance(values.get("preset"), Mapping):
             raise SettingError(
@@ -213,7 +230,7 @@ class RunSettings(Settings):
         common = [one.name for one in describe(cls)]
         learner = values.get("learner", defaults_of(cls)["learner"])
         kind = find_learner(learner, cls.half).settings(cls.half)
-        assert kind is not None  # find_learner returns only learners of this half
+        assert kind is not None  # find_learner raises an error if this half of the project lacks the learner
         own = own_settings(learner, cls.half)
         of_others = {name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)} - set(own)
         refuse_unknown_keys(values, [*common, *own, *of_others])
@@ -227,7 +244,7 @@ class RunSettings(Settings):
 
     @classmethod
     def defaults_for(cls, learner: str) -> dict[str, Any]:
-        """Return name -> default value of every setting that a run of `learner` has and that has a default."""
+        """Return a dictionary from name to default value, for all settings of `learner` that have a default value."""
         kind = find_learner(learner, cls.half).settings(cls.half)
         return defaults_of(cls) | (defaults_of(kind) if kind is not None else {})
 
@@ -235,8 +252,8 @@ class RunSettings(Settings):
     def not_identity(cls, learner: str) -> list[str]:
         """Return the names of the settings that may differ when a run of `learner` is continued.
 
-        These are the FREE_SETTINGS, and the settings that only other learners have. A run folder of an earlier version
-        of ALMA contains the settings of all learners.
+        These are the FREE_SETTINGS, such as file locations, and the settings that only other learners have. The latter
+        have no effect on the run, but run folders that were written by earlier versions of ALMA contain them.
         """
         others = [name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)]
         return [*FREE_SETTINGS[cls.half], *(name for name in others if not takes(cls.half, learner, name))]

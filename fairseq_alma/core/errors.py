@@ -10,11 +10,11 @@ class SettingError(AlmaError, ValueError):
 
 
 class StreamError(AlmaError):
-    """A stream folder is missing, is damaged, has another format version, or contains another stream than expected."""
+    """A stream folder is missing or damaged, has an unsupported format, or does not contain the expected stream."""
 
 
 class RunError(AlmaError):
-    """A run folder cannot be used, because it belongs to another run, is damaged, or is in use by another process."""
+    """A run folder cannot be used, because it contains a different run, is damaged, or is in use by another process."""
 
 
 class StageError(AlmaError):

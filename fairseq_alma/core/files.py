@@ -54,7 +54,7 @@ def unfinished_files(folder: str | Path, name: str = "*") -> list[Path]:
 
     Args:
         folder: the folder to search, without its subfolders.
-        name: the name that the file or folder would have after it is finished. By default, the temporary files and
+        name: final name of the file or folder that the killed process was writing. By default, the temporary files and
             folders for all names are returned.
     """
     return list(Path(folder).glob(f".{Path(name).stem}.*.tmp*"))
@@ -73,7 +73,8 @@ def write_json(path: str | Path, value: Any, durable: bool = True) -> None:
     """
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     # The text may contain a path that is not valid UTF-8. In a Python string, the invalid bytes of such a path are
-    # characters that cannot be encoded as UTF-8 (lone surrogates). Write these characters as escapes such as \udc80.
+    # characters that cannot be encoded as UTF-8 (lone surrogates). Write these characters as escapes such as \udc80,
+    # because otherwise writing the file would fail.
     write_whole(path, text.encode("utf-8", errors="backslashreplace").decode("utf-8"), durable)
 
 
@@ -85,12 +86,12 @@ def read_json(path: str | Path) -> Any:
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:  # both JSONDecodeError and UnicodeDecodeError
+    except ValueError as error:  # the base class of JSONDecodeError and UnicodeDecodeError
         raise RunError(f"{path} is not valid JSON ({error}): restore the file or remove it") from error
 
 
 def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 digest of a file's bytes, in hexadecimal. The file may be larger than the memory."""
+    """Return the SHA-256 digest of a file's bytes, in hexadecimal. The file is read in blocks to save memory."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -123,15 +124,15 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has stored the file names in a folder. Without this, a power failure may undo a rename."""
+    """Wait until the disk has stored the file names in a folder. Otherwise, a power failure may undo a rename."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems do not support fsync on a folder. They store file names in the right order without
-        # fsync, so ignore their errors.
+        # Ignore the errors of network file systems that do not support fsync on a folder. These file systems store
+        # file names in the right order even without fsync.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
             raise
     finally:

@@ -7,14 +7,14 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.settings import Count, NonNegative, Settings
 
 Combine = Literal["probability", "logit", "vote"]
-"""How the members' outputs are combined into one prediction: mean probability, mean logit, or majority vote."""
+"""How the outputs of an ensemble's members become one prediction: mean probability, mean logit, or majority vote."""
 SplitBy = Literal["validation_loss", "gate_mass"]
 """Criterion that selects the experts to split: largest validation loss, or largest sum of gate probabilities."""
 
 
 @dataclass(frozen=True)
 class LearnerSettings(Settings):
-    """Base class for the settings that only one learner, or a few learners, have. It defines no settings itself."""
+    """Base class for settings that only some learners have. This class itself defines no settings."""
 
     @property
     def stages_between_growths(self) -> int | None:
@@ -169,7 +169,11 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     mixture."""
 
     def added_at(self, stage_index: int) -> int:
-        """Return the number of experts that the growth before stage `stage_index` >= 2 adds to every mixture."""
+        """Return the number of experts that are added to every mixture of experts before a stage.
+
+        Args:
+            stage_index: index of the stage, at least 2. There is no growth before the first stage.
+        """
         growths = self._growths
         return growths[min(stage_index - 2, len(growths) - 1)]
 
@@ -192,7 +196,9 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
         experts = run.experts
         for number, added in enumerate(self._growths, start=1):
             if added < 0:
-                raise SettingError(f"grow_experts={self.grow_experts}: growth adds experts, it never removes any")
+                raise SettingError(
+                    f"grow_experts={self.grow_experts}: growth adds experts, it never removes any; use 0 or more"
+                )
             if added > experts:
                 raise SettingError(
                     f"grow_experts={self.grow_experts}: growth {number} would copy {added} of {experts} experts, but "

@@ -1,7 +1,8 @@
 """Leases. A lease locks a folder, so that only one process writes to it.
 
-A lease is the file lease.json in the folder. It names the process that holds the lease. This process renews the file
-regularly. Leases are used instead of file locks, because file locks do not work on many shared file systems.
+A lease is the file lease.json in the folder. The file names the process that holds the lease. While this process runs,
+it rewrites the file regularly. Leases are used instead of file locks, because file locks do not work on many shared
+file systems.
 """
 
 import json
@@ -18,18 +19,21 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
 
 HEARTBEAT_SECONDS = 15.0
-"""Time between two renewals of a lease."""
+"""Time in seconds between two renewals of a lease. A renewal rewrites the lease file."""
 STALE_SECONDS = 120.0
-"""If a process on another machine has not renewed its lease for this time, another process may take over the lease."""
+"""Time in seconds. If a process on another machine has not renewed its lease for this time, the lease may be taken
+over."""
 HALF_WRITTEN_SECONDS = 2.0
-"""If a lease file is still empty or incomplete after this time, the process that was writing it has died."""
+"""Time in seconds. If a lease file is still empty or incomplete after this time, the process that was writing the file
+must have died."""
 CLAIM_SECONDS = 10.0
-"""A process that removes the lease of an ended process creates the folder .lease.claim, and deletes this folder after a
-few milliseconds. If the folder still exists after this time, the process that created it has died."""
+"""Time in seconds. A process that removes the lease of an ended process first creates the folder .lease.claim, so that
+no other process removes a lease at the same time. After a few milliseconds, it deletes the folder. If the folder still
+exists after this time, the process that created the folder must have died."""
 
 
 class Lease:
-    """Context manager that locks a folder for this process. A background thread renews the lease regularly.
+    """Context manager that locks a folder for this process. A background thread keeps the lock (lease) valid.
 
     If another process has locked the folder, this process takes over the lease in one of these cases:
 
@@ -37,8 +41,8 @@ class Lease:
     - The other process runs on another machine and has not renewed the lease for `stale_seconds`.
     - The other process ran on another machine, in the same Slurm job as this process, and Slurm has restarted the job.
 
-    In the same way, another process can take over the lease of this process if this process was suspended for a long
-    time. Then this process stops itself, as if the user had pressed Ctrl-C.
+    In the same way, another process can take over the lease of this process, if this process is suspended for a long
+    time. When this process wakes up again, it stops itself, as if the user had pressed Ctrl-C.
 
     Args:
         folder: the folder to lock. It is created if it does not exist.
@@ -85,14 +89,14 @@ class Lease:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             holder = _read(self.path)
             if holder == self._me:
-                with suppress(OSError):  # failing to write the lease, e.g. on a full disk, must not stop the run
+                with suppress(OSError):  # an error while writing the lease (e.g. a full disk) must not stop the run
                     write_json(self.path, self._me)
             elif holder is not None:
                 # Another process took over the lease while this process was suspended. Stop, because only the other
                 # process may write to the folder now.
                 who = f"process {holder['pid']} on {holder['host']}"
                 print(f"{self.path.parent} was taken over by {who}: this process stops", file=sys.stderr, flush=True)
-                # If this process is a background job of a shell script, it ignores SIGINT. Then use SIGTERM instead.
+                # A background job of a shell script ignores SIGINT. If this process ignores SIGINT, use SIGTERM.
                 ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
                 os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
                 return
@@ -109,12 +113,12 @@ class Lease:
         except OSError:
             self.path.unlink(missing_ok=True)
             raise
-        return _read(self.path) == self._me  # False if another process has replaced the new file already
+        return _read(self.path) == self._me  # False if another process has already replaced the new lease file
 
     def _is_left_behind(self) -> bool:
         """Return True if the process that created the lease has ended without removing it.
 
-        Return False if the lease was just released, or if its file is still being written.
+        Return False if the lease was just released, or if the lease file is still being written.
 
         Raises:
             RunError: if the process that created the lease is still running.
@@ -139,19 +143,19 @@ class Lease:
         return True
 
     def _is_restart_of(self, holder: dict) -> bool:
-        """Return True if `holder` is an earlier process of this process's Slurm job, and Slurm has restarted the job.
+        """Return True if `holder` belongs to the same Slurm job as this process, and the job was restarted since then.
 
         Args:
-            holder: content of the lease file.
+            holder: content of the lease file, which describes the process that holds the lease.
         """
         job_id, restarts = self._me["job_id"], self._me["job_restarts"]
         return job_id is not None and holder.get("job_id") == job_id and holder.get("job_restarts", "0") != restarts
 
     def _remove_left_behind(self) -> None:
         # Check the lease again before removing it. Since the first check, another process may have taken over the
-        # folder, and its new lease must not be removed. Only one process at a time may check and remove the lease. To
-        # ensure this, a process must first create the folder `claim`. If several processes try this, only one succeeds,
-        # even on network file systems.
+        # folder, and the new lease of this other process must not be removed. Only one process at a time may check and
+        # remove the lease. To ensure this, a process must first create the folder `claim`. If several processes try to
+        # create it, only one succeeds, even on network file systems.
         claim = self.path.with_name(".lease.claim")
         try:
             claim.mkdir()

@@ -1,4 +1,4 @@
-"""The ledger of a run, and functions that compute the paper's metrics from the ledger.
+"""The ledger (table of scores and costs) of a run, and functions that compute the paper's metrics from the ledger.
 
 An arrival is the moment at which one mega-batch becomes available. The ledger has one row per arrival, and one row for
 the untrained learner.
@@ -29,8 +29,8 @@ class Spent:
     train_seconds: float = 0.0
     """Wall-clock time of training, in seconds."""
     validation_flops: int = 0
-    """FLOPs of validation. If a mixture of experts grows, they include the ranking of the experts before the growth.
-    They are not part of the metric Comp."""
+    """FLOPs of validation, which are not part of the metric Comp. For a growing mixture of experts, the FLOPs for
+    ranking the experts before a growth are included."""
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Spent)))
@@ -40,7 +40,7 @@ class Spent:
 class Scores:
     """Scores and sizes of a learner, as measured by the evaluator.
 
-    A field that does not apply to the learner is None. Such a field is not written to the ledger.
+    A field that does not apply to the learner is None and is not written to the ledger.
     """
 
     num_params: int
@@ -61,7 +61,7 @@ class Scores:
     validation_perplexity: float | None = None
     """Validation perplexity per token."""
     num_experts: int | None = None
-    """Number of experts in each mixture."""
+    """Number of experts in each mixture of experts."""
     num_members: int | None = None
     """Number of networks whose outputs are combined into one prediction."""
     expert_load: list[list[float]] | None = None
@@ -69,14 +69,14 @@ class Scores:
     examples that are routed to this expert. For an ensemble, the list contains first the layers of the first member,
     then the layers of the second member, and so on."""
     overflow: float | None = None
-    """For learners with mixtures: fraction of the routed tokens that were dropped because their expert was full."""
+    """For mixtures of experts: fraction of the routed tokens that were dropped because their expert was full."""
     scored_tokens: int | None = None
     """If a language model was scored only on a sample: the number of tokens in it, the first tokens of the test set
     and of the validation set. None if all tokens were scored."""
 
     def __post_init__(self):
         if (self.error_rate is None) == (self.perplexity is None):
-            raise ValueError("scores must contain either an error_rate or a perplexity")
+            raise ValueError("scores must contain either an error_rate or a perplexity, but not both")
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class LedgerRow:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerRow":
-        """Return the row for a JSON object that `to_json` returned. Ignore unknown keys.
+        """Return the row for a JSON object that `to_json` returned.
 
-        Unknown keys may come from a later version of ALMA.
+        Keys that this version of ALMA does not know are ignored, because a later version may have written them.
 
         Raises:
             KeyError, TypeError, ValueError: if the object is not a ledger row.
@@ -111,13 +111,13 @@ class LedgerRow:
         return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), scores, spent)
 
 
-# Compute the field names only once, because a report may read half a million rows.
+# Compute the field names only once and not for every row, because a report may read half a million rows.
 _SCORES = tuple(f.name for f in fields(Scores))
 _SPENT = tuple(f.name for f in fields(Spent))
 
 
 class Ledger:
-    """The ledger file of a run, with one JSON object per line. A row is appended when its values are final.
+    """The ledger file of a run, with one row (JSON object) per line. Rows are only appended and never changed.
 
     The ledger of a finished run may be compressed as ledger.jsonl.gz. No rows can be added to a compressed ledger.
 
@@ -131,7 +131,7 @@ class Ledger:
         self._durable = durable
 
     def rows(self) -> list[LedgerRow]:
-        """Return all complete rows, in order. An incomplete last line, which a killed process leaves, is ignored.
+        """Return all complete rows, in order. Ignore an incomplete last line, which a killed process may have left.
 
         Raises:
             RunError: if a line is damaged or the arrivals are out of order. The message contains file and line number.
@@ -152,7 +152,9 @@ class Ledger:
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 raise RunError(f"{self.path}, line {number} is damaged ({error!r}): restore the file") from error
             if row.t != len(rows):
-                raise RunError(f"{self.path}, line {number} contains arrival t={row.t}, expected t={len(rows)}")
+                raise RunError(
+                    f"{self.path}, line {number} contains arrival t={row.t}, expected t={len(rows)}: restore the file"
+                )
             rows.append(row)
         return rows
 
@@ -183,8 +185,10 @@ class Ledger:
 def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
     """Return CER, the cumulative error rate (equation 1 of the paper): the sum of the error rates over t = 1..B.
 
-    By default, the sum does not include the error rate of the untrained learner, at t = 0. The first version of the
-    paper includes it; use `first` = 0 for the definition of that version.
+    Args:
+        rows: rows of the ledger.
+        first: first arrival whose error rate is added. The default, 1, leaves out the untrained learner (t = 0). With
+            0, the untrained learner is included, as in the first version of the paper.
     """
     return sum(_measured(row.scores.error_rate) for row in rows if row.t >= first)
 
@@ -192,13 +196,13 @@ def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
 def average_perplexity(rows: Sequence[LedgerRow]) -> float:
     """Return the mean test perplexity over t = 1..B.
 
-    The mean includes the arrivals before the first stage. Their perplexity is that of the untrained learner.
+    The mean includes the arrivals before the first stage, with the perplexity of the untrained learner.
     """
     return _mean([_measured(row.scores.perplexity) for row in rows if row.t >= 1])
 
 
 def average_perplexity_after_first_stage(rows: Sequence[LedgerRow]) -> float | None:
-    """Return the mean test perplexity from the first arrival with a stage to the last arrival; None without a stage."""
+    """Return the mean test perplexity over the arrivals since the first trained stage; None if there is no stage."""
     perplexities = [_measured(row.scores.perplexity) for row in rows if row.t >= 1 and row.stage >= 1]
     return _mean(perplexities) if perplexities else None
 
@@ -272,7 +276,9 @@ def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any
 
 def _measured(value: float | None) -> float:
     if value is None:
-        raise ValueError("this ledger lacks the requested metric: it contains error rates or perplexities, not both")
+        raise ValueError(
+            "this ledger lacks the requested metric: a ledger contains either error rates or perplexities, not both"
+        )
     return value
 
 

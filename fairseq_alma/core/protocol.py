@@ -11,16 +11,16 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 
 Replay = Literal[False, "all"] | float
-"""Type of the setting `replay`; see StreamSettings."""
+"""Type of the setting `replay`: False, "all" or a fraction. `StreamSettings.replay` describes the meaning."""
 
 Cost = Spent | list[Spent]
-"""Cost of a step that grows or trains a learner. If the runs of several seeds are trained together, it is a list with
-one entry per seed."""
+"""Cost of a step that grows or trains a learner. If runs with different seeds are trained together, the cost is a list
+with one entry per seed."""
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Settings for the stream: its length, when a stage starts, and which data a stage uses."""
+    """Settings for the stream: number of mega-batches, when a stage starts, and which data a stage trains on."""
 
     num_mega_batches: int
     """Total number of mega-batches that arrive (B in Algorithm 1)."""
@@ -30,7 +30,7 @@ class StreamSettings:
     """How a stage uses the mega-batches of earlier stages. There are three cases.
 
     False: the stage does not use them.
-    "all": the stage trains on all mega-batches that have arrived. So later stages cost more.
+    "all": the stage trains on all mega-batches that have arrived. So each stage costs more than the previous one.
     A number between 0 and 1: this fraction of every batch comes from the mega-batches of earlier stages. The number of
     updates is the same as without replay."""
 
@@ -55,9 +55,9 @@ class Stage:
     new: tuple[MegaBatch, ...]
     """Mega-batches that arrived since the previous stage. Their number is `wait`, or less at the end of the stream."""
     past: tuple[MegaBatch, ...]
-    """Mega-batches of the earlier stages. `replay` determines whether this stage also trains on them."""
+    """All mega-batches of earlier stages. The field `replay` determines whether this stage also trains on them."""
     replay: Replay
-    """How the stage uses `past`; see StreamSettings."""
+    """How the stage uses the mega-batches in `past`; see `StreamSettings.replay`."""
     folder: Path
     """Folder of the stage. It contains logs, checkpoints and done marks (files that say which steps are finished)."""
 
@@ -79,9 +79,10 @@ class Learner(Stored, Protocol):
     """
 
     def grow(self, stage: Stage) -> Cost:
-        """Add capacity before `stage` and return the cost. Called before every stage except the first.
+        """Add capacity before `stage` and return the cost. This method is called before every stage except the first.
 
-        To choose the experts to copy or split, a mixture of experts uses the validation data of the previous stage.
+        A growing mixture of experts copies or splits some of its experts. It selects these experts with the validation
+        data of the previous stage.
         """
 
     def train(self, stage: Stage) -> Cost:
@@ -104,10 +105,11 @@ T = TypeVar("T")
 class Evaluator(Protocol[LearnerT_contra, ScoresT_co]):
     """Interface of a function that scores a learner on the test set. Only the evaluator has access to the test set.
 
-    It scores the predictor of the learner. The predictor is the network or ensemble that makes the predictions now.
+    The function scores the predictor of the learner, which is the network or ensemble that makes the predictions now.
 
-    The interface has two type parameters: the type of the learner, and the type of the returned scores. The returned
-    type is `Scores`. Exception: for a learner that trains the runs of several seeds together, it is `list[Scores]`.
+    The interface has two type parameters: the type of the learner, and the type of the returned scores. The scores are
+    a `Scores` object. If the learner trains runs with different seeds together, the scores are a list with one `Scores`
+    object per seed.
     """
 
     def __call__(self, learner: LearnerT_contra) -> ScoresT_co:
@@ -117,8 +119,8 @@ class Evaluator(Protocol[LearnerT_contra, ScoresT_co]):
 class Record(Protocol[ScoresT_contra, RowsT_co]):
     """Interface of the object to which `run_stream` writes its progress.
 
-    There are two classes with this interface. `RunRecord` stores one run, which has one seed. `StackRecord` stores the
-    runs of several seeds that are trained together.
+    Two classes have this interface. `RunRecord` stores one run, which has one seed. `StackRecord` stores runs with
+    different seeds that are trained together.
     """
 
     def stage_folder(self, k: int) -> Path:
@@ -127,7 +129,8 @@ class Record(Protocol[ScoresT_contra, RowsT_co]):
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
         """Run one step of stage k by calling `do`. Store the result of the step and return it.
 
-        If the step was finished before, do not call `do`. Restore the learner and return the stored result instead.
+        If an earlier process has finished the step, do not call `do`. Instead, load the saved learner and return the
+        stored result.
 
         Args:
             k: index of the stage.
@@ -137,7 +140,7 @@ class Record(Protocol[ScoresT_contra, RowsT_co]):
         """
 
     def decision(self, t: int, due: bool) -> bool:
-        """Store and return `due`: whether a stage starts at arrival t.
+        """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
 
         If a decision for t is already stored, return the stored decision instead. So a continued run starts its stages
         at the same arrivals as before, even if mega-batches were added to the stream.
@@ -164,9 +167,9 @@ def stage_is_due(gathered: Sequence[MegaBatch], settings: StreamSettings, stream
     A stage starts when w mega-batches have been gathered; w is the wait. A stage also starts at the end of the stream,
     even if fewer than w mega-batches have been gathered.
 
-    This rule differs from Algorithm 1 of the paper, which would leave out some mega-batches. With w = 1, its loop
-    condition `while t < B` skips the last mega-batch. With a larger w, it skips the last mega-batches if they are fewer
-    than w. We train on these mega-batches too.
+    This rule differs from Algorithm 1 of the paper, which leaves out some mega-batches. With w = 1, the loop condition
+    `while t < B` of the paper skips the last mega-batch. With a larger w, Algorithm 1 skips the last mega-batches if
+    they are fewer than w. With the rule in this function, the learner trains on all mega-batches.
 
     Args:
         gathered: mega-batches that have arrived since the previous stage.
@@ -188,7 +191,7 @@ def run_stream(
     If the process is killed, a second call continues the run. This works because every step goes through
     `record.step`, which skips the steps that an earlier process has finished.
 
-    A learner may train the runs of several seeds together. Then every step returns a list with one entry per seed, and
+    A learner may train runs with different seeds together. Then every step returns a list with one entry per seed, and
     `record` must be a StackRecord, which stores one ledger per seed.
 
     Args:
@@ -218,6 +221,6 @@ def run_stream(
             scores = record.step(k, "evaluate", learner, partial(evaluate, learner))
             past += gathered
             gathered = []
-        # If no stage was trained, the model has not changed, so its latest scores are recorded again.
+        # If no stage was trained at this arrival, the model has not changed. Then record its latest scores again.
         record.arrival(mega_batch.t, k, due, scores, spent)
     return record.rows()

@@ -41,16 +41,17 @@ class RunRecord:
         settings: setting name -> value, for all settings. The values must be JSON values.
         digests: digest (hash of the content) of each mega-batch of the stream.
         free: names of settings that may differ when a run is continued, for example file locations.
-        defaults: default value of each setting. It is used if settings.json in the folder lacks the setting, because an
-            earlier version of ALMA wrote the file.
-        stages: folder for the folders of all stages. The default is RUN/stages. The runs of several seeds that are
-            trained together use one folder (see StackRecord).
+        defaults: setting name -> default value. If the file settings.json in the folder was written by an earlier
+            version of ALMA, it may lack new settings. These settings are assumed to have their default values.
+        stages: folder that contains the folders of all stages. The default is RUN/stages. Runs with different seeds
+            that are trained together share one such folder (see StackRecord).
         durable: if True, the disk must have stored the result of a step before the next step begins. Use False if a
-            stage takes only milliseconds. Then a power failure may destroy results, but no result is lost if the
-            process is killed. With False, summary.json is written at most once a second.
+            stage takes only milliseconds. With False, a power failure may destroy results, but no result is lost if
+            the process is killed, and summary.json is written at most once a second.
         cer_from: first arrival whose error rate is added to the metric CER, 0 or 1.
         on_rows: function that is called whenever a row is added to the ledger, for example to show progress. Its
-            argument is the list of all rows so far. In a continued run, it is first called with the existing rows.
+            argument is the list of all rows so far. In a continued run, the function is first called with the existing
+            rows.
 
     Raises:
         RunError: if the folder contains a run with other settings or another stream. The message lists the
@@ -80,7 +81,9 @@ class RunRecord:
         known = arrivals["digests"]
         if known != list(digests[: len(known)]):
             t = next(t for t, d in enumerate(known, start=1) if [d] != list(digests[t - 1 : t]))
-            how = "differs" if t <= len(digests) else f"is missing (it had {len(known)}, this one has {len(digests)})"
+            how = "differs"
+            if t > len(digests):
+                how = f"is missing (that stream had {len(known)} mega-batches, this one has {len(digests)})"
             raise RunError(
                 f"the run in {self.folder} used another stream: mega-batch {t} {how}. "
                 f"Use the original stream, or choose another out="
@@ -98,7 +101,7 @@ class RunRecord:
         self._write_provenance(provenance(settings))
 
     def stage_folder(self, k: int) -> Path:
-        """Return the folder of stage k, and create it if necessary. Stage 0 is the untrained learner."""
+        """Return the folder of stage k, and create the folder if necessary. Stage 0 is the untrained learner."""
         folder = self._stages / f"stage_{k:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -108,9 +111,9 @@ class RunRecord:
 
         If the done mark exists, skip the step and return the result that is stored in the done mark.
 
-        The steps "grow" and "train" change the learner. After such a step, save the learner first and write the done
-        mark second. So if the done mark exists, the saved learner is complete. If such a step is skipped, load the
-        saved learner.
+        The steps "grow" and "train" change the learner. After one of these two steps, save the learner first and then
+        write the done mark. So if the done mark exists, the saved learner is complete. If one of these two steps is
+        skipped, load the saved learner.
 
         Args:
             k: index of the stage.
@@ -136,7 +139,7 @@ class RunRecord:
         return result
 
     def decision(self, t: int, due: bool) -> bool:
-        """Store and return `due`: whether a stage starts at arrival t.
+        """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
 
         If a decision for t is already stored, return the stored decision instead.
         """
@@ -150,9 +153,9 @@ class RunRecord:
         """Add the row of arrival t to the ledger, with the current scores and the summed cost of the steps in `spent`.
 
         Raises:
-            RunError: see `append`.
+            RunError: if the ledger has a different row for this arrival.
             TypeError: if `spent` contains a list, which means that the costs belong to several seeds. This class
-                records the run of only one seed.
+                records a run with only one seed.
         """
         total = Spent()
         for cost in spent:
@@ -166,10 +169,10 @@ class RunRecord:
         return list(self._rows)
 
     def append(self, row: LedgerRow) -> None:
-        """Add a row to the ledger and update summary.json. If the ledger has the row already, do not add it again.
+        """Add a row to the ledger and update summary.json. If the ledger already has the row, do not add it again.
 
-        The ledger may have the row already for two reasons. An earlier process was killed after it added the row and
-        before it updated summary.json. Or a continued run goes through its finished stages again.
+        There are two reasons why the ledger may already have the row. An earlier process may have been killed after it
+        added the row and before it updated summary.json. Or a continued run goes through its finished stages again.
 
         Raises:
             RunError: if the ledger has a different row for this arrival.
@@ -198,8 +201,8 @@ class RunRecord:
     def _write_provenance(self, now: dict[str, Any]) -> None:
         """Write provenance.json, which describes the command, versions and machine of the first process of the run.
 
-        If a later process continues the run and has a different command, commit, version or machine, add the
-        provenance of this process to the list "continued" in the file.
+        If a later process continues the run with a different command, commit, version or machine, add the provenance of
+        the later process to the list "continued" in the file.
         """
         path = self.folder / "provenance.json"
         if not path.exists():
@@ -227,8 +230,8 @@ class RunRecord:
             if key.split(".")[0] not in free and before.get(key) != now.get(key)
         ]
         if differing and not any(self._stages.glob("*/*.done.json")):
-            # Accept the new settings, because the folder contains no finished step that used the old settings. The old
-            # settings may have caused an error, which the user corrects with the new settings.
+            # Accept the new settings, because the folder contains no finished step that used the old settings. The user
+            # may have changed the settings because the old settings caused an error.
             shutil.rmtree(self._stages, ignore_errors=True)
         elif differing:
             raise RunError(
@@ -250,7 +253,7 @@ class RunRecord:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return a list that contains only `folder` if it is a run folder; otherwise all run folders in it, sorted.
+    """Return all run folders in `folder`, sorted. If `folder` itself is a run folder, return only `folder`.
 
     Run folders are found at any depth. A sweep can create nested folders, because the name of a preset may contain a
     slash, for example preset=table2/gmoe_w1.
@@ -259,10 +262,12 @@ def find_runs(folder: Path) -> list[Path]:
     for path, folders, files in os.walk(folder):
         if "settings.json" in files:
             found.append(Path(path))
-            # Do not search the subfolders of a run folder. They contain no run, but many checkpoints, and the file
-            # system may be slow.
+            # Do not search the subfolders of a run folder. They contain no other run, but many checkpoints, so the
+            # search would take long on a slow file system.
             folders.clear()
-        elif "stages" in folders:  # `path` contains the run folders of several seeds, and the stages that they share
+        elif "stages" in folders:
+            # `path` contains runs with different seeds, which share the folder `stages`. Do not search this folder,
+            # because it contains no run.
             folders.remove("stages")
     return sorted(found)
 
@@ -291,19 +296,20 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_mark(path: Path, kind: type) -> Any:
-    """Return the result of a finished step, as an object of class `kind` or a list of such objects.
+    """Return the result of a finished step, as an object of class `kind` or a list of objects of this class.
 
     The result is stored in the step's done mark, a JSON file that is written when the step has finished.
 
     Raises:
-        RunError: if the done mark is damaged or was written by another version.
+        RunError: if the done mark is damaged or was written by an incompatible version of ALMA.
     """
     try:
         value = read_json(path)
         return [kind(**part) for part in value] if isinstance(value, list) else kind(**value)
     except (TypeError, ValueError) as error:
         raise RunError(
-            f"{path} is not a valid done mark of this version ({error}): restore it or start a new run"
+            f"{path} is not a valid done mark (result of a finished step) of this version of ALMA ({error}): "
+            f"restore the file or start a new run"
         ) from error
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, g
 from fairseq_alma.core.errors import SettingError
 
 MAX_SEED = 1_000_000
-"""Seeds must be smaller than this number. alma-lm computes the seed of each member (network) of a run: it adds a
+"""Seeds must be smaller than this number. For each member (network) of a run, alma-lm computes a seed by adding a
 multiple of MEMBER_SEED_STRIDE to the seed of the run. MEMBER_SEED_STRIDE is larger than MAX_SEED. So members of runs
 with different seeds never have the same seed."""
 
@@ -34,8 +34,8 @@ NonNegative = Annotated[int, AtLeast(0)]
 class Settings:
     """Base class for all settings. Subclasses are frozen dataclasses.
 
-    A field that contains another `Settings` object is a group of settings. On the command line and in settings.json,
-    the settings of a group are written without the name of the group, like all other settings.
+    If a field contains another `Settings` object, the field is a group of settings. On the command line and in
+    settings.json, the settings of a group are written like all other settings, without the name of the group.
 
     When an object is created, each value is checked against the type of its field. The types `Count`, `NonNegative`,
     `float`, `bool`, `str` and `Literal[...]` are checked, also in combination with `| None`.
@@ -47,7 +47,7 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings object for a flat mapping of setting names to values.
+        """Create a settings object from a flat mapping of setting names to values (settings in groups are not nested).
 
         Raises:
             SettingError: if a name is unknown or a value is invalid.
@@ -56,7 +56,7 @@ class Settings:
         return cls(**cls._arguments(values))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a flat mapping of setting names to values, including the settings in groups."""
+        """Return a mapping of setting names to values. The settings in groups are included and not nested."""
         flat: dict[str, Any] = {}
         for field in _fields(type(self)):
             value = getattr(self, field.name)
@@ -88,7 +88,7 @@ class SettingDescription:
 
 
 def describe(cls: type[Settings]) -> list[SettingDescription]:
-    """Return the settings of a class in the order of declaration. A group is replaced by the settings in it."""
+    """Return a description of each setting of a class, in the order of declaration, including settings in groups."""
     found: list[SettingDescription] = []
     for field in _fields(cls):
         if (group := _group(field)) is not None:
@@ -99,7 +99,7 @@ def describe(cls: type[Settings]) -> list[SettingDescription]:
 
 
 def defaults_of(cls: type[Settings]) -> dict[str, Any]:
-    """Return name -> default value of every setting that has a default value."""
+    """Return a dictionary from name to default value, for all settings of a class that have a default value."""
     return {one.name: one.default for one in describe(cls) if one.default is not MISSING}
 
 
@@ -137,8 +137,8 @@ def _types_of(cls: Any) -> dict[str, Any]:
 def _check(name: str, value: Any, hint: Any) -> None:
     """Raise SettingError if `value` does not match the type `hint` of the setting `name`.
 
-    If `hint` contains `| None`, the value None is allowed. A union of several other types, for example `int | str`, is
-    not checked here. Classes with such a field check its value themselves.
+    If `hint` contains `| None`, the value None is allowed. A value whose type is a union of several types, for example
+    `int | str`, is not checked here. The class that defines this setting must check the value itself.
     """
     alternatives = list(_alternatives(hint))
     if value is None and type(None) in alternatives:
@@ -178,7 +178,7 @@ def _docstrings(cls: type) -> dict[str, str]:
     """Return field name -> docstring, which is the string literal below the field in the source code of the class."""
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, SyntaxError, ValueError):  # no source code, e.g. a class defined interactively
+    except (OSError, TypeError, SyntaxError, ValueError):  # no source code, e.g. if the class is defined interactively
         return {}
     assert isinstance(node, ast.ClassDef)
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The record of the runs of several seeds that are trained together.
+"""Stores the progress of several runs that are trained together and differ only in the seed.
 
 Each run has its own run folder and ledger. The runs share the done marks (files with the results of finished steps).
 """
@@ -12,10 +12,11 @@ from fairseq_alma.core.run_record import RunRecord
 
 
 class StackRecord:
-    """Records the runs of several seeds that are trained together. Each step returns a list with one entry per seed.
+    """Stores the progress of runs with different seeds that are trained together, one run per seed.
 
-    If the process is killed during a stage, the stage is repeated for all seeds together. The seeds are not
-    trained separately, because rounding would make the results slightly different.
+    The result of each step is a list with one entry per seed. If the process is killed during a stage, the stage is
+    repeated for all seeds together. The seeds are never trained separately, because rounding would make the results of
+    separate training slightly different.
 
     Args:
         records: one RunRecord per seed. All of them must use the same `stages` folder.
@@ -25,7 +26,7 @@ class StackRecord:
         self.records = list(records)
 
     def stage_folder(self, k: int) -> Path:
-        """Return the folder of stage k, which is the same for all seeds."""
+        """Return the folder of stage k. All seeds share this folder."""
         return self.records[0].stage_folder(k)
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
@@ -41,10 +42,10 @@ class StackRecord:
         return results
 
     def decision(self, t: int, due: bool) -> bool:
-        """Store and return `due`: whether a stage starts at arrival t.
+        """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
 
-        If a decision for t is already stored, return the stored decision instead. A killed process may have stored it
-        only for the first seeds. Then it is stored for the remaining seeds too.
+        If a decision for t is already stored, return the stored decision instead. If a killed process has stored the
+        decision only for the first seeds, store it for the remaining seeds too.
         """
         for record in self.records:
             due = record.decision(t, due)
@@ -53,7 +54,7 @@ class StackRecord:
     def arrival(self, t: int, stage: int, updated: bool, scores: list[Scores], spent: Sequence[Cost]) -> None:
         """Add the row of arrival t to the ledger of each seed."""
         for number, record in enumerate(self.records):
-            # The method step() returns only lists, so all costs in `spent` are lists. isinstance() is only for mypy.
+            # All costs in `spent` are lists with one entry per seed. isinstance() is needed only by the type checker.
             of_seed = [step[number] for step in spent if isinstance(step, list)]
             record.arrival(t, stage, updated, scores[number], of_seed)
 

@@ -7,21 +7,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MegaBatch:
-    """One mega-batch of a stream.
+    """One mega-batch of a stream. A mega-batch is a large amount of data that becomes available at one moment.
 
-    The mega-batches of a stream may come from different distributions. They may be, for example, the parts
-    of a random partition of a data set, crawls of the web, or the articles of different dates.
+    A mega-batch may be, for example, one part of a randomly divided data set, one crawl of the web, or the articles of
+    one month. So the mega-batches of a stream may come from different distributions.
     """
 
     t: int
     """Position in the stream, counted from 1. The first mega-batch is t = 1 here and t0 in the paper."""
     digest: str
-    """Hash of the content. Two mega-batches with the same digest contain the same data."""
+    """Digest (hash) of the data. Two mega-batches with the same digest contain the same data."""
     data: Any = field(default=None, compare=False, repr=False)
     """Training data, or the path of the training data. In vision, the validation data are included. Only the learner
     reads this field."""
     counts: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """Sizes of the mega-batch: name ("documents", "words", "tokens" or "examples") -> number."""
+    """Sizes of the mega-batch, as a mapping from "documents", "words", "tokens" or "examples" to their number."""
 
 
 class MegaBatchStream:
@@ -39,13 +39,15 @@ class MegaBatchStream:
     def __init__(self, mega_batches: Sequence[MegaBatch]):
         for position, mega_batch in enumerate(mega_batches, start=1):
             if mega_batch.t != position:
-                raise ValueError(f"mega-batch number {position} of the stream has t={mega_batch.t}")
+                raise ValueError(
+                    f"mega-batch number {position} of the stream has t={mega_batch.t}, expected t={position}"
+                )
         self._mega_batches = tuple(mega_batches)
         self._offered = False
 
     @property
     def digests(self) -> list[str]:
-        """Digest of each mega-batch. A run stores the digests, to check that it is continued on the same stream."""
+        """Digest of each mega-batch. When a run is continued, the digests show whether the stream is still the same."""
         return [mega_batch.digest for mega_batch in self._mega_batches]
 
     def __len__(self) -> int:

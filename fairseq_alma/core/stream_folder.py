@@ -1,6 +1,7 @@
-"""The stream folder, which is a stream of text on disk.
+"""The stream folder, which stores a stream of text on disk.
 
-`alma-prep` writes the folder. `alma-lm` and `fairseq-train --task alma_lm` read it. STREAM is the path of the folder:
+`alma-prep` writes the folder. `alma-lm` and `fairseq-train --task alma_lm` read it. The folder contains these files,
+where STREAM is the path of the folder:
 
 STREAM/stream.json                      description of the stream: sizes, digests, settings
 STREAM/dict.txt, tokenizer.json         the fairseq dictionary and the tokenizer
@@ -28,7 +29,7 @@ IDX_SEQUENCE_BYTES = 4 + 8  # bytes per sequence: its length (int32) and its pos
 
 
 def split_names(num_mega_batches: int) -> list[str]:
-    """Return the names of all splits (data sets of the stream): mega_batch_1, ..., mega_batch_B, valid, test."""
+    """Return the names of all splits (data sets) of a stream: mega_batch_1, ..., mega_batch_B, valid, test."""
     return [*(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "valid", "test"]
 
 
@@ -38,7 +39,7 @@ def split_prefix(root: Path, split: str) -> Path:
 
 
 def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
-    """Return suffix -> expected size in bytes of the .bin and .idx files of a split.
+    """Return the expected sizes in bytes of the two files of a split, as {".bin": size, ".idx": size}.
 
     Args:
         description: content of stream.json.
@@ -53,7 +54,7 @@ def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TrainingView:
-    """Part of a stream folder that a learner has access to: the training and validation data, but not the test set."""
+    """The part of a stream folder that a learner can use: the training and validation data, but not the test set."""
 
     path: Path
     """Path of the stream folder. The fairseq task alma_lm reads the folder, but does not train or validate on the test
@@ -61,7 +62,7 @@ class TrainingView:
     dictionary_digest: str
     """SHA-256 digest of dict.txt."""
     digests: Mapping[str, str]
-    """Split name -> SHA-256 digest of its .bin file, for each mega-batch and the validation set."""
+    """Mapping from split name to the SHA-256 digest of the .bin file, for the mega-batches and the validation set."""
 
     def digest(self, split: str) -> str:
         """Return the SHA-256 digest of the .bin file of a split.
@@ -76,7 +77,7 @@ class TrainingView:
 
 @dataclass(frozen=True)
 class StreamFolder:
-    """A stream folder with complete files. Use `StreamFolder.open` to create an object, because it checks the files."""
+    """A stream folder whose files are complete. Create it with `StreamFolder.open`, which checks the files."""
 
     path: Path
     description: Mapping[str, Any]
@@ -89,8 +90,8 @@ class StreamFolder:
         The digests of the data files are not checked, because this is slow; call `verify_bytes` to check them.
 
         Raises:
-            StreamError: if there is no stream, if it has another format version, if a file is missing or truncated, or
-                if the data were encoded with another dictionary or tokenizer.
+            StreamError: if the folder contains no stream or one with an unsupported format version, if a file is
+                missing or truncated, or if the data were encoded with another dictionary or tokenizer.
         """
         folder = cls(Path(path).absolute(), _read_description(Path(path)))
         folder._check_dictionary()
@@ -100,7 +101,7 @@ class StreamFolder:
 
     @property
     def num_mega_batches(self) -> int:
-        """Number of mega-batches in the folder, B. The validation and test sets are not counted."""
+        """Number of mega-batches in the folder, B, without the validation and test sets."""
         return self.description["num_mega_batches"]
 
     @property
@@ -126,7 +127,7 @@ class StreamFolder:
         return split_prefix(self.path, split)
 
     def without_test(self) -> TrainingView:
-        """Return a view of this folder for a learner, which has no access to the test set."""
+        """Return an object that gives a learner access to the data in this folder, except the test set."""
         digests = {split: self.digest(split) for split in self.splits if split != "test"}
         return TrainingView(self.path, self.dictionary_digest, digests)
 
@@ -150,7 +151,7 @@ class StreamFolder:
         )
 
     def verify_bytes(self) -> None:
-        """Check the digest of every .bin file. This is slow, but it detects a single changed bit.
+        """Check the digest of every .bin file. This check is slow, but it detects even a single changed bit.
 
         Raises:
             StreamError: if a file has changed since `alma-prep` wrote it.
@@ -182,7 +183,7 @@ class StreamFolder:
             if path.stat().st_size != num_bytes:
                 raise StreamError(
                     f"{path} has {path.stat().st_size:,} bytes, stream.json says {num_bytes:,}: "
-                    f"it was truncated or overwritten; {ADVICE}"
+                    f"the file was truncated or overwritten; {ADVICE}"
                 )
 
 
@@ -216,7 +217,7 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 
 def _missing(description: Mapping[str, Any]) -> list[str]:
-    """Return the required keys that are missing in stream.json, as dotted names."""
+    """Return the required keys that are missing in stream.json, in dotted notation such as splits.valid.tokens."""
     needed = [("num_mega_batches",), ("dtype",), ("tokenizer", "file"), ("tokenizer", "dict_sha256")]
     num_mega_batches = description.get("num_mega_batches")
     if isinstance(num_mega_batches, int):

@@ -126,7 +126,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the metrics over all forward passes and ranks (training processes).
 
-        `ppl` is not rounded, so that checkpoints can be compared by it exactly.
+        `ppl` is not rounded, so that the best checkpoint is found even if two perplexities are almost equal.
         """
 
         def total(key: str) -> Any:

@@ -25,9 +25,9 @@ class Blocks(MonolingualDataset):
     """A dataset of non-overlapping blocks of tokens."""
 
     num_shards = 1
-    """Number of ranks among which the batches are divided. The task alma_lm sets it for training data; for other
-    data it stays 1."""
+    """Number of ranks among which the batches are divided. The task alma_lm sets this number for training data. It is
+    1 for other data."""
 
     def batch_by_size(self, indices: Any, **kwargs: Any) -> list:
-        """Return fairseq's batches, and copies of the first batches, so that each rank gets the same number."""
+        """Return fairseq's batches, then copies of the first ones until every rank gets the same number of batches."""
         return fill_shards(super().batch_by_size(indices, **kwargs), self.num_shards)

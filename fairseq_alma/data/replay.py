@@ -29,7 +29,7 @@ class ReplayShareDataset(BaseWrapperDataset):
     """
 
     num_shards = 1
-    """Number of ranks (training processes) among which the batches are divided. The task alma_lm sets it."""
+    """Number of ranks (training processes) among which the batches are divided. The task alma_lm sets this number."""
 
     def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int):
         super().__init__(ConcatDataset([new, past]))
@@ -41,7 +41,7 @@ class ReplayShareDataset(BaseWrapperDataset):
         self.epoch = 1
 
     def __getitem__(self, index: int) -> dict:
-        # Use the index as the id of the block. The id that `new` or `past` gives it may occur in both datasets.
+        # Use the index as the id of the block, because the ids inside `new` and `past` may be equal.
         return {**self.dataset[index], "id": index}
 
     def set_epoch(self, epoch: int) -> None:
@@ -50,7 +50,7 @@ class ReplayShareDataset(BaseWrapperDataset):
         self.epoch = epoch
 
     def ordered_indices(self) -> np.ndarray:
-        """Return one index for each new block. Only their number matters: `batch_by_size` selects the blocks."""
+        """Return one index for each new block. Only the number counts: `batch_by_size` selects the blocks."""
         return np.arange(self.num_new)
 
     def batch_by_size(
@@ -60,14 +60,14 @@ class ReplayShareDataset(BaseWrapperDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[list[int]]:
-        """Return batches of `max_sentences` block indices, in which the fraction `share` of the blocks is past blocks.
+        """Return batches of `max_sentences` block indices, in which a fraction `share` of the blocks are past blocks.
 
         If share * max_sentences is not an integer, the number of past blocks varies from batch to batch: for a share of
         0.3 and 8 blocks it is 2, 2, 3, 2, ... In each batch, and in total over the epoch, the number of past blocks
         differs from share * (number of blocks) by less than 1.
 
         Args:
-            indices: from `ordered_indices`. Only their number is used.
+            indices: return value of `ordered_indices`. Only the number of indices is used.
             max_sentences: number of blocks in a batch.
             max_tokens, required_batch_size_multiple: part of fairseq's interface; ignored.
 
@@ -77,8 +77,9 @@ class ReplayShareDataset(BaseWrapperDataset):
         if max_sentences is None:
             raise SettingError("replay by share needs --batch-size (number of blocks in a batch)")
         num_batches = -(-len(indices) // max_sentences)
-        # past_ends[i] and new_ends[i] are the numbers of past and new blocks in the first i batches together. 1e-9 is
-        # added because a product that should be an integer may be slightly smaller, and floor() would round it down.
+        # past_ends[i] and new_ends[i] are the numbers of past and new blocks in the first i batches together. Add 1e-9,
+        # because rounding errors may make a product slightly smaller than the exact integer, and floor() would then
+        # return an integer that is too small by 1.
         past_ends = [math.floor(i * self.share * max_sentences + 1e-9) for i in range(num_batches + 1)]
         new_ends = [i * max_sentences - end for i, end in enumerate(past_ends)]
         # In the concatenated dataset, the past blocks come after the new ones, so their indices begin at num_new.
@@ -92,11 +93,11 @@ class ReplayShareDataset(BaseWrapperDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False, because every epoch has different batches."""
+        """Whether fairseq may use the same batches in all epochs. False, because every epoch has different batches."""
         return False
 
 
 def _draw(population: int, count: int) -> np.ndarray:
-    """Return `count` random indices below `population`. An index occurs again only after all others have occurred."""
+    """Return `count` random integers from 0 to population - 1. No integer is repeated before all have occurred."""
     passes = [np.random.permutation(population) for _ in range(-(-count // population))]
     return np.concatenate([np.empty(0, dtype=np.int64), *passes])[:count]

@@ -61,7 +61,8 @@ def key_of_scores(checkpoint: Path, splits: Mapping[str, str], dictionary: str, 
     """
     everything = {
         "model": digest_of_model(checkpoint),
-        "options": dict(require_checkpoint(checkpoint)["cfg"]["model"]),
+        # Checkpoints of earlier versions, which lack the precision, are float32.
+        "options": {"precision": "float32", **require_checkpoint(checkpoint)["cfg"]["model"]},
         "splits": dict(splits),
         "dictionary": dictionary,
         "max_tokens": max_tokens,

@@ -18,9 +18,9 @@ from fairseq_alma.growth.experts import RouterGrowth, grow_experts
 def growth_seed(run_seed: int, growth: int) -> int:
     """Return the random seed for the noise of one growth step.
 
-    alma-lm and alma-grow both call this function, so they add the same noise. Every growth step has a different seed.
-    With equal seeds, two growth steps would add the same noise. If a copy of an expert were then copied again, its
-    router row would be shifted twice in the same direction.
+    alma-lm and alma-grow both call this function, so they add the same noise. Every growth step has a different seed,
+    because with equal seeds, two growth steps would add the same noise. If an expert were copied in one step, and the
+    copy were copied in the next step, the noise would shift the router weights twice in the same direction.
 
     Args:
         run_seed: seed of the run.

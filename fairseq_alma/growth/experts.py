@@ -11,7 +11,7 @@ from fairseq_alma.core.errors import SettingError
 # Dimensions: E experts before growth, K new experts, D model width.
 
 RouterGrowth = Literal["copy", "tree"]
-"""How to set the router row of a new expert (see grow_experts)."""
+"""How to set the router weights of a new expert (see grow_experts)."""
 EXPERT_WEIGHTS = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
 """Names of the tensors in SwitchFeedForward that contain the weights of the experts."""
 
@@ -51,12 +51,12 @@ def grow_experts(
     copy had the router row of its parent, both would always have the same score, and the copy would never get a token.
     So the copy gets another row, in one of two ways:
 
-    - "copy" (the paper): the row of the parent plus noise. A token of the parent now goes to the copy if its logit for
-      the copy is larger. At first, the copy may get few tokens; training balances the load. Output and loss change:
-      each gate probability p falls to about p / (1 + q), where q is the total probability of all copied experts.
-    - "tree" (the gates of the paper's appendix A): the row is only noise. It gives no logit of the softmax. Instead,
-      for each token that goes to the parent, it decides whether the token stays there or moves to the copy (see
-      `Router`). Output and loss do not change.
+    - "copy" (the paper): the row of the parent plus noise. A token that went to the parent now goes to the copy if the
+      copy has the larger logit. At first, the copy may get few tokens; training balances the load. Output and loss
+      change: each gate probability p falls to about p / (1 + q), where q is the sum over all copied experts.
+    - "tree" (the gates of the paper's appendix A): the row is only noise. It is not used for a logit of the softmax.
+      Instead, for each token that goes to the parent, the row is used to decide whether the token stays there or moves
+      to the copy (see `Router`). Output and loss do not change.
 
     The optimizer state has no entries for the new experts, so the optimizer must start from scratch.
 
@@ -111,7 +111,7 @@ def mixture_prefixes(state: Mapping[str, Tensor]) -> list[str]:
 def num_params_of_expert(model_dim: int, ffn_dim: int) -> int:
     """Return the number of parameters that one more expert adds to a mixture.
 
-    These are the parameters of two linear layers with biases, and one router row.
+    They are the weights and biases of two linear layers, and one row of router weights.
 
     Args:
         model_dim: model width.

@@ -1,4 +1,4 @@
 """alma-lm: the language-model learners, their members, and the fairseq-train processes that train the members.
 
-Only fairseq_train.py imports fairseq. Each member is trained by a process of its own, which is started by alma-lm.
+alma-lm starts a separate fairseq-train process for each member. Only the file fairseq_train.py imports fairseq.
 """

@@ -19,14 +19,14 @@ from fairseq_alma.core.protocol import Stage
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
 
 SECONDS_BETWEEN_LINES = 15
-"""Minimum time between two printed lines about the same member, if the output is not a terminal."""
+"""If the output is not a terminal, the minimum time in seconds between two printed lines about the same member."""
 
 
 class StageDisplay:
     """Displays the progress of one stage. On a terminal, each member has one line, which is updated continuously.
 
-    If the output is not a terminal (for example a file), a line cannot be updated. So new lines are printed: for each
-    member, at most one line in SECONDS_BETWEEN_LINES seconds.
+    If the output is not a terminal (for example a file), a printed line cannot be updated, so new lines are printed:
+    at most one line for each member in SECONDS_BETWEEN_LINES seconds.
 
     Args:
         stage: the running stage.
@@ -106,7 +106,7 @@ class _MemberDisplay:
         self._record = record
         self._title, self._updates, self._progress, self._console = title, updates, progress, console
         self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
-        self._first_update: tuple[float, int] | None = None  # time in seconds and update number of the first log line
+        self._first_update: tuple[float, int] | None = None  # time (s) and update number of the first log line
         self._next_line_seconds = 0.0
         self._task = progress.add_task(title, total=updates, state="starting")
 
@@ -116,7 +116,7 @@ class _MemberDisplay:
             return
         try:
             kind, values = match[1], json.loads(match[2])
-        except ValueError:  # skip the line: two training processes may have mixed their output in it
+        except ValueError:  # skip an invalid line, because two processes may have written to it at the same time
             return
         if kind == "valid":
             name, perplexity = "validation_perplexity", float(values["valid_ppl"])

@@ -1,19 +1,25 @@
-"""Functions that call fairseq in the alma-lm process: check options, write an untrained model, load a trained model.
+"""Functions that call fairseq in the alma-lm process: the configuration of a training, untrained and trained models.
 
-This is the only file of `fairseq_alma.lm` that imports fairseq. Training itself runs in `fairseq-train` processes
-(member.py).
+Training itself runs in other processes (train_member.py). These two files are the only ones of `fairseq_alma.lm` that
+import fairseq.
 """
 
 import contextlib
 import io
+import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fairseq import checkpoint_utils, options, tasks, utils
+from fairseq.dataclass.configs import CheckpointConfig, DistributedTrainingConfig, FairseqBMUFConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks.language_modeling import LanguageModelingConfig
 from fairseq.trainer import Trainer
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 import fairseq_alma
@@ -22,47 +28,123 @@ from fairseq_alma.core.errors import SettingError
 USER_DIR = str(Path(__file__).parents[1].absolute())
 """Value of fairseq's option `--user-dir`: the folder of the package `fairseq_alma`.
 
-fairseq imports this package, which registers its task, models and criterion (training loss) with fairseq."""
+fairseq imports this package, which registers its task, models, criterion and optimizer with fairseq."""
+
+PATHS = {
+    "data": "task",
+    "user_dir": "common",
+    "save_dir": "checkpoint",
+    "finetune_from_model": "checkpoint",
+}
+"""Options that are paths, with the group of fairseq's configuration that contains each of them."""
+
+ALLOWED = {
+    "adam_betas", "adam_eps", "num_workers", "ddp_backend", "ddp_comm_hook", "bucket_cap_mb", "fix_batches_to_gpus",
+    "find_unused_parameters", "gradient_as_bucket_view", "fast_stat_sync", "heartbeat_timeout", "broadcast_buffers",
+    "zero_sharding",
+}  # fmt: skip
+"""Options that users may change with the setting `fairseq`, although alma-lm gives them or they are in REFUSED."""
+
+REFUSED = {
+    # Other parts of fairseq, chosen by name.
+    "arch", "task", "criterion", "optimizer", "lr_scheduler", "user_dir",
+    # Which data are read, and how often the model is trained on them.
+    *(field.name for field in fields(LanguageModelingConfig)),
+    "train_subset", "valid_subset", "combine_valid_subsets", "ignore_unused_valid_subsets", "max_valid_steps",
+    "max_tokens", "max_tokens_valid", "batch_by_size", "skip_invalid_size_inputs_valid_test", "curriculum",
+    "num_shards", "shard_id", "grouped_shuffling", "update_epoch_batch_itr", "update_ordered_indices_seed",
+    "skip_remainder_batch", "disable_validation", "validate_after_updates", "max_epoch", "stop_time_hours",
+    "stop_min_lr", "sentence_avg", "use_bmuf", "force_anneal",
+    *(field.name for field in fields(FairseqBMUFConfig)),
+    # Which checkpoints are written and read.
+    *(field.name for field in fields(CheckpointConfig)),
+    # Devices and processes. They decide how many sequences an update has.
+    "cpu", "model_parallel_size", *(field.name for field in fields(DistributedTrainingConfig)),
+}  # fmt: skip
+"""Options that alma-lm refuses in the setting `fairseq`, in addition to those that it gives itself.
+
+With them, a run would not follow Algorithm 1 of the paper, or would not be what its settings say, without a word. For
+example, `--max-valid-steps 1` would choose checkpoints by the first validation batch alone."""
+
+OTHER_PRECISIONS = {"fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16", "tpu"}
+"""fairseq's own options for 16 bits. They are refused, because a resumed training would differ: fairseq saves the
+rounded weights and loses the float32 weights. The setting `precision` keeps float32 weights."""
 
 
-def parse_train_arguments(train_arguments: Sequence[str]) -> Namespace:
-    """Return the namespace that `fairseq-train` parses from its command-line arguments (without the program name).
-
-    Raises:
-        SettingError: if fairseq does not know an option or refuses its value.
-    """
-    fairseq_alma.register()
-    output = io.StringIO()
-    try:
-        # Capture the output of argparse, because it prints pages of usage before the error. Only the last line, which
-        # contains the error, is reported.
-        with contextlib.redirect_stderr(output):
-            return options.parse_args_and_arch(options.get_training_parser(), list(train_arguments))
-    except SystemExit as error:
-        reason = (output.getvalue().strip().splitlines() or ["with them, it prints its help and exits"])[-1]
-        raise SettingError(f"fairseq-train refuses these options: {reason}") from error
-
-
-def write_untrained_checkpoint(train_arguments: Sequence[str], path: Path) -> None:
-    """Write the checkpoint of an untrained model, with the initial weights that `fairseq-train` would give it.
+def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
+    """Return the configuration of a training, typed and checked by fairseq.
 
     Args:
-        train_arguments: command-line arguments of `fairseq-train`, without the program name.
-        path: the checkpoint to write. Its folder is created if it is missing.
+        values: option -> value. Options have fairseq's names with underscores, for example `max_update`. `arch` and
+            `data` must be among them.
+        fairseq: more options, as on the command line of fairseq-train (the setting `fairseq`).
 
     Raises:
-        SettingError: if fairseq refuses an argument (see parse_train_arguments).
+        SettingError: if fairseq does not know an option or refuses its value, or if `fairseq` contains an option that
+            alma-lm gives itself or that would change the protocol of the run.
     """
-    arguments = parse_train_arguments(train_arguments)
-    # Use a single process, on the CPU. By default, fairseq would use one process for each GPU.
-    arguments.distributed_world_size, arguments.cpu = 1, True
-    cfg = convert_namespace_to_omegaconf(arguments)
-    np.random.seed(cfg.common.seed)
-    utils.set_torch_seed(cfg.common.seed)
-    task = tasks.setup_task(cfg.task)
-    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    fairseq_alma.register()
+    base = [
+        str(values["data"]), "--user-dir", USER_DIR, "--task", "alma_lm", "--arch", str(values["arch"]),
+        "--criterion", "switch_lm", "--optimizer", "fused_adam", "--lr-scheduler", "polynomial_decay",
+    ]  # fmt: skip
+    try:
+        more = shlex.split(fairseq)
+    except ValueError as error:
+        raise SettingError(f"fairseq={fairseq!r} cannot be split into options: {error}") from error
+    namespace = _parse([*base, *more])
+    if more:
+        before, after = vars(_parse(base, only_given=True)), vars(_parse([*base, *more], only_given=True))
+        given = {name for name, value in after.items() if name not in before or value != before[name]}
+        _refuse(given, set(values), fairseq)
+    for name, value in values.items():
+        setattr(namespace, name, value)
+    try:
+        config = convert_namespace_to_omegaconf(namespace)
+    except Exception as error:  # Hydra and OmegaConf raise many types of errors for a value of a wrong type
+        reason = str(error).strip().splitlines()
+        raise SettingError(f"fairseq refuses a setting: {reason[0] if reason else type(error).__name__}") from error
+    # fairseq puts every text between apostrophes and lets Hydra parse it, which fails for a path with an apostrophe. So
+    # set the paths only now.
+    for name, group in PATHS.items():
+        if name in values:
+            config[group][name] = None if values[name] is None else str(values[name])
+    config.common.user_dir = USER_DIR
+    return config
+
+
+def identity_of_config(config: DictConfig) -> dict[str, Any]:
+    """Return the part of a configuration on which the result of a training depends, as JSON values.
+
+    Paths, the numbers of the mega-batches, devices and the saving of checkpoints are not part of it.
+    """
+    plain = OmegaConf.to_container(config, enum_to_str=True)
+    assert isinstance(plain, dict)
+    identity: dict[str, Any] = {str(group): values for group, values in plain.items()}
+    for group in ("checkpoint", "distributed_training"):
+        del identity[group]
+    for group, name in [("common", "user_dir")] + [
+        ("task", n) for n in ("data", "mega_batches", "replay_mega_batches")
+    ]:
+        identity[group] = {key: value for key, value in identity[group].items() if key != name}
+    return identity
+
+
+def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
+    """Write the checkpoint of an untrained model, with the initial weights that the training would give it.
+
+    Args:
+        config: the return value of member_config. It is changed: the model is built in one process on the CPU.
+        path: the checkpoint to write. Its folder is created if it is missing.
+    """
+    # By default, fairseq would use one process for each GPU.
+    config.distributed_training.distributed_world_size, config.common.cpu = 1, True
+    np.random.seed(config.common.seed)
+    utils.set_torch_seed(config.common.seed)
+    task = tasks.setup_task(config.task)
+    trainer = Trainer(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
     path.parent.mkdir(parents=True, exist_ok=True)
-    trainer.consolidate_optimizer()  # without this call, save_checkpoint fails
+    trainer.consolidate_optimizer()  # fairseq's save_checkpoint fails without this call
     trainer.save_checkpoint(str(path), {"train_iterator": {"epoch": 1}, "val_loss": None, **task.get_checkpoint_dict()})
 
 
@@ -71,3 +153,42 @@ def build_model(checkpoint: Path) -> nn.Module:
     fairseq_alma.register()
     (model,), _ = checkpoint_utils.load_model_ensemble([str(checkpoint)], {"user_dir": USER_DIR})
     return model
+
+
+def _parse(words: list[str], only_given: bool = False) -> Namespace:
+    """Return the namespace that fairseq-train parses from `words`, without default values if `only_given` is True.
+
+    Raises:
+        SettingError: if fairseq refuses them.
+    """
+    output = io.StringIO()
+    try:
+        # Capture the output of argparse, because it prints pages of usage before the error. Only the last line, which
+        # contains the error, is reported.
+        with contextlib.redirect_stderr(output):
+            return options.parse_args_and_arch(options.get_training_parser(), words, suppress_defaults=only_given)
+    except SystemExit as error:
+        reason = (output.getvalue().strip().splitlines() or ["with them, it prints its help and exits"])[-1]
+        raise SettingError(f"fairseq-train refuses these options: {reason}") from error
+    except (ValueError, RuntimeError) as error:  # for example --tpu together with --fp16, or an unknown --arch
+        raise SettingError(f"fairseq-train refuses these options: {error or 'unknown --arch'}") from error
+
+
+def _refuse(given: set[str], given_by_alma: set[str], fairseq: str) -> None:
+    """Raise SettingError if the setting `fairseq` contains an option that it may not contain."""
+
+    def words(names: set[str]) -> str:
+        return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
+
+    if precision := given & OTHER_PRECISIONS:
+        raise SettingError(
+            f"fairseq={fairseq!r}: {words(precision)} is not supported, because a resumed training would differ from "
+            f"an uninterrupted one: give precision=bfloat16"
+        )
+    if owned := given & given_by_alma - ALLOWED:
+        raise SettingError(f"fairseq={fairseq!r}: {words(owned)} is set by alma-lm's own settings")
+    if refused := given & REFUSED - ALLOWED:
+        raise SettingError(
+            f"fairseq={fairseq!r}: {words(refused)} is refused, because it would change which data the run reads, "
+            f"which checkpoints it keeps or how many sequences an update has: leave it out"
+        )

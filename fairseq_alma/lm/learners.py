@@ -18,11 +18,11 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 
 
 class LanguageModelLearner:
-    """Base class of the language-model learners. Its methods are those of SM (a single model).
+    """Base class of the language-model learners. It implements SM (a single model). Subclasses override some methods.
 
     A learner has two collections of checkpoints. `_predictor` contains the checkpoints that predict now. `_trainees`
-    contains, by member number, the checkpoints from which the training of the next stage starts. There are two
-    collections, because `grow` changes only `_trainees`: until the end of the stage, the old checkpoints predict.
+    contains, by member number, the checkpoints from which the training of the next stage starts. Two collections
+    are needed, because `grow` changes only `_trainees`. The old checkpoints predict until the end of the stage.
 
     Args:
         settings: settings of the run.
@@ -54,7 +54,10 @@ class LanguageModelLearner:
 
     @property
     def frozen(self) -> list[Path]:
-        """Those checkpoints of `predictor` that no later stage trains. The evaluator may store their outputs."""
+        """The checkpoints in `predictor` that no later stage trains further.
+
+        They do not change, so the evaluator may store the outputs of these models and use them again.
+        """
         return []
 
     @property
@@ -63,7 +66,7 @@ class LanguageModelLearner:
         return bool(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
-        """Add capacity to the model before a stage, and return the cost of this. The base class adds nothing.
+        """Add capacity to the model before a stage, and return the cost of the growth. The base class adds nothing.
 
         This method is called before every stage except the first.
         """
@@ -100,7 +103,7 @@ class LanguageModelLearner:
             path = self.run_folder / entry["path"]
             if not path.is_file():
                 raise StageError(
-                    f"{path} is missing, but {folder} needs it: restore it, or start again in another out="
+                    f"{path} is missing, but {folder} needs it: restore it, or start a new run with another out="
                 )
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
         self._trainees = {entry["member"]: self.run_folder / entry["path"] for entry in state["trainees"]}
@@ -143,7 +146,7 @@ class Ensemble(LanguageModelLearner):
     @property
     def num_members(self) -> int:
         assert isinstance(self.settings.own, LanguageModelEnsembleSettings)
-        assert self.settings.own.members is not None  # checked by the settings
+        assert self.settings.own.members is not None  # checked by LanguageModelEnsembleSettings
         return self.settings.own.members
 
 
@@ -180,8 +183,9 @@ class GrowingMixture(LanguageModelLearner):
     def grow(self, stage: Stage) -> Spent:
         """Write a checkpoint with more experts. The training of the stage starts from it.
 
-        Until the end of the stage, the checkpoint of the previous stage predicts. The returned cost is 0: the loss of
-        each expert is already in the checkpoint of the previous stage, so no data are read to choose the experts.
+        Until the end of the stage, the checkpoint of the previous stage predicts. The returned cost is 0, because the
+        loss of each expert is already in the checkpoint of the previous stage. So no data are read to choose the
+        experts.
         """
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
         seed = growth_seed(s.seed, stage.index)

@@ -1,12 +1,14 @@
 """Trains the members (networks) of a stage: calls fairseq-train for each member, and manages the member's files."""
 
 import logging
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
+
+from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.checkpoints import (
     BEST,
@@ -19,13 +21,18 @@ from fairseq_alma.checkpoints import (
     require_checkpoint,
 )
 from fairseq_alma.core.errors import StageError
-from fairseq_alma.core.files import read_json, unfinished_files, write_json
+from fairseq_alma.core.files import read_json, unfinished_files, write_json, written_aside
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
-from fairseq_alma.lm.fairseq_train import USER_DIR, build_model, parse_train_arguments, write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_train import (
+    build_model,
+    identity_of_config,
+    member_config,
+    write_untrained_checkpoint,
+)
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 
@@ -39,12 +46,16 @@ have the same dropout masks. To avoid this, the difference is larger than any nu
 any seed of a run (see MAX_SEED), so that two runs with different seeds have no member seed in common."""
 
 STARTED, DONE = "started.json", "done.json"
-"""Two files in the folder of a member. STARTED exists while the member is trained. DONE exists when it is trained.
+"""Two files in the folder of a member. STARTED exists during the training of the member, DONE after it.
 
 STARTED contains the number of devices and, with the setting `share`, the key of the training (see SharedStages). DONE
 contains the cost of the training."""
+CONFIG = "config.yaml"
+"""File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
+TRAIN_MEMBER = "fairseq_alma.lm.train_member"
+"""The program that trains a member."""
 LOG_TAIL = 20_000
-"""`failure_message` searches for known causes of a failure in this number of characters at the end of a log."""
+"""Number of characters at the end of a log in which `failure_message` searches for known causes of the failure."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ class Member:
 
     @classmethod
     def of_run(cls, number: int, run_seed: int, num_experts: int) -> "Member":
-        """Return member `number` of a run. Member 1, also the only member of SM, has the same seed as the run."""
+        """Return member `number` of a run. Member 1, the only member of SM, has the same seed as the run."""
         return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts)
 
 
@@ -71,9 +82,11 @@ class Processes(Protocol):
     """Type of the devices that train: "cpu" or "cuda" (GPU)."""
 
     def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices for each job, if the stage has `num_jobs` jobs."""
+        """Return the number of devices for each job (call of fairseq-train), if the stage has `num_jobs` jobs."""
 
-    def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
+    def run(
+        self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
+    ) -> dict[int, int | None]:
         """Run the jobs, in parallel if there are enough devices, wait for all of them, and return their exit statuses.
 
         Args:
@@ -82,6 +95,7 @@ class Processes(Protocol):
             num_jobs: number of members of the stage, finished ones included. The devices are divided by this number,
                 not by the size of `jobs`. When a stage is resumed, `jobs` lacks the finished members. Each remaining
                 member still gets the same number of devices as before, so its result is the same.
+            updates: number of updates of each job, for the display.
 
         Returns:
             Exit status of each job, by member number. It is negative if a signal killed the job, and None if the job
@@ -112,7 +126,7 @@ class MemberTraining:
             SettingError: if fairseq refuses an option, or the shared folder (setting `share`) cannot be written.
         """
         num_devices = self._processes.num_devices(num_members)
-        parse_train_arguments(self._arguments(member, Path(self.settings.out), "1", 1, num_devices))
+        self._config(member, num_devices)
         if self._shared:
             self._shared.check()
 
@@ -120,8 +134,7 @@ class MemberTraining:
         """Return the path of a member's untrained checkpoint. Write the checkpoint if it is missing or damaged."""
         path = folder / f"member_{member.number}" / "checkpoint_untrained.pt"
         if read_checkpoint(path) is None:
-            # The arguments must name a mega-batch. Which one has no effect here, because nothing is trained.
-            write_untrained_checkpoint(self._arguments(member, path.parent, "1", updates=1, num_devices=1), path)
+            write_untrained_checkpoint(self._config(member, folder=path.parent), path)
         return path
 
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Spent]]:
@@ -157,7 +170,7 @@ class MemberTraining:
                 log = folder / "log.txt"
                 log_sizes[member.number] = log.stat().st_size if log.exists() else 0
                 jobs[member.number] = (self._command(stage, member, folder, start, num_devices), log)
-        statuses = self._processes.run(stage, jobs, len(starts)) if jobs else {}
+        statuses = self._processes.run(stage, jobs, len(starts), updates) if jobs else {}
         trained, failures = {}, []
         for member, start in starts.items():
             folder = self._folder(stage, member)
@@ -200,9 +213,9 @@ class MemberTraining:
             started = read_json(path)
             if started["devices"] != num_devices:
                 raise StageError(
-                    f"{folder} was started on {started['devices']} device(s), but now it would get {num_devices}: "
-                    f"continue with the same number of devices (CUDA_VISIBLE_DEVICES, parallel=), or remove {folder} "
-                    f"to restart this stage"
+                    f"the training in {folder} was started on {started['devices']} device(s), but now it would get "
+                    f"{num_devices}: continue with the same number of devices (CUDA_VISIBLE_DEVICES, parallel=), or "
+                    f"remove {folder} to restart this stage"
                 )
             return started["key"]
         key = self._key(stage, member, start, num_devices) if self._shared else None
@@ -210,21 +223,21 @@ class MemberTraining:
         return key
 
     def _publish(self, folder: Path) -> None:
-        """Copy a trained member to the shared folder, unless the setting `share` is off or this was done before."""
+        """Copy a trained member to the shared folder, unless `share` is not set or the member was copied before."""
         if not self._shared or not (folder / STARTED).exists():
             return
         if key := read_json(folder / STARTED)["key"]:
             try:
                 self._shared.publish(folder, key)
-            except OSError as error:  # only warn: this run does not need the copy in the shared folder
-                logger.warning("%s could not be shared: %s", folder, error)
+            except OSError as error:  # only warn, because this run does not need the copy in the shared folder
+                logger.warning("cannot copy the trained member in %s to the folder share=: %s", folder, error)
 
     def _folder(self, stage: Stage, member: Member) -> Path:
         """Return the folder of a member in a stage folder."""
         return stage.folder / f"member_{member.number}"
 
     def _is_trained(self, folder: Path, updates: int) -> bool:
-        """Return True if the last checkpoint was saved after all updates of the stage. done.json may not exist yet."""
+        """Return whether the last checkpoint in `folder` was saved after all updates. done.json may not exist yet."""
         last = read_checkpoint(folder / LAST)
         return last is not None and num_updates(last) >= updates
 
@@ -234,12 +247,9 @@ class MemberTraining:
         Data and initial weights enter the key by their digests, not by their paths. So runs in different folders can
         have the same key.
         """
-        data, _ = _data_of_stage(stage)
-        arguments = self._arguments(member, Path(), data, self._updates(stage), num_devices)
-        paths = {"--user-dir", "--save-dir", "--mega-batches", "--replay-mega-batches"}
-        options = [word for i, word in enumerate(arguments) if i and not {word, arguments[i - 1]} & paths]
+        config = self._config(member, num_devices, self._updates(stage), _data_of_stage(stage))
         recipe: dict[str, Any] = {
-            "options": options,
+            "config": identity_of_config(config),
             "replay": stage.replay,
             "new": [mega_batch.digest for mega_batch in stage.new],
             "past": [mega_batch.digest for mega_batch in stage.past] if stage.replay else [],
@@ -252,73 +262,90 @@ class MemberTraining:
     def _updates(self, stage: Stage) -> int:
         """Return the number of updates of each member in a stage.
 
-        If it depends on the number of mega-batches, replayed ones count only with replay=all.
+        With the setting updates_per_mega_batch, replayed mega-batches count only with replay=all.
         """
         replayed = len(stage.past) if stage.replay == "all" else 0
         return self.settings.updates_of_stage(len(stage.new) + replayed)
 
     def _command(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> list[str]:
-        """Return the command that trains a member in a stage, from the weights in the checkpoint `start`."""
-        data, replay = _data_of_stage(stage)
-        arguments = self._arguments(member, folder, data, self._updates(stage), num_devices)
-        return [sys.executable, "-m", "fairseq_cli.train", *arguments, *replay, "--finetune-from-model", str(start)]
+        """Write the configuration of a member's training, and return the command that trains it.
 
-    def _arguments(self, member: Member, folder: Path, mega_batches: str, updates: int, num_devices: int) -> list[str]:
-        """Return the arguments of fairseq-train for a member in a stage, without the program name."""
+        Args:
+            stage: the stage.
+            member: the member to train.
+            folder: the member's folder.
+            start: the checkpoint with the weights from which the training starts.
+            num_devices: number of devices that train the member.
+        """
+        config = self._config(member, num_devices, self._updates(stage), _data_of_stage(stage), folder, start)
+        with written_aside(folder / CONFIG) as temporary:
+            OmegaConf.save(config, temporary)
+        minutes = str(self.settings.checkpoint_minutes)
+        return [sys.executable, "-m", TRAIN_MEMBER, str(folder / CONFIG), "--checkpoint-minutes", minutes]
+
+    def _config(
+        self,
+        member: Member,
+        num_devices: int = 1,
+        updates: int = 1,
+        data: Mapping[str, Any] = MappingProxyType({}),
+        folder: Path = Path(),
+        start: Path | None = None,
+    ) -> DictConfig:
+        """Return fairseq's configuration for a member in a stage. Arguments as in `_command`.
+
+        The default arguments are for a configuration with which nothing is trained.
+        """
         s = self.settings
         interval = max(1, -(-updates // s.validations))
-        options = {
-            "--user-dir": USER_DIR,
-            "--task": "alma_lm",
-            "--mega-batches": mega_batches,
-            "--tokens-per-sample": s.tokens_per_sample,
-            "--arch": s.arch,
-            "--num-experts": member.num_experts,
-            "--dropout": s.dropout,
-            "--criterion": "switch_lm",
-            "--optimizer": "adam",
-            "--adam-betas": "(0.9, 0.98)",
-            "--adam-eps": 1e-8,
-            "--clip-norm": s.clip_norm,
-            "--lr": s.lr,
-            "--lr-scheduler": "polynomial_decay",
-            "--warmup-updates": s.warmup_of_stage(updates),
-            "--total-num-update": updates,
-            "--end-learning-rate": 0.0,
-            "--max-update": updates,
-            "--batch-size": s.batch_size,
-            "--update-freq": s.update_freq(num_devices),
-            "--seed": member.seed,
-            "--save-dir": str(folder),
-            "--save-interval-updates": interval,
-            "--keep-interval-updates": 1,
-            "--save-interval": 10**6,  # in epochs. Never reached, so only --save-interval-updates has an effect
-            "--validate-interval": 10**6,  # in epochs. Never reached, either
-            "--validate-interval-updates": interval,  # without it, fairseq saves at an epoch's end without validation
-            "--best-checkpoint-metric": "ppl",
-            "--log-format": "json",
-            "--log-interval": max(1, min(100, updates // 50)),
-            "--num-workers": 0,
+        values = {
+            "data": self._stream.path,
+            **data,
+            "tokens_per_sample": s.tokens_per_sample,
+            "arch": s.arch,
+            "num_experts": member.num_experts,
+            "dropout": s.dropout,
+            "precision": s.precision,
+            "clip_norm": s.clip_norm,
+            "lr": [s.lr],
+            "warmup_updates": s.warmup_of_stage(updates),
+            "total_num_update": updates,
+            "end_learning_rate": 0.0,
+            "max_update": updates,
+            "batch_size": s.batch_size,
+            "update_freq": [s.update_freq(num_devices)],
+            "seed": member.seed,
+            "save_dir": folder,
+            "finetune_from_model": start,
+            "save_interval_updates": interval,
+            "save_interval": 10**6,  # in epochs. Never reached, so only save_interval_updates has an effect
+            "validate_interval": 10**6,  # in epochs. Never reached, either
+            "validate_interval_updates": interval,  # without it, fairseq saves at an epoch's end without validation
+            "best_checkpoint_metric": "ppl",
+            "log_format": "json",
+            "log_interval": max(1, min(100, updates // 50)),
+            # Let every training process load the checkpoint from the file. By default, only the first process loads it
+            # and sends it to the others, in a form that torch cannot load.
+            "load_checkpoint_on_all_dp_ranks": True,
+            "distributed_world_size": num_devices,
+            "nprocs_per_node": num_devices,
         }
-        flat = [str(word) for option in options.items() for word in option]
-        # Let every training process load the checkpoint from the file. By default, only the first process loads it and
-        # sends it to the others, in a form that torch cannot load.
-        switches = ["--no-epoch-checkpoints", "--load-checkpoint-on-all-dp-ranks"]
-        return [str(self._stream.path), *flat, *switches, *shlex.split(s.fairseq)]
+        return member_config(values, s.fairseq)
 
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
         """Return the cost of a member's training.
 
-        It is computed from the counts in the last checkpoint and from the FLOPs of the model.
-        This method also removes the optimizer state from the best checkpoint, which makes the file much smaller.
+        The cost is computed from the FLOPs of the model and from the numbers of updates and tokens in the last
+        checkpoint. This method also removes the optimizer state from the best checkpoint, which makes the file much
+        smaller.
         """
         last = require_checkpoint(folder / LAST)
         # fairseq adds the training time of this stage to the time in the checkpoint from which the stage started. So
-        # subtract the earlier time. The numbers of updates and tokens need no such correction: they start at 0 in each
-        # stage.
+        # subtract the earlier time. The numbers of updates and tokens need no such correction, because they start at
+        # 0 in each stage.
         seconds_before = require_checkpoint(start)["extra_state"]["previous_training_time"]
         drop_optimizer_state(folder / BEST)
-        if member.num_experts not in self._flops:  # count only once for each number of experts
+        if member.num_experts not in self._flops:  # count the FLOPs once per number of experts
             model = build_model(folder / BEST)
             self._flops[member.num_experts] = (count_training_flops(model), count_forward_flops(model))
         training_flops, forward_flops = self._flops[member.num_experts]
@@ -332,19 +359,21 @@ class MemberTraining:
         )
 
 
-def _data_of_stage(stage: Stage) -> tuple[str, list[str]]:
-    """Return the value of the option --mega-batches, and a list of options for replay by share.
+def _data_of_stage(stage: Stage) -> dict[str, Any]:
+    """Return the options of the task that choose the mega-batches of a stage.
 
-    In replay by share, a fixed share of each batch comes from earlier mega-batches. The list is empty if the run does
-    not replay by share, or if there are no earlier mega-batches.
+    In replay by share, a fixed share of each batch comes from earlier mega-batches.
     """
     new, past = [m.t for m in stage.new], [m.t for m in stage.past]
     if not stage.replay or not past:
-        return format_mega_batches(new), []
+        return {"mega_batches": format_mega_batches(new)}
     if stage.replay == "all":
-        return format_mega_batches(past + new), []
-    options = ["--replay-mega-batches", format_mega_batches(past), "--replay-share", str(stage.replay)]
-    return format_mega_batches(new), options
+        return {"mega_batches": format_mega_batches(past + new)}
+    return {
+        "mega_batches": format_mega_batches(new),
+        "replay_mega_batches": format_mega_batches(past),
+        "replay_share": stage.replay,
+    }
 
 
 def failure_message(
@@ -365,11 +394,16 @@ def failure_message(
     last_error = next((line for line in reversed(lines) if "Error" in line.split(":")[0]), "")
     end = text[-LOG_TAIL:]
     if "FloatingPointError" in end:
-        advice = f"lower lr={settings.lr}, raise warmup_updates= or set clip_norm=1 in a new out="
+        advice = (
+            f"lower lr={settings.lr}, raise warmup_updates= or set clip_norm=1, and start a new run with another out="
+        )
     elif "No space left" in end or "Disk quota exceeded" in end:
         advice = "free space on the disk and run the same command again to continue"
     elif "out of memory" in end.lower() or status == -9:
-        advice = f"halve batch_size={settings.batch_size} (the size of an update does not change) in a new out="
+        advice = (
+            f"halve batch_size={settings.batch_size} (the size of an update does not change) and start a new run with "
+            f"another out="
+        )
         if num_members > 1:
             advice += ", or train fewer members at the same time (parallel=1)"
         if status == -9:

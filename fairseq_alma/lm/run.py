@@ -46,7 +46,9 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
     from fairseq_alma.lm.learners import make_learner
+    from fairseq_alma.lm.precision import with_precision
 
+    settings = with_precision(settings)
     stream_folder = StreamFolder.open(settings.stream)
     stream = stream_folder.stream(settings.mega_batches)
     stream_settings = settings.stream_settings(len(stream))
@@ -67,7 +69,8 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
             identity,
             stream.digests,
             settings.not_identity(settings.learner),
-            settings.defaults_for(settings.learner),
+            # Earlier versions, whose settings.json lacks the precision, computed in float32.
+            {**settings.defaults_for(settings.learner), "precision": "float32"},
             on_rows=scalars.rows,
         )
         # If the learner waits before its first stage, the average perplexity includes that of the untrained learner.
@@ -92,7 +95,7 @@ def run_seeds(settings: LanguageModelSettings) -> float:
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
         validation_perplexity = rows[-1].scores.validation_perplexity
-        assert validation_perplexity is not None  # alma-lm writes it in every row
+        assert validation_perplexity is not None  # alma-lm writes this value in every row
         return validation_perplexity
     out, summaries = Path(settings.out), []
     for seed in range(settings.seed, settings.seed + settings.seeds):
@@ -120,8 +123,8 @@ def main() -> None:
     """Run the command alma-lm."""
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
     if "PYTHONWARNINGS" not in os.environ:
-        # Hide warnings that fairseq and fairscale use deprecated features of torch and Hydra. Users of alma-lm cannot
-        # change this.
+        # Hide the warnings that fairseq and fairscale use deprecated features of torch and Hydra, because users of
+        # alma-lm cannot change the code of fairseq and fairscale.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
     assert __doc__ is not None

@@ -3,9 +3,9 @@
 The settings that only one learner has are in `fairseq_alma.core.learner_settings`.
 """
 
-import shlex
+import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
@@ -13,28 +13,8 @@ from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative
 
-OWNED_BY_DRIVER = (
-    "--task", "--arch", "--criterion", "--user-dir", "--save-dir", "--seed", "--mega-batches", "--max-update",
-    "--max-epoch", "--replay-mega-batches", "--replay-share", "--num-experts", "--finetune-from-model",
-    "--restore-file", "--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler",
-    "--update-freq", "--batch-size", "--max-sentences", "--max-tokens", "--tokens-per-sample", "--lr",
-    "--log-format", "--log-interval", "--best-checkpoint-metric", "--no-save", "--train-subset",
-    "--valid-subset", "--warmup-updates", "--total-num-update", "--clip-norm", "--dropout",
-    "--save-interval-updates", "--keep-interval-updates", "--no-last-checkpoints", "--save-interval",
-    "--validate-interval", "--validate-interval-updates", "--validate-after-updates", "--disable-validation",
-    "--patience", "--stop-time-hours", "--stop-min-lr", "--checkpoint-suffix", "--no-save-optimizer-state",
-    "--maximize-best-checkpoint-metric", "--load-checkpoint-on-all-dp-ranks", "--optimizer", "--lr-scheduler",
-    "--sample-break-mode", "--cpu", "--device-id", "--distributed-world-size", "--distributed-num-procs",
-    "--distributed-rank", "--distributed-port", "--distributed-init-method", "--distributed-backend",
-    "--distributed-no-spawn",
-)  # fmt: skip
-"""Options of fairseq-train that alma-lm sets itself and refuses in the setting `fairseq`.
-
-If users could change these options, a run might not follow Algorithm 1 of the paper. If they could change the options
-for devices, an update might have another number of sequences than the setting sequences_per_update says."""
-
-TAKEN_FOR_TPU = ("--bf16", "--memory-efficient-bf16", "--tpu")
-"""Options that fairseq-train takes as a request for a TPU. It then fails if the TPU libraries are not installed."""
+Precision = Literal["auto", "float32", "bfloat16"]
+"""Value of the setting `precision`."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +74,15 @@ class LanguageModelSettings(RunSettings):
     """Dropout probability."""
     clip_norm: float = 1.0
     """Maximum gradient norm. Larger gradients are scaled down. 0 turns clipping off."""
+    precision: Precision = "auto"
+    """Precision of matrix products and attention: `float32`, `bfloat16`, or `auto`. Weights, gradients, optimizer state
+    and the log-probabilities of perplexities are float32 in each case. `auto` is bfloat16 on a GPU, and on a CPU that
+    computes faster with it, which is measured. A run that is continued keeps its precision."""
     validations: Count = 10
-    """Number of validations in each stage, at equal intervals. A checkpoint is written after each validation, and only
-    the best one is kept."""
+    """Number of validations in each stage, at equal intervals. A checkpoint is written after each validation. The last
+    and the best are kept."""
+    checkpoint_minutes: float = 10.0
+    """Longest time between two checkpoints, in minutes. A killed run loses at most the work of this time."""
     seed: NonNegative = 0
     """Seed of the initialisation and of the order of the data. The division of the data into mega-batches depends on a
     separate seed, which was chosen when the stream was made."""
@@ -125,27 +111,15 @@ class LanguageModelSettings(RunSettings):
             )
         if self.seed >= MAX_SEED:
             raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
-        if not self.lr > 0:
-            raise SettingError(f"lr={self.lr} must be above 0")
+        if not 0 < self.lr < math.inf:
+            raise SettingError(f"lr={self.lr} must be a finite number above 0")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"dropout={self.dropout} must be at least 0 and below 1")
-        if self.clip_norm < 0:
-            raise SettingError(f"clip_norm={self.clip_norm} must not be negative")
-        self._check_fairseq_options()
+        if not 0 <= self.clip_norm < math.inf:
+            raise SettingError(f"clip_norm={self.clip_norm} must be a finite number, and not negative")
+        if not 0 < self.checkpoint_minutes < math.inf:
+            raise SettingError(f"checkpoint_minutes={self.checkpoint_minutes} must be a finite number above 0")
         self._complete_and_check_own()
-
-    def _check_fairseq_options(self) -> None:
-        try:
-            options = shlex.split(self.fairseq)
-        except ValueError as error:
-            raise SettingError(f"fairseq={self.fairseq!r} cannot be split into options: {error}") from error
-        names = {option.split("=")[0] for option in options}
-        if owned := sorted(names & set(OWNED_BY_DRIVER)):
-            raise SettingError(f"fairseq={self.fairseq!r}: {', '.join(owned)} is set by alma-lm's own settings")
-        if names & set(TAKEN_FOR_TPU):
-            raise SettingError(
-                f"fairseq={self.fairseq!r}: with bf16, fairseq-train expects a TPU and fails; on a GPU give --fp16"
-            )
 
     def stream_settings(self, num_mega_batches: int) -> StreamSettings:
         """Return the stream settings (wait and replay) for a stream with `num_mega_batches` mega-batches."""
@@ -155,7 +129,7 @@ class LanguageModelSettings(RunSettings):
         """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""
         if self.updates is not None:
             return self.updates
-        assert self.updates_per_mega_batch is not None  # __post_init__ has checked that one of the two is given
+        assert self.updates_per_mega_batch is not None  # __post_init__ requires one of the two settings
         return self.updates_per_mega_batch * num_mega_batches
 
     def warmup_of_stage(self, updates: int) -> int:

@@ -19,10 +19,11 @@ from fairseq_alma.checkpoints import BEST, digest_of_model, read_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import digest_of_code, written_aside
 
-TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "tasks")
+TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "optim", "tasks")
 """Packages of `fairseq_alma` whose code runs inside fairseq-train.
 
-The key of a shared member depends on this code. So members that were trained with other code are not reused."""
+The key of a shared member is a digest that depends on this code. So members that were trained with other code are not
+reused."""
 
 
 class SharedStages:
@@ -65,7 +66,9 @@ class SharedStages:
             with tempfile.TemporaryFile(dir=self.folder):
                 pass
         except OSError as error:
-            raise SettingError(f"share={self.folder} cannot be written ({error.strerror}): choose another") from error
+            raise SettingError(
+                f"share={self.folder} is not writable ({error.strerror}): choose another folder"
+            ) from error
 
     def publish(self, member_folder: Path, key: str) -> None:
         """Atomically copy a finished member to the shared folder.
@@ -79,14 +82,15 @@ class SharedStages:
         if target.exists():
             if read_checkpoint(target / BEST) is not None:
                 return
-            shutil.rmtree(target)  # the checkpoint in it is damaged
+            shutil.rmtree(target)  # delete the member, because its checkpoint is damaged
         try:
             with written_aside(target, durable=False) as temporary:
                 temporary.mkdir()
                 for name in self.FILES:
                     shutil.copyfile(member_folder / name, temporary / name)
         except OSError:
-            if not target.exists():  # if it exists now, another run has just published the same member: no error
+            # If the target exists now, another run has just copied the same member to it, so there is no error.
+            if not target.exists():
                 raise
 
 

@@ -8,9 +8,9 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.lm.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
 
-# Environment variables of a cluster job. They are removed for fairseq-train, for two reasons. With them, fairseq would
-# try to train on all machines of the job, but a stage uses only this machine. Also, fairseq would choose the port on
-# which its processes communicate by the job id, so that members that train at the same time would use the same port.
+# Environment variables of a cluster job. The value None removes them for fairseq-train, for two reasons. First, fairseq
+# would try to train on all machines of the job, but a stage uses only this machine. Second, fairseq would compute the
+# port on which its processes communicate from the job id, so members that train at the same time would use one port.
 ON_THIS_MACHINE = dict.fromkeys(
     ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )
@@ -38,14 +38,17 @@ class LocalProcesses:
         self.kind = "cuda" if self._num_gpus else "cpu"
 
     def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices for each job, if the stage has `num_jobs` jobs."""
+        """Return the number of devices for each job (call of fairseq-train), if the stage has `num_jobs` jobs."""
         (slot, *_) = self._slots(num_jobs)
         return len(slot["CUDA_VISIBLE_DEVICES"].split(",")) if "CUDA_VISIBLE_DEVICES" in slot else self._num_gpus or 1
 
-    def run(self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int) -> dict[int, int | None]:
+    def run(
+        self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
+    ) -> dict[int, int | None]:
         """Run the jobs of a stage, wait for all of them, and return their exit statuses (see member.Processes.run)."""
-        updates = {number: int(command[command.index("--max-update") + 1]) for number, (command, _) in jobs.items()}
-        with StageDisplay(stage, updates, self._num_mega_batches, scalars=self._scalars) as display:
+        with StageDisplay(
+            stage, dict.fromkeys(jobs, updates), self._num_mega_batches, scalars=self._scalars
+        ) as display:
             processes = [Job(command, log, display.member(m), ON_THIS_MACHINE) for m, (command, log) in jobs.items()]
             statuses = run_processes(processes, self._slots(num_jobs))
         return dict(zip(jobs, statuses, strict=True))

@@ -36,12 +36,13 @@ class Router(nn.Module):
 
     Growth may split an expert e into e and a new expert n (`growth.experts.grow_experts(..., router="tree")`). The
     router then becomes a tree. The split is a node of the tree. The weight row w_n of the new expert is not used for
-    the softmax. It decides at the node: a token x that the softmax sends to e moves to n if sigmoid(w_n x) > 1/2, and
-    otherwise stays at e. This is the tree of gates in the paper's appendix A, with a hard choice at each node.
+    the softmax, but for the decision at the node. A token with input x that the softmax sends to e moves to n if
+    sigmoid(w_n x) > 1/2, and otherwise stays at e. This is the tree of gates in the paper's appendix A, with a hard
+    choice at each node.
 
     In a tree, too, the output of the expert is multiplied by the softmax probability only. With soft gates, the output
-    would also be multiplied by g, the probability of the branch that is taken at the node. With a hard choice, this
-    factor would make the output smaller at growth. Without the factor, w_n gets its gradient in two other ways:
+    would also be multiplied by g, the probability of the branch that the token takes at the node. With a hard choice,
+    growth would then suddenly make the output smaller, so g is left out. w_n gets its gradient in two other ways:
 
     - through the factor g / stop_gradient(g). Its value is 1, and its gradient is the gradient of log g.
     - through the balance loss, which uses the product of all probabilities on the path to each expert.
@@ -63,7 +64,7 @@ class Router(nn.Module):
         # The indices are stored as floating point numbers, because fairseq's option --store-ema averages every entry of
         # a state dict, and the average of integers need not be an integer.
         self.register_buffer("split_E", torch.full((num_experts,), -1.0))
-        # The return value of splits(). None: splits() must compute it from split_E.
+        # The stored return value of splits(). None means that splits() must compute the list from split_E.
         self._splits: list[tuple[int, int]] | None = None
         self.jitter = jitter
         nn.init.normal_(self.weight, std=model_dim**-0.5)
@@ -97,8 +98,8 @@ class Router(nn.Module):
             )
 
     def splits(self) -> list[tuple[int, int]]:
-        """Return a pair (expert that was split, new expert) for each split, oldest first; none for a flat router."""
-        # Read split_E only once: to read it from a GPU, the CPU must wait until the GPU has done all its queued work.
+        """Return a pair (expert that was split, new expert) for each split, oldest first. A flat router has none."""
+        # Read split_E only once, because for every read, the CPU must wait until the GPU has finished its queued work.
         if self._splits is None:
             parents = self.split_E.round().int().tolist()
             self._splits = [(parent, new) for new, parent in enumerate(parents) if parent >= 0]

@@ -20,9 +20,9 @@ class MixtureOutput:
     y_TD: Tensor
     """For each token, the output of its expert times the gate probability; 0 for dropped tokens. [T, D]."""
     routing: Routing
-    """The router's output."""
+    """The output of the router: the expert and the gate probability of each token, and the balancing losses."""
     plan: Plan
-    """The tokens that each expert processed."""
+    """The assignment of the tokens to experts."""
     kept_T: Tensor | None
     """False for dropped tokens, True for all others, bool [T]; None if no token was dropped."""
 
@@ -33,7 +33,7 @@ class MixtureOutput:
 
 
 class SwitchFeedForward(nn.Module):
-    """A mixture of E feed-forward experts. The output for a token is that of one expert, times the gate probability.
+    """A mixture of E feed-forward experts. The output for a token is one expert's output times the gate probability.
 
     The weights of all experts are stacked in tensors [E, ...], in memory and in checkpoints, for any number of ranks
     (training processes). A mixture of one expert equals a dense layer, because its gate probability is 1.
@@ -151,7 +151,7 @@ class SwitchFeedForward(nn.Module):
     def _expert(
         self, fc1_weight: Tensor, fc1_bias: Tensor, fc2_weight: Tensor, fc2_bias: Tensor
     ) -> Callable[[Tensor], Tensor]:
-        """Return the function of one expert, which has these weights and biases."""
+        """Return a function that computes the output of one expert, which has the given weights and biases."""
 
         def run(x: Tensor) -> Tensor:
             h = F.relu(F.linear(x, fc1_weight, fc1_bias))

@@ -20,9 +20,9 @@ class Appearance:
 
     colour: str
     marker: str
-    """The marker in figures, as a matplotlib name."""
+    """The matplotlib name of the marker in figures."""
     symbol: str
-    """The marker on the page, as a plotly name. It has the shape of `marker` if plotly has this shape."""
+    """The plotly name of the marker on the page. Its shape is that of `marker` if plotly has a marker of this shape."""
 
 
 # The first six colours are from the palette of Okabe and Ito. Its yellow is not used, because it is hard to see in
@@ -39,16 +39,20 @@ APPEARANCES = {
     "gmoe_flat": Appearance("#999933", "<", "triangle-left"),
     "ens_moe": Appearance("#332288", ">", "triangle-right"),
 }
-# Colours of learners that plugins add.
+# The colours for learners that plugins add. The name of the learner determines which of them it gets.
 _COLOURS_OF_PLUGINS = ("#000000", "#117733", "#661100", "#777777")
 
-# Line styles of the waits. In matplotlib, (0, (1, 3)) means: start at 0; a dash of length 1, a gap of length 3, repeat.
+# The line styles of the waits. The matplotlib style (0, (1, 3)) starts at offset 0 and repeats a dash of length 1 and a
+# gap of length 3.
 _MATPLOTLIB_DASHES: tuple = ("-", "--", ":", "-.", (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 _PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def appearance_of(learner: str) -> Appearance:
-    """Return how a learner is drawn. A learner that is not in `APPEARANCES` gets a star. Its name fixes the colour."""
+    """Return the colour and the markers of a learner.
+
+    If `APPEARANCES` does not contain the learner, its marker is a star, and its colour depends on its name.
+    """
     if learner in APPEARANCES:
         return APPEARANCES[learner]
     colour = _COLOURS_OF_PLUGINS[sum(learner.encode()) % len(_COLOURS_OF_PLUGINS)]
@@ -56,16 +60,24 @@ def appearance_of(learner: str) -> Appearance:
 
 
 def matplotlib_dashes(wait: int, waits: Sequence[int]) -> Any:
-    """Return the matplotlib line style of a wait.
+    """Return the matplotlib line style that shows a wait.
 
     There are six styles. The first six waits in `waits` have different styles; for further waits, the styles repeat.
+
+    Args:
+        wait: the wait of a curve, one of `waits`.
+        waits: all waits in the figure or on the page.
     """
     return _MATPLOTLIB_DASHES[waits.index(wait) % len(_MATPLOTLIB_DASHES)]
 
 
 def plotly_dashes(wait: int, waits: Sequence[int]) -> str:
-    """Return the plotly line style of a wait.
+    """Return the plotly line style that shows a wait.
 
     There are six styles. The first six waits in `waits` have different styles; for further waits, the styles repeat.
+
+    Args:
+        wait: the wait of a curve, one of `waits`.
+        waits: all waits in the figure or on the page.
     """
     return _PLOTLY_DASHES[waits.index(wait) % len(_PLOTLY_DASHES)]

@@ -1,14 +1,15 @@
-"""Functions that help a user to choose a setting.
+"""Functions that help a user to choose a setting by the results of runs.
 
-They find three things: the best group within a budget; the Pareto front, which is the groups that no other group beats;
-and the alternatives to a group. An alternative differs from the group in one decision of the user: how long to wait,
-whether to replay, or whether to grow.
+A group contains the runs of one setting with several seeds. The page of the report (index.html) shows each group as one
+"run".
 
-A group contains the runs of one setting with several seeds. The page shows each group as one "run".
+The functions find three things: the best group within a budget; the Pareto front, which is the groups that no other
+group beats; and the alternatives to a group. An alternative differs from the group in one decision of the user: how
+long to wait, whether to replay, or whether to grow.
 
 Groups are chosen by their results on validation data (numbers.validation_score), never by test results. The page then
-shows the test results of the chosen group. When the user moves a slider, page/choice.js computes the best group and the
-Pareto front again in JavaScript. A test checks that JavaScript and Python give the same results.
+shows the test results of the chosen group. When the user moves a slider on the page, page/choice.js computes the best
+group and the Pareto front again in JavaScript. A test checks that JavaScript and Python give the same results.
 """
 
 from collections.abc import Sequence
@@ -20,12 +21,12 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 Change = Literal["wait", "replay", "growth"]
-"""A decision of the user: how long to wait, whether to replay, whether to grow."""
+"""The decision in which two groups of runs differ: how long to wait, whether to replay, or whether to grow."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits that the mean results of a group must not exceed. None means no limit."""
+    """Limits that the mean results of a group (runs that differ only in the seed) must not exceed. None: no limit."""
 
     comp: float | None = None
     """Maximum training FLOPs over the stream."""
@@ -35,7 +36,7 @@ class Budget:
     """Maximum error rate or perplexity on validation data after the last arrival."""
 
     def allows(self, numbers: Numbers) -> bool:
-        """Return True if `numbers`, the results of a group, exceed none of the limits."""
+        """Return True if `numbers`, the results of a group of runs, are within all limits of this budget."""
         if self.comp is not None and numbers.comp > self.comp:
             return False
         if self.num_params is not None and numbers.num_params > self.num_params:
@@ -58,14 +59,14 @@ def pareto_front(points: Sequence[tuple[float, ...]]) -> list[int]:
 
 
 def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
-    """Return the index of the group with the lowest validation score among the groups within the budget.
+    """Return the index of the group of runs with the lowest validation score among the groups within the budget.
 
-    If several groups have the same score, the one with the fewest training FLOPs is chosen. If these are equal too, the
-    one with the fewest parameters is chosen, and then the first one.
+    If several groups have the same score, the group with the fewest training FLOPs is chosen. If the FLOPs are equal
+    too, the group with the fewest parameters is chosen, and then the first group.
 
     Args:
         numbers: the results of each group.
-        budget: the limits.
+        budget: limits for the training FLOPs, the parameters and the final validation error or perplexity.
 
     Returns:
         An index in `numbers`, or None if no group with a validation score is within the budget.
@@ -79,9 +80,9 @@ def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
 
 
 def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
-    """Find the alternatives to each group: the finished groups that differ from this group in a single decision.
+    """Find the alternatives to each group of runs: the finished groups that differ from this one in one decision.
 
-    A decision can concern several settings. The settings that may differ are:
+    One decision can change several settings. For each decision, these settings may differ:
 
     wait: the wait, the number of updates and the growth interval. The wait determines the number of stages, and users
         adapt the number of updates and the growth interval to the number of stages.
@@ -98,9 +99,9 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
     may_differ: dict[Change, set[str]] = {
         "wait": set(WAIT_SETTINGS),
         "replay": {"replay"},
-        # `learners_that_take` returns an empty list for a setting that all learners have, so such a setting must not
-        # differ. Vision and language models have different lists: only some vision learners have the setting `experts`,
-        # but all language models have it.
+        # A setting that all learners have must not differ. `learners_that_take` returns an empty list for it, so the
+        # setting is not added here. The result can depend on `comparison.half`: only some vision learners have the
+        # setting `experts`, but all language models have it.
         "growth": {"learner", *(name for name in names if learners_that_take(name, comparison.half))},
     }
     keys = [{change: _key_without(group, may_differ[change]) for change in may_differ} for group in comparison.groups]
@@ -121,7 +122,13 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
 
 
 def _differ(change: Change, a: RunGroup, b: RunGroup) -> bool:
-    """Return True if groups `a` and `b` differ in the decision `change`."""
+    """Return True if the groups `a` and `b` differ in the decision `change`.
+
+    Args:
+        change: the decision that is checked: the wait, the use of replay, or whether the learner grows.
+        a: a group of runs.
+        b: another group of runs.
+    """
     if change == "wait":
         return a.wait != b.wait
     if change == "replay":
@@ -130,5 +137,8 @@ def _differ(change: Change, a: RunGroup, b: RunGroup) -> bool:
 
 
 def _key_without(group: RunGroup, names: set[str]) -> tuple:
-    """Return all settings of a group except `names`, as a tuple. Groups with equal tuples differ at most in `names`."""
+    """Return all settings of a group except the settings `names`, as a tuple that can be a dictionary key.
+
+    Groups with equal tuples have equal values of all other settings.
+    """
     return tuple(sorted((name, repr(value)) for name, value in group.settings.items() if name not in names))

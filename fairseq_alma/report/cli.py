@@ -18,7 +18,7 @@ from fairseq_alma.report.write import write_report
 MAX_IDLE_POLLS = 3
 """With --watch, the command ends after this many reports in a row during which no process was working on a run.
 
-A single such report is not enough, because there may be a pause between two runs of a sweep.
+One report without a running run is not enough, because there may be a pause between two runs of a sweep.
 """
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--page-only", action="store_true", help="write index.html only, without figures and tables")
     arguments = parser.parse_args()
-    # NaN must be rejected too. Every comparison with NaN is False, so the test `... < 1` would accept it.
+    # Write `not watch >= 1` instead of `watch < 1`, so that NaN is rejected too. Every comparison with NaN is False.
     if arguments.watch is not None and not arguments.watch >= 1:
         parser.error(f"--watch {arguments.watch:g}: give at least 1 second")
     try:
@@ -46,8 +46,8 @@ def main() -> None:
     except AlmaError as error:
         sys.exit(_print_error(str(error)))
     except BrokenPipeError:
-        # The program that reads our output, for example `head`, has closed the pipe. Without this line, Python would
-        # write to the pipe again when it exits, and would print an error.
+        # The program that reads the output of alma-report, for example `head`, has closed the pipe. Set sys.stdout to
+        # None, because Python would otherwise write to the closed pipe when it exits, and would print an error.
         sys.stdout = None
     except OSError as error:
         sys.exit(_print_error(f"{error}: free disk space or allow access, then run the same command"))
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: float | None = None) -> ReportData:
-    """Read the runs and write the report. Print how many runs and files there are, and which runs were skipped.
+    """Read the runs and write the report once. Print the numbers of runs and files, and which runs were skipped.
 
     Args:
         runs: run folders, or folders that contain run folders.
@@ -78,7 +78,9 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
     for note in data.notes:
         print(f"alma-report: {note}", file=sys.stderr)
     num_groups = sum(len(comparison.groups) for comparison in data.comparisons)
-    print(f"{num_groups} runs in {len(data.comparisons)} comparison(s), {time.monotonic() - start:.1f} s")
+    seconds = time.monotonic() - start
+    comparisons = f"{len(data.comparisons)} comparison(s) of runs on the same stream"
+    print(f"{num_groups} runs in {comparisons}, {seconds:.1f} s; several seeds of a setting count as one run")
     for comparison in data.comparisons:
         num_finished = len(comparison.finished_groups)
         print(f"  {comparison.name}: {len(comparison.groups)} runs, {num_finished} finished")
@@ -89,8 +91,8 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
 def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
     """Write the report repeatedly until no process is working on a run.
 
-    Until then, a browser that shows index.html loads the file again every `seconds` seconds. The last version of
-    index.html no longer tells the browser to do this.
+    As long as a run is running, a browser that shows index.html loads the file again every `seconds` seconds. The last
+    version of index.html does not tell the browser to load it again.
 
     Args:
         runs: run folders, or folders that contain run folders.
@@ -103,7 +105,8 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
         try:
             is_any_running = make(runs, out, page_only, reload_seconds=seconds).is_any_running
         except AlmaError as error:
-            # Continue after an error. For example, the ledgers of all runs may still be empty.
+            # Continue after an error, because it may be temporary. For example, the ledgers of all runs are empty until
+            # the runs have recorded their first results.
             print(f"alma-report: {error}", file=sys.stderr, flush=True)
             is_any_running = is_any_run_held(runs)
         idle_polls = 0 if is_any_running else idle_polls + 1

@@ -25,7 +25,7 @@ class Stream(NamedTuple):
     the stream folder.
     """
     split: Any
-    """Name of the split of the dataset emnist; None for all other data."""
+    """Name of the emnist split, such as `balanced`; None for all other datasets and for language models."""
     num_mega_batches: int
     """Number of mega-batches in the stream, B."""
     num_arrivals: int
@@ -33,7 +33,10 @@ class Stream(NamedTuple):
 
 
 def group_runs(runs: Sequence[Run]) -> list[Comparison]:
-    """Return one Comparison for each stream. Its groups are sorted by `labels.sort_key`."""
+    """Put runs into groups, and return one Comparison for each stream: the groups whose runs learn from this stream.
+
+    The groups of a Comparison are sorted by `labels.sort_key`.
+    """
     groups_by_stream: dict[Stream, list[RunGroup]] = {}
     for stream, group in _groups_with_streams(runs):
         groups_by_stream.setdefault(stream, []).append(group)
@@ -46,7 +49,8 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
             number += 1
             title = f"{name} ({number}), {details}"
         # A slug is the title as a folder name. Two different titles may give the same slug, because a slug cannot
-        # contain all characters. Append a number to the second one.
+        # contain all characters. If the slug exists already, append a number to it, so that each comparison has a
+        # separate folder.
         taken_slugs = {comparison.slug for comparison in comparisons}
         slug = base = re.sub(r"\W+", "_", title.replace(" = ", "")).strip("_")
         number = 1
@@ -59,12 +63,12 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def first_charged_arrival(settings: Mapping[str, Any]) -> int:
-    """Return the first arrival that CER includes: 0 with `cer_from=0`, as in v1 of the paper; otherwise 1."""
+    """Return the first arrival that CER includes: 0 with `cer_from=0`, as in the paper's first version; otherwise 1."""
     return 0 if settings.get("cer_from") == 0 else 1
 
 
 def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
-    """Return every group together with its stream. Runs with equal settings and different seeds form one group.
+    """Put runs into groups, and return each group with its stream. Runs in a group differ only in the seeds.
 
     If several runs have equal settings and also equal seeds, a group contains only one of them. The first run belongs
     to the group with `repeat` = 0, the second run to the group with `repeat` = 1, and so on.
@@ -78,8 +82,9 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
         filled = {**shared.get((stream, _learner_of(run.settings)), {}), **run.settings}
         compared = _compared_settings(stream.half, filled)
         settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
-        # Several settings determine seeds. `given` contains the names of those that the run has, for example only
-        # `seed`, or `seed` and `data_seed`. Runs with different names in `given` belong to different groups.
+        # Several settings determine seeds. `given` contains the names of the seed settings that the run has, for
+        # example only `seed`, or `seed` and `data_seed`. Runs with different names in `given` belong to different
+        # groups, because different parts of the runs are random.
         given = tuple(name for name in SEED_SETTINGS if run.settings.get(name) is not None)
         repeat = 0
         while _seeds_of(run) in map(_seeds_of, runs_of.get((stream, settings, given, repeat), [])):
@@ -97,7 +102,7 @@ def _groups_with_streams(runs: Sequence[Run]) -> list[tuple[Stream, RunGroup]]:
 
 
 def _shared_settings(runs: Sequence[Run]) -> dict[tuple[Stream, str], dict[str, Any]]:
-    """Return the values of settings that runs of older releases did not record.
+    """Return values to fill in for settings that runs of older releases of ALMA did not record.
 
     A run of an older release did not record a setting that was added later. A newer run with another seed recorded this
     setting. Both runs should be in the same group, so the missing value is filled in.
@@ -158,7 +163,8 @@ def _stream_of(run: Run) -> Stream:
         evaluated_on = hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)
         return Stream("language model", evaluated_on, None, num_arrivals, num_arrivals)
     num_mega_batches = None
-    # With the setting `arrivals`, a run may receive only a part of the stream. So B must come from the settings.
+    # With the setting `arrivals`, a run may receive only the first part of the stream. Then take the number of
+    # mega-batches in the complete stream from the settings, or use the default of the dataset.
     if settings.get("arrivals"):
         num_mega_batches = settings.get("mega_batches")
         if not isinstance(num_mega_batches, int):

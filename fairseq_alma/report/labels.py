@@ -11,13 +11,14 @@ MAX_CHARACTERS = 60
 
 
 def group_label(group: RunGroup, varied_settings: Sequence[str]) -> str:
-    """Return the label of a group, such as `gMoE, wait 10, width 32`.
+    """Return the label of a group of runs, such as `gMoE, wait 10, width 32`.
 
-    It contains the learner, and the settings that differ between the groups of the comparison.
+    The label contains the learner, and the settings that differ between the groups of the comparison.
 
     Args:
         group: the group whose label is returned.
-        varied_settings: names of the settings in the label, in this order. Usually Comparison.varied_settings.
+        varied_settings: names of the settings that the label contains, in this order; usually
+            Comparison.varied_settings.
     """
     words = [catalogue.label_of(group.learner)]
     for name in varied_settings:
@@ -43,7 +44,7 @@ def learner_position(name: str) -> int:
 
 
 def sort_key(group: RunGroup) -> tuple:
-    """Return a tuple by which groups are sorted: learner in the paper's order, size, wait, replay, other settings."""
+    """Return the sort key of a group: learner in the paper's order, then size, wait, replay and the other settings."""
     size = tuple(_sortable(group.settings.get(name)) for name in catalogue.SIZE_SETTINGS)
     others = [(name, repr(value)) for name, value in sorted(group.settings.items())]
     position = learner_position(group.learner)
@@ -60,7 +61,8 @@ def printable(text: str) -> str:
 
 
 def _sortable(value: Any) -> tuple:
-    # Numbers come first, sorted by value. All other values follow, sorted by their text.
+    # Sort numbers first, by value, and then all other values, by their text. Without these tuples, Python would fail to
+    # compare a number with a text.
     return (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
 
 

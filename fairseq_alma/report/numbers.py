@@ -30,7 +30,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Results of a group: means over the runs in `RunGroup.counted_runs`. A result that does not exist yet is None."""
+    """Results of a group of runs that differ only in the seed. A result that does not exist yet is None.
+
+    Each result is the mean over the runs in `RunGroup.counted_runs`, usually the finished runs.
+    """
 
     quality: Estimate | None
     """Quality over the complete stream, on test data.
@@ -45,7 +48,7 @@ class Numbers:
     final_validation: Estimate | None
     """Validation error rate or perplexity after the last arrival."""
     validation_score: float | None
-    """Like `quality`, but on validation data. The group with the lowest score is the best.
+    """CER or average perplexity on validation data. The group with the lowest score is the best.
 
     None if the group is unfinished, or if validation values are missing in its ledgers.
     """
@@ -64,13 +67,13 @@ class Numbers:
 
 
 def all_numbers(comparison: Comparison) -> list[Numbers]:
-    """Return the results of every group, in the order of `comparison.groups`."""
+    """Return the results of every group of runs in a comparison, in the order of `comparison.groups`."""
     untrained = untrained_value(comparison)
     return [numbers_of(group, untrained) for group in comparison.groups]
 
 
 def numbers_of(group: RunGroup, untrained: float) -> Numbers:
-    """Return the results of one group. The group may be unfinished.
+    """Return the results of one group of runs. The group may be unfinished.
 
     Args:
         group: runs with equal settings.
@@ -82,7 +85,7 @@ def numbers_of(group: RunGroup, untrained: float) -> Numbers:
     is_complete = group.is_finished and bool(summaries)
     if is_complete:
         last = [run.last_t for run in runs]
-    else:  # some runs may be further than others, so use the last arrival that all of them have reached
+    else:  # some runs may have reached a later arrival than others, so use the last arrival that all have reached
         last = [group.last_t] * len(runs)
         summaries = [_summary_until(run, group.last_t) for run in runs]
     statistics = mean_and_standard_error(summaries)
@@ -113,7 +116,7 @@ def numbers_of(group: RunGroup, untrained: float) -> Numbers:
 def _summary_until(run: Run, t: int) -> dict[str, Any]:
     """Return a summary of an unfinished run, computed from the arrivals 0..t.
 
-    It contains fewer entries than `Run.summary`. For example, CER is missing, because it needs the complete stream.
+    This summary has fewer entries than `Run.summary`. For example, it has no CER, which needs the complete stream.
     """
     summary = {
         "final": float(run.quality[t]),
@@ -133,8 +136,8 @@ def validation_score(run: Run, untrained: float) -> float:
 
     Args:
         run: a finished run.
-        untrained: error rate or perplexity of the untrained learner. It replaces the missing validation values before
-            the first stage: a vision ledger contains no validation values there. Give the same number for all runs of a
+        untrained: error rate or perplexity of the untrained learner. It is used for arrivals before the first stage,
+            because a vision ledger contains no validation values for them. Give the same number for all runs of a
             comparison, so that no run has an advantage.
 
     Returns:

@@ -1,7 +1,7 @@
 """The test perplexities that the paper reports for its language models (arXiv 2106.09563, appendix D, Table 2).
 
-The paper's stream has B = 4 mega-batches of 440M words. A stage on one mega-batch has 120,000 updates. The paper's
-t0..t3 are our t = 1..4.
+The paper's stream has B = 4 mega-batches of 440M words. A stage on one mega-batch has 120,000 updates. The columns
+t0..t3 of the paper's table are the arrivals t = 1..4 here.
 
 The paper reports two values for the large ensemble with wait 4 and four times the updates (Ens_w4, 4x steps): 17.88 in
 its Table 1 and 17.84 in its Table 2. This file contains the value of Table 2.
@@ -18,7 +18,7 @@ class Row(NamedTuple):
     learner: str
     wait: int
     steps: int
-    """The updates of a stage, as a multiple of the updates of a stage with wait 1. It is 3 for `SM_w3 (3x steps)`."""
+    """Number of updates in a stage, divided by the number in a stage with wait 1; 3 for `SM_w3 (3x steps)`."""
     experts: tuple[int, ...]
     """Number of experts of each member: a single number, or one number for each stage if the learner grows."""
     members: tuple[int, ...]
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 def _single_value(t: int, value: float) -> tuple[float | None, ...]:
-    """Return `value` for arrival t and None for the other arrivals, t = 1..4."""
+    """Return the perplexities at the arrivals 1..4: `value` at arrival t, and None at the other three arrivals."""
     return tuple(value if arrival == t else None for arrival in range(1, 5))
 
 
@@ -54,11 +54,11 @@ TABLE2 = (
 
 
 def row_of(group: RunGroup) -> Row | None:
-    """Return the row of the paper's Table 2 that has the settings of this group, or None if there is no such row.
+    """Return the row of the paper's Table 2 that has the settings of this group of runs, or None if no row has them.
 
-    The group must have the learner, wait, steps, experts and members of the row, and replay must be off. It must have
-    at least 3 arrivals, and at least as many as the wait. It may use other data than the paper. For vision runs, the
-    result is None.
+    The group must have the learner, wait, steps, experts and members of the row, and replay must be off. Its number of
+    arrivals must be at least 3, and at least the wait. The group may use other data than the paper. For vision runs,
+    the result is None.
     """
     if group.half != "language model" or group.replay or group.num_arrivals < max(3, group.wait):
         return None
@@ -74,10 +74,10 @@ def row_of(group: RunGroup) -> Row | None:
 
 
 def sizes(group: RunGroup) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (numbers of experts of each member, numbers of members) of the learner, from the first stage on.
+    """Return two tuples: the numbers of experts per member, and the numbers of members, from the first stage on.
 
-    Both are tuples with the number at the first stage and every new number after a change. If the learner does not
-    grow, a tuple contains a single number. If no stage has finished, both tuples are empty.
+    Each tuple contains the number after the first stage, and then every new number after a change. If the number never
+    changes, the tuple contains a single number. If no stage has finished, both tuples are empty.
     """
     trained = group.mean_column("stage") > 0
     if not trained.any():
@@ -96,11 +96,11 @@ def _changes(values: Array) -> tuple[int, ...]:
 
 
 def _sizes_match(ours: tuple[int, ...], paper: tuple[int, ...], num_stages: int) -> bool:
-    """Return True if our group has the paper's sizes at each of its stages. Our group may have fewer stages.
+    """Return True if a group of our runs has the paper's sizes at each of its stages. It may have fewer stages.
 
     Args:
-        ours: sizes of our group, one of the two tuples that `sizes` returns.
-        paper: `Row.experts` or `Row.members`.
+        ours: numbers of experts or of members in our group, one of the two tuples that `sizes` returns.
+        paper: numbers of experts or of members in the paper: `Row.experts` or `Row.members`.
         num_stages: number of stages of our group.
     """
     return ours == paper[: max(1, min(num_stages, len(paper)))] if len(paper) > 1 else ours == paper

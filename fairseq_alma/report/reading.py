@@ -1,8 +1,8 @@
-"""Read run folders into Run objects, and put these into groups.
+"""Read run folders into Run objects, and put the Run objects into groups.
 
-Any file in a run folder can be incomplete or damaged. A process may be writing it at this moment, or a killed process
-or a full disk may have damaged it. Another release may also have written it in another format. A run that cannot be
-read is skipped, and the report contains an error message with the file and, if possible, the line.
+Any file in a run folder can be incomplete or damaged. A process may be writing the file at this moment, or a killed
+process or a full disk may have damaged it. Another release of ALMA may also have written it in another format. A run
+that cannot be read is skipped, and the report contains an error message with the file and, if possible, the line.
 """
 
 import multiprocessing
@@ -25,7 +25,7 @@ from fairseq_alma.report.grouping import first_charged_arrival, group_runs
 from fairseq_alma.report.runs import Array, ReportData, Run
 
 PARALLEL_FROM = 200
-"""With at least this many run folders, several processes read them. With fewer, one process is faster."""
+"""Minimum number of run folders that are read by several processes in parallel. For fewer, one process is faster."""
 MAX_PROCESSES = 16
 """Maximum number of processes that read run folders in parallel."""
 
@@ -42,10 +42,13 @@ OPTIONAL_COLUMNS = ("validation", "num_members", "num_experts", "overflow")
 
 
 def read_runs(folders: Iterable[str | Path]) -> ReportData:
-    """Read all runs in `folders`, and put them into groups and comparisons.
+    """Read all runs in `folders`, put them into groups, and put groups on the same stream into a Comparison.
 
     Args:
         folders: run folders, or folders that contain run folders at any depth.
+
+    Returns:
+        The comparisons, and messages about the folders and runs that were left out.
 
     Raises:
         RunError: if a folder does not exist, or no folder contains a run that has recorded an arrival.
@@ -137,14 +140,14 @@ def _read_or_explain(folder: Path) -> Run | str:
         return read_run(folder)
     except (RunError, OSError) as error:
         return str(error)
-    except Exception as error:  # a file may contain anything, and a bad run must not stop the report
+    except Exception as error:  # damaged files can cause any exception, which must not stop the report
         return f"{folder} cannot be read ({error!r}): restore its files"
 
 
 def _is_held(folder: Path) -> bool:
     """Return True if a process is working on the run in this folder."""
-    # Such a process holds a lease. If it trains several seeds, it holds only one lease: that of the parent folder of
-    # the run folders `seed_*`.
+    # A process that works on a run holds a lease. If it trains several seeds, it holds only the lease of the parent
+    # folder, which contains the run folders `seed_*`. So check the parent folder too.
     return is_held(folder) or (folder.name.startswith("seed_") and is_held(folder.parent))
 
 
@@ -168,7 +171,7 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
         try:
             return max(len(read_json(path)["digests"]), last_t)
         except (RunError, KeyError, TypeError):
-            pass  # the file is incomplete, or another release wrote it; so use the settings
+            pass  # the file is incomplete, or another release of ALMA wrote it, so use the settings instead
     for name in ("arrivals", "mega_batches"):
         if isinstance(value := settings.get(name), int) and value >= last_t:
             return value
@@ -179,7 +182,11 @@ def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[f
     """Return `Run.expert_load`: for arrival t, the load of each expert as a list [layer][expert].
 
     The load of an expert is the fraction of the validation data that it received. An arrival t is left out if the
-    learner was not updated then, or if no loads were recorded.
+    learner was not updated at this arrival, or if the ledger contains no loads for it.
+
+    Args:
+        path: path of the ledger, for error messages.
+        rows: the rows of the ledger.
 
     Raises:
         RunError: if the load of a layer is not a list of numbers.
@@ -189,7 +196,7 @@ def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[f
         layers = row.scores.expert_load
         if not row.updated or not layers:
             continue
-        # If `layers` is not a list, check None in its place, so that the error below is raised.
+        # If `layers` is not a list, the ledger is damaged. Then loop over [None], so that the error below is raised.
         for layer in layers if isinstance(layers, list) else [None]:
             if not isinstance(layer, list) or not layer or not set(map(type, layer)) <= {int, float}:
                 raise RunError(f"{path}, line {row.t + 1}: expert_load contains {layer!r}, expected a list of numbers")
@@ -216,8 +223,8 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
     columns = {"stage": np.array([row.stage for row in rows])}
     for column, (objects, name) in sources.items():
         values = _column(path, name, list(map(attrgetter(name), objects)), column in OPTIONAL_COLUMNS)
-        # Optional columns have NaN for missing values. The quality of a run that diverged may be infinite or NaN. All
-        # other columns must be finite; otherwise the ledger is damaged.
+        # Optional columns contain NaN for missing values. The error rate or perplexity of a run that diverged may be
+        # infinite or NaN. All other columns must be finite; otherwise the ledger is damaged.
         if column not in ("quality", *OPTIONAL_COLUMNS) and not np.isfinite(values).all():
             t = int(np.flatnonzero(~np.isfinite(values))[0])
             raise RunError(f"{path}, line {t + 1}: {name} is {values[t]}, expected a finite number: restore the file")

@@ -62,12 +62,12 @@ class Run:
     expert_load: Mapping[int, list[list[float]]]
     """Fraction of the validation data that each expert received, as expert_load[t][layer][expert].
 
-    It contains the arrivals t at which the learner was updated, and the mixture layers of the learner.
+    The keys t are the arrivals at which the learner was updated. Only mixture layers are counted in `layer`.
     """
     summary: Mapping[str, Any]
-    """Results over the stream, such as `mem` and `comp`, as core.ledger.summarize computes them from the ledger.
+    """Results over the stream, such as `mem` and `comp`. core.ledger.summarize computes them from the ledger.
 
-    It also contains the wall time `wall_seconds` if the file summary.json contains it.
+    If the file summary.json contains the wall time `wall_seconds`, this dictionary contains it too.
     """
     settings: Mapping[str, Any]
     """The content of settings.json."""
@@ -110,9 +110,10 @@ class RunGroup:
     settings: Mapping[str, Any]
     """The settings that affect the results. All runs of the group share them. Seeds, paths and devices are left out."""
     repeat: int = 0
-    """Usually 0. It counts repetitions, that is, runs with equal settings and also equal seeds.
+    """Index that tells apart groups with equal settings; usually 0.
 
-    The first such run is in a group with `repeat` 0, the second in a group with `repeat` 1, and so on.
+    Several runs may have equal settings and also equal seeds. The first of these runs is in the group with `repeat` 0,
+    the second in a group with `repeat` 1, and so on.
     """
 
     @cached_property
@@ -124,8 +125,8 @@ class RunGroup:
     def counted_runs(self) -> tuple[Run, ...]:
         """The runs from which the results and curves of the group are computed.
 
-        These are the finished runs. If no run is finished, they are the runs that have reached t = 1. If no run has
-        reached t = 1, they are all runs.
+        Usually, the finished runs are counted. If no run is finished, the runs that have reached arrival t = 1 are
+        counted. If no run has reached t = 1, all runs are counted.
         """
         finished = tuple(run for run in self.runs if run.is_finished)
         return finished or tuple(run for run in self.runs if run.last_t > 0) or self.runs
@@ -147,7 +148,7 @@ class RunGroup:
 
     @property
     def wait(self) -> int:
-        """The number of mega-batches that the learner gathers before it trains on them in one stage."""
+        """The setting `wait`: the number of mega-batches that the learner gathers before it trains a stage on them."""
         wait = self.settings.get("wait", 1)
         return wait if isinstance(wait, int) else 1
 
@@ -158,7 +159,7 @@ class RunGroup:
 
     @property
     def folder(self) -> Path:
-        """The run folder. If the group has several runs, the deepest folder that contains all of them."""
+        """The run folder of the group. If the group has several runs, the deepest folder that contains all of them."""
         if len(self.runs) == 1:
             return self.runs[0].folder
         return Path(os.path.commonpath([run.folder for run in self.runs]))
@@ -170,21 +171,24 @@ class RunGroup:
         return [str(word) for word in command] if isinstance(command, list) else []
 
     def column(self, name: str) -> Array:
-        """Return one array attribute of all runs in `counted_runs`, as an array [counted runs, last_t + 1].
+        """Return the values of a `Run` attribute for all runs in `counted_runs`, up to arrival `last_t`.
 
         Args:
-            name: name of the attribute of `Run`, such as "quality".
+            name: name of an attribute of `Run` that is an array, such as "quality".
+
+        Returns:
+            An array [number of counted runs, last_t + 1].
         """
         return np.stack([getattr(run, name)[: self.last_t + 1] for run in self.counted_runs])
 
     def mean_column(self, name: str) -> Array:
-        """Return the mean of `column(name)` over the counted runs, as an array [last_t + 1]."""
+        """Return the mean of a `Run` attribute over the runs in `counted_runs`, as an array [last_t + 1]."""
         return self.column(name).mean(axis=0)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups whose results can be compared: they have the same command, stream and number of arrivals."""
+    """Groups of runs whose results can be compared: they have the same command, stream and number of arrivals."""
 
     half: Half
     """Which command made the runs: "vision" for alma-vision, "language model" for alma-lm."""
@@ -214,7 +218,7 @@ class Comparison:
         return [name for name in ordered if len(values(name)) > 1]
 
     def follows_from_learner_and_wait(self, name: str) -> bool:
-        """Return True if all groups with the same learner and the same wait have the same value of the setting `name`.
+        """Return True if groups with the same learner and the same wait always have the same value of setting `name`.
 
         This is often true for `grow_every`, the number of stages between two growth steps. With a longer wait there are
         fewer stages, so users usually change `wait` and `grow_every` together.
@@ -232,7 +236,7 @@ class Comparison:
 
 @dataclass
 class ReportData:
-    """Everything that a report was made from: the runs that were read, and messages about those that were not."""
+    """The data of a report: the runs that were read, and messages about the folders and runs that were left out."""
 
     comparisons: list[Comparison] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -240,11 +244,11 @@ class ReportData:
     notes: list[str] = field(default_factory=list)
     """One message for each run that is left out because its ledger is still empty. This is not an error."""
     is_any_running: bool = False
-    """True if a process was working on any of the runs, including those with an empty ledger."""
+    """True if a process was working on any of the runs when they were read. Runs with an empty ledger count too."""
 
 
 def hashable(value: Any) -> Any:
-    """Replace all lists and objects in a JSON value by tuples, so that a set can contain the value."""
+    """Return a JSON value with all lists and objects replaced by tuples, so that a set can contain the value."""
     if isinstance(value, list | tuple):
         return tuple(hashable(item) for item in value)
     if isinstance(value, Mapping):

@@ -53,15 +53,16 @@ class Table:
         cells = [[_escape_markdown(cell) for cell in row] for row in self.rows]
         columns = [_escape_markdown(column) for column in self.columns]
         table = tabulate(cells, columns, tablefmt="pipe", disable_numparse=True, colalign=self._alignment())
-        # Remove the spaces and dashes by which tabulate aligns columns. If they stayed, one wider cell would change
+        # Remove the spaces and dashes that tabulate adds to align the columns. With them, one wider cell would change
         # every line of the table, and git would show all lines as changed.
         table = re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", table))
         note = f"\n{_escape_markdown(self.note)}\n" if self.note else ""
         return f"**{_escape_markdown(self.title)}**\n\n{table}\n{note}"
 
     def latex(self) -> str:
-        """Return the table as LaTeX code, with title and note as comments. It needs the LaTeX package booktabs."""
-        # tabulate would put backslashes before the dollar signs of $\pm$. So give +- to tabulate, and replace it later.
+        """Return the table as LaTeX code, with title and note as comments. The code needs the package booktabs."""
+        # tabulate would put backslashes before the dollar signs of $\pm$. So pass +- to tabulate, and replace +- by
+        # $\pm$ afterwards.
         rows = [[cell.replace("±", r"+-") for cell in row] for row in self.rows]
         table = tabulate(
             rows, self.columns, tablefmt="latex_booktabs", disable_numparse=True, colalign=self._alignment()
@@ -88,9 +89,9 @@ def tables_of(comparison: Comparison, numbers: Sequence[Numbers]) -> list[Table]
 
 
 def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
-    """Return the table of all groups with their results, one row per group.
+    """Return the table of all groups of runs and their results, one row per group.
 
-    The group with the best validation score is marked.
+    The row of the group with the best validation score contains the word `best`.
     """
     best = best_within(numbers, Budget())
     is_vision = comparison.is_vision
@@ -124,13 +125,13 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
 def table1(comparison: Comparison) -> Table | None:
     """Return a table like the paper's Table 1. It compares learning in sequence with learning in random order (i.i.d.).
 
-    Each row compares two groups with the same data and compute. The groups differ only in the wait, and in settings
-    that depend on the wait.
+    Each row compares two groups of runs with the same data and compute. The groups differ only in the wait, and in
+    settings that depend on the wait.
 
     In sequence: the first group has wait 1. It learns one mega-batch after another.
     i.i.d.: the second group has wait k. Its first stage learns the first k mega-batches together, in random order.
 
-    The results are compared after mega-batch k. At this time, the first stage of the second group has ended.
+    The results are compared after mega-batch k, because the first stage of the second group ends there.
 
     Returns:
         The table, or None if the comparison has no such pair of groups.
@@ -178,7 +179,7 @@ def _paper_pair(in_sequence: RunGroup, iid: RunGroup, k: int) -> list[str]:
 
 
 def table2(comparison: Comparison) -> Table | None:
-    """Return a table like the paper's Table 2: the test perplexity of each group after each mega-batch.
+    """Return a table like the paper's Table 2: the test perplexity of each group of runs after each mega-batch.
 
     If the paper reports values for the settings of a group, the row also contains the paper's values.
 
@@ -204,7 +205,8 @@ def table2(comparison: Comparison) -> Table | None:
                 for values in (row.base, row.large)
             ]
         experts, members = paper.sizes(group)
-        # For example `4, 6, 8, 12`; or `4@1..3` for a growing ensemble of 1 to 3 members with 4 experts each.
+        # `size` is, for example, `4, 6, 8, 12` for a mixture that grows from 4 to 12 experts, or `4@1..3` for an
+        # ensemble that grows from 1 to 3 members with 4 experts each.
         size = ", ".join(map(str, experts))
         if members and members != (1,):
             size += "@" + "..".join(str(members[i]) for i in sorted({0, len(members) - 1}))
@@ -232,7 +234,7 @@ def duration(seconds: float | None) -> str:
 
 
 def state(group: RunGroup) -> str:
-    """Return the progress of a group in words, such as `finished`, `running, 12 of 100` or `stopped, 12 of 100`."""
+    """Return the progress of a group of runs, such as `finished`, `running, 12 of 100` or `stopped, 12 of 100`."""
     if group.is_finished:
         num_unfinished = len(group.runs) - len(group.counted_runs)
         return f"finished, {num_unfinished} more seed(s) not" if num_unfinished else "finished"
@@ -240,7 +242,13 @@ def state(group: RunGroup) -> str:
 
 
 def _quality_text(group: RunGroup, t: int, scale: float) -> str:
-    """Return the error rate or perplexity at arrival t as text, with the standard error if there are several seeds."""
+    """Return the mean test error rate or perplexity at arrival t as text, with the standard error over several seeds.
+
+    Args:
+        group: runs with equal settings.
+        t: number of the arrival.
+        scale: factor that multiplies the values; 100 for percent.
+    """
     values = scale * group.column("quality")[:, t]
     text = f"{values.mean():.2f}"
     return text if len(values) < 2 else f"{text} ± {values.std(ddof=1) / len(values) ** 0.5:.2f}"

@@ -24,7 +24,7 @@ from fairseq_alma.report.tables import Table, tables_of
 def write_report(data: ReportData, out: Path, page_only: bool = False, reload_seconds: float | None = None) -> int:
     """Write the files of a report.
 
-    Each file is replaced in one step. A program that reads it meanwhile gets the complete old or the complete new file.
+    Each file is replaced atomically, so a program that reads it gets either the complete old or the complete new file.
 
     Args:
         data: the runs that were read. If the data file of a figure (routing.npz) is damaged, the figure is left out and

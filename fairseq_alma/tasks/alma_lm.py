@@ -98,7 +98,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
                         f"validation; score it with `alma-eval CHECKPOINT --stream {args.data}` or fairseq-eval-lm"
                     )
         if not args.data:
-            raise SettingError("no stream given: fairseq-train STREAM --task alma_lm ...")
+            raise SettingError("no stream given: call fairseq-train STREAM --task alma_lm ...")
         stream = StreamFolder.open(args.data)
         parse_mega_batches(args.mega_batches, stream.num_mega_batches)
         if (args.replay_share > 0) != bool(args.replay_mega_batches):
@@ -114,7 +114,10 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         dictionary, output_dictionary = cls.setup_dictionary(args, **kwargs)
         expected = stream.description["dictionary_size"]
         if len(dictionary) != expected:
-            raise SettingError(f"{args.data}/dict.txt has {len(dictionary)} types, but stream.json says {expected}")
+            raise SettingError(
+                f"{args.data}/dict.txt has {len(dictionary)} types, but stream.json says {expected}: restore the "
+                f"dict.txt that alma-prep wrote"
+            )
         return cls(args, dictionary, output_dictionary, targets=["future"], stream=stream)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
@@ -135,7 +138,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         elif split in ("valid", "test"):
             dataset = self._blocks([split], shuffle=False)
         else:
-            raise SettingError(f"split {split!r}: a stream has train (its mega-batches), valid and test")
+            raise SettingError(f"there is no split {split!r}: a stream has train (its mega-batches), valid and test")
         self.datasets[split] = dataset
 
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
@@ -188,8 +191,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Run a forward pass for validation. Return the loss (summed over tokens), number of tokens and values to log.
 
         If the batches cannot be divided evenly among ranks (processes), fairseq gives some ranks a copy of the first
-        batch. The losses of such a copy are not added to the validation losses of the experts, because they would count
-        twice.
+        batch. The losses of such a copy are not added to the validation losses of the experts, because the losses would
+        then count twice.
         """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         criterion.charge_experts = rank == 0 or sample["id"].tolist() != self._first_valid_ids

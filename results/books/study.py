@@ -22,18 +22,18 @@ from fairseq_alma.core.ledger import Ledger, LedgerRow
 HERE = Path(__file__).parent
 LEDGERS = HERE / "ledgers"
 SEEDS, ONE_SEED = (0, 1, 2), (0,)
-"""Rows whose order is claimed have three seeds, the others one."""
+"""Seeds of the rows for which a finding is tested statistically, and seeds of all other rows."""
 PARTS = 50
-"""Number of equal parts that the books are cut into. The first 4 are the stream, a 51st is its test set. Larger parts
-would be better, but all runs had to fit into 90 minutes."""
+"""Number of mega-batches into which alma-prep cuts the books. Only the first 4 are trained on. The test set is as large
+as a mega-batch. Larger mega-batches would be better, but all runs had to fit into 90 minutes."""
 MEGA_BATCHES = 4
 PASSES = 5
 """Passes over a mega-batch in each stage."""
 SEQUENCES_PER_UPDATE, TOKENS_PER_SAMPLE = 8, 128
 T_95 = 4.30
-"""Student's t for 3 seeds: half the width of a two-sided 95% interval, in standard errors."""
+"""Half the width of a 95% confidence interval of a mean over 3 seeds, in standard errors (Student's t)."""
 LEFT_OUT = "gitenberg_moby_dick"
-"""Start of the name of a file that is skipped: a second copy of Moby-Dick."""
+"""The beginning of the name of a book file that is skipped, because it is a second copy of Moby-Dick."""
 SETTINGS = ("preset=quickstart", f"sequences_per_update={SEQUENCES_PER_UPDATE}", "batch_size=8", "lr=0.005",
             "dropout=0.2", f"mega_batches={MEGA_BATCHES}", "parallel=1")  # fmt: skip
 
@@ -47,7 +47,8 @@ class Row:
     settings: tuple[str, ...]
     """Arguments of alma-lm besides SETTINGS."""
     steps: str = "updates"
-    """The setting of alma-lm that gives the length of a stage: updates or updates_per_mega_batch, with equal values."""
+    """The setting of alma-lm that determines the length of a stage: updates or updates_per_mega_batch. All rows use the
+    same value for it."""
     seeds: tuple[int, ...] = SEEDS
     """Seeds that are run."""
 
@@ -63,7 +64,7 @@ ROWS = (
     Row("gens_w1", ("learner=gens", "wait=1", "experts=4"), seeds=ONE_SEED),
     Row("sm_w4_4", ("learner=sm", "wait=4", "experts=4"), seeds=ONE_SEED),
 )
-"""The rows in the order in which they run. A row that takes stages from another row comes after it."""
+"""The rows in the order in which they run. A row that reuses trained stages of another row comes after that row."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def run(books: Path, out: Path, processes: int, missing: bool) -> None:
         _run_command(["alma-lm", f"stream={stream}", f"out={folder}", *settings], folder.with_suffix(".log"))
         print(f"{row.name} seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
 
-    # The whole table with one seed first, then further seeds row by row: if time runs out, the table is complete.
+    # Train all rows with one seed first, then further seeds row by row, so that the table is complete even if time
+    # runs out.
     tasks = [(SEEDS[0], row) for row in ROWS]
     tasks += [(seed, row) for row in ROWS for seed in SEEDS[1:] if seed in row.seeds]
     if missing:
@@ -131,10 +133,10 @@ def run(books: Path, out: Path, processes: int, missing: bool) -> None:
 
 
 def _run_command(words: Sequence[str], log: Path) -> None:
-    """Run one of our commands with its output in `log`. Exits if the command fails."""
+    """Run a command of this software and append its output to the file `log`. Exit this script if the command fails."""
     program = Path(sysconfig.get_path("scripts")) / words[0]
     log.parent.mkdir(parents=True, exist_ok=True)
-    # One thread each: two runs at a time make more progress than one run with two threads.
+    # Use one thread per run, because two runs at a time make more progress than one run with two threads.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     with open(log, "a") as file:
         status = subprocess.run([program, *words[1:]], env=environment, stdout=file, stderr=file).returncode
@@ -145,7 +147,7 @@ def _run_command(words: Sequence[str], log: Path) -> None:
 def collect(out: Path) -> None:
     """Copy the ledgers of finished runs into results/books/ledgers/.
 
-    A committed ledger stays if it is of the same stream, and is deleted otherwise.
+    Committed ledgers of runs on a different stream are deleted.
     """
     splits = json.loads((out / "stream" / "stream.json").read_text())["splits"]
     evaluated_on = [splits[split]["sha256"] for split in ("valid", "test")]
@@ -164,7 +166,7 @@ def collect(out: Path) -> None:
 
 
 def claims() -> str:
-    """Return the text of claims.md: each finding of the paper beside the difference in the committed ledgers."""
+    """Return the text of claims.md: for each finding of the paper, the difference that the committed ledgers show."""
     return "\n".join([*_claim_table({row.name: _rows_by_seed(row) for row in ROWS}), ""])
 
 
@@ -173,13 +175,13 @@ def _ledger_folder(row: Row, seed: int) -> Path:
 
 
 def _rows_by_seed(row: Row) -> dict[int, list[LedgerRow]]:
-    """Return the committed ledger of each seed."""
+    """Return the rows of the committed ledger of each seed. Seeds without a committed ledger are left out."""
     folders = {seed: _ledger_folder(row, seed) for seed in row.seeds}
     return {seed: Ledger(folder / "ledger.jsonl").rows() for seed, folder in folders.items() if folder.exists()}
 
 
 def _claim_table(ledgers: dict[str, dict[int, list[LedgerRow]]]) -> list[str]:
-    """Return the lines of a Markdown table: one line per claim for which ledgers of both rows exist."""
+    """Return the lines of a Markdown table: one line per claim, if ledgers of both rows of the claim are committed."""
     lines = ["| after the last mega-batch | difference of test perplexity, seed by seed | mean and standard error | |",
              "|---|---|---|---|"]  # fmt: skip
     for claim in CLAIMS:
@@ -203,12 +205,12 @@ def _claim_table(ledgers: dict[str, dict[int, list[LedgerRow]]]) -> list[str]:
 
 def _last_perplexity(rows: Sequence[LedgerRow]) -> float:
     perplexity = rows[-1].scores.perplexity
-    assert perplexity is not None  # ledgers of language models have it in every row
+    assert perplexity is not None  # every ledger row of a language model has a perplexity
     return perplexity
 
 
 def _mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return (mean, standard error of the mean); the latter is None for a single value."""
+    """Return (mean, standard error of the mean). The standard error is None for a single value."""
     mean = sum(values) / len(values)
     if len(values) < 2:
         return mean, None
@@ -225,7 +227,9 @@ def main() -> None:
     parser.add_argument("action", choices=["run", "collect"], help="train, or copy the ledgers")
     parser.add_argument("--books", type=Path, help="folder of the books (ALMA_DATA/books by default)")
     parser.add_argument("--out", type=Path, default=Path("runs/books"), help="folder of the runs (default: runs/books)")
-    parser.add_argument("--missing", action="store_true", help="run only what has no ledger in results/books")
+    parser.add_argument(
+        "--missing", action="store_true", help="run only rows and seeds without a ledger in results/books"
+    )
     parser.add_argument("--processes", type=int, default=2, help="number of runs at a time, one thread each")
     arguments = parser.parse_args()
     if arguments.action == "collect":

@@ -1,7 +1,8 @@
 """Compare with the original code (facebookresearch/alma) on CIFAR-10: SM, c = 4, wait 10.
 
-Both train stages of CIFAR-10 (B = 100) with `preset=original_code`: the VGG, SGD of lr 0.01, momentum 0.9, weight decay
-1e-4, flip and crop; the epoch with the best validation accuracy is kept. results/_parity.py says how to run it.
+This software (with `preset=original_code`) and the original code train the first stages of CIFAR-10 (B = 100) in the
+same way: the VGG, SGD with lr 0.01, momentum 0.9 and weight decay 1e-4, random flips and crops. The epoch with the best
+validation accuracy is kept. results/_parity.py says how to run this script.
 """
 
 import sys

@@ -10,9 +10,9 @@ narrow     our explicit gradients on narrow.c (CPU only)
 stacked    our explicit gradients, all seeds in one stack
 bfloat16   our explicit gradients, with products in bfloat16
 
-The epoch with the lowest validation loss is kept, and its test error is written to paths.md. Rounding alone makes two
-implementations diverge soon on one seed, and networks this small then differ by some percent. Therefore the comparison
-takes many seeds and does not pair them.
+The epoch with the lowest validation loss is kept, and its test error is written to paths.md. Different rounding makes
+the networks of two implementations differ soon, even with the same seed, and the test errors of such small networks
+then differ by some percent. Therefore the mean errors over many seeds are compared, not the errors of single seeds.
 """
 
 import argparse
@@ -50,19 +50,27 @@ RECIPE: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
 
 def data_of(dataset: Dataset, seeds: Sequence[int], device: torch.device) -> StageData:
-    """Return the data of the first stage of the seeds."""
+    """Return the data of the first stage for all given seeds."""
     parts = [partition(dataset.training, MEGA_BATCHES, 0.1, seed)[:WAIT] for seed in seeds]
     new = [MegaBatch(t, str(t), [part[t - 1] for part in parts]) for t in range(1, WAIT + 1)]
     return Memory(Images(dataset.pixels, 3, 32), 10, len(seeds), device).stage_data(new, [], False)
 
 
 def generators_of(seeds: Sequence[int], purpose: str) -> list[torch.Generator]:
-    """Return one generator per seed."""
+    """Return one random generator per seed. `purpose` is part of what seeds the generator."""
     return [generator(seed, purpose) for seed in seeds]
 
 
 def ours(data: StageData, x: Tensor, y: Tensor, seeds: Sequence[int], precision: torch.dtype) -> list[float]:
-    """Train a stack of the seeds and return their test errors."""
+    """Train one network per seed, all in one stack, with this software. Return the test error of each seed.
+
+    Args:
+        data: data of the stage, for the same seeds.
+        x: test images.
+        y: labels of the test images.
+        seeds: the seeds.
+        precision: dtype of the convolutions.
+    """
     stack = VGG(3, WIDTH, 10).network(generators_of(seeds, "initialisation"), x.device)
     stack.set_compute_dtype(precision)
     batches, optimizer = Batches(data, generators_of(seeds, "order"), BATCH), SGD(stack.parameters.flat, **RECIPE)
@@ -71,7 +79,14 @@ def ours(data: StageData, x: Tensor, y: Tensor, seeds: Sequence[int], precision:
 
 
 def plain(data: StageData, x: Tensor, y: Tensor, seed: int) -> float:
-    """Train one seed with torch's modules and torch.optim, and return its test error."""
+    """Train one network with torch's modules and torch.optim. Return its test error.
+
+    Args:
+        data: data of the stage, for this seed only.
+        x: test images.
+        y: labels of the test images.
+        seed: the seed.
+    """
     model = VGG(3, WIDTH, 10).network(generators_of([seed], "initialisation"), x.device).to_module(0)
     optimizer, batches = (
         torch.optim.SGD(model.parameters(), **RECIPE),

@@ -15,28 +15,31 @@ sys.path.insert(0, str(HERE.parent))
 from _grid import Job, Study  # noqa: E402
 
 GROW_EVERY = {1: 10, 2: 5, 10: 2, 100: 1}
-"""Number of stages from one growth to the next, by wait: every 5 of 50 and every 2 of 10, as in the original code."""
+"""wait -> number of stages from one growth to the next. The original code grows after every 5 of 50 stages (wait 2) and
+after every 2 of 10 stages (wait 10)."""
 GROWING = ("gmoe", "ff")
 
 
 def settings_of(learner: str, wait: int, width: int, epochs: int, *more: str) -> list[str]:
-    """Return the arguments of alma-vision."""
+    """Return the arguments of alma-vision for one run. `more` contains further arguments."""
     grow_every = [f"grow_every={GROW_EVERY[wait]}"] if learner in GROWING else []
     return [f"learner={learner}", f"wait={wait}", f"width={width}", f"epochs={epochs}", *grow_every, *more]
 
 
 def jobs() -> Iterator[Job]:
-    """Yield what two cores compute in an afternoon, then what needs a GPU."""
+    """Yield all jobs: first those that two CPU cores finish in an afternoon, then those that need a GPU."""
     for wait, learner in product((10, 100), ("sm", "gens", "umix", "ens", "gmoe", "ff")):
         yield Job(f"{learner}_c4_w{wait}_e10", settings_of(learner, wait, 4, 10), seeds=2)
-    # The average sizes of ff (3,498 parameters), gmoe (6,789) and gens (11,472) over the arrivals.
+    # Train SM at widths for which it is about as large as ff (3,498 parameters), gmoe (6,789) and gens (11,472) are
+    # on average over the arrivals.
     for width in (5, 7, 9):
         yield Job(f"sm_c{width}_w10_e10", settings_of("sm", 10, width, 10), seeds=2)
     for learner in ("sm", "gens"):
         yield Job(f"{learner}_c4_w10_e10_replay", settings_of(learner, 10, 4, 10, "replay=all"), seeds=2)
     for width, wait in product((4, 8), (10, 100, 2)):
         yield Job(f"sm_c{width}_w{wait}_e100", settings_of("sm", wait, width, 100), seeds=1)
-    # The first version's ablation: an update at every mega-batch, growth at every second, 2 experts at first.
+    # Repeat the ablation of the paper's first version: a stage at every mega-batch, growth at every second one, and
+    # 2 experts at first.
     for learner in ("gmoe", "gmoe_flat", "moe", "ens_moe"):
         more = ["mega_batches=20", "wait=1", "width=4", "epochs=10", "experts=2", "cer_from=0"]
         if learner.startswith("gmoe"):
@@ -53,7 +56,7 @@ def jobs() -> Iterator[Job]:
 
 
 def selected_jobs() -> list[Job]:
-    """Return all jobs if the command line names those for a GPU, otherwise only the others."""
+    """Return all jobs if an argument on the command line starts with "gpu_", otherwise only the jobs for a CPU."""
     all_jobs = list(jobs())
     if any(argument.startswith("gpu_") for argument in sys.argv):
         return all_jobs

@@ -1,7 +1,8 @@
 """Compare with the original code (facebookresearch/alma) on MNIST: SM, Ens, UMix, gEns, gMoE, two widths, two waits.
 
-Both train B / w stages of MNIST (B = 500) with `preset=original_code`: AdaDelta, batch 128, the epoch with the best
-validation accuracy is kept. results/_parity.py says how to run it.
+This software (with `preset=original_code`) and the original code train the first of B / w stages of MNIST (B = 500) in
+the same way: AdaDelta and batches of 128. The epoch with the best validation accuracy is kept. results/_parity.py says
+how to run this script.
 """
 
 import sys
@@ -14,8 +15,8 @@ from _parity import Case, Parity, Silent, our_errors
 
 NUM_MEGA_BATCHES = 500
 PLANS = {2: (5, 100), 10: (4, 20)}
-"""wait -> (number of stages, epochs per stage). Wait 1 is missing: an epoch is one batch there, and the original's Ens
-and UMix divide by zero."""
+"""wait -> (number of stages, epochs per stage). Wait 1 is missing, because an epoch then consists of one batch, and Ens
+and UMix of the original code divide by zero."""
 CASES = [
     Case(learner, width, wait, *PLANS[wait])
     for learner, width, wait in product(("sm", "ens", "umix", "gens", "gmoe"), (4, 32), PLANS)
@@ -74,7 +75,8 @@ def original(case: Case, seed: int, data_root: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    # torchvision names the data folder after the dataset's class; the original has its own class, CachedMNIST.
+    # Let the folder MNIST also be found as CachedMNIST: torchvision names the data folder after the class of the
+    # dataset, and the class in the original code is CachedMNIST.
     links = {"CachedMNIST": "MNIST"}
     settings = "B = 500, the first stages."
     Parity(Path(__file__), "Parity with the original code on MNIST", settings, CASES, ours, original, links).main()

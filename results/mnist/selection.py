@@ -30,18 +30,25 @@ from vision.training import OwnLoss, Watcher, train_stage
 
 SEEDS, EPOCHS, WIDTH, WAIT = 20, 100, 32, 2
 Errors = tuple[list[float], list[float]]
-"""(test errors [seed] of the chosen epoch, test errors [seed] of the last epoch)."""
+"""Test errors of the chosen epoch, and test errors of the last epoch. Each list contains one number per seed."""
 
 
 def data_of(dataset: Dataset) -> StageData:
-    """Return the data of the first stage of every seed."""
+    """Return the data of the first stage for all seeds."""
     parts = [partition(dataset.training, 500, 0.1, seed)[:WAIT] for seed in range(SEEDS)]
     new = [MegaBatch(t, str(t), [part[t - 1] for part in parts]) for t in range(1, WAIT + 1)]
     return Memory(Vectors(dataset.pixels), 10, SEEDS, torch.device("cpu")).stage_data(new, [], False)
 
 
 def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Errors:
-    """Train all seeds in one stack and return their errors; seed numbers begin at `first`."""
+    """Train one network per seed, all in one stack, with this software. Return the test errors.
+
+    Args:
+        data: data of the stage, for all seeds.
+        x: test images.
+        y: labels of the test images.
+        first: the first seed for the initialisation and the order of the examples.
+    """
 
     def generators(purpose: str) -> list[torch.Generator]:
         return [generator(first + seed, purpose, 0, 1) for seed in range(SEEDS)]
@@ -50,7 +57,7 @@ def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Error
         return (stack.logits(x[None]).argmax(-1) != y).double().mean(1).tolist()
 
     class LastEpoch(Watcher):
-        """Keeps the test errors of the last epoch."""
+        """Stores the test errors after the last epoch."""
 
         errors: list[float]
 
@@ -67,7 +74,10 @@ def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Error
 
 
 def plain(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Errors:
-    """Train seed after seed with torch's modules and torch.optim, and return the errors."""
+    """Train one network per seed, one after the other, with torch's modules and torch.optim. Return the test errors.
+
+    The arguments are those of `ours`.
+    """
     chosen, last = [], []
     for seed in range(SEEDS):
         torch.manual_seed(first + seed)

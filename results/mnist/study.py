@@ -21,7 +21,7 @@ GROW_EVERY = {1: 25, 10: 3, 25: 1, 50: 1, 500: 1}
 
 
 def jobs() -> Iterator[Job]:
-    """Yield the jobs: the outer widths first, long waits (which are cheap) before short ones."""
+    """Yield the jobs: the smallest and the largest width first, and long waits, which are cheap, before short waits."""
     for width, learner, wait in product(WIDTHS, LEARNERS, WAITS):
         settings = [f"learner={learner}", f"wait={wait}", f"width={width}"]
         if learner == "gmoe":
@@ -30,7 +30,7 @@ def jobs() -> Iterator[Job]:
 
 
 def replay_jobs() -> Iterator[Job]:
-    """Yield SM with full replay, at the waits where its compute is affordable."""
+    """Yield the jobs that train SM with full replay. The waits are long enough to make the compute affordable."""
     for width, wait in ((4, 50), (64, 50), (4, 10)):
         settings = ["learner=sm", f"wait={wait}", f"width={width}", "replay=all"]
         yield Job(f"sm_h{width}_w{wait}_replay", settings)

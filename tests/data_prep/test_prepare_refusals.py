@@ -52,7 +52,10 @@ def test_a_missing_path(tmp_path, refused):
 def test_no_documents(tmp_path, refused):
     (tmp_path / "a.txt").write_bytes(b"\xff")
     message = refused(tmp_path / "out", f"text:{tmp_path}/a.txt", more=["--max-bad", "1"])
-    assert "no documents in 1 files; 1 were skipped, the first a.txt: 1 line not valid UTF-8" in message
+    assert (
+        "no documents in 1 files; skipped files or parts of files: 1, the first is a.txt: 1 line not valid UTF-8"
+        in message
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -236,22 +236,34 @@ def test_only_arrays_may_be_unpickled(tmp_path, no_network, function):
 @pytest.mark.parametrize(
     ("change", "message_part"),
     [
-        ({b"data": None}, "it does not contain the key 'data', as all files of cifar-10-batches-py do"),
-        ({b"labels": None}, "it does not contain the key 'labels', as all files of cifar-10-batches-py do"),
+        ({b"data": None}, "it lacks the key 'data', which all files of cifar-10-batches-py contain"),
+        ({b"labels": None}, "it lacks the key 'labels', which all files of cifar-10-batches-py contain"),
         ({b"labels": [1, 2, 3]}, "it contains 2 images, but 3 labels"),
         ({b"labels": [1]}, "it contains 2 images, but 1 labels"),
         ({b"labels": [3, 10]}, "its labels 3..10 are not all in 0..9"),
         ({b"labels": [-1, 3]}, "its labels -1..3 are not all in 0..9"),
         ({b"labels": [1.5, 2]}, "its labels are not a list of whole numbers"),
         ({b"labels": 7}, "its labels are not a list of whole numbers"),
-        ({b"labels": [], b"data": images(0)}, "[0, 3072], but must be 'u1' [n, 3072] with at least one image"),
-        ({b"data": images(2)[:, :1024]}, "[2, 1024], but must be 'u1' [n, 3072] with at least one image"),
-        ({b"data": images(2).astype(np.int16)}, "its data are b'i2' [2, 3072], but must be 'u1' [n, 3072]"),
-        ({b"data": images(2).reshape(2, 3, 32, 32)}, "its data are not an array of bytes [n, 3072]"),
-        ({b"data": images(2).ravel()}, "its data are not an array of bytes [n, 3072]"),
-        ({b"data": images(2).tolist()}, "its data are not an array of bytes [n, 3072]"),
-        ({b"data": b"\0" * 6144}, "its data are not an array of bytes [n, 3072]"),
-        ({b"data": np.array([[None] * 3072] * 2)}, "its data are b'O8' [2, 3072], but must be 'u1' [n, 3072]"),
+        (
+            {b"labels": [], b"data": images(0)},
+            "shape [0, 3072], but must have type 'u1' (uint8) and shape [n, 3072] with at least one image",
+        ),
+        (
+            {b"data": images(2)[:, :1024]},
+            "shape [2, 1024], but must have type 'u1' (uint8) and shape [n, 3072] with at least one image",
+        ),
+        (
+            {b"data": images(2).astype(np.int16)},
+            "its data have type b'i2' and shape [2, 3072], but must have type 'u1'",
+        ),
+        ({b"data": images(2).reshape(2, 3, 32, 32)}, "its data are not an array of bytes with shape [n, 3072]"),
+        ({b"data": images(2).ravel()}, "its data are not an array of bytes with shape [n, 3072]"),
+        ({b"data": images(2).tolist()}, "its data are not an array of bytes with shape [n, 3072]"),
+        ({b"data": b"\0" * 6144}, "its data are not an array of bytes with shape [n, 3072]"),
+        (
+            {b"data": np.array([[None] * 3072] * 2)},
+            "its data have type b'O8' and shape [2, 3072], but must have type 'u1'",
+        ),
     ],
 )
 def test_content_that_is_not_images_with_labels_is_reported(tmp_path, no_network, change, message_part):
@@ -271,13 +283,15 @@ def test_an_array_with_a_wrong_shape_is_reported(tmp_path, no_network):
     assert content.count(shape) == 1
     for num in (2, 4, 200):
         path.write_bytes(content.replace(shape, shape.replace(bytes([3]), bytes([num]), 1)))
-        assert f"{path} is damaged: its data are not an array of bytes [n, 3072] (" in refusal("cifar10", tmp_path)
+        assert f"{path} is damaged: its data are not an array of bytes with shape [n, 3072] (" in refusal(
+            "cifar10", tmp_path
+        )
 
 
 def test_cifar100_without_fine_labels_is_reported(tmp_path, no_network):
     path = write_cifar100(tmp_path) / "test"
     write_pickle(path, {b"data": images(1), b"coarse_labels": [3]})
-    assert f"{path} is damaged: it does not contain the key 'fine_labels', as all files of cifar-100" in refusal(
+    assert f"{path} is damaged: it lacks the key 'fine_labels', which all files of cifar-100" in refusal(
         "cifar100", tmp_path
     )
 

@@ -282,7 +282,7 @@ def test_full_memory_is_told(alma_vision, tmp_path):
     said = alma_vision(*as_arguments(width=2_000_000), f"out={tmp_path}")
     assert said.status == 2
     assert "the memory of cpu is full" in said.err
-    assert "smaller width=2000000" in said.err
+    assert "smaller width= (now 2000000)" in said.err
     assert "Traceback" not in said.err
 
 
@@ -373,7 +373,7 @@ def test_a_run_tells_its_table_and_status_tells_it_again(tmp_path, alma_vision):
     assert "finished" in status.out  # as far as it was asked for
     last = tmp_path / "run/ledger.jsonl"
     last.write_text("".join(last.read_text().splitlines(keepends=True)[:3]))
-    assert "1 of 3 mega-batches are left: run it again" in alma_vision("status", tmp_path / "run").out
+    assert "1 of 3 mega-batches are left: run the training command again" in alma_vision("status", tmp_path / "run").out
 
 
 def test_status_of_several_seeds_shows_each_path_in_one_piece_and_of_no_run_says_so(tmp_path, alma_vision):

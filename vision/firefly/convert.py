@@ -56,7 +56,7 @@ def stack_from_chain(chain: Chain, like: Stack) -> Stack:
 
 
 def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
-    """Do what `stack_from_chain` describes, for a multilayer perceptron."""
+    """Return a stack of one multilayer perceptron with copies of the tensors of the chain."""
     tensors: dict[str, Tensor] = {}
     pairs = [*((layer.weight, layer.bias) for layer in chain.layers), (chain.head_weight, chain.head_bias)]
     for number, (weight, bias) in enumerate(pairs, start=1):
@@ -67,7 +67,7 @@ def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
 
 
 def _vgg_stack(chain: Chain, like: VGGStack) -> VGGStack:
-    """Do what `stack_from_chain` describes, for a VGG."""
+    """Return a stack of one VGG with copies of the tensors of the chain."""
     tensors: dict[str, Tensor] = {}
     statistics: dict[str, Tensor] = {}
     blocks = [0]

@@ -58,7 +58,7 @@ class DepthCandidates:
 
     @property
     def variables(self) -> list[Tensor]:
-        """The noise weights, which the first ranking pass trains."""
+        """The noise of all candidates: small weights, which the first ranking pass trains."""
         return self.noise
 
     def penalty(self) -> Tensor:
@@ -66,9 +66,10 @@ class DepthCandidates:
         return SPLIT_PENALTY * sum_of_squares(self.noise)
 
     def gates(self) -> list[Tensor]:
-        """Return the gates of the candidates: for each layer a tensor [1] that is 0 and requires gradients.
+        """Return the gates, one per candidate: for each layer a tensor [1] that is 0 and requires gradients.
 
-        The second ranking pass multiplies the noise of a candidate by 1 + its gate, see ranking.py.
+        The second ranking pass multiplies the noise of a candidate by 1 + its gate, and the gradient of the gate is the
+        score of the candidate.
         """
         return [torch.zeros(1, device=noise.device, requires_grad=True) for noise in self.noise]
 
@@ -83,7 +84,7 @@ class DepthCandidates:
             x = layer.output(x)
             noise = layer.product(x, self.noise[number])
             if gates is not None:
-                # Multiply the noise by 1 + gate. All gates are 0, so detach() does not change the gradients.
+                # Multiply the noise by 1 + gate. detach() does not change the gradients, because all gates are 0.
                 noise = noise + noise.detach() * gates[number]
             x = layer.pool((x + noise).relu())
         return F.linear(x.flatten(1), self.chain.head_weight, self.chain.head_bias)
@@ -107,7 +108,7 @@ class DepthCandidates:
             if number not in places:
                 layers.append(layer)
                 continue
-            # If the layer is pooled, the pooling now follows the new layer.
+            # If pooling follows the old layer, move the pooling behind the new layer.
             layers.append(replace(layer, is_pooled=False))
             weight = _identity_weight(layer) + self.noise[number].detach() * with_noise
             norm, bias = None, None if layer.bias is None else torch.zeros_like(layer.bias)
@@ -137,7 +138,8 @@ def grow_depth(
     """
     if num_layers > len(chain.layers):
         raise SettingError(
-            f"grow_depth={num_layers} is more than one new layer after each of the {len(chain.layers)} layers"
+            f"grow_depth={num_layers} is more than one new layer after each of the {len(chain.layers)} layers of the "
+            f"network: set grow_depth to at most {len(chain.layers)}"
         )
     candidates = DepthCandidates(chain, draws(chain, generator)[0])
     scores, flops, num_examples, example = rank(candidates, batches)

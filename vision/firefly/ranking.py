@@ -20,8 +20,9 @@ from vision.firefly.chain import Chain
 from vision.flops import flops_of_call
 
 SPLIT_PENALTY, NEW_UNIT_PENALTY = 1e-2, 1e-4
-"""Factors by which the sum of squared weights is multiplied in the penalties. The first is for the noise of splits and
-of new layers. The second is for the weights with which new units read the old units of the layer before."""
+"""Factors of the penalties, which are sums of squared weights that are added to the loss. The first factor is for the
+noise of splits and of new layers. The second is for the weights with which new units read the old units of the layer
+before."""
 
 Batch = tuple[Tensor, Tensor]
 """Examples, [b, i] or [b, channels, s, s], and their classes, [b]."""
@@ -36,13 +37,13 @@ class Candidates(Protocol):
 
     @property
     def variables(self) -> list[Tensor]:
-        """The noise weights, which the first ranking pass trains."""
+        """The noise of all candidates: small weights, which the first ranking pass trains."""
 
     def penalty(self) -> Tensor:
         """Return the penalty that is added to the loss to keep the noise small, a scalar."""
 
     def gates(self) -> list[Tensor]:
-        """Return the gates: per layer a tensor with one number per candidate. All are 0 and require gradients."""
+        """Return the gates: for each layer a tensor of zeros that requires gradients, with one number per candidate."""
 
     def logits(self, x: Tensor, gates: Sequence[Tensor] | None = None) -> Tensor:
         """Return the logits of the network with all candidates, [b, classes]."""
@@ -50,7 +51,7 @@ class Candidates(Protocol):
 
 @dataclass(frozen=True)
 class Growth:
-    """The result of a growth: the grown network and the FLOPs spent on it."""
+    """The result of growing a network: the grown network and the FLOPs spent on growing it."""
 
     chain: Chain
     flops: int
@@ -80,7 +81,7 @@ def rank(candidates: Candidates, batches: BatchSource) -> Ranking:
     optimizer = torch.optim.RMSprop(candidates.variables, lr=1e-3, momentum=0.1, alpha=0.9)
     flops_per_example = 0
     for x, y in batches():
-        # All examples need equally many FLOPs, so count those of the first example only.
+        # All examples need equally many FLOPs, so count the FLOPs of the first example only.
         flops_per_example = flops_per_example or _flops_of_example(candidates, x[:1], y[:1])
         optimizer.zero_grad()
         (F.cross_entropy(candidates.logits(x), y) + candidates.penalty()).backward()

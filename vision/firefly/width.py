@@ -31,7 +31,7 @@ from vision.firefly.ranking import (
 
 logger = logging.getLogger(__name__)
 NUM_CANDIDATES = 70
-"""Default of K, the number of new units per layer among the candidates."""
+"""Default number of possible new units per layer, K. Growth adds only the best of them."""
 
 CountRule = Callable[[list[tuple[int, bool]]], int]
 """A function that returns how many of the best candidates to add. Its argument lists all candidates from the best to
@@ -72,7 +72,7 @@ class WidthCandidates:
 
     @property
     def variables(self) -> list[Tensor]:
-        """The noise weights, which the first ranking pass trains."""
+        """The noise of all candidates: small weights, which the first ranking pass trains."""
         weights_on_new = [weight for weight in self.weights_on_new if weight is not None]
         return [*self.splits, *self.new_units, *weights_on_new, self.head_weight_on_new]
 
@@ -81,10 +81,10 @@ class WidthCandidates:
         return SPLIT_PENALTY * sum_of_squares(self.splits) + NEW_UNIT_PENALTY * sum_of_squares(self.new_units)
 
     def gates(self) -> list[Tensor]:
-        """Return the gates of the candidates: per layer a tensor [D + K] of zeros that requires gradients.
+        """Return the gates: for each layer a tensor [D + K] of zeros that requires gradients, one number per candidate.
 
         The first D numbers belong to the splits, the last K to the new units. The second ranking pass multiplies
-        the noise of a candidate by 1 + its gate, see ranking.py.
+        the noise of a candidate by 1 + its gate, and the gradient of the gate is the score of the candidate.
         """
         return [
             torch.zeros(layer.width + self.num_candidates, device=layer.weight.device, requires_grad=True)
@@ -105,7 +105,7 @@ class WidthCandidates:
             weights = torch.cat([layer.weight, self.splits[number], self.new_units[number]])
             z, noise, z_new = layer.product(x, weights).split([width, width, self.num_candidates], dim=1)
             if gates is not None:
-                # Multiply the noise by 1 + gate. All gates are 0, so detach() does not change the gradients.
+                # Multiply the noise by 1 + gate. detach() does not change the gradients, because all gates are 0.
                 gate = gates[number].view(1, -1, *[1] * (x.dim() - 2))
                 noise = noise + noise.detach() * gate[:, :width]
                 z_new = z_new + z_new.detach() * gate[:, width:]
@@ -115,7 +115,8 @@ class WidthCandidates:
                 z, z_new = z + more, z_new + more_new
             halves = layer.activate(z + noise, layer.norm) + layer.activate(z - noise, layer.norm)
             new_norm = None if layer.norm is None else Norm.identity(layer.weight, self.num_candidates)
-            # Pool the mean of the two halves, as in the authors' code. The grown network pools each half separately.
+            # Pool the mean of the two halves, as in the authors' code. This is an approximation, because the grown
+            # network pools each half separately.
             x, x_new = layer.pool(halves / 2), layer.pool(layer.activate(z_new, new_norm))
         assert x_new is not None
         head = self.chain
@@ -207,7 +208,9 @@ def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
             widths[layer] += 1  # a split makes its layer wider by one unit, and so does a new unit
         if chain.num_params(widths) < num_params:
             logger.warning(
-                "%d candidates are too few to reach %d parameters: increase candidates=", len(order), num_params
+                "%d candidates are too few to reach %d parameters: increase the setting candidates=",
+                len(order),
+                num_params,
             )
         return len(order)
 
@@ -224,7 +227,9 @@ def count_by_width_ratio(chain: Chain, ratio: float) -> CountRule:
         # Add 1e-9, because rounding can make the product slightly too small: 0.29 * 100 is 28.999999999999996.
         wanted = int(ratio * sum(chain.widths) + 1e-9)
         if wanted > len(order):
-            logger.warning("%d candidates are too few to add %d units: increase candidates=", len(order), wanted)
+            logger.warning(
+                "%d candidates are too few to add %d units: increase the setting candidates=", len(order), wanted
+            )
         return min(len(order), wanted)
 
     return count_rule

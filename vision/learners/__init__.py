@@ -1,6 +1,6 @@
 """The vision learners.
 
-A learner decides which networks a stage trains, with which parameters the training starts, and which networks predict.
+A learner decides which networks a stage trains, from which parameters the training starts, and which networks predict.
 
 base.py       the base class, and the registry in which each learner has a name
 files.py      the files of a learner: its networks after each growth and each training, and predictor.json

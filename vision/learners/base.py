@@ -73,7 +73,8 @@ class VisionLearner:
         self.expert_load: list[list[list[float]]] | None = None
         """Mean weight of each expert over the validation examples, indexed by seed, mixture and expert.
 
-        The learners MoE, gMoE and gMoE with a flat gate set it in each stage. For other learners it is None."""
+        It is updated in each stage by the learners MoE, gMoE and gMoE with a flat gate. For other learners it is
+        None."""
         self._files = StackFiles(settings.keep_stages)
         out = Path(settings.out)
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
@@ -96,13 +97,14 @@ class VisionLearner:
     def members(self) -> list[tuple[str | None, Stack]]:
         """The stacks of networks that predict together, each as (name, stack). Most learners have only one stack.
 
-        Stacks that will not change any more come first. Each has a unique name, under which an evaluator can cache its
-        outputs. A stack that may still change comes last and has the name None.
+        A stack is several networks that are computed together. Stacks that will not change any more come first. Each of
+        them has a unique name, under which the evaluator can cache the outputs of the stack. A stack that may still
+        change comes last and has the name None.
         """
         return [(None, self.stack)]
 
     def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
-        """Return untrained networks, one for each generator."""
+        """Return untrained networks, one for each random generator."""
         return self.backbone.network(generators, self.device)
 
     def loss(self) -> OwnLoss:
@@ -120,18 +122,18 @@ class VisionLearner:
         return [Spent() for _ in self.seeds]
 
     def extra_state(self) -> dict[str, Any]:
-        """Return state that only the subclass has, as name -> JSON value. `save` stores it in learner.json."""
+        """Return values that only a subclass needs to save, as name -> JSON value. `save` adds them to learner.json."""
         return {}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore the values that `extra_state` returned when the learner was saved.
 
         Args:
-            state: the content of learner.json. It includes these values.
+            state: the content of learner.json, which includes the values of `extra_state`.
         """
 
     def predictor_files(self) -> list[Path]:
-        """Return the files that contain the networks of `members`, ordered by stage."""
+        """Return the files that contain the networks in `members`, ordered by stage."""
         return [self._files.current] if self._files.current else []
 
     # ---- Most subclasses do not override the following methods and properties.
@@ -151,7 +153,7 @@ class VisionLearner:
         """Return S x N untrained networks, the networks of the first seed first.
 
         Args:
-            stage_index: index of the first stage that will train these networks. It affects the random parameters.
+            stage_index: index of the first stage that will train these networks. The random parameters depend on it.
         """
         return self.new_network(self.generators("initialisation", stage_index))
 
@@ -188,8 +190,8 @@ class VisionLearner:
         batches = Batches(data, orders, recipe.batch_size, stage.replay, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
             stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
-        # The setter of `stack` records that no file contains the current networks. This is needed, because the training
-        # changes the networks in place, and then the file written before it is out of date.
+        # Assign to `self.stack`, because the setter records that no file contains the current networks. The training
+        # changes the networks in place, so the file written before the training becomes out of date.
         self.stack = stack
         trained = train_stage(
             stack, batches, data.validation, loss, self._optimizer(stack), recipe.epochs, recipe.select_by, self.watcher
@@ -228,8 +230,8 @@ class VisionLearner:
     def save(self, folder: Path) -> None:
         """Write the state of the learner to `folder`, so that `load` can restore it.
 
-        After the training of a stage, also write predictor.json. Delete older files with networks that are not needed
-        any more, unless the setting `keep_stages` is true.
+        After the training of a stage, also write predictor.json. If the setting `keep_stages` is false, delete older
+        network files that are not needed any more.
         """
         self._files.write(self.stack, folder / "networks.pt")
         assert self._files.current is not None
@@ -280,7 +282,7 @@ class VisionLearner:
 
 
 def _uniform(generators: Sequence[torch.Generator], shape: tuple[int, ...]) -> Tensor:
-    """Return random numbers between 0 and 1, one tensor of the given shape per generator, stacked."""
+    """Return uniform random numbers between 0 and 1, [number of generators, *shape], one row per generator."""
     return torch.stack([torch.rand(shape, generator=generator) for generator in generators])
 
 
@@ -302,7 +304,7 @@ def register_learner(
         name: the value of `learner=`.
         label: name of the learner in figures and tables. By default it is `name`, or the label in
             `fairseq_alma.core.catalogue` if the learner is listed there.
-        summary: one sentence for `--help`. By default it is the first line of the class's docstring.
+        summary: one sentence for `--help`. By default it is the first line of the learner class's docstring.
         settings: class of the settings that only this learner has. By default there are no such settings.
         grows: whether the learner adds capacity between stages.
 
@@ -314,8 +316,8 @@ def register_learner(
     own = settings or LearnerSettings
     if taken := {one.name for one in describe(own)} & {one.name for one in describe(VisionSettings)}:
         raise ValueError(
-            f"learner {name!r} declares settings whose names every run already has: {', '.join(sorted(taken))}. "
-            "Rename them in the learner"
+            f"learner {name!r} declares settings with names that alma-vision already uses: "
+            f"{', '.join(sorted(taken))}. Give these settings other names in the learner"
         )
 
     def register(cls: type[VisionLearner]) -> type[VisionLearner]:

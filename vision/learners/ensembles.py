@@ -56,9 +56,10 @@ class UnionMix(VisionLearner):
 
 @register_learner("gens")
 class GrowingEnsemble(VisionLearner):
-    """gEns: each stage adds k new networks and trains only these.
+    """gEns: each stage adds new networks and trains only these.
 
-    The networks of earlier stages are frozen: they do not change any more, but still predict.
+    The setting `new_members` is the number of new networks. The networks of earlier stages are frozen: they do not
+    change any more, but still predict.
     """
 
     own: GrowingEnsembleSettings
@@ -67,7 +68,7 @@ class GrowingEnsemble(VisionLearner):
         super().__init__(*args, **kwargs)
         self._frozen: list[tuple[str, Stack]] = []
         self._num_frozen = 0
-        """Number of stages whose networks are frozen: the stages 1, 2, ..., up to this number."""
+        """Number of stages whose networks are frozen. If it is 3, the networks of stages 1, 2 and 3 are frozen."""
 
     @property
     def networks_per_seed(self) -> int:
@@ -84,8 +85,9 @@ class GrowingEnsemble(VisionLearner):
 
     @property
     def frozen(self) -> list[tuple[str, Stack]]:
-        """The frozen networks of each earlier stage, as (name, stack). If not in memory, they are read from files."""
-        # `load` may have restored an earlier state, in which fewer stages were frozen. Forget the others.
+        """The frozen networks of each earlier stage, as (name, stack). Networks not in memory are read from files."""
+        # Forget networks beyond `_num_frozen`, because `load` may have restored an earlier state with fewer frozen
+        # stages.
         del self._frozen[self._num_frozen :]
         for index in range(len(self._frozen) + 1, self._num_frozen + 1):
             stack = self._prepared(read_checkpoint(self._file_of_stage(index), self.device))
@@ -95,8 +97,8 @@ class GrowingEnsemble(VisionLearner):
     def grow(self, stage: Stage) -> list[Spent]:
         """Freeze the networks of the last stage and create new networks.
 
-        The new networks have random parameters. If the setting `new_members_from` is "copy", as in the authors' code,
-        they are copies of the networks of the last stage.
+        By default, the new networks have random parameters. If the setting `new_members_from` is "copy", as in the
+        authors' code, the new networks are copies of the networks of the last stage.
         """
         last, frozen = self.stack, self.frozen
         frozen.append((f"stage {self.stage_index}", last))

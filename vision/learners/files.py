@@ -18,8 +18,9 @@ from vision.networks import Stack
 class StackFiles:
     """Writes the networks of a learner to a file after each step, and deletes files that are not needed any more.
 
-    The files of the last two steps are always kept. The process may be killed before the done mark of the last step is
-    written. Then the next process continues from the file of the step before.
+    A step is the growth or the training of the learner in one stage. The files of the last two steps are always kept,
+    because the process may be killed before the done mark of the last step is written. Then the next process continues
+    from the file of the step before.
 
     Args:
         keep_all: if True, no file is deleted.
@@ -38,7 +39,7 @@ class StackFiles:
         Raises:
             StageError: if the file is missing or damaged.
         """
-        assert self.current is not None, "networks that are not in memory are always in a file"
+        assert self.current is not None, "the networks cannot be read, because no file contains their current state"
         return read_checkpoint(self.current, device)
 
     def write(self, stack: Stack, path: Path) -> None:
@@ -54,7 +55,7 @@ class StackFiles:
             self._recent.append(path)
 
     def delete_unneeded(self, needed: Sequence[Path]) -> None:
-        """Delete the files of all steps except the last two. Do not delete the files in `needed`."""
+        """Delete the network files of all steps except the last two. Do not delete the files in `needed`."""
         while len(self._recent) > 2:
             path = self._recent.pop(0)
             if not self._keep_all and path not in needed:
@@ -64,7 +65,7 @@ class StackFiles:
 class PredictorFile:
     """Writes predictor.json, the list of the checkpoints with which a run predicts now.
 
-    A checkpoint is a file with networks. It contains the networks of all seeds.
+    A checkpoint is a file that contains networks of all seeds.
 
     Args:
         run_folders: run folder of each seed.

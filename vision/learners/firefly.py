@@ -25,10 +25,10 @@ from vision.learners.base import VisionLearner, register_learner
 
 @register_learner("ff")
 class Firefly(VisionLearner):
-    """FF: one network. Between stages it grows where growth lowers the loss fastest (Firefly, Wu et al. 2020).
+    """FF: one network, which grows between stages where growth lowers the loss fastest (Firefly, Wu et al. 2020).
 
-    The networks of different seeds grow to different shapes. So they cannot form a stack, and the run of each seed is
-    trained separately.
+    The networks of different seeds grow to different shapes, so they cannot be computed together as one stack. So the
+    run of each seed is trained separately.
     """
 
     stacks_seeds = False
@@ -37,8 +37,8 @@ class Firefly(VisionLearner):
     def grow(self, stage: Stage) -> list[Spent]:
         """Every `grow_every` stages, grow the network. Return the cost of the growth.
 
-        A candidate is a change that could be made: a new unit, a unit that is split in two, or a new layer. The
-        candidates are ranked by how fast they lower the loss, and the best are added.
+        A candidate is a possible change of the network: a new unit, a unit that is split in two, or a new layer. The
+        candidates are ranked by how fast they lower the loss, and the best candidates are added to the network.
 
         As in the authors' code, the loss is computed on the training data of the next stage, without augmentation. The
         validation data of one mega-batch would be too few.

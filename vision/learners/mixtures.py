@@ -24,9 +24,9 @@ from vision.networks import GatedStack, Stack
 
 
 class _MixtureLearner(VisionLearner):
-    """Base class of learners with one network per seed, which contains several mixtures of experts.
+    """Base class of learners with one network per seed. The network contains several mixtures of experts.
 
-    In a multilayer perceptron, both hidden layers are mixtures of experts. In a VGG, blocks 2 to 5 are.
+    In a multilayer perceptron, both hidden layers are mixtures of experts. In a VGG, blocks 2 to 5 are mixtures.
     """
 
     own: GatedSettings
@@ -66,7 +66,7 @@ class GrowingMixture(_MixtureLearner):
     """Whether each mixture has one softmax gate over all experts, instead of a tree of gates."""
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Every `grow_every` stages, split one expert of each mixture. Return the cost of choosing these experts.
+        """Every `grow_every` stages, split one expert of each mixture in two. Return the cost of choosing the experts.
 
         The experts are chosen on the validation data of the last stage (see `worst_experts`).
         """
@@ -111,10 +111,10 @@ def worst_experts(stack: GatedStack, x: Tensor, y_Sn: Tensor, split_by: SplitBy)
         x: examples, [S, n, ...].
         y_Sn: classes of the examples.
         split_by: how experts are compared. For each expert, a value per example is summed over all examples, and the
-            expert with the largest sum is chosen. With "validation_loss", the value is the loss of the example,
-            multiplied by the expert's weight for it. With "gate_mass" (the authors' code), the value is the weight
-            alone. With soft gates, the weight is the expert's gate probability. With hard gates, it is 1 if the
-            example uses the expert, otherwise 0.
+            expert with the largest sum is chosen. With "validation_loss", the value is the loss of the example, times
+            the weight of the expert for this example. With "gate_mass" (the authors' code), the value is the weight
+            alone. With soft gates, the weight is the gate probability of the expert. With hard gates, the weight is 1
+            if the example uses the expert, otherwise 0.
     """
     sums: list[Tensor] = []
     at_once = stack.examples_at_once

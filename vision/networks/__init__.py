@@ -10,7 +10,7 @@ linear.py       linear layers of M networks
 mlp.py          the MLP
 conv.py         a convolution with batch normalisation and ReLU, and max pooling
 narrow.py       convolutions and pooling for few channels on a CPU, computed by the C code in narrow.c
-compiled.py     compiles C code for this machine and caches the library
+compiled.py     compiles C code for this machine and caches the compiled library
 block.py        a block of the VGG, computed by narrow.py if this is faster, else by conv.py
 vgg.py          the reduced VGG19
 gates.py        the gates that weigh experts: a tree of gates, or one flat softmax

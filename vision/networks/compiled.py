@@ -35,7 +35,7 @@ class CompileError(RuntimeError):
 def load_or_warn(source: Path, real: str) -> ctypes.CDLL | None:
     """Return the compiled library of a C file, or None if ALMA_COMPILE=0 or the compilation fails.
 
-    A failure is logged as a warning, once per process and number type.
+    A failure is logged as a warning, once per process, C file and number type.
 
     Args:
         source: the C file.
@@ -46,7 +46,7 @@ def load_or_warn(source: Path, real: str) -> ctypes.CDLL | None:
     try:
         return load(source, real)
     except (CompileError, OSError) as error:
-        logger.warning("%s is not used: %s. torch will compute the same results, more slowly.", source.name, error)
+        logger.warning("%s is not used: %s. torch computes the same results instead, more slowly.", source.name, error)
         return None
 
 
@@ -72,7 +72,7 @@ def load(source: Path, real: str) -> ctypes.CDLL:
             if _is_private(path) and path.name == f"{name}-{_digest(path.read_bytes())}.so":
                 return ctypes.CDLL(str(path))
     except OSError as error:
-        logger.info("compiled libraries are not cached: %s", error)
+        logger.info("%s is compiled again in each process, because the result cannot be cached: %s", source.name, error)
         folder = None
     with tempfile.TemporaryDirectory(prefix="alma-") as work:
         library = Path(work) / f"{name}.so"
@@ -81,8 +81,11 @@ def load(source: Path, real: str) -> ctypes.CDLL:
             try:
                 return ctypes.CDLL(str(_add_to_cache(library, folder)))
             except OSError as error:
-                logger.info("compiled libraries are not cached: %s", error)
-        # The temporary folder is deleted at the end of this block. A loaded library can still be used without its file.
+                logger.info(
+                    "%s is compiled again in each process, because the result cannot be cached: %s", source.name, error
+                )
+        # The temporary folder is deleted at the end of this block. This does no harm, because a loaded library can be
+        # used without its file.
         return ctypes.CDLL(str(library))
 
 
@@ -136,16 +139,16 @@ def _is_private(path: Path) -> bool:
 
 
 def _compiler() -> list[str]:
-    """Return the command that starts the compiler: the program, and arguments if the variable CC contains any.
+    """Return the command that starts the compiler: the words of the environment variable CC, or cc if CC is not set.
 
     Raises:
-        CompileError: if the variable CC is not a valid command.
+        CompileError: if the environment variable CC is not a valid command.
     """
     command = os.environ.get("CC") or "cc"
     try:
         return shlex.split(command)
     except ValueError as error:
-        raise CompileError(f"CC={command} is not a valid command ({error})") from error
+        raise CompileError(f"the environment variable CC={command} is not a valid command ({error})") from error
 
 
 def _flags() -> list[str]:
@@ -166,7 +169,7 @@ def _run(command: list[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
         raise CompileError(
-            f"{command[0]} cannot be started ({error}); install a C compiler, or set the variable CC to one"
+            f"{command[0]} cannot be started ({error}); install a C compiler, or set the environment variable CC"
         ) from error
     if done.returncode:
         raise CompileError(f"{shlex.join(command)} failed with status {done.returncode}: {done.stderr.strip()[-500:]}")

@@ -26,8 +26,8 @@ MAX_DENSE_SIZE = 128
 """Largest size of an image (pixels x channels) for which a convolution is computed as one matrix product. If the
 numbers of input and output channels differ, the larger number counts."""
 ROW_LENGTH = 256
-"""Largest number of values in a row of the table of pixels (see above). If one pixel has more channels than this, a row
-is one pixel."""
+"""Largest number of values in a row of the table as which images are viewed here. A row contains several pixels, or one
+pixel if a pixel has more channels than this."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class ConvLayer:
     def _conv(self, x_bssC: Tensor) -> Tensor:
         """Return the output of the convolution, [b, s, s, D], in the dtype of the parameters.
 
-        For small images (see MAX_DENSE_SIZE), it is computed as one matrix product, with the matrix of `_dense_weight`.
+        For small images (see MAX_DENSE_SIZE), the convolution is computed as a product with the matrix `_dense_weight`.
         """
         side, num_out, num_in = x_bssC.shape[1], *self._weight_DC33.shape[:2]
         if side * side * max(num_in, num_out) <= MAX_DENSE_SIZE:
@@ -244,7 +244,7 @@ def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.devi
 
     The result is flat, [s s D * s s C]. An index refers to the flattened weights [D, 3, 3, C]. A row of the matrix
     belongs to one channel of an output pixel, a column to one channel of an input pixel. If the output pixel does not
-    read the input pixel, the entry is 0. Its index is one past the last weight: `_dense_weight` appends a 0 there.
+    read the input pixel, the entry is 0. The index is then one past the last weight, where `_dense_weight` adds a 0.
     """
     positions = torch.arange(side)
     # For each output and input position along one side: the position in the kernel, 0 to 2. Other numbers mean that the
@@ -265,8 +265,9 @@ def _entries_of_weights(side: int, num_out: int, num_in: int, device: torch.devi
     result contains s s indices per weight. If a weight occurs in fewer entries, its remaining indices are one past the
     last entry: `_conv_backward` appends a 0 there.
 
-    The gradient of a weight is the sum of the gradients of its entries. With these indices, they are summed in a fixed
-    order, so that the gradient is reproducible. A scatter-add on a GPU would sum in a random order.
+    The gradient of a weight is the sum of the gradients of its entries. With these indices, the gradients of the
+    entries are summed in a fixed order, so that the result is reproducible. A scatter-add on a GPU would sum in a
+    random order.
     """
     weights = _weights_of_entries(side, num_out, num_in, torch.device("cpu"))
     num_weights, max_entries = 9 * num_out * num_in, side * side

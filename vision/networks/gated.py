@@ -1,4 +1,4 @@
-"""The interface of stacks whose networks contain mixtures of experts. They grow by splitting experts in two."""
+"""The interface of stacks whose networks contain mixtures of experts. Such a network grows by splitting experts."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class GatedStack(Stack):
     """
 
     gates: list[Gates]
-    """Gates of each mixture."""
+    """The gates of each mixture, in the order of the layers."""
     expert_weights: list[Tensor]
     """For each mixture, the weights of the experts in the last forward pass, [M, b, E]."""
 
@@ -30,7 +30,7 @@ class GatedStack(Stack):
         return self.gates[0].num_experts
 
     def set_gate_noise(self, noise: Noise) -> None:
-        """Set the function that returns random numbers. In training, hard gates choose branches with them."""
+        """Set the function that returns the random numbers with which hard gates choose branches in training."""
         for gates in self.gates:
             gates.noise = noise
 
@@ -72,8 +72,8 @@ class GatedStack(Stack):
         """Return a new stack in which one expert of each mixture is split in two. The gates are one flat softmax.
 
         In contrast to `split`, there is no tree of gates. A split adds a copy of the expert, and an entry for this copy
-        to the softmax. The weights of the entry are random. The copy takes weight from all experts, so the outputs of
-        the network change abruptly. (The tree of gates avoids this.)
+        to the softmax. The weights that compute the logit of the entry are random. The copy takes weight from all
+        experts, so the outputs of the network change abruptly. (The tree of gates avoids this.)
 
         Copying the softmax entry of the expert, too, would not help. If p is the weight of the expert before the split,
         the expert and its copy would together have the weight 2p / (1 + p). So the outputs would change, too. Also, the

@@ -8,7 +8,7 @@ expert. The weight of an expert is the product of the probabilities of the branc
 The root has one branch per initial expert. Exception: there is no root if the mixture began with one expert. Growth
 splits an expert in two: the expert and its twin, a copy of it. Each split puts a new node with two branches in the
 place of the expert. One branch leads to the expert, the other to its twin. So the expert and its twin share the weight
-that the expert had. As long as they are equal, the split does not change the output of the layer.
+that the expert had. As long as the expert and its twin are equal, the split does not change the output of the layer.
 
 A flat softmax is a tree with the root only. Growth adds branches to the root.
 
@@ -34,8 +34,8 @@ def expert_paths(root: int, splits: Sequence[int]) -> list[list[int]]:
         root: number of branches of the root. Their indices are 0 to root - 1. If the mixture began with one expert,
             there is no root, and this number is 0.
         splits: for each split in order, the index of the expert that was split. Each split adds two branches. The first
-            leads to the expert, the second to its twin. The index of the twin is the number of experts before the
-            split.
+            leads to the expert, the second to its twin (a copy of the expert). The index of the twin is the number of
+            experts before the split.
     """
     paths = [[branch] for branch in range(root)] or [[]]
     for number, expert in enumerate(splits):
@@ -66,11 +66,11 @@ class Gates:
         self.splits = [list(experts) for experts in splits]
         self.hard = hard
         self.noise: Noise | None = None
-        """Function that returns random numbers. In training, hard gates choose branches with them. None until
-        `set_gate_noise` of the stack sets it."""
+        """Function that returns the random numbers with which hard gates choose branches in training. It is None until
+        `GatedStack.set_gate_noise` is called."""
         paths_M = [expert_paths(root, experts) for experts in self.splits]
         self._on_path_MKE = torch.zeros(len(paths_M), self.num_branches, self.num_experts, device=device)
-        """1 where a branch is on the path to an expert, else 0."""
+        """For each network, branch and expert: 1 if the branch is on the path to the expert, else 0."""
         for network, paths in enumerate(paths_M):
             for expert, path in enumerate(paths):
                 self._on_path_MKE[network, path, expert] = 1
@@ -83,11 +83,11 @@ class Gates:
 
     @property
     def num_branches(self) -> int:
-        """Number of branches of all nodes together, K."""
+        """Number of branches of all nodes of the gate tree together, K."""
         return self.root + 2 * len(self.splits[0])
 
     def with_twins(self, experts: Sequence[int], flat: bool) -> "tuple[Gates, int]":
-        """Return new gates, in which one expert of each network is split in two, and the number of new branches.
+        """Return the gates after a split of one expert of each network, and the number of branches that the split adds.
 
         Args:
             experts: for each network, the index of the expert to split.
@@ -120,7 +120,11 @@ class Gates:
         return weights_MbE
 
     def backward(self, d_weights_MbE: Tensor) -> Tensor:
-        """Return the gradient with respect to the logits of the last call of `weights` in training mode, [M, b, K]."""
+        """Return the gradient with respect to the logits of the last call of `weights` in training mode, [M, b, K].
+
+        Args:
+            d_weights_MbE: gradient with respect to the weights that this call returned.
+        """
         if self.hard:
             probability_MbK, chosen_MbK, failed_MbE = self._saved
             # Straight-through gradients: the choice of a branch is 1 if the branch was chosen, else 0. The weight of an
@@ -137,7 +141,8 @@ class Gates:
             d_log = d_weights_MbE * weights_MbE
             if self.splits[0]:
                 d_log = torch.bmm(d_log, self._on_path_MKE.transpose(1, 2))
-        # The gradient of log_softmax: subtract the sum of d_log over the branches of the node, times the probability.
+        # Backward pass of log_softmax: subtract the sum of d_log over the branches of a node, times the probability of
+        # the branch.
         total = self._apply_per_node(d_log, lambda d: d.sum(-1, keepdim=True).expand_as(d))
         return d_log.addcmul_(probability_MbK, total, value=-1)
 
@@ -146,7 +151,7 @@ class Gates:
         self._saved = ()
 
     def _hard_weights(self, probability_MbK: Tensor, training: bool) -> Tensor:
-        """Return 1 for the expert on whose path all branches were chosen, and 0 for all other experts, [M, b, E]."""
+        """Choose one branch of each node. Return 1 for the expert whose branches were all chosen, else 0, [M, b, E]."""
         if training:
             if self.noise is None:
                 raise RuntimeError("hard gates need random numbers in training: call set_gate_noise() first")

@@ -31,7 +31,8 @@ class LinearLayers:
             d_bias_Mo,
         )
         self._weight_Mio, self._bias_M1o = weight_Moi.transpose(1, 2), bias_Mo[:, None]
-        # Views for a stack of one network: a plain matrix product is faster than a batched product with batch size 1.
+        # Create views without the network axis for a stack of one network, because a plain matrix product is faster
+        # than a batched product with batch size 1.
         self._weight_oi, self._d_weight_oi = weight_Moi[0], d_weight_Moi[0]
         self._weight_io, self._bias_o, self._d_bias_o = self._weight_oi.t(), bias_Mo[0], d_bias_Mo[0]
         self._last_ones: Tensor | None = None
@@ -97,7 +98,7 @@ class LinearLayers:
         return torch.bmm(dy, self._weight_Moi)
 
     def _ones(self, length: int) -> Tensor:
-        """Return a vector of ones. It is kept for the next call, which often needs the same length."""
+        """Return a vector of ones. The vector is stored, because the next call often needs the same length."""
         if self._last_ones is None or len(self._last_ones) != length:
             self._last_ones = torch.ones(length, device=self._bias_o.device)
         return self._last_ones

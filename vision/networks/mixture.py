@@ -79,7 +79,7 @@ class MixtureStack(GatedStack):
     def flops(self) -> Flops:
         mixtures = list(zip(self.gates, self.sizes, self.sizes[1:], strict=False))
         layers = [(num_in, gates.num_experts * width + gates.num_branches) for gates, num_in, width in mixtures]
-        # With hard gates, a prediction needs only one expert of each mixture.
+        # With hard gates, a prediction needs only one expert of each mixture. Count the FLOPs of the other experts.
         unused = sum(2 * num_in * (gates.num_experts - 1) * width for gates, num_in, width in mixtures if gates.hard)
         return linear_flops([*layers, (self.sizes[-2], self.sizes[-1])], unused)
 

@@ -75,7 +75,8 @@ class MixtureLayerModule(nn.Module):
                 else:
                     chosen = probability.argmax(-1)
                 one_hot = nn.functional.one_hot(chosen, probability.shape[-1])
-                # Straight-through gradient: the value is that of `one_hot`, the gradient that of the old `probability`.
+                # Straight-through gradient: the new `probability` has the value of `one_hot`, but the gradient of the
+                # old `probability`.
                 probability = one_hot + probability - probability.detach()
             branches.append(probability)
         if not branches:
@@ -88,7 +89,7 @@ class MixtureModule(nn.Module):
     """A network with mixtures. It maps a batch of examples to logits [b, C].
 
     Args:
-        layers: all layers except the last, in order. Some are a `MixtureLayerModule`.
+        layers: all layers except the last, in order. The mixtures are instances of `MixtureLayerModule`.
         head: the last layer, which is not a mixture.
     """
 

@@ -1,4 +1,4 @@
-"""A block of the VGG with few channels, on a CPU. The C code in narrow.c computes it instead of torch operations.
+"""Compute a block of the VGG with few channels on a CPU, by the C code in narrow.c instead of torch operations.
 
 torch's CPU convolutions fill a vector register with numbers of different channels. If a register holds eight numbers
 and there are four channels, half of the register is empty. Also, the operations between the convolutions read and write
@@ -22,19 +22,19 @@ from vision.networks.conv import EPS, MOMENTUM, ConvLayer
 
 SOURCE = Path(__file__).with_name("narrow.c")
 MAX_CHANNELS = 16
-"""Largest number of channels for which narrow.c is faster than torch on one thread. narrow.c always uses one thread. So
-if torch uses t threads, the limit is MAX_CHANNELS / t."""
+"""Largest number of channels for which narrow.c is faster than torch with one thread. narrow.c always uses one thread.
+So if torch uses t threads, the limit is MAX_CHANNELS / t."""
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
-"""Dtype of the parameters -> C type for which narrow.c is compiled."""
+"""Supported dtypes of the parameters, and for each dtype the C type for which narrow.c is compiled."""
 
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """The tensors of one layer that the backward pass needs."""
+    """The tensors of one layer that the forward pass saves for the backward pass."""
 
     input_gssCl: Tensor
-    """What the layer reads: the output of the convolution of the layer before, before its batch normalisation and
-    ReLU. In the first layer: the input of the block."""
+    """Input of the layer. In the first layer, this is the input of the block. In the other layers, it is the output of
+    the convolution of the layer before, without the batch normalisation and ReLU that follow this convolution."""
     input_norm_4C: Tensor | None
     """Batch normalisation of the layer before, with the same four rows as `norm_4D`. This layer applies it to
     `input_gssCl`, then ReLU, then its own convolution. None in the first layer, whose convolution reads
@@ -47,7 +47,7 @@ class SavedLayer:
 
 
 class NarrowBlock:
-    """A block of one network: a sequence of convolutions, then max pooling.
+    """A block of one network, computed by narrow.c: a sequence of convolutions, then max pooling.
 
     The block maps [b, s, s, C] to [b, s/2, s/2, D].
 
@@ -204,4 +204,4 @@ def _sums_pointer(sums: Tensor | None) -> c_void_p:
 def _raise_if_failed(failed: int) -> None:
     """Raise MemoryError if `failed`, the value that a function of narrow.c returned, is not 0."""
     if failed:
-        raise MemoryError("narrow.c could not allocate its work buffers")
+        raise MemoryError("there is not enough memory for the work buffers of the C code narrow.c: use smaller batches")

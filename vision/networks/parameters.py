@@ -103,8 +103,8 @@ def draw_linear(num_out: int, num_in: int, generators: Sequence[torch.Generator]
     Args:
         num_out: number of outputs.
         num_in: number of inputs.
-        generators: random generators, one per network. So a network gets the same numbers, whether it is drawn alone
-            or together with others.
+        generators: random generators, one per network. So a network gets the same numbers, whether it is
+            initialised alone or together with others.
     """
     bound = num_in**-0.5
     rows_Moi = torch.stack([torch.rand(num_out, num_in + 1, generator=generator) for generator in generators])

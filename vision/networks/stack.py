@@ -53,7 +53,7 @@ class Stack(ABC):
 
     @cached_property
     def flops(self) -> Flops:
-        """FLOPs of one network for one example. torch's counter counts them. Some subclasses use a formula instead."""
+        """FLOPs of one network for one example. torch's FLOP counter counts them; some subclasses use a formula."""
         return count_flops(self.to_module(0), self.module_input_shape)
 
     @property

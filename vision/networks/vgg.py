@@ -4,8 +4,8 @@ Max pooling follows convolutions 2, 4, 8, 12 and 16, so that an image of 32 x 32
 channels. For images with 3 channels and 10 classes, the network has 27c + 135c^2 + 32c + 10c + 10 parameters: the first
 convolution, the other convolutions, batch normalisation, weights of the head, biases of the head.
 
-As in the Firefly code, the convolutions have no bias. In the original ALMA code they have a bias, but the batch
-normalisation removes it, so it does not change the output of the network.
+As in the code of the Firefly authors, the convolutions have no bias. In the original ALMA code the convolutions have a
+bias, but the batch normalisation removes the bias, so the output of the network is the same.
 
 Shapes: M networks in G groups, b examples, s x s pixels of an image, C input and D output channels of a convolution.
 The M / G networks of a group read the same examples.
@@ -33,7 +33,7 @@ SIDE = 32
 class VGGStack(Stack):
     """M reduced VGG19 networks of equal widths, computed one after the other.
 
-    Multilayer perceptrons are computed together to save the time of starting operations. Here this time does not
+    Multilayer perceptrons are computed together to save the time of starting operations. In a VGG this time does not
     matter, because even a convolution with 4 channels needs much more time for its arithmetic.
 
     Args:
@@ -41,7 +41,7 @@ class VGGStack(Stack):
         widths: number of output channels of each convolution.
         blocks: number of convolutions in each block. Pooling follows every block.
         parameters: conv_1 [M, D, 3, 3, C], scale_1 [M, D], shift_1 [M, D], ..., weight_head, bias_head.
-        statistics: mean_1 [M, D], variance_1 [M, D], ...
+        statistics: running statistics of the batch normalisation: mean_1 [M, D], variance_1 [M, D], ...
     """
 
     statistics: Parameters
@@ -190,8 +190,8 @@ def reset_conv_layer(
 
     Args:
         name: suffix of the names of the tensors of this layer, for example "3" in conv_3.
-        parameters: parameters of all layers. Those of this layer are changed in place.
-        statistics: running statistics of all layers. Those of this layer are changed in place.
+        parameters: parameters of all layers. The parameters of this layer are changed in place.
+        statistics: running statistics of all layers. The statistics of this layer are changed in place.
         generators: random generators, one per network.
     """
     num_out, _, _, num_in = parameters.shapes[f"conv_{name}"]

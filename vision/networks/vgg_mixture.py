@@ -45,7 +45,8 @@ class VGGMixtureStack(GatedStack):
         parameters: conv_k_e_l, scale_k_e_l and shift_k_e_l for layer l of expert e of block k; gate_k [M, K, 4 x 4 x C]
             and gate_bias_k [M, K] for the gates of block k; weight_head and bias_head. The indices k, e and l start at
             0. The first block (k = 0) has one expert and no gates.
-        statistics: mean_k_e_l and variance_k_e_l, with the same indices.
+        statistics: mean_k_e_l and variance_k_e_l, the running statistics of the batch normalisation of layer l of
+            expert e of block k.
         blocks: number of convolutions in each block. Pooling follows every block.
     """
 
@@ -144,7 +145,8 @@ class VGGMixtureStack(GatedStack):
         counted = count_flops(self.to_module(0), self.module_input_shape)
         if not self.gates[0].hard:
             return counted
-        # `counted` contains all experts. With hard gates, a prediction needs only one expert of each mixture.
+        # `counted` includes all experts. With hard gates, a prediction needs only one expert of each mixture, so
+        # subtract the FLOPs of the other experts.
         sides = [SIDE >> number for number in range(len(self.blocks))]
         block_flops = [2 * 9 * self.width**2 * side**2 * count for side, count in zip(sides, self.blocks, strict=True)]
         unused = sum((gates.num_experts - 1) * block_flops[number] for number, gates in enumerate(self.gates, start=1))
@@ -238,7 +240,7 @@ class VGGMixtureStack(GatedStack):
         networks_M, new_gates = torch.arange(len(self)), []
         for number, gates in enumerate(self.gates, start=1):
             which = experts[number - 1]
-            # The twin becomes the last expert of the block. In each network, copy the tensors of the expert to split.
+            # Add a twin as the last expert of the block: in each network, copy the tensors of the expert that is split.
             for group, kinds in ((tensors, ("conv", "scale", "shift")), (statistics, ("mean", "variance"))):
                 for kind in kinds:
                     for layer in range(self.blocks[number]):
@@ -313,7 +315,7 @@ class VGGMixtureStack(GatedStack):
 def pooled_features(x_bssC: Tensor) -> Tensor:
     """Return the mean of each cell of a 4 x 4 grid, [b, 16 C].
 
-    The means are those of torch.nn.AdaptiveAvgPool2d(4), but they are ordered by cell, then by channel.
+    The means are equal to the output of torch.nn.AdaptiveAvgPool2d(4), but are ordered by cell, then by channel.
 
     Args:
         x_bssC: images or activations. The side s is 1, 2 or a multiple of 4. If s is less than 4, a pixel fills several

@@ -25,7 +25,7 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison
 
 Drawing = Callable[[Comparison, Sequence[Numbers]], Figure | None]
-"""A function that draws a figure from a comparison and the results of its groups.
+"""Type of a function that draws a figure from a comparison and the results of its groups of runs.
 
 It returns None if there is nothing to draw.
 """
@@ -40,14 +40,14 @@ FIGURES: dict[str, Drawing] = {
     "radar": radar,
     "expert_load": expert_loads,
 }
-"""File name without suffix -> the function that draws the figure.
+"""The figures of a report: file name without suffix -> function that draws the figure.
 
-Each function makes one figure for the whole comparison. The function `routing_maps` is missing here, because it makes
-one figure for each of several groups.
+Each function makes one figure for the complete comparison. The function `routing_maps` is not in this list, because it
+makes one figure for each of several groups.
 """
 
 PLAIN_TEXT: dict[Any, Any] = {"text.parse_math": False}
-"""matplotlib parameters for all figures. With them, a dollar sign in a label is drawn and does not begin a formula."""
+"""matplotlib parameters for all figures. They make matplotlib draw dollar signs as they are, not as formulas."""
 
 
 def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure]]:

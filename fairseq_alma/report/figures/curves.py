@@ -37,13 +37,14 @@ def panels_of(
     within_panel: Sequence[str] = ("learner", "wait"),
     max_groups: int = MAX_LINES,
 ) -> tuple[dict[str, list[RunGroup]], int]:
-    """Distribute the groups over the panels of a figure.
+    """Distribute the groups of runs over the panels of a figure.
 
-    The groups in one panel differ only in the settings `within_panel`, and in those growth settings that have one value
-    for each learner and wait. Groups that have not reached t = 1 are left out.
+    The groups in one panel differ only in the settings `within_panel`. They may also differ in a growth setting, such
+    as `grow_every`, if the learner and the wait determine its value. Groups that have not reached arrival t = 1 are
+    left out.
 
-    At most MAX_PANELS panels are shown, and at most `max_groups` groups in a panel. If there are more, those with the
-    best validation scores are shown.
+    A figure has at most MAX_PANELS panels, and a panel has at most `max_groups` groups. If there are more, the panels
+    and groups with the best validation scores are shown.
 
     Args:
         comparison: the groups to distribute.
@@ -52,9 +53,11 @@ def panels_of(
         max_groups: maximum number of groups in a panel.
 
     Returns:
-        A dictionary panel title -> groups in the panel, and the number of groups left out because of the two limits.
+        A dictionary panel title -> groups in the panel, and the number of groups left out because of MAX_PANELS and
+        `max_groups`.
     """
-    # If all groups with one learner and one wait have the same value of a growth setting, it needs no separate panels.
+    # A growth setting needs no separate panels if the learner and the wait determine its value, because the curves in
+    # a panel already show the learner and the wait.
     growth = [name for name in GROWTH_SETTINGS if comparison.follows_from_learner_and_wait(name)]
     between_panels = [name for name in comparison.varied_settings if name not in (*within_panel, *growth)]
     panels: dict[str, list[tuple[float, RunGroup]]] = {}
@@ -67,7 +70,7 @@ def panels_of(
         panels.setdefault(title, []).append((score, group))
     shown_titles = sorted(panels, key=lambda title: min(score for score, _ in panels[title]))[:MAX_PANELS]
     shown, num_shown = {}, 0
-    for title in panels:  # in the order of the comparison
+    for title in panels:  # keep the order of the comparison, because `shown_titles` is sorted by score
         if title in shown_titles:
             best = sorted(panels[title], key=lambda item: item[0])[:max_groups]
             shown[title] = [group for group in comparison.groups if any(group is other for _, other in best)]
@@ -78,7 +81,7 @@ def panels_of(
 def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the test error rate or perplexity after each arrival. Shaded bands show the standard error over seeds.
 
-    Error rates are drawn from t = 0 on, because the errors before the first stage are the cost of waiting.
+    Error rates are drawn from t = 0 on, because the large errors before the first stage are the cost of waiting.
 
     Perplexities are drawn from the first stage on. The perplexity of an untrained model is about the size of the
     vocabulary. On an axis with such large values, differences between trained models would not be visible.
@@ -104,7 +107,7 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 
 
 def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: object) -> list[float]:
-    """Draw the curve of one group: the mean over seeds at each arrival. Return the finite values of the curve.
+    """Draw the curve of one group of runs: the mean over seeds at each arrival. Return the finite values of the curve.
 
     For a language model without a finished stage, nothing is drawn and the result is an empty list.
     """
@@ -137,9 +140,12 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
 
 
 def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw the average perplexity so far, against the training TFLOPs so far, the parameters and the experts.
+    """Draw the average perplexity so far against three costs, each in a separate panel, like figure 5 of the paper.
 
-    Each of these three costs has its own panel. The figure is like figure 5 of the paper.
+    The costs are the training TFLOPs so far, the number of parameters, and the number of experts.
+
+    Returns:
+        The figure, or None for vision runs and if no group has finished a stage.
     """
     drawable = [
         i

@@ -23,8 +23,8 @@ from fairseq_alma.report.runs import Comparison, Run
 def expert_loads(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the load of each expert in the first and in the last mixture layer, and the overflow, over the stream.
 
-    Each row of panels shows one group: its run with the first seed. Only groups with mixture layers can be shown. If
-    there are more than MAX_GROUPS of them, those with the best validation scores are shown.
+    Each row of panels shows one group of runs: its run with the first seed. Only groups with mixture layers can be
+    shown. If more than MAX_GROUPS groups have mixture layers, the groups with the best validation scores are shown.
 
     Returns:
         The figure, or None if no group has a mixture layer with two or more experts.
@@ -78,7 +78,8 @@ def load_map(run: Run, layer: int) -> tuple[list[int], np.ndarray]:
 def _draw_load(axes: Axes, run: Run, layer: int) -> QuadMesh:
     """Draw the relative load of each expert as a coloured map: one row per expert, one column per recorded arrival."""
     times, table = load_map(run, layer)
-    # Each column ends where the next one begins. The last column is as wide as the one before it.
+    # Compute the borders of the columns. Each column begins at its arrival and ends where the next column begins. The
+    # last column gets the width of the column before it, because there is no next column.
     edges = np.array([*times, 2 * times[-1] - times[-2] if len(times) > 1 else times[-1] + 1], float)
     if times[-1] <= FEW_ARRIVALS:
         edges -= 0.5  # centre each column on its arrival
@@ -94,7 +95,7 @@ def _draw_load(axes: Axes, run: Run, layer: int) -> QuadMesh:
 
 
 def _draw_overflow(axes: Axes, run: Run) -> None:
-    """Draw the overflow at each arrival from the first stage on."""
+    """Draw the overflow, the percentage of tokens that found their expert full, from the first stage on."""
     trained = run.stage > 0
     axes.plot(np.flatnonzero(trained), 100 * run.overflow[trained], color="#D55E00", marker=".", linewidth=1)
     axes.set(ylim=(0, None))

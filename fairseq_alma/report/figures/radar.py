@@ -1,6 +1,6 @@
-"""The radar plot of v1 of the paper.
+"""A radar plot like the one in the first version of the paper.
 
-It shows the quality of each learner, and its memory and compute in training and in test.
+The plot shows the quality of each learner, and the memory and compute that the learner needs in training and in test.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,14 @@ COST_AXES = ("Mem\n(training)", "Comp\n(training)", "parameters\n(test)", "FLOPs
 
 
 def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw one polygon per learner. A small polygon is good.
+    """Draw a radar plot with one polygon per learner. A small polygon is good.
 
-    The polygon shows the group of this learner with the best validation score. The function `radar_shares` computes the
-    corners of the polygon: one position on each axis.
+    Each polygon shows the group of runs that has the best validation score of its learner. The function `radar_shares`
+    computes the corners of the polygon: one position on each axis.
 
     Returns:
-        The figure, or None if fewer than two learners have a finished group with finite results.
+        The figure, or None if fewer than two learners have a finished group with a validation score and a finite CER or
+        average perplexity.
     """
     best: dict[str, int] = {}
     for index, result in enumerate(numbers):
@@ -36,7 +37,8 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     if len(best) < 2:
         return None
     shares, is_log = radar_shares([numbers[index] for index in best.values()])
-    # Set the position of the axes here. A layout engine of matplotlib would ignore the width of the names around them.
+    # Set the position of the axes here, because a matplotlib layout engine would ignore the width of the axis names.
+    # Then these names could be cut off.
     figure = Figure(figsize=(7.2, 4.6), dpi=150)
     axes = figure.add_axes((0.16, 0.17, 0.42, 0.66), projection="polar")
     names = ("CER" if comparison.is_vision else "average\nperplexity", *COST_AXES)
@@ -62,7 +64,7 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
 
 
 def radar_shares(numbers: Sequence[Numbers]) -> tuple[list[list[float]], list[bool]]:
-    """Return the position of each group on each axis of the radar plot.
+    """Return the position of each group of runs on each axis of the radar plot.
 
     Position 1 is the largest value of all groups. On a linear axis, position 0 is the value 0. If the largest value is
     more than ten times the smallest, the axis is logarithmic, and position 0 is a tenth of the smallest value.
@@ -82,7 +84,7 @@ def radar_shares(numbers: Sequence[Numbers]) -> tuple[list[list[float]], list[bo
             for result in numbers
         ]
     )
-    values = np.maximum(values, 1e-12)  # avoid 0, which cannot be a divisor and has no logarithm
+    values = np.maximum(values, 1e-12)  # replace 0, because the lines below divide by values and take logarithms
     smallest, largest = values.min(axis=0), values.max(axis=0)
     is_log = largest > 10 * smallest
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,10 +1,10 @@
-"""Maps that show which expert of a mixture receives which test images, as in v1 of the paper.
+"""Maps that show which expert of a mixture receives which test images, as in the first version of the paper.
 
 t-SNE gives each image a position, so that similar images are close to each other. The colour of an image shows its
-expert. The tree of gates, which route the images to the experts, is drawn on top.
+expert. The gates, which route the images to the experts, form a tree. The tree is drawn on top of the images.
 
-A map is drawn from the routing files of a run: stages/stage_k/routing.npz in the run folder contains test images, and
-the expert of each image after stage k.
+A map is drawn from the routing files of a run. The file stages/stage_k/routing.npz in the run folder contains test
+images, and the expert of each image after stage k.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +24,14 @@ from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 MAX_STAGES = 4
-"""Maximum number of stages in a map. Each stage has its own panel."""
+"""Maximum number of stages in a routing map. Each stage has a separate panel."""
 MAX_EXAMPLES = 1500
-"""Maximum number of examples (test images) in a map. t-SNE needs about one second for a few hundred examples."""
+"""Maximum number of examples (test images) in a routing map. With more examples, t-SNE would take too long.
+
+t-SNE needs about one second for a few hundred examples.
+"""
 MIN_EXAMPLES = 10
-"""Minimum number of examples in a map."""
+"""Minimum number of examples (test images) in a routing map."""
 _PERPLEXITY = 30
 """The parameter `perplexity` of t-SNE: roughly the number of neighbours that t-SNE considers for each example."""
 # The markers of the experts, as matplotlib names. If there are more experts than markers, the markers repeat.
@@ -37,16 +40,16 @@ _MARKERS = "os^Dv<>Pp*Xd"
 Tree = int | list
 """A tree of gates. Each gate routes an example to one of its branches: to another gate, or to an expert.
 
-A gate is the list of its branches. An expert is its index.
+In the tree, a gate is represented by the list of its branches, and an expert by its index.
 """
 
 
 def routing_maps(
     comparison: Comparison, numbers: Sequence[Numbers]
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:  # fmt: skip
-    """Yield (file name without suffix, function that draws the map) for each group with routing files.
+    """Yield (file name without suffix, function that draws the routing map) for each group of runs with routing files.
 
-    If more than MAX_GROUPS groups have routing files, only those with the best validation scores get a map.
+    If more than MAX_GROUPS groups have routing files, only the groups with the best validation scores get a map.
     """
     has_routing = [i for i, group in enumerate(comparison.groups) if group.counted_runs[0].routing_files()]
     for number, i in enumerate(best_by_validation(has_routing, numbers), start=1):
@@ -55,12 +58,12 @@ def routing_maps(
 
 
 def routing_map(group: RunGroup, title: str) -> Figure:
-    """Draw the map of a group, with one panel per stage. The map shows the first run of the group.
+    """Draw the routing map of a group of runs, with one panel per stage. The map shows the first run of the group.
 
     Each test image is drawn at its t-SNE position, in the colour and with the marker of its expert. The position of an
     image is the same in all panels. The expert of an image can change from stage to stage.
 
-    The number of an expert is drawn where its images are densest. A gate is drawn in the middle of its branches.
+    The index of an expert is drawn where its images are densest. A gate is drawn in the middle of its branches.
 
     Raises:
         RunError: if a routing file is damaged or contains too few examples.
@@ -116,7 +119,7 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
     count = max(1, root)
 
     def split(node: Tree, expert: int, new_expert: int) -> Tree:
-        """Return the tree `node` after the split of `expert`."""
+        """Return the tree `node` after `expert` was replaced by a gate with the branches `expert` and `new_expert`."""
         if isinstance(node, list):
             return [split(branch, expert, new_expert) for branch in node]
         return [node, new_expert] if node == expert else node
@@ -134,7 +137,8 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
 
 def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray) -> None:
     """Draw the tree of gates on top of the examples. An expert that receives no example is left out."""
-    # `leaves` contains the position of each expert: that of the image around which its other images are densest.
+    # `leaves` maps each expert to the position where its index is drawn. It is the position of that image of the expert
+    # that has the most other images of this expert around it.
     radius = np.ptp(positions, axis=0).max() / 12
     leaves = {int(leaf): _densest_position(positions[expert == leaf], radius) for leaf in np.unique(expert)}
 
@@ -160,10 +164,10 @@ def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray
 
 
 def _densest_position(positions: np.ndarray, radius: float) -> np.ndarray:
-    """Return the position that has the most other positions within the distance `radius`.
+    """Return the one of `positions` that has the most other positions within the distance `radius`.
 
-    The mean of all positions would be a bad choice. An expert may process several classes, and the mean may lie between
-    the classes, where the expert has no images.
+    The index of an expert is drawn there. The mean of the positions of its images would be a bad choice. An expert may
+    process several classes, and the mean may lie between the classes, where the expert has no images.
     """
     distances = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
     return positions[(distances < radius).sum(axis=1).argmax()]
@@ -187,7 +191,7 @@ def _embed(images: np.ndarray) -> np.ndarray:
 
 
 def _read_routing(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a routing file.
+    """Return the arrays of a routing file (routing.npz), as a dictionary name -> array.
 
     Raises:
         RunError: if the file is damaged.

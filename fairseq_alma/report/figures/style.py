@@ -1,4 +1,4 @@
-"""Functions that the modules of figures share: panels, axes, legends and notes."""
+"""Functions that several figure modules use. They make panels, axes, legends and notes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -22,25 +22,25 @@ HEIGHT = 2.9
 MAX_PANELS = 12
 """Maximum number of panels in a figure."""
 MAX_GROUPS = 4
-"""Maximum number of groups in a figure with one row per group, and of groups that get a routing map."""
+"""Maximum number of groups of runs in a figure with one row per group. Also the maximum number of routing maps."""
 MAX_LINES = 40
 """Maximum number of curves in a panel. The page (index.html) shows all curves."""
 
 
 def waits_of(groups: Iterable[RunGroup]) -> list[int]:
-    """Return the distinct waits of these groups in ascending order."""
+    """Return the different values of the setting `wait` in these groups of runs, in ascending order."""
     return sorted({group.wait for group in groups})
 
 
 def best_by_validation(indices: Iterable[int], numbers: Sequence[Numbers]) -> list[int]:
-    """Choose the groups with the best validation scores, at most MAX_GROUPS.
+    """Choose the groups of runs with the best validation scores, at most MAX_GROUPS.
 
     Args:
         indices: indices of the groups to choose from.
         numbers: the results of each group of the comparison.
 
     Returns:
-        Indices of groups, the best group first. Groups without a score come last.
+        Indices of the chosen groups, the best group first. Groups without a validation score come last.
     """
 
     def score(index: int) -> float:
@@ -92,7 +92,7 @@ def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) ->
 
 
 def with_unit(value: float) -> str:
-    """Return a number as text, such as `2.3k` or `65M`. A number below 1000 has no letter, such as `0.07`."""
+    """Return a number as text, such as `2.3k` or `65M`. For a number below 1000, no letter is added, as in `0.07`."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
@@ -100,7 +100,7 @@ def with_unit(value: float) -> str:
 
 
 def add_learners_and_waits(figure: Figure, groups: Sequence[RunGroup], dashed_waits: bool = True) -> None:
-    """Add a legend with the colour and marker of each learner. If `dashed_waits`, add the line style of each wait."""
+    """Add a legend with the colour and marker of each learner and, if `dashed_waits`, the line style of each wait."""
     learners = sorted({group.learner for group in groups}, key=lambda name: (learner_position(name), name))
     handles = []
     for name in learners:
@@ -118,7 +118,7 @@ def add_learners_and_waits(figure: Figure, groups: Sequence[RunGroup], dashed_wa
 
 
 def legend_entry(comparison: Comparison, group: RunGroup, dashes: Any = "-") -> Line2D:
-    """Return the legend entry of one group: a line with the colour, marker and label of the group."""
+    """Return the legend entry of one group of runs: a line with the colour, marker and label of the group."""
     style = appearance_of(group.learner)
     return Line2D(
         [], [], color=style.colour, marker=style.marker, markersize=4, linestyle=dashes,
@@ -137,7 +137,7 @@ def add_note(figure: Figure, text: str) -> None:
 
 
 def note_left_out(figure: Figure, count: int) -> None:
-    """Add a note that says how many groups the figure leaves out. Do nothing if `count`, their number, is 0."""
+    """Add a note that says that the figure leaves out `count` groups of runs. Do nothing if `count` is 0."""
     if count:
         add_note(figure, f"only the best runs by validation are shown; {count} runs are left out")
 

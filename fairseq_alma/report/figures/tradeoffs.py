@@ -1,7 +1,7 @@
-"""Figures of quality against cost, where each point is a group.
+"""Figures that show quality against cost. Each point is a group: runs that differ only in the seed.
 
-Quality is CER or average perplexity. The figures are like figures 2 and 7 of the paper and, for the effect of replay on
-quality and cost, like figures 4 and 8.
+Quality is CER or average perplexity. The figures are like figures 2 and 7 of the paper. The figure that shows the
+effect of replay on quality and cost is like figures 4 and 8.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ MAX_POINTS = 400
 
 
 def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against training TFLOPs. A line joins groups that differ only in size."""
+    """Draw CER or average perplexity against training TFLOPs. A line joins groups of runs that differ only in size."""
     return _tradeoff(comparison, numbers, lambda result: result.comp / 1e12, "training TFLOPs over the stream")
 
 
@@ -42,7 +42,7 @@ def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Fi
 def _tradeoff(
     comparison: Comparison, numbers: Sequence[Numbers], x_of: Callable[[Numbers], float], x_label: str
 ) -> Figure | None:
-    """Draw CER or average perplexity against a cost. A line joins groups that differ only in size.
+    """Draw CER or average perplexity against a cost. A line joins groups of runs that differ only in size.
 
     Args:
         comparison: the groups; only finished groups are drawn.
@@ -75,7 +75,11 @@ def _tradeoff(
 
 
 def against_wait(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against the wait, one line per learner."""
+    """Draw CER or average perplexity against the wait, with one line per learner.
+
+    Returns:
+        The figure, or None if no panel has groups with different waits.
+    """
     panels, numbers_by_id, num_left_out = _finished_panels(comparison, numbers, ("learner", "wait"))
     panels = {title: groups for title, groups in panels.items() if len(waits_of(groups)) > 1}
     if not panels:
@@ -101,7 +105,7 @@ def against_wait(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure |
 def _finished_panels(
     comparison: Comparison, numbers: Sequence[Numbers], within_panel: Sequence[str]
 ) -> tuple[dict[str, list[RunGroup]], dict[int, Numbers], int]:
-    """Distribute the finished groups over panels, as `panels_of` distributes all groups.
+    """Distribute the finished groups of runs over the panels of a figure, with the function `panels_of`.
 
     Returns:
         Three values: a dictionary panel title -> finished groups in the panel, a dictionary id(group) -> results of
@@ -117,16 +121,16 @@ def _finished_panels(
 
 
 def _scale_quality_axes(panels: Sequence[Axes], comparison: Comparison, drawn: Sequence[Numbers]) -> None:
-    """Scale the y axes of all panels to the quality of all drawn groups. Label the first y axis."""
+    """Scale the y axes of all panels to the CER or average perplexity of all drawn groups. Label the first y axis."""
     for axes in panels:
         scale_axis(axes, "y", [_quality(result) for result in drawn])
     panels[0].set_ylabel(quality_label(comparison), fontsize=9)
 
 
 def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
-    """Return lists of groups. The groups in a list differ only in size; their learner is the same.
+    """Divide the groups of runs in a panel into lists, so that the groups in one list differ only in size.
 
-    A figure draws one line through the points of each list.
+    The groups in a list have the same learner. A figure draws one line through the points of each list.
     """
     # Growth settings can be ignored here. Within a panel, groups with the same learner and wait have the same growth
     # settings, because `panels_of` puts all other groups into different panels.
@@ -139,9 +143,9 @@ def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
 
 
 def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw the effect of replay in a plot of quality against compute.
+    """Draw the effect of replay: CER or average perplexity against training TFLOPs, without and with replay.
 
-    A line joins each group without replay to the group that differs from it only in replay.
+    A line joins each group of runs without replay to each group that differs from it only in replay.
     """
     pairs = replay_pairs(comparison, numbers)
     if not pairs:
@@ -177,7 +181,7 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 def replay_pairs(
     comparison: Comparison, numbers: Sequence[Numbers]
 ) -> list[tuple[RunGroup, Numbers, Numbers]]:  # fmt: skip
-    """Find the pairs of finished groups that differ only in replay: one group without replay, and one with replay.
+    """Find the pairs of finished groups of runs that differ only in replay: one group without and one with replay.
 
     Returns:
         For each pair: (group without replay, results of this group, results of the group with replay).
@@ -194,7 +198,7 @@ def replay_pairs(
 
 
 def _key_without_replay(group: RunGroup) -> tuple:
-    """Return all settings of a group except `replay`, as a tuple. It is equal for groups that differ only in replay."""
+    """Return a tuple of all settings except `replay`. Groups that differ only in replay have equal tuples."""
     return tuple((name, repr(value)) for name, value in sorted(group.settings.items()) if name != "replay")
 
 
@@ -217,12 +221,12 @@ def _draw_points(axes: Axes, points: Sequence[tuple[float, Numbers]], learner: s
 
 
 def _quality(numbers: Numbers) -> float:
-    """Return the CER or the average perplexity of a finished group: the mean over its seeds."""
+    """Return the CER or the average perplexity of a finished group of runs: the mean over its seeds."""
     assert numbers.quality is not None
     return numbers.quality.mean
 
 
 def _stderr(numbers: Numbers) -> float:
-    """Return the standard error of `_quality`; 0 for a single seed."""
+    """Return the standard error of the CER or average perplexity of a finished group; 0 for a single seed."""
     assert numbers.quality is not None
     return numbers.quality.stderr or 0.0

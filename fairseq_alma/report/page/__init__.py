@@ -26,17 +26,17 @@ FOLDER = Path(__file__).parent
 SCRIPTS = ("data.js", "choice.js", "plots.js", "tables.js", "controls.js")
 """JavaScript files of the page, in the order in which they are joined. A file can use names of the files before it."""
 MAX_POINTS = 250_000
-"""Maximum number of points in all curves of a comparison together. It limits the size of index.html.
+"""Maximum total number of points in the curves of one comparison. This limits the size of index.html.
 
-Each of n curves may have MAX_POINTS / n points.
+If a comparison has n curves, each curve may have MAX_POINTS / n points.
 """
 MIN_POINTS = 40
 """One curve may always have this many points, even if all curves together then have more than MAX_POINTS."""
 MAX_ALTERNATIVES = 12
-"""Maximum number of alternatives that the page shows for each group and each decision.
+"""Maximum number of alternatives that the page shows for each group of runs and each decision.
 
-An alternative to a group is a finished group that differs from it in one decision, such as the wait. The alternatives
-are found by choice.alternatives.
+An alternative to a group is a finished group that differs from it in one decision, such as the wait. The function
+choice.alternatives finds the alternatives.
 """
 MAX_FILTER_VALUES = 20
 """The page has a filter for a setting only if the setting has at most this many different values."""
@@ -62,7 +62,7 @@ def page(data: ReportData, reload_seconds: float | None = None) -> str:
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
-    """Return the data of one comparison as JSON values, for the JavaScript of the page.
+    """Return the data of one comparison (groups of runs on the same stream) as JSON values, for the page's JavaScript.
 
     Error rates are fractions between 0 and 1, not percent.
     """
@@ -94,7 +94,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 
 
 def _description(comparison: Comparison, group: RunGroup, common_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of a group besides its results: label, colour, folder, command, settings and state."""
+    """Return the data of a group of runs except its results: label, colour, folder, command, settings and state."""
     style = appearance_of(group.learner)
     own_settings = {
         name: setting_text(value)
@@ -118,7 +118,7 @@ def _description(comparison: Comparison, group: RunGroup, common_settings: Mappi
 
 
 def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
-    """Return the results of a group as JSON values, without its curve."""
+    """Return the results of a group of runs as JSON values. The curve over the stream is not included."""
     trained = np.flatnonzero(group.counted_runs[0].stage > 0)
     return {
         "quality": _estimate(numbers.quality),
@@ -137,13 +137,13 @@ def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
 
 
 def _curve_data(group: RunGroup, num_points: int) -> dict[str, Any]:
-    """Return the three lists of `curve` under the names that the JavaScript of the page uses."""
+    """Return the three lists that `curve` returns, as a dictionary with the names that the page's JavaScript uses."""
     t, mean, error = curve(group, num_points)
     return {"t": t, "mean": mean, "error": error}
 
 
 def curve(group: RunGroup, num_points: int) -> tuple[list[int], list[float | None], list[float | None] | None]:
-    """Return the curve of a group: error rate or perplexity over the arrivals.
+    """Return the curve of a group of runs: test error rate or perplexity over the arrivals.
 
     If there are at most FEW_ARRIVALS arrivals, the curve contains all of them. Otherwise it contains the first arrival,
     the last arrival, and the arrivals at which the value of at least one seed changed.
@@ -184,7 +184,7 @@ def _filters(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _sort_key(value: Any) -> tuple:
-    """Return a tuple by which the values of a setting are sorted.
+    """Return the sort key for a value of a setting.
 
     Numbers are sorted by value, learners in the order of the paper, and other values by their text.
     """
@@ -194,7 +194,9 @@ def _sort_key(value: Any) -> tuple:
 
 
 def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change, int]]) -> list[list[Any]]:
-    """Return the alternatives with the best validation scores, at most MAX_ALTERNATIVES for each decision.
+    """Return the alternatives to a group with the best validation scores, at most MAX_ALTERNATIVES for each decision.
+
+    An alternative is a finished group that differs in one decision: the wait, replay, or whether the learner grows.
 
     Args:
         numbers: the results of each group of the comparison.
@@ -235,7 +237,7 @@ def plotly_script() -> str:
 
 @cache
 def _file(name: str) -> str:
-    """Return the text of a file in the folder of this module."""
+    """Return the content of a text file, such as page.css, in the folder of this module."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 

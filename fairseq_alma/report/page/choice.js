@@ -19,7 +19,8 @@ const isLess = (a, b) => {
 };
 
 // Return the index of the group with the lowest validation score within the budget, or null if there is no such group.
-// Among equal scores, choose the group with the fewest training FLOPs, then the fewest parameters, then the first.
+// Among groups with equal scores, choose the one with the fewest training FLOPs. If the FLOPs are equal too, choose
+// the one with the fewest parameters, and then the first one.
 const bestWithinBudget = () => {
   let best = null;
   for (const index of candidates()) {
@@ -32,7 +33,7 @@ const bestWithinBudget = () => {
 };
 
 // Return the indices of the groups on the Pareto front of the trade-off plot, from left to right. A group is on the
-// front if no other group is at least as good on both axes and better on one.
+// front if no other group beats it, that is, if none is at least as good on both axes and better on one.
 const paretoFront = () => {
   const x = AXES[state.x].of, y = QUALITIES[state.y].of;
   const points = visible.filter((index) => comparison.groups[index].finished)

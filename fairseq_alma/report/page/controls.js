@@ -2,7 +2,7 @@
 
 // ---- after a change
 // Show the best group within the budget, mark rows in the table, and draw the plots. If `withPlots` is false, draw the
-// plots later, when there was no further change for 0.3 s.
+// plots only after 0.3 s without another change, because drawing many points is slow.
 let plotTimer = 0;
 const draw = (withPlots = true) => {
   const best = showAnswer();
@@ -72,7 +72,7 @@ const buildSliders = () => {
   }
 };
 
-// Show or hide the groups with this value of a setting.
+// Show the groups with this value of a setting if they are hidden; otherwise hide them.
 const toggleFilter = (name, value, allValues) => {
   const hidden = new Set(state.off[name] ?? []);
   if (!hidden.size && allValues.length > 2) {

@@ -1,5 +1,5 @@
-// The data and the state of the page, and functions that format values as text.
-// The page is computed from `data`, which alma-report wrote, and `state`, which the page keeps in its URL.
+// This file defines the data and the state of the page, and functions that format values as text.
+// The page is computed from `data`, which alma-report wrote, and `state`, which the page stores in its URL.
 // In `data`, a group consists of runs with equal settings, one per seed. The visible text of the page calls it a run.
 
 const byId = (id) => document.getElementById(id);
@@ -20,7 +20,7 @@ const state = {
   comp: null, params: null, final: null,       // limits of the budget; null: no limit
   x: "comp", y: "quality",                     // axes of the trade-off plot: keys of AXES and QUALITIES
   sort: "score", down: false,                  // column that sorts the table; true: in descending order
-  chosen: null,                                // index of the group shown in detail; the URL has its folder instead
+  chosen: null,                                // index of the group shown in detail; the URL contains its folder
 };
 let comparison;                                // data.comparisons[state.c]
 let visible = [];                              // indices of the groups that the filters do not hide
@@ -66,7 +66,8 @@ const AXES = {
   forward: { of: (group) => group.forward_flops, name: () => "FLOPs of one prediction" },
   wall: { of: (group) => group.wall_seconds, name: () => "wall time, s" },
 };
-// Values that the y axis of the trade-off plot can show. If `only` returns false, the value is not available.
+// Values that the y axis of the trade-off plot can show. A value is not available if it has a function `only` and this
+// function returns false.
 const QUALITIES = {
   quality: {
     of: (group) => meanOf(group.quality),

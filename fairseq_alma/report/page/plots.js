@@ -89,7 +89,7 @@ const drawCurves = (best) => {
   for (const index of shown) {
     const group = comparison.groups[index], isHighlighted = index === best || index === state.chosen;
     // Start the curve of a language model at the first stage, because the perplexity of the untrained model is so large
-    // that the other curves would look flat.
+    // that differences between trained models would not be visible.
     let from = 0;
     if (!comparison.vision) {
       const trained = (t) => t >= group.first_trained_t;

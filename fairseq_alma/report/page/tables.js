@@ -1,4 +1,5 @@
-// Show text and tables: the best group within the budget, its alternatives, details of a group, and the table.
+// Show the texts and tables of the page: the best group within the budget, its alternatives, the details of the chosen
+// group, and the table of all groups.
 
 // ---- the best group
 // Show the best group within the budget and its alternatives. Return the index of the best group, or null.

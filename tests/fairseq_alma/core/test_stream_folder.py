@@ -151,7 +151,7 @@ def test_a_file_cut_short_by_one_byte_is_named_with_both_sizes(stream, cut):
     (stream / cut).write_bytes(content[:-1])
     message = refusal(stream)
     assert f"{stream / cut} has {len(content) - 1:,} bytes, stream.json says {len(content):,}" in message
-    assert "it was truncated or overwritten; copy the whole stream again" in message
+    assert "the file was truncated or overwritten; copy the whole stream again" in message
 
 
 def test_another_dictionary_is_refused(stream):

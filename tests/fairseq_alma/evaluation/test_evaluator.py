@@ -167,7 +167,7 @@ def test_scores_that_leave_tokens_out_are_refused(own_stream, members, tmp_path,
     folder.description["splits"]["test"]["tokens"] += 1
     tokens = description["splits"]["test"]["tokens"]
     with pytest.raises(
-        StreamError, match=f"test: {tokens} tokens were scored, but the .idx file contains {tokens + 1}"
+        StreamError, match=f"test: {tokens} tokens were scored, but its .idx file contains {tokens + 1}"
     ):
         PerplexityEvaluator(folder, tmp_path / "kept", CPU)(learner(members[:1], frozen))
     assert not (tmp_path / "kept").exists()

@@ -1,0 +1,1 @@
+"""The optimizers that this package registers with fairseq. Needs fairseq."""
