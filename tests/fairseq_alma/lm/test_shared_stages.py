@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints import digest_of_model, read_checkpoint, write_checkpoint
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.lm.shared_stages import SharedStages, digest_of_model, key_of
+from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from tests.commands import RUN, run_command
 
 
