@@ -85,7 +85,7 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
     """
     fairseq_alma.register()
     base = [
-        str(values["data"]), "--user-dir", USER_DIR, "--task", "alma_lm", "--arch", str(values["arch"]),
+        "STREAM", "--user-dir", USER_DIR, "--task", "alma_lm", "--arch", str(values["arch"]),
         "--criterion", "switch_lm", "--optimizer", "fused_adam", "--lr-scheduler", "polynomial_decay",
     ]  # fmt: skip
     try:
@@ -97,15 +97,14 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
         before, after = vars(_parse(base, only_given=True)), vars(_parse([*base, *more], only_given=True))
         given = {name for name, value in after.items() if name not in before or value != before[name]}
         _refuse(given, set(values), fairseq)
-    for name, value in values.items():
-        setattr(namespace, name, value)
+    for name in values.keys() - PATHS.keys():
+        setattr(namespace, name, values[name])
     try:
         config = convert_namespace_to_omegaconf(namespace)
     except Exception as error:  # Hydra and OmegaConf raise many types of errors for a value of a wrong type
         reason = str(error).strip().splitlines()
         raise SettingError(f"fairseq refuses a setting: {reason[0] if reason else type(error).__name__}") from error
-    # fairseq puts every text between apostrophes and lets Hydra parse it, which fails for a path with an apostrophe. So
-    # set the paths only now.
+    # Set the paths only now. fairseq passes all other values through Hydra's parser, which cannot read every path.
     for name, group in PATHS.items():
         if name in values:
             config[group][name] = None if values[name] is None else str(values[name])

@@ -46,9 +46,9 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
     from fairseq_alma.lm.learners import make_learner
-    from fairseq_alma.lm.precision import with_precision
+    from fairseq_alma.lm.precision import as_recorded
 
-    settings = with_precision(settings)
+    settings = as_recorded(settings)
     stream_folder = StreamFolder.open(settings.stream)
     stream = stream_folder.stream(settings.mega_batches)
     stream_settings = settings.stream_settings(len(stream))

@@ -62,9 +62,9 @@ class LanguageModelSettings(RunSettings):
     """Number of tokens in a sequence."""
     sequences_per_update: Count = 192
     """Number of sequences in an optimizer update."""
-    batch_size: Count = 8
+    batch_size: Count | None = None
     """Number of sequences in one forward pass on one device. An update accumulates gradients over several passes if
-    necessary."""
+    necessary. By default the largest number for which the memory suffices, and at most 4096 tokens on a CPU."""
     lr: float = 5e-4
     """Maximum learning rate. In each stage, the learning rate rises linearly from 0 to this value (warm-up) and then
     falls linearly to 0."""
@@ -135,17 +135,3 @@ class LanguageModelSettings(RunSettings):
     def warmup_of_stage(self, updates: int) -> int:
         """Return the number of warm-up updates in a stage with `updates` updates."""
         return min(4000, updates // 20) if self.warmup_updates is None else self.warmup_updates
-
-    def update_freq(self, num_devices: int) -> int:
-        """Return the number of forward passes on each device for one update.
-
-        Raises:
-            SettingError: if the sequences of an update cannot be divided evenly into batches and devices.
-        """
-        passes, remainder = divmod(self.sequences_per_update, self.batch_size * num_devices)
-        if remainder or passes == 0:
-            raise SettingError(
-                f"sequences_per_update={self.sequences_per_update} must be a multiple of batch_size="
-                f"{self.batch_size} times {num_devices} device(s): change batch_size="
-            )
-        return passes

@@ -36,6 +36,9 @@ class LocalProcesses:
         self._at_once, self._scalars = at_once, scalars
         self._num_gpus = torch.cuda.device_count()
         self.kind = "cuda" if self._num_gpus else "cpu"
+        self.memory: int | None = None
+        if self._num_gpus:
+            self.memory = min(torch.cuda.get_device_properties(i).total_memory for i in range(self._num_gpus))
 
     def num_devices(self, num_jobs: int) -> int:
         """Return the number of devices for each job (call of fairseq-train), if the stage has `num_jobs` jobs."""

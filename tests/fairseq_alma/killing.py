@@ -122,7 +122,7 @@ def trainings(pid: int) -> list[int]:
     found = []
     for child in children:
         with suppress(OSError):  # it ended meanwhile
-            if b"fairseq_cli.train" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"fairseq_alma.lm.train_member" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(int(child))
     return found
 

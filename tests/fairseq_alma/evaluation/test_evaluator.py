@@ -22,15 +22,17 @@ from fairseq_alma.evaluation.flops import count_forward_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
 from fairseq_alma.evaluation.stored_scores import MemberFacts, MemberScores, StoredScores
-from fairseq_alma.lm.fairseq_train import member_config, write_untrained_checkpoint
+from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
+from tests.commands import STAGE
+from tests.fairseq_alma.configs import config_of
 from tests.streams import make_stream
 
 CPU = torch.device("cpu")
 
 
-def untrained(stream: Path, path: Path, **options) -> Path:
-    values = {"data": str(stream), "arch": "switch_lm_tiny", "tokens_per_sample": 32, "total_num_update": 10}
-    write_untrained_checkpoint(member_config({**values, "save_dir": str(path.parent), **options}), path)
+def untrained(stream: Path, path: Path, *options) -> Path:
+    words = [str(stream), *map(str, STAGE[2:]), "--save-dir", str(path.parent), *map(str, options)]
+    write_untrained_checkpoint(config_of(words), path)
     return path
 
 
@@ -39,7 +41,7 @@ def members(stream, tmp_path_factory) -> list[Path]:
     """Two checkpoints with different seeds and sizes. Their outputs are sharpened, so that probabilities differ."""
     folder, paths = tmp_path_factory.mktemp("members"), []
     for seed, experts in ((1, 2), (2, 3)):
-        path = untrained(stream, folder / f"{seed}.pt", seed=seed, num_experts=experts)
+        path = untrained(stream, folder / f"{seed}.pt", "--seed", seed, "--num-experts", experts)
         state = read_checkpoint(path)
         state["model"]["decoder.layer_norm.weight"] = torch.full((128,), 2.0)
         write_checkpoint(state, path)
