@@ -5,6 +5,7 @@ and dictionaries), so torch can load the file without running code from it.
 """
 
 import errno
+import hashlib
 import logging
 import os
 import pickle
@@ -90,6 +91,21 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error
         raise
+
+
+def digest_of_model(checkpoint: Path) -> str:
+    """Return the SHA-256 digest of the weights and buffers in a checkpoint.
+
+    The other contents of the file are ignored, because they include folder names and times.
+
+    Raises:
+        StageError: if the file is missing or damaged.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(require_checkpoint(checkpoint)["model"].items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def num_updates(checkpoint: dict[str, Any]) -> int:

@@ -61,6 +61,11 @@ class LanguageModelLearner:
         """
         return []
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether a stage has trained the models in `predictor`."""
+        return bool(self._predictor)
+
     def grow(self, stage: Stage) -> Spent:
         """Add capacity to the model before a stage, and return the cost of the growth. The base class adds nothing.
 

@@ -73,7 +73,14 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
             {**settings.defaults_for(settings.learner), "precision": "float32"},
             on_rows=scalars.rows,
         )
-        evaluator = PerplexityEvaluator(stream_folder, Path(settings.out) / "evaluated")
+        # If the learner waits before its first stage, the average perplexity includes that of the untrained learner.
+        is_charged = min(settings.wait, len(stream)) > 1
+        evaluator = PerplexityEvaluator(
+            stream_folder,
+            Path(settings.out) / "evaluated",
+            shared=Path(settings.share) / "evaluated" if settings.share else None,
+            untrained_tokens=None if is_charged else settings.untrained_tokens,
+        )
         return run_stream(stream, learner, evaluator, stream_settings, record)
 
 

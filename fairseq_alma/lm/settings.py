@@ -43,7 +43,12 @@ class LanguageModelSettings(RunSettings):
     """Number of members that train at the same time. By default the number of GPUs, or of cores if there is no GPU."""
     share: str | None = None
     """Folder that runs use to share trained members. A member that another run has already trained in the same way is
-    copied from this folder instead of trained again."""
+    copied from this folder instead of trained again. The folder also keeps the scores of all checkpoints of these runs
+    (4 bytes for each token of the validation and test set), so that no checkpoint is scored twice."""
+    untrained_tokens: Count | None = 100_000
+    """Number of tokens of the validation set and of the test set on which the untrained learner is scored; null for
+    all. The first tokens are taken. If `wait` is above 1, all tokens are scored, because the average perplexity then
+    includes the perplexity of the untrained learner."""
     updates: Count | None = None
     """Number of optimizer updates of each member in each stage. It does not depend on `wait`. Cannot be combined with
     updates_per_mega_batch."""

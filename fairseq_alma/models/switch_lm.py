@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.modules.output_loss import summed_nll
+from fairseq_alma.modules.output_loss import summed_nll, token_nll
 from fairseq_alma.modules.switch_feed_forward import MixtureOutput, SwitchFeedForward
 
 # Dimensions: B sequences of L tokens, H attention heads, D model width, V words in the vocabulary.
@@ -186,6 +186,7 @@ class SwitchDecoder(FairseqDecoder):
         encoder_out: None = None,
         features_only: bool = False,
         nll_of: Tensor | None = None,
+        per_token: bool = False,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return the scores (logits) of the next word at each position, and the outputs of the mixtures.
@@ -197,6 +198,8 @@ class SwitchDecoder(FairseqDecoder):
             nll_of: target words, int64 [B, L]. If given, the summed negative log-likelihood of the targets (a scalar,
                 in nats, without padding) is returned instead of scores. It is computed here and not in the criterion,
                 because fairseq's wrappers for several devices must see that `forward` uses the output layer.
+            per_token: whether to return the negative log-likelihood of each target instead of the sum: float32 [B * L],
+                0 for padding. Without gradients only.
 
         Returns:
             Scores [B, L, V], and a dict with two entries. "mixtures" is a list with the MixtureOutput of each mixture.
@@ -204,7 +207,7 @@ class SwitchDecoder(FairseqDecoder):
             contain only the tokens that are not padding.
         """
         with self._autocast(prev_output_tokens.device.type):
-            return self._forward(prev_output_tokens, features_only, nll_of)
+            return self._forward(prev_output_tokens, features_only, nll_of, per_token)
 
     def _autocast(self, device_type: str) -> AbstractContextManager[Any]:
         """Return the context in which the model computes. With precision float32, it changes nothing."""
@@ -215,7 +218,7 @@ class SwitchDecoder(FairseqDecoder):
         return torch.autocast(device_type, dtype=torch.bfloat16)
 
     def _forward(
-        self, prev_output_tokens: Tensor, features_only: bool, nll_of: Tensor | None
+        self, prev_output_tokens: Tensor, features_only: bool, nll_of: Tensor | None, per_token: bool
     ) -> tuple[Tensor, dict[str, Any]]:
         """Do what `forward` does, in the current autocast context."""
         positions = torch.arange(prev_output_tokens.size(1), device=prev_output_tokens.device)
@@ -234,7 +237,8 @@ class SwitchDecoder(FairseqDecoder):
                 mixtures.append(mixture)
         x = self.layer_norm(x)
         if nll_of is not None:
-            x = summed_nll(x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad)
+            nll = token_nll if per_token else summed_nll
+            x = nll(x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad)
         elif not features_only:
             x = self.output_layer(x)
         return x, {"mixtures": mixtures, "token_mask": token_mask}

@@ -1,8 +1,9 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_alma.modules.output_loss import summed_nll
+from fairseq_alma.modules.output_loss import LOGITS_PER_CHUNK, summed_nll, token_nll
 
 PAD = 1
 
@@ -40,3 +41,35 @@ def test_under_autocast_the_sum_stays_float32():
         loss = summed_nll(x, weight, target, PAD)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(F.cross_entropy(x @ weight.t(), target, reduction="sum").item(), rel=1e-2)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("tokens_per_chunk", [1, 7, 300, 1000])
+@torch.inference_mode()
+def test_the_loss_of_each_token_does_not_depend_on_the_chunks(monkeypatch, kind, tolerance, tokens_per_chunk):
+    monkeypatch.setitem(LOGITS_PER_CHUNK, "cpu", tokens_per_chunk * 1001)
+    x, weight, target = torch.randn(300, 16), torch.randn(1001, 16), torch.randint(0, 1001, (300,))
+    target[:20] = PAD
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
+        nll_T = token_nll(x, weight, target, PAD)
+    expected = F.cross_entropy(x.double() @ weight.double().t(), target, ignore_index=PAD, reduction="none")
+    assert (nll_T.dtype, nll_T.shape) == (torch.float32, (300,))
+    assert (nll_T - expected).abs().max() < tolerance * expected.max()
+    assert nll_T[:20].abs().max() == 0
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_no_more_logits_than_one_chunk_exist(monkeypatch, autocast):
+    monkeypatch.setitem(LOGITS_PER_CHUNK, "cpu", 10 * 1001)
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            sizes.extend(t.numel() for t in (result if isinstance(result, tuple) else [result]) if torch.is_tensor(t))
+            return result
+
+    x, weight, target = torch.randn(100, 4), torch.randn(1001, 4), torch.randint(2, 1001, (100,))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), Sizes():
+        token_nll(x, weight, target, PAD)
+    assert max(sizes) == 10 * 1001
