@@ -5,6 +5,7 @@ and dictionaries), so torch can load the file without running code from it.
 """
 
 import errno
+import hashlib
 import logging
 import os
 import pickle
@@ -92,25 +93,37 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         raise
 
 
+def digest_of_model(checkpoint: Path) -> str:
+    """Return the SHA-256 digest of the weights and buffers in a checkpoint.
+
+    The other contents of the file are ignored, because they include folder names and times.
+
+    Raises:
+        StageError: if the file is missing or damaged.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(require_checkpoint(checkpoint)["model"].items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def num_updates(checkpoint: dict[str, Any]) -> int:
     """Return the number of optimizer updates that the stage had done when the checkpoint was saved."""
     return checkpoint["optimizer_history"][-1]["num_updates"]
 
 
 def repair_stage_folder(folder: Path) -> None:
-    """Repair the checkpoints of one member (network) in one stage, so that a killed fairseq-train can be resumed.
+    """Repair the checkpoints of one member (network) in one stage, so that a killed training can be resumed.
 
-    fairseq writes a checkpoint under one name and then copies the file to other names, such as checkpoint_last.pt. If
-    fairseq is killed during a copy, a truncated file remains. The repair has three steps:
+    The repair has three steps:
 
     1. Rename damaged checkpoints to `*.damaged`.
     2. Choose the newest checkpoint that contains the optimizer state, because training can only be resumed with this
-       state. Copy the checkpoint to checkpoint_last.pt.
+       state. Make it checkpoint_last.pt. If there is none, delete all checkpoints. Then the training starts again.
     3. Read the best validation score so far, which is stored in the newest checkpoint. Find the checkpoint with this
-       score, and copy it to checkpoint_best.pt.
-
-    If no checkpoint contains the optimizer state, or if the checkpoint with the best score is lost, delete all
-    checkpoints. Then the training of the member in this stage starts again.
+       score, and make it checkpoint_best.pt. If it is lost, the training continues all the same: the next validation
+       gives a new best checkpoint.
 
     Args:
         folder: the folder of the member in the stage folder.
@@ -133,14 +146,24 @@ def repair_stage_folder(folder: Path) -> None:
         source = next((path for path, c in whole.items() if c["extra_state"]["val_loss"] == best_loss), None)
         if source is None:
             logger.warning(
-                "%s: the checkpoint with the best validation score is lost, so this stage is trained again", folder
+                "%s: the checkpoint with the best validation score is lost. The training continues, and keeps the best "
+                "checkpoint from now on",
+                folder,
             )
-            for path in whole:
-                path.unlink()
-            return
-        _copy(source, best)
+            best.unlink(missing_ok=True)
+        else:
+            link(source, best)
     if newest.name != LAST:
-        _copy(newest, folder / LAST)
+        link(newest, folder / LAST)
+
+
+def link(source: Path, target: Path) -> None:
+    """Atomically make `target` a second name of the file `source`. Copy the file if the file system has no links."""
+    with written_aside(target, durable=False) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
 
 
 def drop_optimizer_state(path: Path) -> None:
@@ -154,11 +177,3 @@ def drop_optimizer_state(path: Path) -> None:
         return
     del checkpoint["last_optimizer_state"]
     write_checkpoint(checkpoint, path)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Atomically replace the checkpoint `target` with a copy of `source`."""
-    # With durable=False, the function does not wait until the copy is on the disk. This is safe, because if a power
-    # failure damages the copy, the next call of `repair_stage_folder` copies `source` again.
-    with written_aside(target, durable=False) as temporary:
-        shutil.copyfile(source, temporary)

@@ -54,7 +54,7 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
             numbers = [f"{scores.error_rate:.2%}", f"{scores.validation_error_rate or 0:.2%}"]
         else:
             validation = scores.validation_perplexity
-            numbers = [f"{scores.perplexity:.2f}", f"{scores.word_perplexity:,.1f}", f"{validation:.2f}"]
+            numbers = [f"{scores.perplexity:.2f}", f"{scores.word_perplexity or 0:,.1f}", f"{validation:.2f}"]
         seconds = sum(cost.train_seconds for cost in costs)
         table.add_row(
             str(row.t),

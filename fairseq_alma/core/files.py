@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,20 @@ def sha256_of(path: str | Path) -> str:
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
+    return digest.hexdigest()
+
+
+def digest_of_code(parts: Sequence[str]) -> str:
+    """Return the digest of Python files of the package `fairseq_alma`. It changes when a developer edits one of them.
+
+    Args:
+        parts: folders and files, relative to the package. Of a folder, the files directly in it are used.
+    """
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for part in parts:
+        for path in [package / part] if part.endswith(".py") else sorted((package / part).glob("*.py")):
+            digest.update(f"{path.relative_to(package)} {sha256_of(path)}".encode())
     return digest.hexdigest()
 
 

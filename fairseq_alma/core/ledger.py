@@ -70,6 +70,9 @@ class Scores:
     then the layers of the second member, and so on."""
     overflow: float | None = None
     """For mixtures of experts: fraction of the routed tokens that were dropped because their expert was full."""
+    scored_tokens: int | None = None
+    """If a language model was scored only on a sample: the number of tokens in it, the first tokens of the test set
+    and of the validation set. None if all tokens were scored."""
 
     def __post_init__(self):
         if (self.error_rate is None) == (self.perplexity is None):

@@ -61,6 +61,8 @@ class TrainingView:
     set."""
     dictionary_digest: str
     """SHA-256 digest of dict.txt."""
+    dictionary_size: int
+    """Number of entries of the fairseq dictionary, V."""
     digests: Mapping[str, str]
     """Mapping from split name to the SHA-256 digest of the .bin file, for the mega-batches and the validation set."""
 
@@ -129,7 +131,7 @@ class StreamFolder:
     def without_test(self) -> TrainingView:
         """Return an object that gives a learner access to the data in this folder, except the test set."""
         digests = {split: self.digest(split) for split in self.splits if split != "test"}
-        return TrainingView(self.path, self.dictionary_digest, digests)
+        return TrainingView(self.path, self.dictionary_digest, self.description["dictionary_size"], digests)
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
         """Return the stream of all mega-batches, or of the first `num_mega_batches` mega-batches.

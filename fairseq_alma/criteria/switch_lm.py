@@ -78,8 +78,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
         if self.training:
             nll, extra = model(**sample["net_input"], nll_of=target)
         else:
-            loss_BL, extra = model(**sample["net_input"], nll_of=target, per_token=True)
-            loss_T = loss_BL.flatten()
+            loss_T, extra = model(**sample["net_input"], nll_of=target, per_token=True)
             nll = loss_T.sum()
         logging_output = {
             "nll_loss": nll.detach(),

@@ -1,19 +1,22 @@
 """The evaluator of alma-lm, which scores the learner. No other part of a run reads the test set."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from fairseq_alma.core.errors import StreamError
-from fairseq_alma.core.files import read_json, sha256_of, unfinished_files, write_json, written_aside
 from fairseq_alma.core.ledger import Scores
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.devices import default_devices
 from fairseq_alma.evaluation.flops import count_forward_flops
-from fairseq_alma.evaluation.perplexity import TokenScores, combine, default_device, load_member, score_tokens
+from fairseq_alma.evaluation.perplexity import combine, load_member
+from fairseq_alma.evaluation.scoring import TokenScores, score_tokens
+from fairseq_alma.evaluation.stored_scores import MemberFacts, MemberScores, StoredScores, key_of_scores
+
+logger = logging.getLogger(__name__)
 
 SPLITS = ("valid", "test")
 
@@ -32,105 +35,117 @@ class Predictor(Protocol):
         They do not change, so the evaluator may store the outputs of these models and use them again.
         """
 
-
-@dataclass(frozen=True)
-class MemberFacts:
-    """Measurements of one checkpoint: its size, its cost and the load of its experts."""
-
-    num_params: int
-    """Number of parameters."""
-    forward_flops: int
-    """FLOPs of a forward pass on one sequence of tokens_per_sample tokens."""
-    num_experts: int | None
-    """Number of experts in the largest mixture of the model; None if the model has no mixture."""
-    load: list[list[float]]
-    """For each mixture, the fraction of the validation tokens that the router sent to each expert."""
-    overflow: float
-    """Fraction of the routed validation tokens that were dropped because their expert was full."""
+    @property
+    def is_trained(self) -> bool:
+        """Whether a stage has trained the models in `predictor`."""
 
 
 class PerplexityEvaluator:
     """Scores the predictor of a learner on the test and the validation set of a stream.
 
-    Frozen members are members that no later stage trains. The log-probabilities that they assign to the tokens are
-    stored in files (4 bytes for each token and member) and are not computed again. Without these files, all earlier
-    members of a growing ensemble would be scored again after every stage.
+    The scores of a checkpoint (4 bytes for each token) are stored in files where they are needed again, and are then
+    not computed again:
+
+    - in `keep_in`, the scores of frozen members, which are members that no later stage trains. Without these files, all
+      earlier members of a growing ensemble would be scored again after every stage.
+    - in `shared`, the scores of all checkpoints, for other runs. A run often has the same checkpoint as another run,
+      because it has copied the trained member (setting `share`) or because both start from the same untrained model.
 
     Args:
         stream: the stream folder.
-        keep_in: folder for the stored log-probabilities.
-        device: device that computes the scores. By default a GPU if there is one.
+        keep_in: folder for the stored scores of this run. Scores that are not needed again are removed from it.
+        devices: devices that compute the scores at the same time. By default all GPUs, or the CPU if there is none.
+        shared: folder for the scores that runs share; None for none.
+        untrained_tokens: number of tokens of each split on which an untrained learner is scored; None for all. See
+            `score_tokens`.
     """
 
-    def __init__(self, stream: StreamFolder, keep_in: Path, device: torch.device | None = None):
+    def __init__(
+        self,
+        stream: StreamFolder,
+        keep_in: Path,
+        devices: Sequence[torch.device] | None = None,
+        shared: Path | None = None,
+        untrained_tokens: int | None = None,
+    ):
         self._stream = stream
-        self._keep_in = keep_in
-        self._device = device or default_device()
+        self._kept = StoredScores(keep_in)
+        self._shared = StoredScores(shared) if shared else None
+        self._devices = list(devices or default_devices())
+        # If the sample would contain all tokens, do not call it a sample.
+        largest = max(stream.counts(split)["tokens"] for split in SPLITS)
+        self._untrained_tokens = untrained_tokens if untrained_tokens and untrained_tokens < largest else None
 
     def __call__(self, learner: Predictor) -> Scores:
         """Return the scores of the learner's current predictor.
 
         Raises:
-            StreamError: if a checkpoint is missing or does not fit the stream, or if the number of scored tokens is not
-                the number of tokens in the split.
+            StreamError: if a checkpoint does not fit the stream, or if the number of scored tokens is not the number of
+                tokens in the split.
+            StageError: if a checkpoint is missing or damaged.
         """
-        frozen = learner.frozen
-        outputs = [self._outputs(checkpoint, keep=checkpoint in frozen) for checkpoint in learner.predictor]
-        members = [facts for facts, _ in outputs]
+        max_tokens = None if learner.is_trained else self._untrained_tokens
+        frozen = {checkpoint: self._key(checkpoint, max_tokens) for checkpoint in learner.frozen}
+        self._kept.remove_all_but(list(frozen.values()))
+        members = [self._scores_of(path, frozen.get(path), max_tokens) for path in learner.predictor]
+        facts = [member.facts for member in members]
         results = {}
         for split in SPLITS:
-            results[split] = combine([arrays[split] for _, arrays in outputs], self._stream.counts(split)["words"])
-        num_experts = [facts.num_experts for facts in members if facts.num_experts is not None]
+            arrays = [member.log_probability_T[split] for member in members]
+            results[split] = combine(arrays, self._stream.counts(split)["words"])
+        num_scored = {split: result.num_tokens for split, result in results.items()}
+        is_sample = any(num_scored[split] < self._stream.counts(split)["tokens"] for split in SPLITS)
+        num_experts = [one.num_experts for one in facts if one.num_experts is not None]
         return Scores(
-            num_params=sum(facts.num_params for facts in members),
-            forward_flops=sum(facts.forward_flops for facts in members),
+            num_params=sum(one.num_params for one in facts),
+            forward_flops=sum(one.forward_flops for one in facts),
             perplexity=results["test"].perplexity,
-            word_perplexity=results["test"].word_perplexity,
+            # The number of words in a sample is not known.
+            word_perplexity=None if is_sample else results["test"].word_perplexity,
             validation_loss=results["valid"].loss,
             validation_perplexity=results["valid"].perplexity,
             num_experts=max(num_experts, default=None),
-            num_members=len(members),
-            expert_load=[[round(share, 4) for share in layer] for facts in members for layer in facts.load] or None,
-            overflow=sum(facts.overflow for facts in members) / len(members),
+            num_members=len(facts),
+            expert_load=[[round(share, 4) for share in layer] for one in facts for layer in one.load] or None,
+            overflow=sum(one.overflow for one in facts) / len(facts),
+            scored_tokens=max(num_scored.values()) if is_sample else None,
         )
 
-    def _outputs(self, checkpoint: Path, keep: bool) -> tuple[MemberFacts, dict[str, np.ndarray]]:
-        """Return the measurements of a checkpoint and, for each split, the log-probability of each token.
+    def _key(self, checkpoint: Path, max_tokens: int | None) -> str:
+        """Return the key under which the scores of a checkpoint are stored."""
+        digests = {split: self._stream.digest(split) for split in SPLITS}
+        return key_of_scores(checkpoint, digests, self._stream.dictionary_digest, max_tokens)
 
-        If `keep` is True, the measurements and log-probabilities are stored in files. Later calls for the same
-        checkpoint read these files instead of computing the results again.
+    def _scores_of(self, checkpoint: Path, frozen_key: str | None, max_tokens: int | None) -> MemberScores:
+        """Return the scores of a checkpoint, stored or computed. Store them where they are needed again.
+
+        Args:
+            checkpoint: the checkpoint.
+            frozen_key: the key of its scores if it is frozen, otherwise None.
+            max_tokens: see `score_tokens`.
         """
-        if not keep:
-            return self._score(checkpoint)
-        # The file names contain digests of the checkpoint and of the splits, so that the files of another checkpoint or
-        # stream are never used. The JSON file is written last: if it exists, the other files are complete.
-        name = f"{sha256_of(checkpoint)[:16]}_{'_'.join(self._stream.digest(split)[:8] for split in SPLITS)}"
-        paths = {split: self._keep_in / f"{name}.{split}.npy" for split in SPLITS}
-        mark = self._keep_in / f"{name}.json"
-        if mark.exists() and (arrays := self._kept(paths)) is not None:
-            return MemberFacts(**read_json(mark)), arrays
-        facts, arrays = self._score(checkpoint)
-        for leftover in unfinished_files(self._keep_in):
-            leftover.unlink(missing_ok=True)
-        for split, path in paths.items():
-            with written_aside(path) as temporary:
-                np.save(temporary, arrays[split])
-        write_json(mark, asdict(facts))
-        return facts, arrays
+        if frozen_key is None and self._shared is None:
+            return self._score(checkpoint, max_tokens)
+        key = frozen_key or self._key(checkpoint, max_tokens)
+        stores = [store for store in (self._kept if frozen_key else None, self._shared) if store]
+        for store in stores:
+            if found := store.read(key):
+                return found
+        scores = self._score(checkpoint, max_tokens)
+        for store in stores:
+            try:
+                store.write(key, scores)
+            except OSError as error:
+                if store is self._kept:
+                    raise
+                # Only warn, because this run does not need the scores in the shared folder.
+                logger.warning("scores of %s could not be shared: %s", checkpoint, error)
+        return scores
 
-    def _kept(self, paths: dict[str, Path]) -> dict[str, np.ndarray] | None:
-        """Return the stored log-probabilities of each split; None if a file is missing or truncated."""
-        try:
-            arrays = {split: np.load(path, mmap_mode="r") for split, path in paths.items()}
-        except (OSError, ValueError):
-            return None
-        whole = all(len(arrays[split]) == self._stream.counts(split)["tokens"] for split in paths)
-        return arrays if whole else None
-
-    def _score(self, checkpoint: Path) -> tuple[MemberFacts, dict[str, np.ndarray]]:
-        """Compute the return value of `_outputs`, without reading or writing stored results."""
-        model, task = load_member(checkpoint, self._stream, self._device)
-        scores = {split: self._score_split(model, task, split) for split in SPLITS}
+    def _score(self, checkpoint: Path, max_tokens: int | None) -> MemberScores:
+        """Compute the scores of a checkpoint, without reading or writing stored scores."""
+        model, task = load_member(checkpoint, self._stream, self._devices[0])
+        scores = {split: self._score_split(model, task, split, max_tokens) for split in SPLITS}
         facts = MemberFacts(
             num_params=sum(p.numel() for p in model.parameters()),
             forward_flops=count_forward_flops(model).of_row(task.args.tokens_per_sample),
@@ -139,15 +154,15 @@ class PerplexityEvaluator:
             overflow=scores["valid"].overflow,
         )
         del model
-        if self._device.type == "cuda":
+        if self._devices[0].type == "cuda":
             torch.cuda.empty_cache()  # free the GPU memory for fairseq-train, which runs in another process
-        return facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()}
+        return MemberScores(facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()})
 
-    def _score_split(self, model: Any, task: Any, split: str) -> TokenScores:
+    def _score_split(self, model: Any, task: Any, split: str, max_tokens: int | None) -> TokenScores:
         """Return the scores of a model on a split. Raise StreamError if not all tokens were scored."""
-        scores = score_tokens(model, task, split)
+        scores = score_tokens(model, task, split, self._devices, max_tokens=max_tokens)
         expected = self._stream.counts(split)["tokens"]
-        if len(scores.log_probability_T) != expected:
+        if max_tokens is None and len(scores.log_probability_T) != expected:
             raise StreamError(
                 f"{split}: {len(scores.log_probability_T)} tokens were scored, but its .idx file contains {expected}"
             )

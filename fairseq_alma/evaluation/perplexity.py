@@ -9,42 +9,26 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 import fairseq_alma
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import AlmaError, StreamError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.devices import parse_devices
+from fairseq_alma.evaluation.scoring import score_tokens
 
-# Names of array dimensions: N members, B blocks in a batch, L tokens in a block, T tokens in a split, E experts. A name
-# that ends in _T belongs to an array with the dimension T.
-
-TOKENS_PER_BATCH = 8192
-"""Number of tokens in one forward pass. It changes the scores only if the experts have a capacity limit."""
+# Names of array dimensions: N members, T tokens in a split. A name that ends in _NT belongs to an array [N, T].
 
 TOKENS_PER_CHUNK = 1 << 20
 """Number of tokens in a chunk. To limit the memory use, `combine` processes one chunk of a split at a time."""
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """The scores of one model on the T tokens of a split."""
-
-    log_probability_T: np.ndarray
-    """Log-probability of each token of the split, in nats, in the order of the split. float32 [T]."""
-    load: list[list[float]]
-    """For each mixture, the fraction of the tokens that the router sent to each expert. Empty without mixtures."""
-    overflow: float
-    """Fraction of the routed tokens that were dropped because their expert was full; 0 without a capacity limit."""
 
 
 @dataclass(frozen=True)
@@ -100,32 +84,6 @@ def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) ->
     return model.to(device).eval(), task
 
 
-@torch.no_grad()
-def score_tokens(model: Any, task: Any, split: str, tokens_per_batch: int = TOKENS_PER_BATCH) -> TokenScores:
-    """Return the log-probability of every token of a split, and how the routers distribute the tokens over experts.
-
-    As in fairseq-eval-lm, the tokens are cut into blocks of tokens_per_sample tokens. The input of a block begins with
-    the last token of the previous block, so that the first token of the block is predicted, too. Each token is scored
-    exactly once.
-
-    Args:
-        model, task: the model and the task that load_member returns.
-        split: "valid" or "test".
-        tokens_per_batch: number of tokens in one forward pass.
-    """
-    task.load_dataset(split)
-    dataset = task.dataset(split)
-    device = next(model.parameters()).device
-    log_probabilities = []
-    routing = _RoutingCounts()
-    for sample in _batches(dataset, max(1, tokens_per_batch // task.args.tokens_per_sample)):
-        source, target = sample["net_input"]["src_tokens"].to(device), sample["target"].to(device)
-        scores, extra = model(source)
-        log_probabilities.append(-_nll(scores, target)[target.ne(task.target_dictionary.pad())].cpu().numpy())
-        routing.add(extra)
-    return TokenScores(np.concatenate(log_probabilities), *routing.summary())
-
-
 def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> PerplexityScore:
     """Return the score of an ensemble on a split.
 
@@ -142,44 +100,6 @@ def combine(log_probability_N: Sequence[np.ndarray], num_words: int) -> Perplexi
         )
         nll_sum -= float((np.logaddexp.reduce(chunk_NT, axis=0) - math.log(len(chunk_NT))).sum())
     return PerplexityScore(nll_sum, num_tokens, num_words)
-
-
-def _nll(scores: Tensor, target: Tensor) -> Tensor:
-    """Return the negative log-likelihood [B, L] in nats, computed in float32 even if the scores have another type."""
-    return F.cross_entropy(scores.float().transpose(1, 2), target, reduction="none")
-
-
-def _batches(dataset: Any, num_blocks: int) -> Iterator[dict[str, Any]]:
-    """Yield batches of `num_blocks` consecutive blocks, in order. The last batch may be smaller."""
-    for start in range(0, len(dataset), num_blocks):
-        yield dataset.collater([dataset[i] for i in range(start, min(start + num_blocks, len(dataset)))])
-
-
-class _RoutingCounts:
-    """Counts, over several batches, how many tokens the routers sent to each expert and how many were dropped."""
-
-    def __init__(self) -> None:
-        self._load: list[Tensor] = []
-        self._dropped = self._routed = 0
-
-    def add(self, extra: dict[str, Any]) -> None:
-        """Add the counts of one batch to the sums.
-
-        Args:
-            extra: the second output of SwitchDecoder.forward, which contains the outputs of all mixtures for the batch.
-        """
-        mixtures = extra.get("mixtures", [])
-        if not self._load:
-            self._load = [torch.zeros_like(m.plan.load_E) for m in mixtures]
-        for layer, mixture in enumerate(mixtures):
-            self._load[layer] += mixture.plan.load_E
-            self._routed += mixture.routing.expert_T.numel()
-            self._dropped += mixture.num_dropped
-
-    def summary(self) -> tuple[list[list[float]], float]:
-        """Return the values of TokenScores.load and TokenScores.overflow for all batches that were added."""
-        load = [(load_E.double() / load_E.sum()).tolist() for load_E in self._load]
-        return load, float(self._dropped) / self._routed if self._routed else 0.0
 
 
 def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
@@ -210,11 +130,6 @@ def _exp(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def default_device() -> torch.device:
-    """Return a GPU if there is one, otherwise the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command alma-eval and return its exit status. It prints a table, or JSON with --json."""
     parser = argparse.ArgumentParser(
@@ -226,10 +141,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stream", type=Path, help="the stream folder (default: the stream of the run)")
     parser.add_argument("--split", choices=["test", "valid"], default="test", help="split to score (default: test)")
     parser.add_argument(
+        "--device", help="cpu, cuda, or a list like cuda:0,cuda:2 (default: all GPUs, or the CPU if there is none)"
+    )
+    parser.add_argument(
         "--tokens-per-batch",
         type=int,
-        default=TOKENS_PER_BATCH,
-        help=f"number of tokens in one forward pass (default: {TOKENS_PER_BATCH}); scores do not depend on it",
+        help="number of tokens in one forward pass on a device (default: 8192 on a CPU, 65536 on a GPU that has the "
+        "memory); scores do not depend on it",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)
@@ -237,10 +155,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         checkpoints, stream_path = _resolve(arguments.path, arguments.stream)
         stream = StreamFolder.open(stream_path)
+        devices = parse_devices(arguments.device)
         members = []
         for checkpoint in checkpoints:  # load one model after the other, to limit the memory use
-            model, task = load_member(checkpoint, stream, default_device())
-            members.append(score_tokens(model, task, arguments.split, arguments.tokens_per_batch).log_probability_T)
+            model, task = load_member(checkpoint, stream, devices[0])
+            scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch)
+            members.append(scores.log_probability_T)
         result = combine(members, stream.counts(arguments.split)["words"])
     except AlmaError as error:
         print(f"alma-eval: {error}", file=sys.stderr)

@@ -18,11 +18,11 @@ from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.dataclass.configs import CheckpointConfig, DistributedTrainingConfig, FairseqBMUFConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.language_modeling import LanguageModelingConfig
-from fairseq.trainer import Trainer
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 import fairseq_alma
+from fairseq_alma.checkpoints import write_checkpoint
 from fairseq_alma.core.errors import SettingError
 
 USER_DIR = str(Path(__file__).parents[1].absolute())
@@ -85,7 +85,7 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
     """
     fairseq_alma.register()
     base = [
-        str(values["data"]), "--user-dir", USER_DIR, "--task", "alma_lm", "--arch", str(values["arch"]),
+        "STREAM", "--user-dir", USER_DIR, "--task", "alma_lm", "--arch", str(values["arch"]),
         "--criterion", "switch_lm", "--optimizer", "fused_adam", "--lr-scheduler", "polynomial_decay",
     ]  # fmt: skip
     try:
@@ -97,15 +97,14 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
         before, after = vars(_parse(base, only_given=True)), vars(_parse([*base, *more], only_given=True))
         given = {name for name, value in after.items() if name not in before or value != before[name]}
         _refuse(given, set(values), fairseq)
-    for name, value in values.items():
-        setattr(namespace, name, value)
+    for name in values.keys() - PATHS.keys():
+        setattr(namespace, name, values[name])
     try:
         config = convert_namespace_to_omegaconf(namespace)
     except Exception as error:  # Hydra and OmegaConf raise many types of errors for a value of a wrong type
         reason = str(error).strip().splitlines()
         raise SettingError(f"fairseq refuses a setting: {reason[0] if reason else type(error).__name__}") from error
-    # fairseq puts every text between apostrophes and lets Hydra parse it, which fails for a path with an apostrophe. So
-    # set the paths only now.
+    # Set the paths only now. fairseq passes all other values through Hydra's parser, which cannot read every path.
     for name, group in PATHS.items():
         if name in values:
             config[group][name] = None if values[name] is None else str(values[name])
@@ -142,10 +141,24 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
     np.random.seed(config.common.seed)
     utils.set_torch_seed(config.common.seed)
     task = tasks.setup_task(config.task)
-    trainer = Trainer(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    trainer.consolidate_optimizer()  # fairseq's save_checkpoint fails without this call
-    trainer.save_checkpoint(str(path), {"train_iterator": {"epoch": 1}, "val_loss": None, **task.get_checkpoint_dict()})
+    model = task.build_model(config.model)
+    # fairseq's Trainer writes these keys and the state of the optimizer. The Trainer is not used here,
+    # because it creates an optimizer, for which torch imports its compiler, and this takes more than a second.
+    checkpoint = {
+        "args": None,
+        "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
+        "model": model.state_dict(),
+        "criterion": None,
+        "optimizer_history": [{"num_updates": 0}],
+        "task_state": task.state_dict(),
+        "extra_state": {
+            "train_iterator": {"epoch": 1},
+            "val_loss": None,
+            "previous_training_time": 0.0,
+            **task.get_checkpoint_dict(),
+        },
+    }
+    write_checkpoint(checkpoint, path)
 
 
 def build_model(checkpoint: Path) -> nn.Module:

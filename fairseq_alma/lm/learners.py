@@ -14,6 +14,7 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
 from fairseq_alma.lm.member import Member, MemberTraining, Processes
+from fairseq_alma.lm.precision import as_recorded
 from fairseq_alma.lm.settings import LanguageModelSettings
 
 
@@ -59,6 +60,11 @@ class LanguageModelLearner:
         They do not change, so the evaluator may store the outputs of these models and use them again.
         """
         return []
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a stage has trained the models in `predictor`."""
+        return bool(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
         """Add capacity to the model before a stage, and return the cost of the growth. The base class adds nothing.
@@ -201,4 +207,4 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
 
 def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:
     """Return a new learner of the class that LEARNERS gives for the setting `learner`."""
-    return LEARNERS[settings.learner](settings, stream, processes)
+    return LEARNERS[settings.learner](as_recorded(settings), stream, processes)

@@ -27,6 +27,7 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
+from fairseq_alma.lm.batches import sequences_per_pass, usable_devices
 from fairseq_alma.lm.fairseq_train import (
     build_model,
     identity_of_config,
@@ -35,6 +36,7 @@ from fairseq_alma.lm.fairseq_train import (
 )
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
+from fairseq_alma.lm.stage_processes import TRAIN_MEMBER
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +54,6 @@ STARTED contains the number of devices and, with the setting `share`, the key of
 contains the cost of the training."""
 CONFIG = "config.yaml"
 """File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
-TRAIN_MEMBER = "fairseq_alma.lm.train_member"
-"""The program that trains a member."""
 LOG_TAIL = 20_000
 """Number of characters at the end of a log in which `failure_message` searches for known causes of the failure."""
 
@@ -80,6 +80,8 @@ class Processes(Protocol):
 
     kind: str
     """Type of the devices that train: "cpu" or "cuda" (GPU)."""
+    memory: int | None
+    """Memory of the smallest GPU in bytes; None if the devices are CPUs."""
 
     def num_devices(self, num_jobs: int) -> int:
         """Return the number of devices for each job (call of fairseq-train), if the stage has `num_jobs` jobs."""
@@ -125,7 +127,7 @@ class MemberTraining:
         Raises:
             SettingError: if fairseq refuses an option, or the shared folder (setting `share`) cannot be written.
         """
-        num_devices = self._processes.num_devices(num_members)
+        num_devices = usable_devices(self.settings, self._processes.num_devices(num_members))
         self._config(member, num_devices)
         if self._shared:
             self._shared.check()
@@ -155,7 +157,7 @@ class MemberTraining:
                 member was started on a different number of devices. The error is raised after all jobs have ended.
         """
         updates = self._updates(stage)
-        num_devices = self._processes.num_devices(len(starts))
+        num_devices = usable_devices(self.settings, self._processes.num_devices(len(starts)))
         jobs: dict[int, tuple[list[str], Path]] = {}
         log_sizes: dict[int, int] = {}
         for member, start in starts.items():
@@ -312,8 +314,6 @@ class MemberTraining:
             "total_num_update": updates,
             "end_learning_rate": 0.0,
             "max_update": updates,
-            "batch_size": s.batch_size,
-            "update_freq": [s.update_freq(num_devices)],
             "seed": member.seed,
             "save_dir": folder,
             "finetune_from_model": start,
@@ -330,7 +330,12 @@ class MemberTraining:
             "distributed_world_size": num_devices,
             "nprocs_per_node": num_devices,
         }
-        return member_config(values, s.fairseq)
+        config = member_config(values, s.fairseq)
+        memory, vocabulary = self._processes.memory, self._stream.dictionary_size
+        batch_size = sequences_per_pass(s, config.model, vocabulary, num_devices, memory)
+        config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size
+        config.optimization.update_freq = [s.sequences_per_update // (batch_size * num_devices)]
+        return config
 
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
         """Return the cost of a member's training.

@@ -1,4 +1,4 @@
-"""The setting `precision`: decides what `auto` means on this machine and for this run."""
+"""The setting `precision`: what `auto` means on this machine and for this run."""
 
 import time
 from dataclasses import replace
@@ -14,18 +14,21 @@ SPEEDUP = 1.2
 """On a CPU, `auto` means bfloat16 if it is at least this much faster than float32."""
 
 
-def with_precision(settings: LanguageModelSettings) -> LanguageModelSettings:
-    """Return the settings with the precision of the run: `auto` is replaced by float32 or bfloat16.
+def as_recorded(settings: LanguageModelSettings) -> LanguageModelSettings:
+    """Return the settings with `precision=auto` replaced by float32 or bfloat16.
 
-    A run that was started before keeps the precision in its settings.json. Runs of earlier versions, which did not have
-    this setting, used float32.
+    A run that was started before keeps the values that settings.json in its folder records. Runs of earlier versions
+    had no setting `precision`, and used float32. They chose `batch_size` from `arch`, so it is taken from there, too,
+    if it is not given.
     """
-    if settings.precision != "auto":
-        return settings
-    recorded = Path(settings.out) / "settings.json"
-    if recorded.exists():
-        return replace(settings, precision=read_json(recorded).get("precision", "float32"))
-    return replace(settings, precision=fastest_precision())
+    path = Path(settings.out) / "settings.json"
+    recorded = read_json(path) if path.exists() else None
+    precision, batch_size = settings.precision, settings.batch_size
+    if precision == "auto":
+        precision = recorded.get("precision", "float32") if recorded else fastest_precision()
+    if batch_size is None and recorded:
+        batch_size = recorded.get("batch_size")
+    return replace(settings, precision=precision, batch_size=batch_size)
 
 
 def fastest_precision() -> Precision:

@@ -42,21 +42,21 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
         AlmaError: if the settings or the stream are invalid, if the run folder contains a run with other settings, or
             if a stage fails.
     """
-    # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
-    # found before this point, so the user sees the error without this delay.
-    from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
-    from fairseq_alma.lm.learners import make_learner
-    from fairseq_alma.lm.precision import with_precision
-
-    settings = with_precision(settings)
     stream_folder = StreamFolder.open(settings.stream)
     stream = stream_folder.stream(settings.mega_batches)
     stream_settings = settings.stream_settings(len(stream))
 
     scalars = RunScalars(settings.out, settings.tensorboard)
-    learner = make_learner(
-        settings, stream_folder.without_test(), LocalProcesses(len(stream), settings.parallel, scalars)
-    )
+    # First start the process that imports fairseq for the stages, so that it does so while this process imports it.
+    processes = LocalProcesses(len(stream), settings.parallel, scalars)
+    # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
+    # found before this point, so the user sees the error without this delay.
+    from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
+    from fairseq_alma.lm.learners import make_learner
+    from fairseq_alma.lm.precision import as_recorded
+
+    settings = as_recorded(settings)
+    learner = make_learner(settings, stream_folder.without_test(), processes)
     evaluated_on = [stream_folder.digest(split) for split in ("valid", "test")]
     identity = {
         **settings.to_json(),
@@ -73,7 +73,14 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
             {**settings.defaults_for(settings.learner), "precision": "float32"},
             on_rows=scalars.rows,
         )
-        evaluator = PerplexityEvaluator(stream_folder, Path(settings.out) / "evaluated")
+        # If the learner waits before its first stage, the average perplexity includes that of the untrained learner.
+        is_charged = min(settings.wait, len(stream)) > 1
+        evaluator = PerplexityEvaluator(
+            stream_folder,
+            Path(settings.out) / "evaluated",
+            shared=Path(settings.share) / "evaluated" if settings.share else None,
+            untrained_tokens=None if is_charged else settings.untrained_tokens,
+        )
         return run_stream(stream, learner, evaluator, stream_settings, record)
 
 

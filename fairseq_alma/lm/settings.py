@@ -43,7 +43,12 @@ class LanguageModelSettings(RunSettings):
     """Number of members that train at the same time. By default the number of GPUs, or of cores if there is no GPU."""
     share: str | None = None
     """Folder that runs use to share trained members. A member that another run has already trained in the same way is
-    copied from this folder instead of trained again."""
+    copied from this folder instead of trained again. The folder also keeps the scores of all checkpoints of these runs
+    (4 bytes for each token of the validation and test set), so that no checkpoint is scored twice."""
+    untrained_tokens: Count | None = 100_000
+    """Number of tokens of the validation set and of the test set on which the untrained learner is scored; null for
+    all. The first tokens are taken. If `wait` is above 1, all tokens are scored, because the average perplexity then
+    includes the perplexity of the untrained learner."""
     updates: Count | None = None
     """Number of optimizer updates of each member in each stage. It does not depend on `wait`. Cannot be combined with
     updates_per_mega_batch."""
@@ -57,9 +62,9 @@ class LanguageModelSettings(RunSettings):
     """Number of tokens in a sequence."""
     sequences_per_update: Count = 192
     """Number of sequences in an optimizer update."""
-    batch_size: Count = 8
+    batch_size: Count | None = None
     """Number of sequences in one forward pass on one device. An update accumulates gradients over several passes if
-    necessary."""
+    necessary. By default the largest number for which the memory suffices, and at most 4096 tokens on a CPU."""
     lr: float = 5e-4
     """Maximum learning rate. In each stage, the learning rate rises linearly from 0 to this value (warm-up) and then
     falls linearly to 0."""
@@ -130,17 +135,3 @@ class LanguageModelSettings(RunSettings):
     def warmup_of_stage(self, updates: int) -> int:
         """Return the number of warm-up updates in a stage with `updates` updates."""
         return min(4000, updates // 20) if self.warmup_updates is None else self.warmup_updates
-
-    def update_freq(self, num_devices: int) -> int:
-        """Return the number of forward passes on each device for one update.
-
-        Raises:
-            SettingError: if the sequences of an update cannot be divided evenly into batches and devices.
-        """
-        passes, remainder = divmod(self.sequences_per_update, self.batch_size * num_devices)
-        if remainder or passes == 0:
-            raise SettingError(
-                f"sequences_per_update={self.sequences_per_update} must be a multiple of batch_size="
-                f"{self.batch_size} times {num_devices} device(s): change batch_size="
-            )
-        return passes

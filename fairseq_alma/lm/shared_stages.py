@@ -15,11 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fairseq_alma.checkpoints import BEST, read_checkpoint, require_checkpoint
+from fairseq_alma.checkpoints import BEST, digest_of_model, read_checkpoint
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.core.files import sha256_of, written_aside
+from fairseq_alma.core.files import digest_of_code, written_aside
 
 TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "optim", "tasks")
 """Packages of `fairseq_alma` whose code runs inside fairseq-train.
@@ -108,27 +106,11 @@ def key_of(recipe: Mapping[str, Any], start: Path) -> str:
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
 
 
-def digest_of_model(checkpoint: Path) -> str:
-    """Return the SHA-256 digest of the weights and buffers in a checkpoint.
-
-    The other contents of the file are ignored, because they include folder names and times.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(require_checkpoint(checkpoint)["model"].items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _digest_of_code() -> str:
     """Return the digest of the code of `fairseq_alma` that runs inside fairseq-train.
 
     The key of a training contains this digest in addition to the version number of the package, because a developer may
     change the code without a new version number.
     """
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    paths = [path for name in TRAINING_PACKAGES for path in sorted((package / name).glob("*.py"))]
-    for path in [*paths, package / "evaluation" / "flops.py"]:  # flops.py computes the FLOPs in done.json
-        digest.update(f"{path.relative_to(package)} {sha256_of(path)}".encode())
-    return digest.hexdigest()
+    # flops.py computes the FLOPs in done.json.
+    return digest_of_code((*TRAINING_PACKAGES, "evaluation/flops.py"))

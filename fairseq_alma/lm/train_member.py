@@ -9,8 +9,6 @@ member. The training is that of fairseq-train, with two changes that fairseq has
 
 import argparse
 import gc
-import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ from fairseq_cli import train as fairseq_train
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_alma
-from fairseq_alma.checkpoints import BEST, LAST
+from fairseq_alma.checkpoints import BEST, LAST, link
 
 UPDATES_PER_CHECK = 10
 """With several processes, they agree every 10 updates on whether a checkpoint is due."""
@@ -107,17 +105,6 @@ class Checkpoints:
         if is_best:
             link(folder / LAST, folder / BEST)
         return path
-
-
-def link(source: Path, target: Path) -> None:
-    """Atomically give the file `source` a second name, `target`. On a file system without links, copy the file."""
-    aside = target.with_name(target.name + ".tmp")
-    aside.unlink(missing_ok=True)
-    try:
-        os.link(source, aside)
-    except OSError:
-        shutil.copyfile(source, aside)
-    os.replace(aside, target)
 
 
 def train(config: DictConfig, checkpoint_minutes: float) -> None:

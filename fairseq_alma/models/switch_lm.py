@@ -199,8 +199,8 @@ class SwitchDecoder(FairseqDecoder):
             nll_of: target words, int64 [B, L]. If given, the summed negative log-likelihood of the targets (a scalar,
                 in nats, without padding) is returned instead of scores. It is computed here and not in the criterion,
                 because fairseq's wrappers for several devices must see that `forward` uses the output layer.
-            per_token: whether to return the negative log-likelihood of each target instead of the sum, float32
-                [B, L], 0 for padding, without a gradient.
+            per_token: whether to return the negative log-likelihood of each target instead of the sum: float32 [B * L],
+                0 for padding. Without gradients only.
             has_padding: whether `prev_output_tokens` contains padding. None: the tokens are searched for padding,
                 which makes the host wait for a CUDA device.
 
@@ -212,10 +212,11 @@ class SwitchDecoder(FairseqDecoder):
         with self._autocast(prev_output_tokens.device.type):
             x, extra = self._forward(prev_output_tokens, has_padding)
             if nll_of is not None:
-                loss = token_nll if per_token else summed_nll
-                x = loss(x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad)
-                return x.view_as(nll_of) if per_token else x, extra
-            return x if features_only else self.output_layer(x), extra
+                nll = token_nll if per_token else summed_nll
+                x = nll(x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad)
+            elif not features_only:
+                x = self.output_layer(x)
+            return x, extra
 
     def _autocast(self, device_type: str) -> AbstractContextManager[Any]:
         """Return the context in which the model computes. With precision float32, it changes nothing."""

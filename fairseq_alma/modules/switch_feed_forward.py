@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.modules.dispatch import Plan, Way, choose_way, from_rows, plan_dispatch, to_rows
 from fairseq_alma.modules.experts import ExpertWeights, run_experts
+from fairseq_alma.modules.precision import compute_type
 from fairseq_alma.modules.router import Router, Routing, expert_capacity
 
 # Dimensions: T tokens, E experts, D model width.
@@ -106,12 +107,9 @@ class SwitchFeedForward(nn.Module):
         capacity = expert_capacity(len(x_TD), self.num_experts, factor)
         routing = self.router(x_TD)
         # Cast the inputs and the stacked weights once. Autocast would cast them again for each expert.
-        dtype, device = x_TD.dtype, x_TD.device
-        if torch.is_autocast_enabled(device.type):
-            dtype = torch.get_autocast_dtype(device.type)
-        plan = plan_dispatch(
-            routing.expert_T, self.num_experts, capacity, self.way or choose_way(device, dtype, capacity)
-        )
+        dtype = compute_type(x_TD)
+        way = self.way or choose_way(x_TD.device, dtype, capacity)
+        plan = plan_dispatch(routing.expert_T, self.num_experts, capacity, way)
         weights = ExpertWeights(
             self.fc1_weight.to(dtype), self.fc1_bias.to(dtype), self.fc2_weight.to(dtype), self.fc2_bias.to(dtype)
         )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
-from omegaconf import II, OmegaConf
+from omegaconf import II
 
 from fairseq_alma.core.errors import SettingError
 
@@ -63,7 +63,7 @@ class FusedAdam(FairseqOptimizer):
 def _pair(betas: Any) -> tuple[float, float]:
     """Return the value of --adam-betas as two numbers. From the command line, it is a string such as "(0.9, 0.98)"."""
     try:
-        first, second = ast.literal_eval(betas) if isinstance(betas, str) else OmegaConf.to_container(betas)
+        first, second = ast.literal_eval(betas) if isinstance(betas, str) else betas
         return float(first), float(second)
     except (ValueError, TypeError, SyntaxError) as error:
         raise SettingError(f"--adam-betas {betas!r} is not a pair of numbers such as '(0.9, 0.98)'") from error

@@ -1,17 +1,22 @@
 """A replacement for the fairseq-train processes of a stage, for tests that train nothing."""
 
+from omegaconf import DictConfig, OmegaConf
+
 
 class NoProcesses:
-    """Replaces the fairseq-train processes of a stage: it records the commands, and each ends with status 1."""
+    """Replaces the processes of a stage: it records their commands and configurations, and each ends with status 1."""
 
     kind = "cpu"
+    memory = None
 
     def __init__(self):
         self.commands: list[list[str]] = []
+        self.configs: list[DictConfig] = []
 
     def num_devices(self, num_jobs):
         return 1
 
-    def run(self, stage, jobs, num_jobs):
+    def run(self, stage, jobs, num_jobs, updates):
         self.commands += [command for command, _ in jobs.values()]
+        self.configs += [OmegaConf.load(log.parent / "config.yaml") for _, log in jobs.values()]
         return dict.fromkeys(jobs, 1)

@@ -19,6 +19,7 @@ from fairseq_alma.checkpoints import (
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
 from tests.commands import STAGE
+from tests.fairseq_alma.configs import config_of
 
 
 def write(path: Path, updates: int, val_loss: float | None, best: float | None) -> None:
@@ -114,12 +115,12 @@ def test_what_is_damaged_is_set_aside_not_deleted(tmp_path):
     assert (tmp_path / f"{LAST}.damaged").exists()
 
 
-def test_when_the_best_is_lost_the_stage_begins_anew(tmp_path):
+def test_when_the_best_is_lost_the_training_continues_from_the_last(tmp_path):
     write(tmp_path / BEST, 20, 5.0, 5.0)
     cut(tmp_path / BEST)
     write(tmp_path / LAST, 40, 6.0, 5.0)
     repair_stage_folder(tmp_path)
-    assert state_of(tmp_path) == {}
+    assert state_of(tmp_path) == {LAST: 40}
 
 
 def test_a_checkpoint_without_optimizer_state_keeps_the_model(tmp_path):
@@ -178,7 +179,7 @@ def test_a_full_disk_is_reported_as_such_and_leaves_the_old_checkpoint(tmp_path,
 def test_the_untrained_checkpoint_is_made_without_ranks_on_a_machine_of_many_gpus(stream, tmp_path):
     # fairseq takes the number of GPUs for that of ranks, and would look for the others.
     arguments = [str(stream), *map(str, STAGE), "--save-dir", str(tmp_path), "--distributed-world-size", "2"]
-    write_untrained_checkpoint(arguments, tmp_path / "untrained.pt")
+    write_untrained_checkpoint(config_of(arguments), tmp_path / "untrained.pt")
     assert num_updates(read_checkpoint(tmp_path / "untrained.pt")) == 0
 
 

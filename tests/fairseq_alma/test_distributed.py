@@ -12,6 +12,7 @@ from fairseq_alma.checkpoints import num_updates, read_checkpoint
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
 from tests.commands import ROOT, STAGE
+from tests.fairseq_alma.configs import config_of
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
@@ -44,7 +45,8 @@ def train_on_two_ranks(stream, folder, updates, *extra) -> str:
 
 def test_two_ranks_train_validate_count_and_resume(stream, tmp_path):
     untrained = tmp_path / "untrained.pt"
-    write_untrained_checkpoint([str(stream), *map(str, STAGE[2:]), "--save-dir", str(tmp_path)], untrained)
+    words = [str(stream), *map(str, STAGE[2:]), "--save-dir", str(tmp_path)]
+    write_untrained_checkpoint(config_of(words), untrained)
     folder = tmp_path / "stage"
     train_on_two_ranks(stream, folder, 5, "--finetune-from-model", untrained)
     log = train_on_two_ranks(stream, folder, 7, "--finetune-from-model", untrained)

@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_alma.app.tables import ledger_table
 from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
-from fairseq_alma.core.errors import RunError, StreamError
+from fairseq_alma.core.errors import StreamError
+from fairseq_alma.core.ledger import LedgerRow
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation import evaluator
+from fairseq_alma.evaluation import evaluator, stored_scores
 from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.evaluation.stored_scores import MemberFacts, MemberScores, StoredScores
 from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
 from tests.commands import STAGE
+from tests.fairseq_alma.configs import config_of
 from tests.streams import make_stream
 
 CPU = torch.device("cpu")
@@ -28,7 +32,7 @@ CPU = torch.device("cpu")
 
 def untrained(stream: Path, path: Path, *options) -> Path:
     words = [str(stream), *map(str, STAGE[2:]), "--save-dir", str(path.parent), *map(str, options)]
-    write_untrained_checkpoint(words, path)
+    write_untrained_checkpoint(config_of(words), path)
     return path
 
 
@@ -53,13 +57,14 @@ def loaded(monkeypatch) -> list[Path]:
     return paths
 
 
-def learner(checkpoints: list[Path], frozen: bool):
-    return SimpleNamespace(predictor=list(checkpoints), frozen=list(checkpoints) if frozen else [])
+def learner(checkpoints: list[Path], frozen: bool, is_trained: bool = True):
+    kept = list(checkpoints) if frozen else []
+    return SimpleNamespace(predictor=list(checkpoints), frozen=kept, is_trained=is_trained)
 
 
 def test_members_are_scored_together_and_their_sizes_added_up(stream, members, tmp_path):
     folder = StreamFolder.open(stream)
-    scores = PerplexityEvaluator(folder, tmp_path, CPU)(learner(members, False))
+    scores = PerplexityEvaluator(folder, tmp_path, [CPU])(learner(members, False))
     models, tasks = zip(*(load_member(path, folder, CPU) for path in members), strict=True)
     for split, perplexity in (("test", scores.perplexity), ("valid", scores.validation_perplexity)):
         each = [score_tokens(model, task, split).log_probability_T for model, task in zip(models, tasks, strict=True)]
@@ -83,81 +88,164 @@ def test_members_are_scored_together_and_their_sizes_added_up(stream, members, t
 
 def test_outputs_of_a_frozen_member_are_kept_and_not_computed_again(stream, members, tmp_path, loaded):
     folder, keep_in = StreamFolder.open(stream), tmp_path / "kept"
-    one = PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))
+    one = PerplexityEvaluator(folder, keep_in, [CPU])(learner(members[:1], True))
     assert loaded == members[:1]
-    both = PerplexityEvaluator(folder, keep_in, CPU)(learner(members, True))  # of another process, one member more
+    both = PerplexityEvaluator(folder, keep_in, [CPU])(learner(members, True))  # of another process, one member more
     assert loaded == members
-    assert PerplexityEvaluator(folder, keep_in, CPU)(learner(members, True)) == both
-    assert PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True)) == one
+    assert PerplexityEvaluator(folder, keep_in, [CPU])(learner(members, True)) == both
+    tokens = sum(folder.counts(split)["tokens"] for split in ("valid", "test"))
+    kept = [np.load(path) for path in keep_in.glob("*/*.npy")]
+    assert sum(array.nbytes for array in kept) == 2 * 4 * tokens  # 4 bytes a token and member
+    assert PerplexityEvaluator(folder, keep_in, [CPU])(learner(members[:1], True)) == one
     assert loaded == members
     # Scoring them again gives the same, to the last bit.
-    assert PerplexityEvaluator(folder, tmp_path / "elsewhere", CPU)(learner(members, False)) == both
+    assert PerplexityEvaluator(folder, tmp_path / "elsewhere", [CPU])(learner(members, False)) == both
     assert loaded == members * 2
-    tokens = sum(folder.counts(split)["tokens"] for split in ("valid", "test"))
-    kept = [np.load(path) for path in keep_in.glob("*.npy")]
-    assert sum(array.nbytes for array in kept) == 2 * 4 * tokens  # 4 bytes a token and member
 
 
 def test_only_outputs_of_frozen_members_are_kept(stream, members, tmp_path, loaded):
-    folder, half = StreamFolder.open(stream), SimpleNamespace(predictor=members, frozen=members[1:])
-    scores = [PerplexityEvaluator(folder, tmp_path / "kept", CPU)(half) for _ in range(2)]
+    folder, half = StreamFolder.open(stream), SimpleNamespace(predictor=members, frozen=members[1:], is_trained=True)
+    scores = [PerplexityEvaluator(folder, tmp_path / "kept", [CPU])(half) for _ in range(2)]
     assert scores[0] == scores[1]
     assert loaded == [*members, members[0]]
 
 
 def test_another_checkpoint_of_the_same_name_is_scored_again(stream, members, tmp_path, loaded):
     folder, path = StreamFolder.open(stream), tmp_path / "member.pt"
-    score = PerplexityEvaluator(folder, tmp_path / "kept", CPU)
+    score = PerplexityEvaluator(folder, tmp_path / "kept", [CPU])
     results = []
     for member in (*members, members[0]):
         shutil.copyfile(member, path)
         results.append(score(learner([path], True)))
-    assert loaded == [path, path]  # the third is the first again
+    assert loaded == [path] * 3
+    assert score(learner([path], True)) == results[2]
+    assert loaded == [path] * 3
     assert results[0] == results[2] != results[1]
 
 
 def test_another_stream_is_scored_again(stream, members, tmp_path, loaded):
     other = make_stream(tmp_path / "stream", seed=5)
     for folder in (stream, other):
-        PerplexityEvaluator(StreamFolder.open(folder), tmp_path / "kept", CPU)(learner(members[:1], True))
+        PerplexityEvaluator(StreamFolder.open(folder), tmp_path / "kept", [CPU])(learner(members[:1], True))
     assert loaded == [members[0]] * 2
 
 
 def test_outputs_that_a_killed_process_kept_in_part_are_scored_again(stream, members, tmp_path, loaded):
     folder, keep_in = StreamFolder.open(stream), tmp_path / "kept"
-    before = PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))
-    (mark,) = keep_in.glob("*.json")
-    mark.unlink()  # it comes last
-    for path in keep_in.glob("*.npy"):
+    before = PerplexityEvaluator(folder, keep_in, [CPU])(learner(members[:1], True))
+    (mark,) = keep_in.glob("*/facts.json")
+    mark.unlink()
+    for path in keep_in.glob("*/*.npy"):
         os.truncate(path, 100)
-    assert PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True)) == before
+    assert PerplexityEvaluator(folder, keep_in, [CPU])(learner(members[:1], True)) == before
     assert len(loaded) == 2
-    assert PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True)) == before
+    assert PerplexityEvaluator(folder, keep_in, [CPU])(learner(members[:1], True)) == before
     assert len(loaded) == 2
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut short", "a token too few"])
+@pytest.mark.parametrize("damage", ["gone", "cut short", "a token too few", "another value", "facts cut short"])
 def test_kept_outputs_that_are_not_whole_are_scored_again(stream, members, tmp_path, loaded, damage):
-    score = PerplexityEvaluator(StreamFolder.open(stream), tmp_path, CPU)
+    score = PerplexityEvaluator(StreamFolder.open(stream), tmp_path, [CPU])
     before = score(learner(members[:1], True))
-    (path,) = tmp_path.glob("*.test.npy")
+    (path,) = tmp_path.glob("*/test.npy")
     if damage == "gone":
         path.unlink()
     elif damage == "cut short":
         os.truncate(path, path.stat().st_size // 2)
-    else:
+    elif damage == "a token too few":
         np.save(path, np.load(path)[:-1])
+    elif damage == "another value":
+        np.save(path, np.load(path) - 1)
+    else:
+        facts = path.with_name("facts.json")
+        facts.write_text(facts.read_text()[:20])
     assert score(learner(members[:1], True)) == before
     assert len(loaded) == 2
 
 
-def test_a_damaged_mark_is_reported_by_its_name(stream, members, tmp_path):
-    folder, keep_in = StreamFolder.open(stream), tmp_path / "kept"
-    PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))
-    (mark,) = keep_in.glob("*.json")
-    mark.write_text(mark.read_text()[:20])
-    with pytest.raises(RunError, match=f"{mark.name} is not valid JSON"):
-        PerplexityEvaluator(folder, keep_in, CPU)(learner(members[:1], True))
+def test_only_what_is_needed_again_stays_in_the_run_folder(stream, members, tmp_path):
+    score = PerplexityEvaluator(StreamFolder.open(stream), tmp_path / "kept", [CPU])
+    score(learner(members, True))
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    (tmp_path / "kept" / ".half.123.tmp").mkdir()  # a killed process left it
+    (tmp_path / "kept" / "0123_4567.valid.npy").write_bytes(b"of an earlier version")
+    before = score(learner(members[:1], True))
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert {path.name for path in kept.iterdir()} == {"facts.json", "test.npy", "valid.npy"}
+    assert score(learner(members[:1], False)) == before
+
+
+def test_a_checkpoint_that_another_run_has_scored_is_not_scored_again(stream, members, tmp_path, loaded, monkeypatch):
+    folder, shared = StreamFolder.open(stream), tmp_path / "shared"
+    one = PerplexityEvaluator(folder, tmp_path / "one", [CPU], shared)(learner(members, False))
+    assert loaded == members
+    assert not (tmp_path / "one").exists()  # in the run folder, only frozen members are kept
+    checkpoint = read_checkpoint(members[0])
+    checkpoint["extra_state"]["previous_training_time"] = 7.0  # another run needed another time
+    copied = tmp_path / "copied.pt"
+    write_checkpoint(checkpoint, copied)
+    other = PerplexityEvaluator(folder, tmp_path / "other", [CPU], shared)
+    assert other(learner([copied, members[1]], True)) == one
+    assert loaded == members
+    # Another model, another precision, another stream and a sample are scored.
+    checkpoint["cfg"]["model"]["precision"] = "bfloat16"
+    write_checkpoint(checkpoint, tmp_path / "bfloat16.pt")
+    half = other(learner([tmp_path / "bfloat16.pt", members[1]], True))
+    assert half != one
+    assert half.perplexity == pytest.approx(one.perplexity, rel=2e-2)
+    PerplexityEvaluator(folder, tmp_path / "one", [CPU], shared, 64)(learner([copied], False, is_trained=False))
+    assert loaded == [*members, tmp_path / "bfloat16.pt", copied]
+    assert len(list(shared.iterdir())) == 4
+    # So is everything, after the code has changed.
+    monkeypatch.setattr(stored_scores, "digest_of_code", lambda parts: "other code")
+    assert other(learner(members, True)) == one
+    assert loaded[4:] == members
+
+
+def test_a_shared_folder_that_cannot_be_written_stops_no_run(stream, members, tmp_path, caplog):
+    (tmp_path / "shared").write_text("a file is in its place")
+    score = PerplexityEvaluator(StreamFolder.open(stream), tmp_path / "kept", [CPU], tmp_path / "shared")
+    assert score(learner(members, True)) == score(learner(members, False))
+    assert "could not be shared" in caplog.text
+
+
+def test_two_processes_that_store_the_same_scores_at_the_same_time_both_succeed(tmp_path, monkeypatch):
+    scores = MemberScores(MemberFacts(1, 2, None, [], 0.0), {"test": np.zeros(3, np.float32)})
+    store, other = StoredScores(tmp_path), StoredScores(tmp_path)
+    save = np.save
+
+    def save_after_the_other(path, array):
+        monkeypatch.setattr(np, "save", save)
+        os.rename(path.parent, tmp_path / "aside")  # both use the same temporary name in this process
+        other.write("key", scores)
+        os.rename(tmp_path / "aside", path.parent)
+        save(path, array)
+
+    monkeypatch.setattr(np, "save", save_after_the_other)
+    store.write("key", scores)
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+    assert store.read("key").log_probability_T["test"].tolist() == [0, 0, 0]
+
+
+def test_an_untrained_learner_is_scored_on_a_sample_that_the_row_names(stream, members, tmp_path):
+    folder, tokens = StreamFolder.open(stream), StreamFolder.open(stream).counts("test")["tokens"]
+    model, task = load_member(members[0], folder, CPU)
+    whole_T = score_tokens(model, task, "test").log_probability_T
+    sampled = PerplexityEvaluator(folder, tmp_path, [CPU], untrained_tokens=100)
+    scores = sampled(learner(members[:1], False, is_trained=False))
+    assert scores.scored_tokens == 96  # three blocks of 32
+    assert scores.perplexity == pytest.approx(math.exp(-whole_T[:96].astype(np.float64).mean()), rel=1e-6)
+    assert scores.word_perplexity is None
+    full = sampled(learner(members[:1], False))  # the same learner, trained
+    assert (full.scored_tokens, full.perplexity) == (None, pytest.approx(combine([whole_T], 1).perplexity, rel=1e-6))
+    for enough in (None, tokens, 10**6):  # valid is smaller than test
+        all_of_it = PerplexityEvaluator(folder, tmp_path, [CPU], untrained_tokens=enough)
+        assert all_of_it(learner(members[:1], False, is_trained=False)) == full
+    row = LedgerRow(0, 0, False, scores)
+    assert row.to_json()["scored_tokens"] == 96
+    assert LedgerRow.from_json(row.to_json()) == row
+    assert "scored_tokens" not in LedgerRow(0, 0, False, full).to_json()  # as in ledgers of earlier versions
+    ledger_table([row, LedgerRow(1, 1, True, full)], title="")
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -169,7 +257,7 @@ def test_scores_that_leave_tokens_out_are_refused(own_stream, members, tmp_path,
     with pytest.raises(
         StreamError, match=f"test: {tokens} tokens were scored, but its .idx file contains {tokens + 1}"
     ):
-        PerplexityEvaluator(folder, tmp_path / "kept", CPU)(learner(members[:1], frozen))
+        PerplexityEvaluator(folder, tmp_path / "kept", [CPU])(learner(members[:1], frozen))
     assert not (tmp_path / "kept").exists()
 
 

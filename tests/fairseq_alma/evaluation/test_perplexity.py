@@ -1,14 +1,18 @@
 import json
 import math
 import shutil
+import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from fairseq_alma.checkpoints import read_checkpoint
+from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import StreamError
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.devices import default_devices, default_tokens_per_batch, parse_devices
 from fairseq_alma.evaluation.perplexity import combine, load_member, main, score_tokens
 from tests.commands import STAGE, run_command
 from tests.streams import make_stream
@@ -67,6 +71,99 @@ def test_scores_do_not_depend_on_the_batch(stream, trained):
     assert small.load == large.load
     assert large.overflow == 0
     assert [sum(layer) for layer in large.load] == pytest.approx([1.0, 1.0])
+
+
+def test_perplexity_equals_that_of_full_logits_in_float64(stream, trained):
+    folder = StreamFolder.open(stream)
+    model, task = load_member(trained, folder, CPU)
+    task.load_dataset("test")
+    blocks, nll = task.dataset("test"), []
+    for i in range(len(blocks)):  # the blocks as fairseq cuts them
+        with torch.no_grad():
+            logits = model(blocks[i]["source"].unsqueeze(0))[0][0]
+        target = blocks[i]["target"]
+        nll.append(-logits.double().log_softmax(-1)[torch.arange(len(target)), target])
+    nll_T, scores = torch.cat(nll), score_tokens(model, task, "test")
+    assert scores.log_probability_T.dtype == np.float32
+    assert np.abs(nll_T.numpy() + scores.log_probability_T).max() < 1e-5
+    assert combine([scores.log_probability_T], 1).perplexity == pytest.approx(nll_T.mean().exp().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [32, 96, 8192])
+def test_two_devices_give_exactly_the_scores_of_one(stream, trained, tokens_per_batch):
+    model, task = load_member(trained, StreamFolder.open(stream), CPU)
+    used = set()
+    model.register_forward_pre_hook(lambda *_: (used.add(threading.get_ident()), time.sleep(0.01))[0])
+    one, two = (score_tokens(model, task, "test", devices, tokens_per_batch) for devices in ([CPU], [CPU, CPU]))
+    assert len(used) == 3 or tokens_per_batch == 8192  # this thread and, if there are enough batches, two others
+    assert (one.log_probability_T == two.log_probability_T).all()
+    assert (one.load, one.overflow) == (two.load, two.overflow)
+
+
+def test_a_device_that_fails_stops_the_others(stream, trained):
+    model, task = load_member(trained, StreamFolder.open(stream), CPU)
+    batches = []
+
+    def fail_in_the_third(*_):
+        batches.append(0)
+        if len(batches) == 3:
+            raise RuntimeError("out of memory")
+        time.sleep(0.05)
+
+    model.register_forward_pre_hook(fail_in_the_third)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        score_tokens(model, task, "test", [CPU, CPU], tokens_per_batch=32)
+    assert len(batches) < 8  # of 32
+
+
+def test_a_sample_is_the_first_whole_blocks(stream, trained):
+    model, task = load_member(trained, StreamFolder.open(stream), CPU)
+    whole_T = score_tokens(model, task, "test").log_probability_T
+    for max_tokens, expected in ((1, 32), (64, 64), (95, 64), (10**6, len(whole_T))):
+        sample_T = score_tokens(model, task, "test", max_tokens=max_tokens).log_probability_T
+        assert len(sample_T) == expected
+        assert np.abs(sample_T - whole_T[:expected]).max() < 1e-5
+
+
+def test_a_bfloat16_model_is_scored_with_float32_log_probabilities(stream, trained, tmp_path):
+    folder, checkpoint = StreamFolder.open(stream), read_checkpoint(trained)
+    checkpoint["cfg"]["model"]["precision"] = "bfloat16"
+    write_checkpoint(checkpoint, tmp_path / "bfloat16.pt")
+    results = []
+    for path in (trained, tmp_path / "bfloat16.pt"):
+        model, task = load_member(path, folder, CPU)
+        results.append(score_tokens(model, task, "test").log_probability_T)
+    plain, half = results
+    assert half.dtype == np.float32
+    # Compare the mean: a token whose two best experts have almost the same gate may go to the other one.
+    assert 0 < np.abs(plain - half).mean() < 2e-2 * np.abs(plain).mean()
+    # bfloat16 has 8 bits: rounded to it, most of the values would change.
+    assert (torch.from_numpy(half).bfloat16().float().numpy() != half).mean() > 0.9
+
+
+def test_devices_are_named_or_refused(stream, trained, capsys):
+    assert parse_devices("cpu") == [CPU]
+    assert parse_devices("cpu, cpu") == [CPU, CPU]
+    assert parse_devices(None) == default_devices()
+    assert default_tokens_per_batch([CPU]) == 8192
+    assert main([str(trained), "--stream", str(stream), "--device", "cuda:99"]) == 2
+    assert "device 'cuda:99' does not exist here: give one of cpu" in capsys.readouterr().err
+    assert main([str(trained), "--stream", str(stream), "--device", "cpu,cpu", "--json"]) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_all_gpus_give_the_scores_of_the_cpu(stream, trained):
+    folder = StreamFolder.open(stream)
+    model, task = load_member(trained, folder, CPU)
+    expected = score_tokens(model, task, "test")
+    gpus = default_devices()
+    assert {gpu.type for gpu in gpus} == {"cuda"}
+    assert 8192 <= default_tokens_per_batch(gpus) <= 65536
+    for devices in (gpus[:1], gpus, [gpus[0], gpus[0]]):
+        model, task = load_member(trained, folder, devices[0])
+        scores = score_tokens(model, task, "test", devices, tokens_per_batch=96)
+        assert np.abs(scores.log_probability_T - expected.log_probability_T).max() < 1e-3
+        assert np.abs(np.array(scores.load) - np.array(expected.load)).max() < 1e-2
 
 
 def test_it_agrees_with_what_training_logged_on_the_validation_set(stream, trained):

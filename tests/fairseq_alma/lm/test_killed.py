@@ -76,18 +76,6 @@ def half_written(pattern: str):
     return is_half_written
 
 
-def half_copied(name: str):
-    """Return a condition: in stage 1, this file is shorter than the checkpoint that fairseq copies to it."""
-
-    def is_half_copied(out: Path) -> bool:
-        with suppress(OSError):  # renamed or removed meanwhile
-            whole = [path.stat().st_size for path in member(out, 1).glob("checkpoint_1_*.pt")]
-            return bool(whole) and (member(out, 1) / name).stat().st_size < 0.9 * min(whole)
-        return False
-
-    return is_half_copied
-
-
 def damaged(name: str):
     """Return a condition: a checkpoint of this name is truncated."""
     return lambda out: [path for path in cut_short(out) if path.match(name)]
@@ -106,40 +94,39 @@ def num_rows(out: Path) -> int:
 
 FAIRSEQ_WRITES = Moment(
     "fairseq's write of a checkpoint",
-    half_written("stages/*/member_*/checkpoint_*_*.pt.tmp"),
-    damaged("checkpoint_*_*.pt.tmp"),
-)
-FAIRSEQ_COPIES_BEST, FAIRSEQ_COPIES_LAST = (
-    Moment(f"fairseq's copy to {name}", half_copied(name), damaged(name))
-    for name in ("checkpoint_best.pt", "checkpoint_last.pt")
+    half_written("stages/*/member_*/checkpoint_last.pt.tmp"),
+    damaged("checkpoint_last.pt.tmp"),
 )
 
 
-def test_a_growing_mixture_killed_at_random_and_inside_a_write_ends_like_an_uninterrupted_one(stream, gmoe, tmp_path):
-    run = KilledRun(stream, tmp_path / "run", (*SHORT, *GMOE, "mega_batches=2"))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_growing_mixture_killed_at_random_and_inside_a_write_ends_like_an_uninterrupted_one(
+    stream, tmp_path, precision
+):
+    """With a checkpoint about every second update, most of them without a validation."""
+    settings = (*SHORT, *GMOE, "mega_batches=2", f"precision={precision}")
+    reference = Reference.of(stream, tmp_path / "whole", settings)
+    run = KilledRun(stream, tmp_path / "run", (*settings, "checkpoint_minutes=0.001"))
     run.kill_at(FAIRSEQ_WRITES)
-    kills = run.kill_at_random(2, gmoe, random.Random(1))
+    kills = run.kill_at_random(2, reference, random.Random(1))
     run.report()
     run.finish()
-    same_run(run.out, gmoe.out)
+    same_run(run.out, reference.out)
     assert kills >= 1  # if the machine has become faster meanwhile, the second kill may have come after the end
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("learner", "inside"),
-    [((*GMOE, "mega_batches=3"), FAIRSEQ_WRITES), ((*ENS, "mega_batches=2"), FAIRSEQ_COPIES_BEST)],
-    ids=["gmoe", "ens"],
-)
-def test_five_kills_at_random_and_one_inside_a_write_change_nothing(stream, tmp_path, learner, inside):
-    settings = (*RUN, "dropout=0.1", "updates=40", "validations=5", *learner)
+@pytest.mark.parametrize("learner", [(*GMOE, "mega_batches=3"), (*ENS, "mega_batches=2")], ids=["gmoe", "ens"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_five_kills_at_random_and_one_inside_a_write_change_nothing(stream, tmp_path, learner, precision):
+    settings = (*RUN, "dropout=0.1", "updates=40", "validations=5", f"precision={precision}", *learner)
     reference = Reference.of(stream, tmp_path / "whole", settings)
     chance, kills = random.Random(0), 0
     for life in range(
         3
     ):  # if the machine has become faster, late kills come after the end of a run; then another run is killed
         run = KilledRun(stream, tmp_path / f"killed_{life}", settings)
-        run.kill_at(inside)
+        run.kill_at(FAIRSEQ_WRITES)
         kills += run.kill_at_random(5 - kills, reference, chance)
         run.report()
         run.finish()
@@ -154,17 +141,10 @@ def test_a_growing_mixture_killed_at_each_point_in_turn_ends_like_an_uninterrupt
     points = [
         Moment(
             "the write of the untrained checkpoint",
-            half_written("stages/stage_000/member_1/checkpoint_untrained.pt.tmp"),
-            damaged("checkpoint_untrained.pt.tmp"),
+            half_written("stages/stage_000/member_1/.checkpoint_untrained.*.tmp.pt"),
+            damaged(".checkpoint_untrained.*.tmp.pt"),
         ),
         FAIRSEQ_WRITES,
-        FAIRSEQ_COPIES_BEST,
-        Moment(
-            "the repair of what the last kill left",
-            half_written("stages/stage_001/member_1/.checkpoint_best.*.tmp.pt"),
-            damaged(".checkpoint_best.*.tmp.pt"),
-        ),
-        FAIRSEQ_COPIES_LAST,
         Moment(
             "dropping the optimizer's state",
             lambda out: (
@@ -220,10 +200,12 @@ def ens(stream, tmp_path_factory) -> Reference:
 def test_a_member_that_is_finished_is_not_trained_again(stream, ens, tmp_path):
     run = KilledRun(stream, tmp_path / "run", (*SHORT, *ENS, "mega_batches=1", "parallel=1"))
     one, two = (member(run.out, 1, number) for number in (1, 2))
-    run.kill_at(Moment("the training of member 2, after that of member 1", exists("stages/*/member_2/*_*_*.pt")))
+    run.kill_at(
+        Moment("the training of member 2, after that of member 1", exists("stages/*/member_2/checkpoint_last.pt"))
+    )
     log = (one / "log.txt").read_bytes()
     assert num_updates(read_checkpoint(one / "checkpoint_last.pt")) == UPDATES
-    assert not (two / "checkpoint_last.pt").exists()  # it was killed after its first checkpoint
+    assert num_updates(read_checkpoint(two / "checkpoint_last.pt")) < UPDATES
 
     run.kill_at(
         Moment(
@@ -254,7 +236,7 @@ def test_a_growing_ensemble_killed_while_it_keeps_outputs_ends_like_an_uninterru
 
         def is_keeping(out: Path) -> bool:
             kept = [path.suffix for path in out.glob("evaluated/*")]
-            return kept.count(".json") == number and len(kept) > 3 * number
+            return kept.count("") == number and kept.count(".tmp") > 0
 
         return is_keeping
 
@@ -262,7 +244,7 @@ def test_a_growing_ensemble_killed_while_it_keeps_outputs_ends_like_an_uninterru
     # The untrained member is not frozen, so none of its outputs are kept.
     run.kill_at(Moment("keeping outputs of member 1", keeping(0)))
     run.kill_at(Moment("keeping outputs of member 2 beside those of member 1", keeping(1)))
-    kept = {path: identity(path) for mark in run.out.glob("evaluated/*.json") for path in outputs_of(mark)}
+    kept = {path: identity(path) for path in run.out.glob("evaluated/[0-9a-f]*/*")}
     run.report()
     run.finish()
     same_run(run.out, reference.out)
@@ -270,15 +252,18 @@ def test_a_growing_ensemble_killed_while_it_keeps_outputs_ends_like_an_uninterru
     assert {path: identity(path) for path in kept} == kept
 
 
-def outputs_of(mark: Path) -> list[Path]:
-    return list(mark.parent.glob(f"{mark.stem}.*"))
-
-
 def ends_at_once(run: KilledRun, process: subprocess.Popen, to_the_group: bool) -> None:
     """Send Ctrl-C in the middle of a stage of two members, and check how the run ends."""
     folders = [member(run.out, 1, number) for number in (1, 2)]
-    before = {path for folder in folders for path in folder.glob("checkpoint_*_*.pt")}
-    wait_until(lambda: all(set(folder.glob("checkpoint_*_*.pt")) - before for folder in folders), process)
+    before = [identity(path) for folder in folders for path in folder.glob("checkpoint_last.pt")]
+
+    def have_saved() -> bool:
+        """Return True if both members have written a checkpoint since the start."""
+        with suppress(OSError):  # renamed meanwhile
+            return all(identity(folder / "checkpoint_last.pt") not in before for folder in folders)
+        return False
+
+    wait_until(have_saved, process)
     running = trainings(process.pid)
     began = time.monotonic()
     if to_the_group:  # as a terminal sends it
@@ -365,13 +350,14 @@ def whole_checkpoints(out: Path) -> dict[Path, tuple[int, int]]:
     return {path: identity(path) for path in out.glob("stages/**/checkpoint*.pt") if path not in damaged}
 
 
-# The untrained checkpoint has 7 MB, those of a stage 21 MB, three of them after its first validation.
+# The untrained checkpoint has 7 MB, those of a stage 21 MB. The second one is written beside the first one.
 def test_a_full_disk_is_reported_and_with_more_space_the_same_command_continues(stream, gmoe, small_disk):
     disk = small_disk(megabytes=45)
     run = KilledRun(stream, disk.folder / "run", (*SHORT, *GMOE, "mega_batches=1"))
     ends_for_lack_of_space(run)
-    assert [path.name for path in cut_short(run.out)] == ["checkpoint_best.pt"]
-    assert {path.name for path in whole_checkpoints(run.out)} == {"checkpoint_untrained.pt", "checkpoint_1_3.pt"}
+    assert [path.name for path in cut_short(run.out)] == ["checkpoint_last.pt.tmp"]
+    names = {"checkpoint_untrained.pt", "checkpoint_last.pt", "checkpoint_best.pt"}
+    assert {path.name for path in whole_checkpoints(run.out)} == names
     assert rows_without_seconds(run.out) == rows_without_seconds(gmoe.out)[:1]
 
     disk.make_room(megabytes=200)
@@ -384,8 +370,8 @@ def test_a_full_disk_is_reported_and_with_more_space_the_same_command_continues(
 def test_a_disk_that_is_full_repeatedly_costs_no_work(stream, gmoe, small_disk):
     disk = small_disk(megabytes=25)
     run = KilledRun(stream, disk.folder / "run", (*SHORT, *GMOE, "mega_batches=2"))
-    # In the first write of a stage; in its copy to checkpoint_best.pt; then while that is repaired.
-    for megabytes in (25, 45, 65, 80):
+    # In the first write of a stage; then in the second one.
+    for megabytes in (25, 45):
         disk.make_room(megabytes)
         before = whole_checkpoints(run.out)
         ends_for_lack_of_space(run)
@@ -395,7 +381,6 @@ def test_a_disk_that_is_full_repeatedly_costs_no_work(stream, gmoe, small_disk):
     same_run(run.out, gmoe.out)
 
 
-LOGGED_TRACEBACK = "the untrained checkpoint is written by fairseq, which logs the traceback of a full disk"
 UNTRAINED = Moment("the untrained learner", exists("settings.json"))
 EVALUATED = Moment("the end of stage 1", exists("stages/stage_001/evaluate.done.json"))
 TRAINED = Moment("the end of the last fairseq-train", lambda out: has_trained(out, 2))
@@ -405,7 +390,7 @@ TRAINED = Moment("the end of the last fairseq-train", lambda out: has_trained(ou
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param(UNTRAINED, id="untrained", marks=pytest.mark.xfail(reason=LOGGED_TRACEBACK, strict=True)),
+        pytest.param(UNTRAINED, id="untrained"),
         pytest.param(EVALUATED, id="growth"),
         pytest.param(TRAINED, id="drop_optimizer_state"),
     ],

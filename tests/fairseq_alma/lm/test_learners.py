@@ -24,6 +24,7 @@ from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.perplexity import combine, load_member, score_tokens
 from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.evaluation.stored_scores import key_of_scores
 from fairseq_alma.growth.experts import EXPERT_WEIGHTS, experts_with_largest_loss
 from fairseq_alma.lm import run as alma_lm
 from fairseq_alma.lm.learners import make_learner
@@ -323,10 +324,11 @@ def test_a_member_of_gens_is_frozen_and_scored_once(gens, stream):
     untrained = "stages/stage_000/member_1/checkpoint_untrained.pt"
     members = [str(best(gens, k, k).relative_to(gens)) for k in (1, 2, 3)]
     assert json.loads((gens / "scored.json").read_text()) == [untrained, *members]
-    kept = {path.name[:16] for path in (gens / "evaluated").iterdir()}
-    assert kept == {
-        sha256_of(gens / path)[:16] for path in members
-    }  # the untrained one never predicts together with others
+    kept = {path.name for path in (gens / "evaluated").iterdir()}
+    folder = StreamFolder.open(stream)
+    splits = {split: folder.digest(split) for split in ("valid", "test")}
+    # The untrained one never predicts together with others.
+    assert kept == {key_of_scores(gens / path, splits, folder.dictionary_digest, None) for path in members}
 
 
 def test_a_new_member_of_gens_does_not_predict_before_it_is_trained(gens):
@@ -467,5 +469,5 @@ def test_the_papers_mixtures_have_4_6_8_and_12_experts(stream, tmp_path):
 def test_scores_of_a_learner_are_what_the_evaluator_measures(gens, stream, tmp_path):
     learner = make_learner(settings_of(stream, gens, "gens"), StreamFolder.open(stream).without_test(), NoProcesses())
     learner.load(gens / "stages/stage_002/train")
-    scores = PerplexityEvaluator(StreamFolder.open(stream), tmp_path, CPU)(learner)
+    scores = PerplexityEvaluator(StreamFolder.open(stream), tmp_path, [CPU])(learner)
     assert scores == rows_of(gens)[2].scores

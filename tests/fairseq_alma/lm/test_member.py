@@ -4,10 +4,13 @@ import json
 
 import pytest
 
+from fairseq_alma.checkpoints import require_checkpoint, write_checkpoint
 from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.lm.batches import sequences_per_pass, usable_devices
+from fairseq_alma.lm.fairseq_train import member_config
 from fairseq_alma.lm.learners import LEARNERS, make_learner
 from fairseq_alma.lm.member import failure_message
 from fairseq_alma.lm.settings import LanguageModelSettings
@@ -47,10 +50,10 @@ def test_members_share_the_devices_and_an_update_keeps_its_size(stream, tmp_path
     processes = Devices(4)
     with pytest.raises(StageError):
         train(stream, tmp_path / "run", processes, learner="ens", members=2)
-    for command in processes.commands:
-        assert command[command.index("--update-freq") + 1] == "4"  # 8 sequences = 4 passes x 1 sequence x 2 devices
-    seeds = [command[command.index("--seed") + 1] for command in processes.commands]
-    assert seeds == ["0", "10000000"]
+    for config in processes.configs:
+        assert config.optimization.update_freq == [4]  # 8 sequences = 4 passes x 1 sequence x 2 devices
+        assert config.distributed_training.distributed_world_size == 2
+    assert [config.common.seed for config in processes.configs] == [0, 10_000_000]
 
 
 def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
@@ -61,7 +64,7 @@ def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
     with pytest.raises(StageError, match="ended with status 1"):
         train(stream, tmp_path / "run", Devices(4))  # nothing was saved yet, so it starts again
     untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
-    (folder / "checkpoint_last.pt").write_bytes(untrained.read_bytes())
+    write_checkpoint({**require_checkpoint(untrained), "last_optimizer_state": {}}, folder / "checkpoint_last.pt")
     with pytest.raises(StageError, match=r"started on 4 device\(s\), but now it would get 2: continue with the same"):
         train(stream, tmp_path / "run", Devices(2))
 
@@ -97,13 +100,61 @@ def test_advice_depends_on_the_log_of_this_attempt_only(stream, tmp_path, before
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ("--cpu", "--cpu is refused"),
+        ("--optimizer nag", "--optimizer is refused"),
+        ("-a switch_lm_base", "--arch is set by"),
+        ("--max-valid-steps 1", "--max-valid-steps is refused"),
+        ("--write-checkpoints-asynchronously", "--write-checkpoints-asynchronously is refused"),
+        ("--num-shards=2 --shard-id=1", "--num-shards, --shard-id is refused"),
         ("--distributed-world-size 4", "--distributed-world-size is set by"),
-        ("--cpu", "--cpu is set by"),
-        ("--optimizer nag", "--optimizer is set by"),
-        ("--bf16", "expects a TPU and fails"),
-        (5, "must be options of fairseq-train"),
+        ("--dropout 0.1", "--dropout is set by"),  # the default of fairseq, but not of this run
+        ("--bf16", "give precision=bfloat16"),
+        ("--weight-decay much", "fairseq-train refuses these options: .*--weight-decay: invalid float value: 'much'"),
+        ("--no-such-option", "unrecognized arguments: --no-such-option"),
+        ("--weight-decay 'a", "cannot be split into options"),
     ],
 )
-def test_options_that_would_change_an_update_are_refused(stream, tmp_path, options, message):
+def test_options_that_would_change_the_protocol_are_refused(stream, tmp_path, options, message):
+    given = settings(stream, tmp_path / "run", fairseq=options, dropout=0.2)
     with pytest.raises(SettingError, match=message):
-        settings(stream, tmp_path, fairseq=options)
+        make_learner(given, StreamFolder.open(stream).without_test(), NoProcesses())
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_options_of_fairseq_reach_the_training(stream, tmp_path):
+    processes = NoProcesses()
+    options = "--weight-decay 0.1 --balance-loss-weight 0.02 --adam-betas '(0.8, 0.9)' --decoder-layers 2"
+    with pytest.raises(StageError):
+        train(stream, tmp_path / "it's a run", processes, fairseq=options)
+    (config,) = processes.configs
+    assert (config.optimizer.weight_decay, config.criterion.balance_loss_weight) == (0.1, 0.02)
+    assert (config.optimizer.adam_betas, config.model.decoder_layers) == ("(0.8, 0.9)", 2)
+    assert config.checkpoint.save_dir == str(tmp_path / "it's a run/stages/stage_001/member_1")
+
+
+@pytest.mark.parametrize("name", ["lr", "clip_norm", "checkpoint_minutes"])
+def test_numbers_must_be_finite(stream, tmp_path, name):
+    with pytest.raises(SettingError, match=f"{name}=nan must be a finite number"):
+        settings(stream, tmp_path, **{name: float("nan")})
+
+
+@pytest.mark.parametrize(("num_devices", "used", "batch_size", "passes"), [(1, 1, 8, 24), (64, 64, 3, 1), (7, 6, 8, 4)])
+def test_an_update_is_divided_among_any_number_of_devices(num_devices, used, batch_size, passes):
+    paper = LanguageModelSettings(stream="s", out="o", updates=1)  # 192 sequences of 512 tokens
+    assert usable_devices(paper, num_devices) == used
+    assert sequences_per_pass(paper, None, 50_000, used, memory=None) == batch_size
+    assert batch_size * used * passes == 192
+
+
+def test_on_a_gpu_the_forward_pass_fills_the_memory_but_no_more(stream, tmp_path):
+    paper = LanguageModelSettings(stream="s", out="o", updates=1, arch="switch_lm_large", precision="bfloat16")
+    values = {"data": stream, "arch": "switch_lm_large", "precision": "bfloat16", "total_num_update": 1}
+    model = member_config(values).model
+    sizes = [sequences_per_pass(paper, model, 50_000, 1, memory=gigabytes << 30) for gigabytes in (4, 24, 80, 140)]
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (1, 192)
+
+
+def test_a_batch_size_that_does_not_divide_the_update_is_refused():
+    with pytest.raises(SettingError, match="sequences_per_update=192 must be a multiple of batch_size=7"):
+        usable_devices(LanguageModelSettings(stream="s", out="o", updates=1, batch_size=7), 1)

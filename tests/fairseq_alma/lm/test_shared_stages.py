@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints import digest_of_model, read_checkpoint, write_checkpoint
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.lm.shared_stages import SharedStages, digest_of_model, key_of
+from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from tests.commands import RUN, run_command
 
 
@@ -75,6 +75,8 @@ def test_an_ensemble_copies_its_first_member_from_a_run_of_one_model(stream, tmp
         result = run_command("alma-lm", *arguments, f"out={out}", f"learner={learner[0]}", *learner[1:])
         assert result.returncode == 0, result.stderr[-2000:]
         ledgers[learner[0]] = Ledger(out / "ledger.jsonl").rows()
+        if learner[0] == "sm":
+            of_sm = {path: path.stat().st_mtime_ns for path in (tmp_path / "shared" / "evaluated").glob("*/*")}
         logs[learner[0]] = [path.read_text() for path in sorted(out.glob("stages/stage_001/*/log.txt"))]
     assert ["not trained here" in log for log in logs["sm"] + logs["ens"]] == [False, True, False]
     sm, ens = (json.loads((tmp_path / name / "predictor.json").read_text())["checkpoints"] for name in ("sm", "ens"))
@@ -82,4 +84,11 @@ def test_an_ensemble_copies_its_first_member_from_a_run_of_one_model(stream, tmp
     # Its cost is counted as if it had been trained here: the cost of a result does not depend on earlier runs.
     assert ledgers["ens"][1].spent.num_updates == 2 * ledgers["sm"][1].spent.num_updates == 8
     assert ledgers["ens"][1].spent.train_flops == pytest.approx(2 * ledgers["sm"][1].spent.train_flops, rel=0.1)
-    assert len(list((tmp_path / "shared").iterdir())) == 2
+    members = [path for path in (tmp_path / "shared").iterdir() if path.name != "evaluated"]
+    assert len(members) == 2
+    # Member 1, untrained and trained, is scored only by the first run.
+    scored = list((tmp_path / "shared" / "evaluated").iterdir())
+    assert (len(of_sm), len(scored)) == (2 * 3, 4)
+    assert {path: path.stat().st_mtime_ns for path in of_sm} == of_sm
+    assert not (tmp_path / "sm" / "evaluated").exists()
+    assert not (tmp_path / "ens" / "evaluated").exists()

@@ -1,8 +1,9 @@
-"""The fairseq-train command of a stage: its data, its initial checkpoint, its number of updates."""
+"""The configuration of a stage: its data, its initial checkpoint, its number of updates."""
 
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.protocol import Stage
@@ -12,8 +13,8 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.processes import NoProcesses
 
 
-def command_of_stage(stream: Path, out: Path, new, past, replay, **settings) -> dict[str, str]:
-    """Return the options of the fairseq-train process of a stage."""
+def config_of_stage(stream: Path, out: Path, new, past, replay, **settings) -> DictConfig:
+    """Return the configuration with which a stage trains."""
     processes = NoProcesses()
     folder = StreamFolder.open(stream)
     learner = make_learner(
@@ -33,36 +34,36 @@ def command_of_stage(stream: Path, out: Path, new, past, replay, **settings) -> 
     stage = Stage(2, tuple(arrivals[t - 1] for t in new), tuple(arrivals[t - 1] for t in past), replay, out / "stage")
     with pytest.raises(StageError, match="ended with status 1"):
         learner.train(stage)
-    (words,) = processes.commands
-    return {word: words[i + 1] for i, word in enumerate(words[:-1]) if word.startswith("--")}
+    (config,) = processes.configs
+    return config
 
 
 def test_without_replay_a_stage_trains_on_what_is_new(stream, tmp_path):
-    options = command_of_stage(stream, tmp_path, new=(2, 3), past=(1,), replay=False, updates=40)
-    assert options["--mega-batches"] == "2-3"
-    assert "--replay-share" not in options
-    assert options["--max-update"] == options["--total-num-update"] == "40"
-    assert options["--warmup-updates"] == "2"  # 5% of the stage
-    assert options["--finetune-from-model"].endswith("checkpoint_untrained.pt")
+    config = config_of_stage(stream, tmp_path, new=(2, 3), past=(1,), replay=False, updates=40)
+    assert config.task.mega_batches == "2-3"
+    assert config.task.replay_share == 0
+    assert config.optimization.max_update == config.lr_scheduler.total_num_update == 40
+    assert config.lr_scheduler.warmup_updates == 2  # 5% of the stage
+    assert config.checkpoint.finetune_from_model.endswith("checkpoint_untrained.pt")
 
 
 def test_replay_of_all_joins_the_past_and_its_cost_grows_with_history(stream, tmp_path):
-    options = command_of_stage(stream, tmp_path, new=(3,), past=(1, 2), replay="all", updates_per_mega_batch=40)
-    assert options["--mega-batches"] == "1-3"
-    assert options["--max-update"] == "120"
+    config = config_of_stage(stream, tmp_path, new=(3,), past=(1, 2), replay="all", updates_per_mega_batch=40)
+    assert config.task.mega_batches == "1-3"
+    assert config.optimization.max_update == 120
 
 
 def test_replay_by_share_leaves_the_number_of_updates_alone(stream, tmp_path):
-    options = command_of_stage(stream, tmp_path, new=(3,), past=(1, 2), replay=0.25, updates_per_mega_batch=40)
-    assert (options["--mega-batches"], options["--replay-mega-batches"]) == ("3", "1-2")
-    assert options["--replay-share"] == "0.25"
-    assert options["--max-update"] == "40"
+    config = config_of_stage(stream, tmp_path, new=(3,), past=(1, 2), replay=0.25, updates_per_mega_batch=40)
+    assert (config.task.mega_batches, config.task.replay_mega_batches) == ("3", "1-2")
+    assert config.task.replay_share == 0.25
+    assert config.optimization.max_update == 40
 
 
 def test_updates_do_not_depend_on_the_wait_and_updates_per_mega_batch_do(stream, tmp_path):
-    fixed = command_of_stage(stream, tmp_path / "a", new=(1, 2, 3), past=(), replay=False, updates=40)
-    times = command_of_stage(stream, tmp_path / "b", new=(1, 2, 3), past=(), replay=False, updates_per_mega_batch=40)
-    assert (fixed["--max-update"], times["--max-update"]) == ("40", "120")
+    fixed = config_of_stage(stream, tmp_path / "a", new=(1, 2, 3), past=(), replay=False, updates=40)
+    times = config_of_stage(stream, tmp_path / "b", new=(1, 2, 3), past=(), replay=False, updates_per_mega_batch=40)
+    assert (fixed.optimization.max_update, times.optimization.max_update) == (40, 120)
 
 
 def test_the_papers_warm_up_is_at_most_4000_updates():
@@ -70,4 +71,3 @@ def test_the_papers_warm_up_is_at_most_4000_updates():
     assert settings.warmup_of_stage(120_000) == 4000
     assert settings.warmup_of_stage(1000) == 50
     assert LanguageModelSettings(stream="s", out="o", updates=9, warmup_updates=7).warmup_of_stage(1000) == 7
-    assert settings.update_freq(num_devices=8) == 3  # 192 sequences: 8 devices, 8 each, 3 passes

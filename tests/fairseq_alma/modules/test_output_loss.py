@@ -12,8 +12,8 @@ NUM_TOKENS, DIM, NUM_WORDS = 300, 16, 1001
 
 @pytest.fixture(autouse=True)
 def chunks_that_do_not_divide_the_tokens(monkeypatch):
-    monkeypatch.setattr(output_loss, "TOKENS_PER_CHUNK", 128)
-    monkeypatch.setattr(output_loss, "FLOAT32_TOKENS", {"cpu": 50})
+    monkeypatch.setattr(output_loss, "TOKENS_PER_CHUNK", {"cpu": 128})
+    monkeypatch.setattr(output_loss, "LOGITS_PER_CHUNK", {"cpu": 50 * NUM_WORDS})
 
 
 def draw(kind=torch.float32):
@@ -53,14 +53,10 @@ def test_the_sum_is_exact_for_the_logits_that_bfloat16_gives():
     assert summed_nll(x, weight, target, PAD).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_without_a_gradient_the_loss_of_each_token_is_the_same():
+def test_without_a_gradient_the_loss_is_the_same():
     x, weight, target = draw()
     with torch.no_grad():
         nll = summed_nll(x, weight, target, PAD)
-    nll_T = token_nll(x, weight, target, PAD)
-    expected = F.cross_entropy(x @ weight.t(), target, ignore_index=PAD, reduction="none").detach()
-    torch.testing.assert_close(nll_T, expected)
-    torch.testing.assert_close(nll, nll_T.sum())
     torch.testing.assert_close(nll, summed_nll(x, weight, target, PAD).detach())
 
 
@@ -95,6 +91,9 @@ class LargestTensors(TorchDispatchMode):
 
 def test_the_logits_of_all_tokens_are_never_stored():
     x, weight, target = draw()
+    with LargestTensors() as seen, torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        token_nll(x, weight, target, PAD)
+    assert seen.largest[torch.bfloat16] == seen.largest[torch.float32] == 50 * NUM_WORDS
     with LargestTensors() as seen, torch.autocast("cpu", dtype=torch.bfloat16):
         summed_nll(x, weight, target, PAD).backward()
     assert seen.largest[torch.bfloat16] == 128 * NUM_WORDS
@@ -115,3 +114,18 @@ def test_no_token_has_no_loss():
     loss.backward()
     assert loss.item() == 0
     assert weight.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("tokens_per_chunk", [1, 7, 300, 1000])
+@torch.inference_mode()
+def test_the_loss_of_each_token_does_not_depend_on_the_chunks(monkeypatch, kind, tolerance, tokens_per_chunk):
+    monkeypatch.setitem(output_loss.LOGITS_PER_CHUNK, "cpu", tokens_per_chunk * 1001)
+    x, weight, target = torch.randn(300, 16), torch.randn(1001, 16), torch.randint(0, 1001, (300,))
+    target[:20] = PAD
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
+        nll_T = token_nll(x, weight, target, PAD)
+    expected = F.cross_entropy(x.double() @ weight.double().t(), target, ignore_index=PAD, reduction="none")
+    assert (nll_T.dtype, nll_T.shape) == (torch.float32, (300,))
+    assert (nll_T - expected).abs().max() < tolerance * expected.max()
+    assert nll_T[:20].abs().max() == 0

@@ -1,0 +1,78 @@
+"""The devices on which language models are evaluated, and work on all of them at the same time."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+import torch
+
+from fairseq_alma.core.errors import SettingError
+
+CPU_TOKENS, GPU_TOKENS = 8192, 65536
+"""Number of tokens in one forward pass, on a CPU and on a GPU. See `default_tokens_per_batch`."""
+BYTES_PER_TOKEN = 1 << 18
+"""Memory of a GPU that is needed for each token of a forward pass, an upper bound: the large model in float32 needs
+about a quarter of it."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def default_devices() -> list[torch.device]:
+    """Return all GPUs that this process may use, or the CPU if there is none."""
+    return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
+
+
+def parse_devices(text: str | None) -> list[torch.device]:
+    """Return the devices that a user names.
+
+    Args:
+        text: cpu, cuda (all GPUs), or several devices separated by commas, for example cuda:0,cuda:2. None for the
+            default devices.
+
+    Raises:
+        SettingError: if a device does not exist on this machine.
+    """
+    gpus = [device for device in default_devices() if device.type == "cuda"]
+    known = {"cpu": [torch.device("cpu")], **{str(gpu): [gpu] for gpu in gpus}, **({"cuda": gpus} if gpus else {})}
+    if text is None:
+        return default_devices()
+    found = []
+    for name in text.split(","):
+        if name.strip() not in known:
+            raise SettingError(f"device {name.strip()!r} does not exist here: give one of {', '.join(known)}")
+        found += known[name.strip()]
+    return found
+
+
+def default_tokens_per_batch(devices: Sequence[torch.device]) -> int:
+    """Return a number of tokens for one forward pass that keeps each of the devices busy and fits its memory."""
+    if any(device.type != "cuda" for device in devices):
+        return CPU_TOKENS
+    smallest = min(torch.cuda.get_device_properties(device).total_memory for device in devices)
+    return min(GPU_TOKENS, max(CPU_TOKENS, smallest // BYTES_PER_TOKEN))
+
+
+def on_each(items: Sequence[Item], work: Callable[[Item], Result], cancel: Callable[[], None]) -> list[Result]:
+    """Call `work` for each item at the same time, and return the results in the order of the items.
+
+    There is one thread for each item, for example for the copy of a model on each device. Threads suffice, because
+    Python only starts the computations of a GPU. They end together with the process.
+
+    Args:
+        items: the arguments of the calls.
+        work: the function to call.
+        cancel: called when a call fails, or when the user presses Ctrl-C. It must let the other calls return soon.
+
+    Raises:
+        BaseException: the first exception of a call, after all calls have returned.
+    """
+    if len(items) == 1:
+        return [work(items[0])]
+    with ThreadPoolExecutor(len(items)) as pool:
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            cancel()
+    return [future.result() for future in futures]
