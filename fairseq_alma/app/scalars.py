@@ -13,12 +13,16 @@ A continued run deletes the folder RUN/tensorboard. Then it writes the scalars o
 them from the ledger. The scalars during_stage/... of finished stages are lost, because they are not in the ledger.
 """
 
+import logging
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.ledger import LedgerRow
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "tensorboard"
 _FLUSH_SECONDS = 5
@@ -27,6 +31,9 @@ _FLUSH_SECONDS = 5
 
 class RunScalars:
     """Writes the TensorBoard scalars of one run. The TensorBoard file is created when the first scalar is written.
+
+    If the file cannot be written, for example because the disk is full, a warning is logged and no further scalars are
+    written, because the run does not need them.
 
     Args:
         folder: the run folder.
@@ -37,6 +44,7 @@ class RunScalars:
     def __init__(self, folder: str | Path, is_on: bool = True, cer_from: int = 1):
         self._folder, self._is_on = Path(folder) / FOLDER, is_on
         self._writer: Any = None
+        self._flushed = time.monotonic()
         self._num_seen = 0
         self._sums = Sums(cer_from)
         self._unwritten: LedgerRow | None = None
@@ -76,7 +84,10 @@ class RunScalars:
         """Write the scalars of the last arrival, if they are not written yet. Then close the TensorBoard file."""
         self._write_row()
         if self._writer is not None:
-            self._writer.close()
+            try:
+                self._writer.close()
+            except OSError as error:
+                self._give_up(error)
 
     def _write_row(self) -> None:
         if self._unwritten is not None:
@@ -84,15 +95,33 @@ class RunScalars:
             self._unwritten = None
 
     def _write(self, values: dict[str, float], step: int) -> None:
-        if self._writer is None:
-            from tensorboardX import SummaryWriter
+        if not self._is_on:
+            return
+        # Do not use tensorboardX.SummaryWriter. It writes in a thread, which ends with a traceback if the disk is full.
+        # Then close() would wait for this thread forever.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
 
-            # Delete the TensorBoard file of an earlier process, because this process writes the same scalars again.
-            # With both files, TensorBoard would show each scalar twice.
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._writer = SummaryWriter(str(self._folder), flush_secs=_FLUSH_SECONDS, write_to_disk=True)
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        try:
+            if self._writer is None:
+                # Delete the TensorBoard file of an earlier process, because this process writes the same scalars again.
+                # With both files, TensorBoard would show each scalar twice.
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.mkdir(parents=True)
+                self._writer = EventsWriter(str(self._folder / "events"))
+            for name, value in values.items():
+                self._writer.write_event(Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
+            if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+                self._writer.flush()
+                self._flushed = time.monotonic()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Log a warning, and write no further scalars."""
+        logger.warning("no further TensorBoard scalars are written to %s: %s", self._folder, error)
+        self._is_on, self._writer, self._unwritten = False, None, None
 
 
 class Sums:

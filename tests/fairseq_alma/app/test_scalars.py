@@ -1,6 +1,11 @@
 """RUN/tensorboard, read back by TensorBoard itself."""
 
+import threading
+from pathlib import Path
+
 import pytest
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.record_writer import RecordWriter
 
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
@@ -81,3 +86,22 @@ def test_a_vision_run_writes_its_ledger(tmp_path):
         assert scalars_in(folder)["test/error_rate"][: len(changed)] == wanted
     small_run(tmp_path / "off", tensorboard=False)
     assert not list((tmp_path / "off").rglob("tensorboard"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_reported_once_and_stops_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(EventsWriter, "__init__", on_a_full_disk)
+    scalars, rows = RunScalars(tmp_path), vision_rows()
+    for count in range(1, 5):
+        scalars.rows(rows[:count])
+        for update in range(500):  # more than the file keeps in memory
+            scalars.during_stage("validation_perplexity", 60.0, 2, update / 500)
+    scalars.close()
+    (record,) = caplog.records
+    assert "No space left on device" in record.getMessage()
+
+
+def on_a_full_disk(self, prefix: str) -> None:
+    """Open a file on which every write fails, in place of EventsWriter.__init__."""
+    self._lock, self._num_outstanding_events = threading.Lock(), 0
+    self._py_recordio_writer = RecordWriter("/dev/full")
