@@ -1,105 +1,187 @@
-"""Part (a) of lm_quick.py: compare a mixture layer with a dense feed-forward network of the same active size."""
+"""The layers that lm_layer.py compares: the dense network, our mixture, and mixtures of other libraries.
 
-import os
-import random
-import time
-from collections.abc import Sequence
+Each maker takes a Case and returns a function from the inputs x [T, D] to (outputs [T, D], balance loss or None), and
+the module with the parameters. It raises ImportError if the library is not installed.
+"""
 
-from _common import ratio_columns, table, verdict
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-MODEL_DIM, FFN_DIM, NUM_TOKENS = 512, 2048, 4096
-NUM_EXPERTS = (4, 8, 12)
-TARGET = 1.2
-"""Largest ratio of CPU times (mixture layer / dense network) that passes, with 4 experts."""
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fairseq_alma.modules.dispatch import Way
+from fairseq_alma.modules.switch_feed_forward import SwitchFeedForward
+
+SEQUENCE = 512
+"""Number of tokens in a sequence, for layers that limit the capacity of each sequence."""
+
+Layer = tuple[Callable[[Tensor], tuple[Tensor, Tensor | None]], nn.Module]
 
 
-def measure_layer(repeats: int, threads: Sequence[int]) -> list[str]:
-    """Measure forward and backward passes, and return the lines of part (a) of the report.
+@dataclass(frozen=True)
+class Case:
+    """One comparison."""
 
-    Args:
-        repeats: number of measurements.
-        threads: numbers of threads to measure with.
+    device: str
+    precision: str
+    model_dim: int
+    num_experts: int
+    num_tokens: int
+
+    @property
+    def ffn_dim(self) -> int:
+        """Hidden width of the dense network and of each expert."""
+        return 4 * self.model_dim
+
+
+def dense(case: Case) -> Layer:
+    """Return a feed-forward network with the size of one expert."""
+    layer = nn.Sequential(nn.Linear(case.model_dim, case.ffn_dim), nn.ReLU(), nn.Linear(case.ffn_dim, case.model_dim))
+    return lambda x: (layer(x), None), layer
+
+
+def ours(factor: float, way: Way | None = None) -> Callable[[Case], Layer]:
+    """Return the maker of our mixture with a capacity factor and a way to lay out the rows (None: the default)."""
+
+    def make(case: Case) -> Layer:
+        layer = SwitchFeedForward(case.model_dim, case.ffn_dim, case.num_experts, factor)
+        layer.way = way
+
+        def run(x_TD: Tensor) -> tuple[Tensor, Tensor]:
+            output = layer(x_TD)
+            return output.y_TD, output.routing.balance_loss
+
+        return run, layer
+
+    return make
+
+
+def one_hot_einsum(case: Case) -> Layer:
+    """Return a mixture that moves the tokens by products with one-hot tensors [T, E, C], as GShard does.
+
+    The tokens are divided into groups of SEQUENCE tokens, because the size of the one-hot tensors and the time of the
+    products are quadratic in the number of tokens of a group. The weights are stacked as in our mixture.
     """
-    from launch.local import SPIN
+    layer = SwitchFeedForward(case.model_dim, case.ffn_dim, case.num_experts)
+    capacity = -(-SEQUENCE // case.num_experts)
 
-    os.environ |= SPIN  # as in a stage; set it before the import, because OpenMP reads it when torch is loaded
-    import torch
-    from torch import nn
+    def run(x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        routing = layer.router(x_TD)
+        x_GSD = x_TD.view(-1, SEQUENCE, case.model_dim)
+        one_hot_GSE = F.one_hot(routing.expert_T, case.num_experts).view(len(x_GSD), SEQUENCE, -1)
+        rank_GSE = one_hot_GSE.cumsum(1) * one_hot_GSE - 1  # -1: not this expert
+        move_GSEC = F.one_hot(rank_GSE.clamp(0, capacity - 1), capacity)
+        move_GSEC = (move_GSEC * ((rank_GSE >= 0) & (rank_GSE < capacity)).unsqueeze(-1)).to(x_TD.dtype)
+        rows = torch.einsum("gsec,gsd->egcd", move_GSEC, x_GSD).flatten(1, 2)
+        h = torch.baddbmm(layer.fc1_bias.unsqueeze(1), rows, layer.fc1_weight.transpose(1, 2)).relu()
+        y = torch.baddbmm(layer.fc2_bias.unsqueeze(1), h, layer.fc2_weight.transpose(1, 2))
+        weighted = move_GSEC * routing.probability_T.view(len(x_GSD), SEQUENCE, 1, 1)
+        y_GSD = torch.einsum("gsec,egcd->gsd", weighted, y.unflatten(1, (-1, capacity)).to(weighted.dtype))
+        return y_GSD.flatten(0, 1), routing.balance_loss
 
-    from fairseq_alma.modules.switch_feed_forward import SwitchFeedForward
-
-    torch.manual_seed(0)
-    x_TD = torch.randn(NUM_TOKENS, MODEL_DIM, requires_grad=True)
-    grad_TD = torch.randn(NUM_TOKENS, MODEL_DIM)
-    dense = nn.Sequential(nn.Linear(MODEL_DIM, FFN_DIM), nn.ReLU(), nn.Linear(FFN_DIM, MODEL_DIM))
-    mixtures = {
-        (num_experts, factor): SwitchFeedForward(MODEL_DIM, FFN_DIM, num_experts, capacity_factor=factor)
-        for num_experts in NUM_EXPERTS
-        for factor in (0.0, 1.0)
-    }
-
-    def seconds_of(module: nn.Module) -> tuple[float, float]:
-        """Return (CPU seconds, wall seconds) of a forward and backward pass."""
-        module.zero_grad(set_to_none=True)
-        x_TD.grad = None
-        wall, cpu = time.perf_counter(), time.process_time()
-        output = module(x_TD)
-        if module is dense:
-            output.backward(grad_TD)
-        else:  # as in training, where the balance loss trains the router
-            torch.autograd.backward([output.y_TD, output.routing.balance_loss], [grad_TD, torch.tensor(0.01)])
-        return time.process_time() - cpu, time.perf_counter() - wall
-
-    shuffled, rows = random.Random(0), []
-    for num_threads in threads:
-        torch.set_num_threads(num_threads)
-        times: dict = {key: [] for key in ["dense", *mixtures]}
-        for repeat in range(-1, repeats):  # number -1 is a warm-up
-            order = list(times)
-            shuffled.shuffle(order)
-            for key in order:
-                seconds = seconds_of(dense if key == "dense" else mixtures[key])
-                if repeat >= 0:
-                    times[key].append(seconds)
-        for (num_experts, factor), mixture in mixtures.items():
-            with torch.no_grad():
-                dropped = mixture(x_TD).num_dropped / NUM_TOKENS
-            name = "none: dropless" if factor == 0 else f"{factor:g}"
-            columns = _columns(times[num_experts, factor], times["dense"], num_experts)
-            rows.append((name, num_experts, num_threads, f"{dropped:.1%}", *columns))
-    return _section(rows, repeats)
+    return run, layer
 
 
-def _columns(
-    mixture: Sequence[tuple[float, float]], dense: Sequence[tuple[float, float]], num_experts: int
-) -> list[str]:
-    """Return the table columns with times and ratios, from the (CPU seconds, wall seconds) of each round."""
-    (cpu, wall), (cpu_dense, wall_dense) = zip(*mixture, strict=True), zip(*dense, strict=True)
-    best, median, _ = ratio_columns(cpu, cpu_dense)
-    return [
-        f"{1000 * min(cpu_dense):.0f}",
-        f"{1000 * min(cpu):.0f}",
-        f"{best:.2f}",
-        f"{median:.2f}",
-        f"{ratio_columns(wall, wall_dense)[1]:.2f}",
-        verdict(median, TARGET, at_most=True) if num_experts == 4 else "",
-    ]
+def transformers_layer(case: Case) -> Layer:
+    """Return the mixture of Hugging Face's Switch Transformer, top-1, with capacity factor 1 in each sequence."""
+    # transformers imports torchaudio if it finds it, and fails if that was built for another CUDA version.
+    sys.modules.setdefault("torchaudio", None)  # type: ignore[arg-type]
+    from transformers import SwitchTransformersConfig
+    from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP
+
+    layer = SwitchTransformersSparseMLP(
+        SwitchTransformersConfig(
+            d_model=case.model_dim,
+            d_ff=case.ffn_dim,
+            num_experts=case.num_experts,
+            expert_capacity=-(-SEQUENCE // case.num_experts),
+            dropout_rate=0.0,
+            router_jitter_noise=0.0,
+        )
+    )
+
+    def run(x_TD: Tensor) -> tuple[Tensor, None]:
+        y = layer(x_TD.view(-1, SEQUENCE, case.model_dim))
+        return (y[0] if isinstance(y, tuple) else y).flatten(0, 1), None
+
+    return run, layer
 
 
-def _section(rows: list[tuple], repeats: int) -> list[str]:
-    """Return the lines of the report, from the rows of its table and the number of rounds."""
-    from launch.local import SPIN
+def fairscale_layer(case: Case) -> Layer:
+    """Return the mixture of fairscale. Its only gate is top-2, so it computes two experts for each token."""
+    from fairscale.nn import MOELayer, Top2Gate
 
-    rows.sort(key=lambda row: (row[2], row[0] == "1"))
-    header = ["capacity factor", "E", "threads", "tokens dropped", "dense CPU ms", "mixture CPU ms"]
-    header += ("CPU ratio of minima", "CPU ratio, median", "wall ratio, median", f"at E = 4 at most {TARGET}")
-    return [
-        "## (a) Mixture layer against a dense feed-forward network of the same active size",
-        "",
-        f"Forward and backward, {NUM_TOKENS} tokens, d = {MODEL_DIM}, ffn = {FFN_DIM}, fp32, gradients of input and "
-        f"weights, router and balance loss included; {repeats} rounds in random order; waiting threads spin as briefly "
-        f"as in a stage ({', '.join(f'{name}={value}' for name, value in SPIN.items())}). Compare the dropless rows: "
-        "at capacity factor 1 dropped tokens are not computed, which makes the layer look cheaper by their share.",
-        "",
-        *table(header, rows),
-    ]
+    if not torch.distributed.is_initialized():
+        backend, store = ("nccl" if case.device == "cuda" else "gloo"), tempfile.mkstemp()[1]
+        torch.distributed.init_process_group(backend, init_method=f"file://{store}_", rank=0, world_size=1)
+    experts = nn.ModuleList(dense(case)[1] for _ in range(case.num_experts))
+    layer = MOELayer(Top2Gate(case.model_dim, case.num_experts), experts)
+
+    def run(x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        y = layer(x_TD.view(-1, SEQUENCE, case.model_dim))
+        return y.flatten(0, 1), layer.l_aux
+
+    return run, layer
+
+
+def scattermoe_layer(case: Case) -> Layer:
+    """Return the mixture of ScatterMoE, dropless, with our router."""
+    from scattermoe.mlp import MLP
+
+    from fairseq_alma.modules.router import Router
+
+    router = Router(case.model_dim, case.num_experts)
+    layer = MLP(case.model_dim, case.ffn_dim, case.num_experts, top_k=1, activation=nn.ReLU())
+
+    def run(x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        routing = router(x_TD)
+        # Its kernels need inputs and weights of one type, so autocast must have cast both.
+        y = layer(x_TD, routing.probability_T.unsqueeze(1), routing.expert_T.unsqueeze(1))
+        return y, routing.balance_loss
+
+    return run, nn.ModuleList([router, layer])
+
+
+def megablocks_layer(case: Case) -> Layer:
+    """Return the mixture of MegaBlocks, dropless, top-1, which computes in bfloat16."""
+    from megablocks.layers.arguments import Arguments
+    from megablocks.layers.dmoe import dMoE
+
+    layer = dMoE(
+        Arguments(
+            hidden_size=case.model_dim,
+            ffn_hidden_size=case.ffn_dim,
+            moe_num_experts=case.num_experts,
+            moe_top_k=1,
+            bf16=case.precision == "bfloat16",
+            fp16=False,
+            device=case.device,
+        )
+    )
+
+    def run(x_TD: Tensor) -> tuple[Tensor, None]:
+        y: Any = layer(x_TD.view(-1, SEQUENCE, case.model_dim))
+        return (y[0] if isinstance(y, tuple) else y).flatten(0, 1), None
+
+    return run, layer
+
+
+LAYERS: dict[str, Callable[[Case], Layer]] = {
+    "ours, capacity 1": ours(1.0),
+    "ours, dropless": ours(0.0),
+    "HF SwitchTransformersSparseMLP, capacity 1": transformers_layer,
+    "fairscale MOELayer (top-2), capacity 2": fairscale_layer,
+    "one-hot einsum, capacity 1": one_hot_einsum,
+}
+CUDA_LAYERS: dict[str, Callable[[Case], Layer]] = {
+    "ours, capacity 1, split": ours(1.0, "split"),
+    "ours, dropless, split": ours(0.0, "split"),
+    "ours, dropless, grouped": ours(0.0, "grouped"),
+    "ScatterMoE, dropless": scattermoe_layer,
+    "MegaBlocks dMoE, dropless": megablocks_layer,
+}

@@ -2,10 +2,9 @@
 
 .venv/bin/python benchmarks/lm_quick.py                     all parts, printed
 .venv/bin/python benchmarks/lm_quick.py --write             also written to benchmarks/lm_quick.md
-.venv/bin/python benchmarks/lm_quick.py --parts layer prep --repeats 5
+.venv/bin/python benchmarks/lm_quick.py --parts train prep --repeats 5
 
 The parts compare:
-  layer   a mixture layer with a dense feed-forward network of the same active size
   train   fairseq-train on switch_lm_base with fairseq-train on fairseq's own transformer_lm
   prep    alma-prep with tokenizing to text and fairseq-preprocess
   start   the time to start a stage with a target of 10 seconds
@@ -21,12 +20,11 @@ import tempfile
 from pathlib import Path
 
 from _common import provenance
-from _lm_layer import measure_layer
 from _lm_prep import measure_prep
 from _lm_start import measure_start
 from _lm_train import measure_train
 
-PARTS = {"layer": 15, "train": 10, "prep": 3, "start": 5}
+PARTS = {"train": 10, "prep": 3, "start": 5}
 """The names of the parts (a) to (d), and the default number of measurements of each part."""
 
 
@@ -36,13 +34,6 @@ def main() -> None:
         "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts to measure (default: all)"
     )
     parser.add_argument("--repeats", type=int, help=f"number of measurements of each part (default: {PARTS})")
-    parser.add_argument(
-        "--threads",
-        type=int,
-        nargs="+",
-        default=[1, 2],
-        help="numbers of threads in part layer (default: 1 2); train and prep use 1, start uses torch's default",
-    )
     parser.add_argument("--write", action="store_true", help="write benchmarks/lm_quick.md (all parts)")
     options = parser.parse_args()
     if options.write and set(options.parts) != set(PARTS):
@@ -54,9 +45,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lm_quick_") as scratch:
         for part in options.parts:
             repeats = options.repeats or PARTS[part]
-            if part == "layer":
-                lines = measure_layer(repeats, options.threads)
-            elif part == "train":
+            if part == "train":
                 lines = measure_train(repeats, Path(scratch))
             elif part == "prep":
                 lines = measure_prep(repeats, Path(scratch))

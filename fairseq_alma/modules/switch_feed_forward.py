@@ -106,13 +106,10 @@ class SwitchFeedForward(nn.Module):
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
         capacity = expert_capacity(len(x_TD), self.num_experts, factor)
         routing = self.router(x_TD)
-        # Cast the inputs and the stacked weights once. Autocast would cast them again for each expert.
         dtype = compute_type(x_TD)
         way = self.way or choose_way(x_TD.device, dtype, capacity)
         plan = plan_dispatch(routing.expert_T, self.num_experts, capacity, way)
-        weights = ExpertWeights(
-            self.fc1_weight.to(dtype), self.fc1_bias.to(dtype), self.fc2_weight.to(dtype), self.fc2_bias.to(dtype)
-        )
+        weights = ExpertWeights(self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
         dropout = self.activation_dropout if self.training else 0.0
         y_TD = from_rows(run_experts(to_rows(x_TD.to(dtype), plan), plan, weights, dropout), plan)
         return MixtureOutput(y_TD * routing.probability_T.unsqueeze(1).to(dtype), routing, plan)
