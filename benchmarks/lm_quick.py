@@ -25,7 +25,7 @@ from _lm_start import measure_start
 from _lm_train import measure_train
 
 PARTS = {"train": 10, "prep": 3, "start": 5}
-"""The names of the parts (a) to (d), and the default number of measurements of each part."""
+"""The names of the parts (b) to (d), and the default number of measurements of each part."""
 
 
 def main() -> None:
