@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 PR_SET_PDEATHSIG = 1
 """Option of the Linux system call prctl. It sets the signal that a process gets when its parent process ends."""
@@ -27,6 +27,32 @@ GRACE_SECONDS = 10.0
 SPIN = {"GOMP_SPINCOUNT": "10000"}
 
 
+class Process(Protocol):
+    """A running process: those methods of `subprocess.Popen` that are used here."""
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[Sequence[str], int, Mapping[str, str]], Process]
+"""A function that starts a command. Its arguments are the command, the file descriptor for stdout and stderr of the
+process, and the environment variables of the process."""
+
+
+def start_process(command: Sequence[str], output: int, environment: Mapping[str, str]) -> Process:
+    """Start a command with `subprocess`. See `Start`."""
+    return subprocess.Popen(
+        list(command),
+        stdout=output,
+        stderr=output,
+        env=environment,
+        preexec_fn=killed_with(os.getpid()) if sys.platform == "linux" else None,
+    )
+
+
 @dataclass(frozen=True)
 class Job:
     """A process to run, with its log file and environment."""
@@ -39,6 +65,8 @@ class Job:
     """Function that is called with each output line, after the line was written to the log."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables to add to the environment of this process. The value None removes a variable."""
+    start: Start = start_process
+    """Function that starts the command. `launch.warm.warm_start` returns one that saves the time of imports."""
 
 
 def run_process(
@@ -145,20 +173,16 @@ class _Running:
         job.log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**SPIN, **os.environ, **slot, **job.environment}
         self._log: BinaryIO = open(job.log, "ab")  # noqa: SIM115 (closed in close())
+        read_end, write_end = os.pipe()
+        self.output = open(read_end, "rb", buffering=0)  # noqa: SIM115 (closed in close())
         try:
-            self.process = subprocess.Popen(
-                list(job.command),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                env={name: value for name, value in environment.items() if value is not None},
-                preexec_fn=_killed_with(os.getpid()) if sys.platform == "linux" else None,
-            )
+            given = {name: value for name, value in environment.items() if value is not None}
+            self.process = job.start(job.command, write_end, given)
         except BaseException:
-            self._log.close()
+            self.close()
             raise
-        assert self.process.stdout is not None
-        self.output = self.process.stdout
+        finally:
+            os.close(write_end)
 
     def read(self) -> bool:
         """Write new output to the log and call `on_line` for each complete line. Return False at the end of output."""
@@ -200,7 +224,7 @@ def _stop(running: Sequence[_Running]) -> None:
             job.close()
 
 
-def _killed_with(parent: int) -> Callable[[], None]:
+def killed_with(parent: int) -> Callable[[], None]:
     """Return a function for the argument `preexec_fn` of `subprocess.Popen`.
 
     The returned function runs in the new child process. It tells the Linux kernel to kill the child process when the

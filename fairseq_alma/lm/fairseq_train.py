@@ -18,11 +18,11 @@ from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.dataclass.configs import CheckpointConfig, DistributedTrainingConfig, FairseqBMUFConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.language_modeling import LanguageModelingConfig
-from fairseq.trainer import Trainer
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 import fairseq_alma
+from fairseq_alma.checkpoints import write_checkpoint
 from fairseq_alma.core.errors import SettingError
 
 USER_DIR = str(Path(__file__).parents[1].absolute())
@@ -141,10 +141,24 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
     np.random.seed(config.common.seed)
     utils.set_torch_seed(config.common.seed)
     task = tasks.setup_task(config.task)
-    trainer = Trainer(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    trainer.consolidate_optimizer()  # fairseq's save_checkpoint fails without this call
-    trainer.save_checkpoint(str(path), {"train_iterator": {"epoch": 1}, "val_loss": None, **task.get_checkpoint_dict()})
+    model = task.build_model(config.model)
+    # fairseq's Trainer writes these keys and the state of the optimizer. The Trainer is not used here,
+    # because it creates an optimizer, for which torch imports its compiler, and this takes more than a second.
+    checkpoint = {
+        "args": None,
+        "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
+        "model": model.state_dict(),
+        "criterion": None,
+        "optimizer_history": [{"num_updates": 0}],
+        "task_state": task.state_dict(),
+        "extra_state": {
+            "train_iterator": {"epoch": 1},
+            "val_loss": None,
+            "previous_training_time": 0.0,
+            **task.get_checkpoint_dict(),
+        },
+    }
+    write_checkpoint(checkpoint, path)
 
 
 def build_model(checkpoint: Path) -> nn.Module:

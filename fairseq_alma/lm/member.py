@@ -36,6 +36,7 @@ from fairseq_alma.lm.fairseq_train import (
 )
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
+from fairseq_alma.lm.stage_processes import TRAIN_MEMBER
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +54,6 @@ STARTED contains the number of devices and, with the setting `share`, the key of
 contains the cost of the training."""
 CONFIG = "config.yaml"
 """File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
-TRAIN_MEMBER = "fairseq_alma.lm.train_member"
-"""The program that trains a member."""
 LOG_TAIL = 20_000
 """Number of characters at the end of a log in which `failure_message` searches for known causes of the failure."""
 

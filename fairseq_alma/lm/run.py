@@ -42,6 +42,13 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
         AlmaError: if the settings or the stream are invalid, if the run folder contains a run with other settings, or
             if a stage fails.
     """
+    stream_folder = StreamFolder.open(settings.stream)
+    stream = stream_folder.stream(settings.mega_batches)
+    stream_settings = settings.stream_settings(len(stream))
+
+    scalars = RunScalars(settings.out, settings.tensorboard)
+    # First start the process that imports fairseq for the stages, so that it does so while this process imports it.
+    processes = LocalProcesses(len(stream), settings.parallel, scalars)
     # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
@@ -49,14 +56,7 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     from fairseq_alma.lm.precision import as_recorded
 
     settings = as_recorded(settings)
-    stream_folder = StreamFolder.open(settings.stream)
-    stream = stream_folder.stream(settings.mega_batches)
-    stream_settings = settings.stream_settings(len(stream))
-
-    scalars = RunScalars(settings.out, settings.tensorboard)
-    learner = make_learner(
-        settings, stream_folder.without_test(), LocalProcesses(len(stream), settings.parallel, scalars)
-    )
+    learner = make_learner(settings, stream_folder.without_test(), processes)
     evaluated_on = [stream_folder.digest(split) for split in ("valid", "test")]
     identity = {
         **settings.to_json(),

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import fairseq_alma
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.lm.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
+from launch.warm import warm_start
 
 # Environment variables of a cluster job. The value None removes them for fairseq-train, for two reasons. First, fairseq
 # would try to train on all machines of the job, but a stage uses only this machine. Second, fairseq would compute the
@@ -14,6 +16,14 @@ from launch.local import Job, run_processes, share_of_machine
 ON_THIS_MACHINE = dict.fromkeys(
     ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )
+
+TRAIN_MEMBER = "fairseq_alma.lm.train_member"
+"""Program that trains one member of a stage."""
+
+IMPORTED = (TRAIN_MEMBER, *fairseq_alma.REGISTERED, "torch._dynamo")
+"""Modules that this program needs. One process imports them, once, and forks the programs of all stages.
+
+torch imports torch._dynamo, which takes more than a second, when the first optimizer is created."""
 
 
 class LocalProcesses:
@@ -29,6 +39,7 @@ class LocalProcesses:
     """
 
     def __init__(self, num_mega_batches: int, at_once: int | None = None, scalars: RunScalars | None = None):
+        self._start = warm_start(IMPORTED)
         # Import torch only here, because the import takes seconds and is not needed to report invalid settings.
         import torch
 
@@ -52,7 +63,9 @@ class LocalProcesses:
         with StageDisplay(
             stage, dict.fromkeys(jobs, updates), self._num_mega_batches, scalars=self._scalars
         ) as display:
-            processes = [Job(command, log, display.member(m), ON_THIS_MACHINE) for m, (command, log) in jobs.items()]
+            processes = [
+                Job(command, log, display.member(m), ON_THIS_MACHINE, self._start) for m, (command, log) in jobs.items()
+            ]
             statuses = run_processes(processes, self._slots(num_jobs))
         return dict(zip(jobs, statuses, strict=True))
 

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -113,18 +112,16 @@ def cut_short(run: Path) -> list[Path]:
     return [path for pattern in patterns for path in sorted(run.glob(pattern)) if read_checkpoint(path) is None]
 
 
-def trainings(pid: int) -> list[int]:
-    """Return the fairseq-train processes of a driver."""
+def children(pid: int) -> list[int]:
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it ended meanwhile
         return []
-    found = []
-    for child in children:
-        with suppress(OSError):  # it ended meanwhile
-            if b"fairseq_alma.lm.train_member" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
-    return found
+
+
+def trainings(pid: int) -> list[int]:
+    """Return the training processes of a driver. The server that has forked them is a child of the driver."""
+    return [training for server in children(pid) for training in children(server)]
 
 
 def is_alive(pid: int) -> bool:

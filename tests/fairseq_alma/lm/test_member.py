@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fairseq_alma.checkpoints import require_checkpoint, write_checkpoint
 from fairseq_alma.core.catalogue import learners
 from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
@@ -63,7 +64,7 @@ def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
     with pytest.raises(StageError, match="ended with status 1"):
         train(stream, tmp_path / "run", Devices(4))  # nothing was saved yet, so it starts again
     untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
-    (folder / "checkpoint_last.pt").write_bytes(untrained.read_bytes())
+    write_checkpoint({**require_checkpoint(untrained), "last_optimizer_state": {}}, folder / "checkpoint_last.pt")
     with pytest.raises(StageError, match=r"started on 4 device\(s\), but now it would get 2: continue with the same"):
         train(stream, tmp_path / "run", Devices(2))
 

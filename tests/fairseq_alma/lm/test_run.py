@@ -275,16 +275,16 @@ def test_the_untrained_learner_is_scored_on_a_sample_which_no_metric_uses(stream
 
 @pytest.mark.parametrize(("wait", "expected"), [(1, 100), (2, None)])
 def test_an_untrained_learner_that_the_average_charges_is_scored_in_full(stream, tmp_path, monkeypatch, wait, expected):
-    class Reached(Exception):
+    class ReachedError(Exception):
         pass
 
     def evaluator(*_, untrained_tokens, **__):
-        raise Reached(untrained_tokens)
+        raise ReachedError(untrained_tokens)
 
     monkeypatch.setattr("fairseq_alma.evaluation.evaluator.PerplexityEvaluator", evaluator)
     values = {"stream": str(stream), "out": str(tmp_path), "arch": "switch_lm_tiny", "tokens_per_sample": 32}
     values |= {"updates": 5, "wait": wait, "untrained_tokens": 100}
-    with pytest.raises(Reached) as caught:
+    with pytest.raises(ReachedError) as caught:
         alma_lm.run(LanguageModelSettings.from_mapping(values))
     assert caught.value.args == (expected,)
 

@@ -182,3 +182,28 @@ def test_a_tree_is_saved_and_loaded_as_part_of_the_model():
     assert not torch.allclose(flat(tokens)[0], tree(tokens)[0])
     flat.load_state_dict(tree.state_dict())
     assert torch.equal(flat(tokens)[0], tree(tokens)[0])
+
+
+@pytest.mark.parametrize("num_experts", [1, 4])
+def test_in_bfloat16_scores_loss_and_gradients_are_those_of_float32_up_to_rounding(num_experts):
+    # One expert for each token in both precisions: with a limit or a close decision, rounding would move tokens.
+    options = {"num_experts": num_experts, "capacity_factor": 0.0, "num_words": 500}
+    exact, rounded = make(**options), make(**options, precision="bfloat16")
+    for model in (exact, rounded):
+        for mixture in model.mixtures:
+            with torch.no_grad():
+                mixture.router.weight.mul_(10)
+    tokens, target = torch.randint(4, 500, (4, 16)), torch.randint(4, 500, (4, 16))
+    losses, gradients = [], []
+    for model in (exact, rounded):
+        loss, _ = model(tokens, nll_of=target)
+        loss.backward()
+        assert loss.dtype == torch.float32
+        assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
+        losses.append(loss.item())
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    assert (gradients[0] - gradients[1]).norm() < 0.05 * gradients[0].norm()  # rounding adds up over four layers
+    scores = [model.eval()(tokens)[0].float() for model in (exact, rounded)]
+    assert (scores[0] - scores[1]).norm() < 0.02 * scores[0].norm()

@@ -1,0 +1,41 @@
+"""What precision=auto means: measured for a new run, and recorded for a continued one."""
+
+import pytest
+
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.files import write_json
+from fairseq_alma.lm import precision
+from fairseq_alma.lm.precision import as_recorded, fastest_precision
+from fairseq_alma.lm.settings import LanguageModelSettings
+
+
+def settings(out, **more):
+    return LanguageModelSettings.from_mapping({"stream": "S", "out": str(out), "updates": 1, **more})
+
+
+def test_a_new_run_gets_what_is_faster_here(tmp_path, monkeypatch):
+    assert fastest_precision() in ("float32", "bfloat16")
+    for fastest in ("float32", "bfloat16"):
+        monkeypatch.setattr(precision, "fastest_precision", lambda fastest=fastest: fastest)
+        assert as_recorded(settings(tmp_path / "run")).precision == fastest
+
+
+@pytest.mark.parametrize(
+    ("recorded", "expected"),
+    [
+        ({"precision": "bfloat16", "batch_size": None}, ("bfloat16", None)),
+        ({"precision": "float32", "batch_size": 4}, ("float32", 4)),
+        ({"batch_size": 8}, ("float32", 8)),  # written by a version without the setting
+    ],
+)
+def test_a_continued_run_keeps_what_it_was_started_with(tmp_path, recorded, expected):
+    write_json(tmp_path / "settings.json", recorded)
+    found = as_recorded(settings(tmp_path))
+    assert (found.precision, found.batch_size) == expected
+    given = as_recorded(settings(tmp_path, precision="float32", batch_size=2))
+    assert (given.precision, given.batch_size) == ("float32", 2)  # then the run folder refuses it, if it differs
+
+
+def test_another_precision_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"precision='fp8' is not one of auto, float32, bfloat16"):
+        settings(tmp_path, precision="fp8")
