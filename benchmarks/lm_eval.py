@@ -163,7 +163,6 @@ def _section(rows: list[list[object]], device: torch.device, tokens: int, option
         f"training, which makes the training look faster.",
         "",
         *table(header, rows),
-        "",
     ]
 
 
