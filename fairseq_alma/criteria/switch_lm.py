@@ -9,7 +9,6 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
-from torch.nn import functional as F
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.modules.switch_feed_forward import MixtureOutput
@@ -79,10 +78,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
         if self.training:
             nll, extra = model(**sample["net_input"], nll_of=target)
         else:
-            scores, extra = model(**sample["net_input"])
-            loss_T = F.cross_entropy(
-                scores.flatten(0, 1).float(), target.flatten(), ignore_index=self.padding_idx, reduction="none"
-            )
+            loss_T, extra = model(**sample["net_input"], nll_of=target, per_token=True)
             nll = loss_T.sum()
         logging_output = {
             "nll_loss": nll.detach(),
@@ -104,7 +100,9 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
                 "balance_loss": balance.detach() / len(mixtures) * num_tokens,
                 "router_z_loss": z_loss.detach() / len(mixtures) * num_tokens,
                 "routed": sum(m.routing.expert_T.numel() for m in mixtures),
-                "overflow": sum(m.num_dropped for m in mixtures),
+                # Tensors, so that the host does not wait for the device. fairseq reads them when it logs. float64 is
+                # exact for counts, also after a multiplication by 100.
+                "overflow": torch.stack([m.num_dropped for m in mixtures]).sum().double(),
                 "load_entropy": sum(_entropy_bits(m.plan.load_E) for m in mixtures) / len(mixtures) * num_tokens,
             }
             if loss_T is not None and self.charge_experts:

@@ -31,3 +31,15 @@ class Blocks(MonolingualDataset):
     def batch_by_size(self, indices: Any, **kwargs: Any) -> list:
         """Return fairseq's batches, then copies of the first ones until every rank gets the same number of batches."""
         return fill_shards(super().batch_by_size(indices, **kwargs), self.num_shards)
+
+    def collater(self, samples: list[dict]) -> dict:
+        """Return fairseq's batch with two additions, which fairseq does not move to the device.
+
+        So they can be read there without waiting for the device: `net_input["has_padding"]`, whether blocks of the
+        batch differ in length, and `block_ids`, the list of the blocks' ids.
+        """
+        batch = super().collater(samples)
+        if batch:
+            batch["net_input"]["has_padding"] = batch["ntokens"] < batch["target"].numel()
+            batch["block_ids"] = [int(sample["id"]) for sample in samples]
+        return batch

@@ -85,12 +85,13 @@ def _count(model: Any, length: int, backward: bool) -> int:
     device = next(model.parameters()).device
     tokens = torch.full((1, length), model.decoder.dictionary.eos(), device=device)
     was_training = model.training
-    limits = [(m, m.capacity_factor, m.eval_capacity_factor) for m in model.mixtures]
+    limits = [(m, m.capacity_factor, m.eval_capacity_factor, m.way) for m in model.mixtures]
     gradients = [(p, p.grad) for p in model.parameters()]
     recompute = model.decoder.checkpoint_activations
     try:
         for mixture, *_ in limits:
             mixture.capacity_factor = mixture.eval_capacity_factor = 0.0
+            mixture.way = "split"  # torch's counter has no formula for grouped products
         model.decoder.checkpoint_activations = False
         model.train(backward)
         # Compute attention with torch's plain implementation (MATH), because the counter has no formula for the faster
@@ -104,8 +105,8 @@ def _count(model: Any, length: int, backward: bool) -> int:
                     model(tokens)
         return counter.get_total_flops()
     finally:
-        for mixture, capacity, eval_capacity in limits:
-            mixture.capacity_factor, mixture.eval_capacity_factor = capacity, eval_capacity
+        for mixture, *limit in limits:
+            mixture.capacity_factor, mixture.eval_capacity_factor, mixture.way = limit
         for parameter, gradient in gradients:
             parameter.grad = gradient
         model.decoder.checkpoint_activations = recompute

@@ -187,6 +187,7 @@ class SwitchDecoder(FairseqDecoder):
         features_only: bool = False,
         nll_of: Tensor | None = None,
         per_token: bool = False,
+        has_padding: bool | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return the scores (logits) of the next word at each position, and the outputs of the mixtures.
@@ -200,6 +201,8 @@ class SwitchDecoder(FairseqDecoder):
                 because fairseq's wrappers for several devices must see that `forward` uses the output layer.
             per_token: whether to return the negative log-likelihood of each target instead of the sum: float32 [B * L],
                 0 for padding. Without gradients only.
+            has_padding: whether `prev_output_tokens` contains padding. None: the tokens are searched for padding,
+                which makes the host wait for a CUDA device.
 
         Returns:
             Scores [B, L, V], and a dict with two entries. "mixtures" is a list with the MixtureOutput of each mixture.
@@ -207,7 +210,13 @@ class SwitchDecoder(FairseqDecoder):
             contain only the tokens that are not padding.
         """
         with self._autocast(prev_output_tokens.device.type):
-            return self._forward(prev_output_tokens, features_only, nll_of, per_token)
+            x, extra = self._forward(prev_output_tokens, has_padding)
+            if nll_of is not None:
+                nll = token_nll if per_token else summed_nll
+                x = nll(x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad)
+            elif not features_only:
+                x = self.output_layer(x)
+            return x, extra
 
     def _autocast(self, device_type: str) -> AbstractContextManager[Any]:
         """Return the context in which the model computes. With precision float32, it changes nothing."""
@@ -217,16 +226,17 @@ class SwitchDecoder(FairseqDecoder):
             return nullcontext()
         return torch.autocast(device_type, dtype=torch.bfloat16)
 
-    def _forward(
-        self, prev_output_tokens: Tensor, features_only: bool, nll_of: Tensor | None, per_token: bool
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Do what `forward` does, in the current autocast context."""
+    def _forward(self, prev_output_tokens: Tensor, has_padding: bool | None) -> tuple[Tensor, dict[str, Any]]:
+        """Return the features [B, L, D] and the dict that `forward` returns, in the current autocast context."""
         positions = torch.arange(prev_output_tokens.size(1), device=prev_output_tokens.device)
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + self.embed_positions(positions)
         x = self.dropout(x)
         # Do not send padding to the experts, because padding would use up their capacity and count in the balance loss.
-        is_token = prev_output_tokens.ne(self.pad)
-        token_mask = None if is_token.all() else is_token
+        token_mask = None
+        if has_padding is None or has_padding:
+            token_mask = prev_output_tokens.ne(self.pad)
+            if has_padding is None and token_mask.all():
+                token_mask = None
         mixtures: list[MixtureOutput] = []
         for layer in self.layers:
             if self.checkpoint_activations and self.training:
@@ -235,13 +245,7 @@ class SwitchDecoder(FairseqDecoder):
                 x, mixture = layer(x, token_mask)
             if mixture is not None:
                 mixtures.append(mixture)
-        x = self.layer_norm(x)
-        if nll_of is not None:
-            nll = token_nll if per_token else summed_nll
-            x = nll(x.flatten(0, 1), self.embed_tokens.weight, nll_of.flatten(), self.pad)
-        elif not features_only:
-            x = self.output_layer(x)
-        return x, {"mixtures": mixtures, "token_mask": token_mask}
+        return self.layer_norm(x), {"mixtures": mixtures, "token_mask": token_mask}
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Return the scores [..., V] for features [..., D]. The weights are shared with the input embedding."""

@@ -1,31 +1,86 @@
 """Send each token to its expert, and return the outputs of the experts in the original order of the tokens.
 
-The tokens are sorted by expert and split into one part for each expert. This is 3 to 6 times faster than a one-hot
-einsum (benchmarks/lm_quick.py), because each expert processes only the tokens that it got, without padding.
+A plan sorts the tokens by expert into rows, so that the rows of one expert follow each other. There are three ways to
+lay out the rows. All of them give the same outputs and gradients:
+
+- "split": one part for each expert, without padding. The host must know the size of each part, so it reads the sizes
+  from the device. This is the fastest way on a CPU, where such a read costs nothing.
+- "slots": every expert has as many rows as its capacity, and some rows may stay empty. No shape depends on the data,
+  so the host never waits for the device. With capacity factor 1 there are as many rows as tokens.
+- "grouped": one row for each token, and a matrix product (`torch.nn.functional.grouped_mm`) that reads the limits
+  between the experts on the device.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-# Dimensions: T tokens, of which K are kept (not dropped), E experts, D model width.
+# Dimensions: T tokens, S rows of the experts, E experts, D model width.
+
+Way = Literal["split", "slots", "grouped"]
+WAYS: tuple[Way, ...] = get_args(Way)
 
 
 @dataclass(frozen=True)
 class Plan:
     """The assignment of tokens to experts. A token is kept if its expert processes it, and dropped otherwise."""
 
-    token_K: Tensor
-    """Indices of the K kept tokens, sorted by expert and, within an expert, in the order of the tokens. int64 [K]."""
-    count_E: Sequence[int]
-    """Number of kept tokens of each expert, [E]."""
+    way: Way
+    """How the rows are laid out."""
+    token_S: Tensor
+    """The token in each row, sorted by expert and, within an expert, in the order of the tokens. int64 [S]."""
+    used_S: Tensor | None
+    """False for a row whose output is not used, bool [S]; None if all rows are used."""
+    row_T: Tensor
+    """The row of each token; any row if the token is dropped. int64 [T]."""
+    kept_T: Tensor | None
+    """False for dropped tokens, True for all others, bool [T]; None if no token can have been dropped."""
     load_E: Tensor
     """Number of tokens that the router sent to each expert, including dropped tokens. int64 [E]."""
+    dropped_E: Tensor
+    """Number of dropped tokens of each expert, int64 [E]."""
+    counts: tuple[int, ...] | None
+    """Number of rows of each expert, [E]; None if only the device knows it ("grouped")."""
+
+    @property
+    def num_dropped(self) -> Tensor:
+        """Number of dropped tokens, an int64 scalar on the device of the tokens."""
+        return self.dropped_E.sum()
 
 
-def plan_dispatch(expert_T: Tensor, num_experts: int, capacity: int | None) -> Plan:
+def choose_way(device: torch.device, dtype: torch.dtype, capacity: int | None) -> Way:
+    """Return the fastest way to lay out the rows.
+
+    Args:
+        device: the device of the tokens.
+        dtype: the type in which the experts compute.
+        capacity: maximum number of tokens for each expert; None for no limit.
+    """
+    if device.type != "cuda":
+        return "split"
+    if capacity is not None:
+        return "slots"
+    # grouped_mm has fast kernels only for bfloat16, and only since the A100 (compute capability 8.0).
+    if dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 0):
+        return "grouped"
+    return "split"
+
+
+def count_tokens(expert_T: Tensor, num_experts: int) -> Tensor:
+    """Return the number of tokens of each expert, int64 [E].
+
+    Unlike torch.bincount, this does not make the host wait for a CUDA device.
+
+    Args:
+        expert_T: the expert of each token, int64 [T].
+        num_experts: number of experts, E.
+    """
+    return (expert_T == torch.arange(num_experts, device=expert_T.device).unsqueeze(1)).sum(dim=1)
+
+
+def plan_dispatch(expert_T: Tensor, num_experts: int, capacity: int | None, way: Way = "split") -> Plan:
     """Return the plan that sorts tokens by expert and drops the tokens that exceed the capacity of their expert.
 
     If an expert gets more than `capacity` tokens, it processes only the first ones (as in the Switch paper). So the
@@ -33,39 +88,102 @@ def plan_dispatch(expert_T: Tensor, num_experts: int, capacity: int | None) -> P
 
     Args:
         expert_T: the expert of each token, int64 [T].
-        num_experts: number of experts, E.
-        capacity: maximum number of tokens for each expert; None for no limit.
+        num_experts: number of experts, E; at most 32768.
+        capacity: maximum number of tokens for each expert, at least 1 if there is a token; None for no limit.
+        way: how to lay out the rows (see choose_way).
     """
-    load_E = torch.bincount(expert_T, minlength=num_experts)
-    token_T = torch.argsort(expert_T, stable=True)
-    if capacity is None:
-        return Plan(token_T, load_E.tolist(), load_E)
-    count_E = load_E.clamp(max=capacity)
-    counts = count_E.tolist()
-    if sum(counts) == expert_T.numel():
-        return Plan(token_T, counts, load_E)
-    # first_E: position in token_T of each expert's first token. rank_T: for each token in token_T, the number of tokens
-    # before it that go to the same expert. A token is kept if this number is smaller than the capacity.
+    num_tokens, device = expert_T.numel(), expert_T.device
+    limit = num_tokens if capacity is None else capacity
+    load_E = count_tokens(expert_T, num_experts)
+    dropped_E = (load_E - limit).clamp(min=0)
+    # A sort of 16-bit numbers needs a quarter of the passes over the data that a sort of 64-bit numbers needs.
+    sorted_T = torch.argsort(expert_T.to(torch.int16), stable=True)
+    # first_E: position in sorted_T of each expert's first token. rank_T: for each token in sorted_T, the number of
+    # tokens before it that go to the same expert. A token is kept if this number is smaller than the limit.
     first_E = load_E.cumsum(0) - load_E
-    rank_T = torch.arange(expert_T.numel(), device=expert_T.device) - first_E[expert_T[token_T]]
-    return Plan(token_T[rank_T < capacity], counts, load_E)
+    sorted_expert_T = expert_T.index_select(0, sorted_T)
+    position_T = torch.arange(num_tokens, device=device)
+    rank_T = position_T - first_E.index_select(0, sorted_expert_T)
+
+    def in_order_of_tokens(sorted_values_T: Tensor) -> Tensor:
+        return torch.empty_like(sorted_values_T).scatter_(0, sorted_T, sorted_values_T)
+
+    if way == "slots":
+        column_C = torch.arange(limit, device=device)
+        has_token_S = (column_C < load_E.unsqueeze(1)).flatten()
+        position_S = (first_E.unsqueeze(1) + column_C).flatten().clamp(max=max(num_tokens - 1, 0))
+        row_T = sorted_expert_T * limit + rank_T.clamp(max=limit - 1)
+        kept_T = None if capacity is None else in_order_of_tokens(rank_T < limit)
+        token_S, counts = sorted_T.index_select(0, position_S), (limit,) * num_experts
+        return Plan(way, token_S, has_token_S, in_order_of_tokens(row_T), kept_T, load_E, dropped_E, counts)
+    is_kept_T = rank_T < limit
+    if way == "grouped":
+        used_S = None if capacity is None else is_kept_T
+        kept_T = None if capacity is None else in_order_of_tokens(is_kept_T)
+        return Plan(way, sorted_T, used_S, in_order_of_tokens(position_T), kept_T, load_E, dropped_E, None)
+    counts = tuple((load_E - dropped_E).tolist())
+    if sum(counts) == num_tokens:
+        return Plan(way, sorted_T, None, in_order_of_tokens(position_T), None, load_E, dropped_E, counts)
+    row_T = in_order_of_tokens((is_kept_T.cumsum(0) - 1).clamp(min=0))
+    kept_T = in_order_of_tokens(is_kept_T)
+    return Plan(way, sorted_T[is_kept_T], None, row_T, kept_T, load_E, dropped_E, counts)
 
 
-def apply_experts(x_TD: Tensor, scale_T: Tensor, plan: Plan, experts: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-    """For each token, return the output of its expert times `scale_T`, [T, D]. Dropped tokens have output 0.
+def to_rows(x_TD: Tensor, plan: Plan) -> Tensor:
+    """Return the inputs of the experts, [S, D]: the input of the token in each row.
+
+    Args:
+        x_TD: inputs of the tokens, [T, D].
+        plan: the return value of plan_dispatch.
+    """
+    return _Move.apply(x_TD, plan.token_S, None, plan.row_T, plan.kept_T)
+
+
+def from_rows(y_SD: Tensor, plan: Plan) -> Tensor:
+    """Return the output of each token, [T, D]. Dropped tokens have output 0.
 
     The residual connection of the layer passes dropped tokens on unchanged.
 
     Args:
-        x_TD: inputs [T, D].
-        scale_T: factor for the output of each token, [T].
+        y_SD: outputs of the experts for the rows, [S, D].
         plan: the return value of plan_dispatch.
-        experts: one function for each of the E experts. It maps the inputs [n, D] of n tokens to outputs [n, D].
     """
-    x_KD = x_TD.index_select(0, plan.token_K)
-    y_KD = torch.cat(
-        [expert(x) for expert, x in zip(experts, x_KD.split(list(plan.count_E)), strict=True) if len(x)]
-        or [x_KD]  # torch.cat needs a tensor even if there is no token
-    )
-    y_KD = y_KD * scale_T.index_select(0, plan.token_K).unsqueeze(1).to(y_KD.dtype)
-    return y_KD.new_zeros(x_TD.shape).index_copy(0, plan.token_K, y_KD)
+    return _Move.apply(y_SD, plan.row_T, plan.kept_T, plan.token_S, plan.used_S)
+
+
+class _Move(torch.autograd.Function):
+    """Select rows of a matrix, in the backward pass too.
+
+    The gradient of index_select is an addition at indices, which is slow in bfloat16 on a GPU and depends on the order
+    of the additions. Here each row is used at most once, so the gradient is a selection by the inverse index.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, inverse_valid: Tensor | None
+    ) -> Tensor:
+        """Return x[index], with 0 in the rows in which `valid` is False (None: it is True everywhere).
+
+        Args:
+            ctx: torch's context.
+            x: a matrix [n, D].
+            index: rows of x, int64 [m].
+            valid: bool [m] or None.
+            inverse: for each row of x, the row of the result to which it moved, int64 [n].
+            inverse_valid: False for each row of x that is in no valid row of the result, bool [n] or None.
+        """
+        ctx.save_for_backward(inverse, inverse_valid)
+        return _select(x, index, valid)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """Return the gradient of x."""
+        return _select(grad, *ctx.saved_tensors), None, None, None, None
+
+
+def _select(x: Tensor, index: Tensor, valid: Tensor | None) -> Tensor:
+    """Return x[index], with 0 in the rows in which `valid` is False."""
+    if len(x) == 0:  # index_select refuses to select from nothing, even if no row is valid
+        return x.new_zeros(len(index), x.size(1))
+    selected = x.index_select(0, index)
+    return selected if valid is None else selected.masked_fill_(~valid.unsqueeze(1), 0)

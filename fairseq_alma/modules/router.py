@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_alma.modules.dispatch import count_tokens
+
 # Dimensions: T tokens, E experts, D model width.
 
 
@@ -160,7 +162,7 @@ def balance_loss(probability_TE: Tensor, expert_T: Tensor) -> Tensor:
     num_tokens, num_experts = probability_TE.shape
     if num_tokens == 0:
         return probability_TE.sum()
-    share_E = torch.bincount(expert_T, minlength=num_experts).to(probability_TE) / num_tokens
+    share_E = count_tokens(expert_T, num_experts).to(probability_TE) / num_tokens
     return num_experts * (share_E * probability_TE.mean(dim=0)).sum()
 
 

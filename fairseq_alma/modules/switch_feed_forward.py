@@ -1,13 +1,13 @@
 """The mixture of experts that replaces the feed-forward network of a transformer layer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fairseq_alma.modules.dispatch import Plan, apply_experts, plan_dispatch
+from fairseq_alma.modules.dispatch import Plan, Way, choose_way, from_rows, plan_dispatch, to_rows
+from fairseq_alma.modules.experts import ExpertWeights, run_experts
+from fairseq_alma.modules.precision import compute_type
 from fairseq_alma.modules.router import Router, Routing, expert_capacity
 
 # Dimensions: T tokens, E experts, D model width.
@@ -23,13 +23,11 @@ class MixtureOutput:
     """The output of the router: the expert and the gate probability of each token, and the balancing losses."""
     plan: Plan
     """The assignment of the tokens to experts."""
-    kept_T: Tensor | None
-    """False for dropped tokens, True for all others, bool [T]; None if no token was dropped."""
 
     @property
-    def num_dropped(self) -> int:
-        """Number of tokens that were dropped because their expert was full."""
-        return self.routing.expert_T.numel() - self.plan.token_K.numel()
+    def num_dropped(self) -> Tensor:
+        """Number of tokens that were dropped because their expert was full, an int64 scalar on the tokens' device."""
+        return self.plan.num_dropped
 
 
 class SwitchFeedForward(nn.Module):
@@ -88,6 +86,8 @@ class SwitchFeedForward(nn.Module):
         self.capacity_factor = capacity_factor
         self.eval_capacity_factor = eval_capacity_factor
         self.activation_dropout = activation_dropout
+        self.way: Way | None = None
+        """How the rows of the experts are laid out (see dispatch); None: as choose_way says."""
         for weight_E in (self.fc1_weight, self.fc2_weight):
             for weight in weight_E:
                 nn.init.xavier_uniform_(weight)
@@ -104,14 +104,18 @@ class SwitchFeedForward(nn.Module):
             x_TD: inputs of the tokens, [T, D].
         """
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
+        capacity = expert_capacity(len(x_TD), self.num_experts, factor)
         routing = self.router(x_TD)
-        plan = plan_dispatch(routing.expert_T, self.num_experts, expert_capacity(len(x_TD), self.num_experts, factor))
-        y_TD = apply_experts(x_TD, routing.probability_T, plan, self._experts())
-        kept_T = None
-        if plan.token_K.numel() < len(x_TD):
-            kept_T = torch.zeros(len(x_TD), dtype=torch.bool, device=x_TD.device)
-            kept_T[plan.token_K] = True
-        return MixtureOutput(y_TD, routing, plan, kept_T)
+        # Cast the inputs and the stacked weights once. Autocast would cast them again for each expert.
+        dtype = compute_type(x_TD)
+        way = self.way or choose_way(x_TD.device, dtype, capacity)
+        plan = plan_dispatch(routing.expert_T, self.num_experts, capacity, way)
+        weights = ExpertWeights(
+            self.fc1_weight.to(dtype), self.fc1_bias.to(dtype), self.fc2_weight.to(dtype), self.fc2_bias.to(dtype)
+        )
+        dropout = self.activation_dropout if self.training else 0.0
+        y_TD = from_rows(run_experts(to_rows(x_TD.to(dtype), plan), plan, weights, dropout), plan)
+        return MixtureOutput(y_TD * routing.probability_T.unsqueeze(1).to(dtype), routing, plan)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
         """Add the loss of each token to the total of the expert that processed the token, and count the token.
@@ -122,11 +126,12 @@ class SwitchFeedForward(nn.Module):
             output: the output of `forward` for these tokens.
             loss_T: loss of each token in nats, [T].
         """
-        expert_T = output.routing.expert_T
-        if output.kept_T is not None:
-            expert_T, loss_T = expert_T[output.kept_T], loss_T[output.kept_T]
-        self.valid_loss_E.index_add_(0, expert_T, loss_T.to(self.valid_loss_E.dtype))
-        self.valid_tokens_E += torch.bincount(expert_T, minlength=self.num_experts).to(self.valid_tokens_E.dtype)
+        plan = output.plan
+        loss_T = loss_T.to(self.valid_loss_E.dtype)
+        if plan.kept_T is not None:
+            loss_T = loss_T.where(plan.kept_T, 0)
+        self.valid_loss_E.index_add_(0, output.routing.expert_T, loss_T)
+        self.valid_tokens_E += (plan.load_E - plan.dropped_E).to(self.valid_tokens_E.dtype)
 
     def reset_validation_loss(self) -> None:
         """Set the validation losses and token counts of all experts to 0."""
@@ -134,28 +139,3 @@ class SwitchFeedForward(nn.Module):
         # enough for sums over a validation set.
         self.valid_loss_E = torch.zeros_like(self.valid_loss_E, dtype=torch.float64)
         self.valid_tokens_E = torch.zeros_like(self.valid_tokens_E, dtype=torch.float64)
-
-    def _experts(self) -> list[Callable[[Tensor], Tensor]]:
-        """Return one function for each expert. It maps the inputs [n, D] of n tokens to outputs [n, D]."""
-        # Use unbind instead of w[e], because the backward pass of unbind writes each gradient once. The backward pass
-        # of w[e] would add E tensors of the full size that are mostly zeros.
-        weights = zip(
-            self.fc1_weight.unbind(0),
-            self.fc1_bias.unbind(0),
-            self.fc2_weight.unbind(0),
-            self.fc2_bias.unbind(0),
-            strict=True,
-        )
-        return [self._expert(*w) for w in weights]
-
-    def _expert(
-        self, fc1_weight: Tensor, fc1_bias: Tensor, fc2_weight: Tensor, fc2_bias: Tensor
-    ) -> Callable[[Tensor], Tensor]:
-        """Return a function that computes the output of one expert, which has the given weights and biases."""
-
-        def run(x: Tensor) -> Tensor:
-            h = F.relu(F.linear(x, fc1_weight, fc1_bias))
-            h = F.dropout(h, self.activation_dropout, training=self.training)
-            return F.linear(h, fc2_weight, fc2_bias)
-
-        return run

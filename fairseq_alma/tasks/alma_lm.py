@@ -17,6 +17,7 @@ from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.data.blocks import Blocks
 from fairseq_alma.data.mega_batch_set import parse_mega_batches
 from fairseq_alma.data.replay import ReplayShareDataset
+from fairseq_alma.tasks.loss_check import LossCheck
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         self.stream = stream
         # The ids of the blocks in the first validation batch. With them, valid_step() recognises copies of this batch.
         self._first_valid_ids: list[int] = []
+        self._loss_check = LossCheck()
         # The numbers of tokens and of token pairs that this stage has processed, from which the FLOPs are computed. A
         # sequence of L tokens has L^2 token pairs. Checkpoints contain these numbers (get_checkpoint_dict), so a
         # resumed stage continues from them.
@@ -167,7 +169,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Run a forward and a backward pass. Return the loss (summed over tokens), number of tokens and values to log.
 
         Raises:
-            FloatingPointError: if the loss is not finite. Earlier checkpoints are not changed.
+            FloatingPointError: if the loss of this call, or on a GPU of an earlier one, is not finite. Earlier
+                checkpoints are not changed.
             MemoryError: if the device does not have enough memory for the batch.
         """
         try:
@@ -180,11 +183,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             if "out of memory" in str(error):
                 raise MemoryError(f"out of memory at update {update_num + 1}: lower --batch-size ({error})") from error
             raise
-        if not torch.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss is {loss.item()} at update {update_num + 1}: lower the learning rate, lengthen the "
-                f"warm-up or clip the gradient (--clip-norm). Earlier checkpoints are not affected."
-            )
+        self._loss_check.add(loss, update_num + 1)
         return loss, sample_size, logging_output
 
     def valid_step(self, sample: dict, model: Any, criterion: Any) -> tuple[Tensor, int, dict[str, Any]]:
@@ -195,7 +194,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         then count twice.
         """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        criterion.charge_experts = rank == 0 or sample["id"].tolist() != self._first_valid_ids
+        criterion.charge_experts = rank == 0 or sample["block_ids"] != self._first_valid_ids
         return super().valid_step(sample, model, criterion)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
@@ -207,7 +206,12 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             processed["token_pairs"] += int(log.get("processed_token_pairs", 0))
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """Set the validation loss of each expert to 0. fairseq calls this method before each validation."""
+        """Set the validation loss of each expert to 0. fairseq calls this method before each validation.
+
+        Raises:
+            FloatingPointError: if a loss since the last check is not finite.
+        """
+        self._loss_check.finish()
         for mixture in getattr(model, "mixtures", []):
             mixture.reset_validation_loss()
 
@@ -228,7 +232,12 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             )
 
     def get_checkpoint_dict(self) -> dict:
-        """Return the task's entry in a checkpoint: `self.processed` and the digest of the dictionary."""
+        """Return the task's entry in a checkpoint: `self.processed` and the digest of the dictionary.
+
+        Raises:
+            FloatingPointError: if a loss since the last check is not finite. Then no checkpoint is written.
+        """
+        self._loss_check.finish()
         dictionary = self.stream.description["tokenizer"]["dict_sha256"]
         return {type(self).__name__: {"processed": self.processed, "dict_sha256": dictionary}}
 

@@ -207,3 +207,43 @@ def test_in_bfloat16_scores_loss_and_gradients_are_those_of_float32_up_to_roundi
     assert (gradients[0] - gradients[1]).norm() < 0.05 * gradients[0].norm()  # rounding adds up over four layers
     scores = [model.eval()(tokens)[0].float() for model in (exact, rounded)]
     assert (scores[0] - scores[1]).norm() < 0.02 * scores[0].norm()
+
+
+def test_what_the_host_knows_about_padding_changes_no_score():
+    model = make(num_experts=3).eval()
+    tokens = torch.randint(4, 40, (2, 16))
+    torch.testing.assert_close(model(tokens)[0], model(tokens, has_padding=False)[0])
+    torch.testing.assert_close(model(tokens)[0], model(tokens, has_padding=True)[0])
+    tokens[1, 5:] = model.decoder.pad
+    torch.testing.assert_close(model(tokens)[0], model(tokens, has_padding=True)[0])
+    _, extra = model(tokens, has_padding=True)
+    assert extra["token_mask"].sum() == 16 + 5
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_loss_of_each_token_is_that_of_its_score_in_float32(precision):
+    model = make(precision=precision).eval()
+    tokens, target = torch.randint(4, 40, (2, 3, 16))
+    target[2, 9:] = model.decoder.pad
+    with torch.no_grad():
+        nll_T, _ = model(tokens, nll_of=target, per_token=True)
+    scores = model(tokens)[0].float()
+    expected = -scores.log_softmax(-1).gather(2, target.unsqueeze(2)).squeeze(2) * target.ne(model.decoder.pad)
+    assert nll_T.dtype == torch.float32
+    torch.testing.assert_close(nll_T, expected.flatten())
+    torch.testing.assert_close(model(tokens, nll_of=target)[0], expected.sum())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_training_step_on_cuda_never_makes_the_host_wait(precision):
+    model = make(precision=precision, capacity_factor=1.0).cuda().train()
+    tokens, target = torch.randint(4, 40, (2, 3, 16)).cuda()
+    for mode in ("default", "error"):  # the first step may load kernels
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            loss, extra = model(tokens, nll_of=target, has_padding=False)
+            (loss + sum(m.routing.balance_loss + m.routing.z_loss for m in extra["mixtures"])).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(loss)

@@ -1,34 +1,149 @@
+import pytest
 import torch
 
-from fairseq_alma.modules.dispatch import apply_experts, plan_dispatch
+from fairseq_alma.modules.dispatch import WAYS, choose_way, count_tokens, from_rows, plan_dispatch, to_rows
+from fairseq_alma.modules.experts import ExpertWeights, run_experts
+from fairseq_alma.modules.switch_feed_forward import SwitchFeedForward
+
+D, F = 8, 16
+
+
+def through(plan, x_TD, functions):
+    """Return the outputs of the tokens if expert e computes functions[e]."""
+    rows = to_rows(x_TD, plan).split(plan.counts or plan.load_E.tolist())
+    return from_rows(torch.cat([function(row) for function, row in zip(functions, rows, strict=True)]), plan)
 
 
 def test_tokens_are_sorted_by_expert_in_their_order_of_arrival():
     plan = plan_dispatch(torch.tensor([2, 0, 2, 1, 0]), num_experts=4, capacity=None)
-    assert plan.token_K.tolist() == [1, 4, 3, 0, 2]
-    assert list(plan.count_E) == [2, 1, 2, 0]
+    assert plan.token_S.tolist() == [1, 4, 3, 0, 2]
+    assert plan.row_T.tolist() == [3, 0, 4, 2, 1]
+    assert plan.counts == (2, 1, 2, 0)
     assert plan.load_E.tolist() == [2, 1, 2, 0]
+    assert plan.kept_T is None
 
 
-def test_a_full_expert_keeps_its_first_tokens():
-    plan = plan_dispatch(torch.tensor([0, 0, 1, 0, 1]), num_experts=2, capacity=2)
-    assert plan.token_K.tolist() == [0, 1, 2, 4]  # token 3 finds expert 0 full
-    assert list(plan.count_E) == [2, 2]
+@pytest.mark.parametrize("way", WAYS)
+def test_a_full_expert_keeps_its_first_tokens(way):
+    plan = plan_dispatch(torch.tensor([0, 0, 1, 0, 1]), num_experts=2, capacity=2, way=way)
+    assert plan.kept_T.tolist() == [True, True, True, False, True]  # token 3 finds expert 0 full
     assert plan.load_E.tolist() == [3, 2]
+    assert plan.dropped_E.tolist() == [1, 0]
+    assert plan.num_dropped == 1
+    used_S = torch.ones(len(plan.token_S), dtype=torch.bool) if plan.used_S is None else plan.used_S
+    assert plan.token_S[used_S].tolist() == [0, 1, 2, 4]
 
 
-def test_a_capacity_that_no_expert_reaches_drops_no_token():
-    plan = plan_dispatch(torch.tensor([0, 1, 1]), num_experts=2, capacity=2)
-    assert plan.token_K.tolist() == [0, 1, 2]
+def test_slots_of_an_expert_without_enough_tokens_stay_empty():
+    plan = plan_dispatch(torch.tensor([1, 1, 1, 0]), num_experts=3, capacity=2, way="slots")
+    assert plan.used_S.tolist() == [True, False, True, True, False, False]
+    assert plan.token_S[plan.used_S].tolist() == [3, 0, 1]
+    assert plan.counts == (2, 2, 2)
 
 
-def test_dropped_tokens_get_zero():
-    plan = plan_dispatch(torch.tensor([1, 1, 0]), num_experts=2, capacity=1)
+@pytest.mark.parametrize("way", WAYS)
+def test_dropped_tokens_get_zero(way):
+    plan = plan_dispatch(torch.tensor([1, 1, 0]), num_experts=2, capacity=1, way=way)
+    x_TD = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
+    y_TD = through(plan, x_TD, [lambda x: 10 * x, lambda x: 100 * x])
+    assert y_TD.tolist() == [[100.0], [0.0], [30.0]]
+    y_TD.sum().backward()
+    assert x_TD.grad.tolist() == [[100.0], [0.0], [10.0]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_output_of_an_empty_slot_is_not_used(way):
+    # Expert 1 gets no token. Its slots are filled with some token, whose output is not used.
+    plan = plan_dispatch(torch.tensor([0, 2, 2]), num_experts=3, capacity=2, way=way)
     x_TD = torch.tensor([[1.0], [2.0], [3.0]])
-    y_TD = apply_experts(x_TD, torch.tensor([0.5, 0.5, 1.0]), plan, [lambda x: 10 * x, lambda x: 100 * x])
-    assert y_TD.tolist() == [[50.0], [0.0], [30.0]]
+    y_TD = through(plan, x_TD, [lambda x: 2 * x, lambda x: x * torch.nan, lambda x: 5 * x])
+    assert y_TD.tolist() == [[2.0], [10.0], [15.0]]
 
 
-def test_no_token_at_all():
-    plan = plan_dispatch(torch.zeros(0, dtype=torch.long), num_experts=2, capacity=0)
-    assert apply_experts(torch.zeros(0, 3), torch.zeros(0), plan, [torch.relu, torch.relu]).shape == (0, 3)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("capacity", [0, None])
+def test_no_token_at_all(way, capacity):
+    plan = plan_dispatch(torch.zeros(0, dtype=torch.long), num_experts=2, capacity=capacity, way=way)
+    weights = ExpertWeights(torch.ones(2, F, D), torch.ones(2, F), torch.ones(2, D, F), torch.ones(2, D))
+    assert from_rows(run_experts(to_rows(torch.zeros(0, D), plan), plan, weights), plan).shape == (0, D)
+    assert plan.num_dropped == 0
+
+
+def test_tokens_are_counted_without_a_wait():
+    expert_T = torch.randint(0, 5, (1000,))
+    assert count_tokens(expert_T, 7).tolist() == torch.bincount(expert_T, minlength=7).tolist()
+
+
+def outputs_and_gradients(way, layer, x_TD, direction_TD):
+    layer.way = way
+    layer.zero_grad(set_to_none=True)
+    x_TD = x_TD.clone().requires_grad_()
+    output = layer(x_TD)
+    torch.autograd.backward([output.y_TD, output.routing.balance_loss], [direction_TD, torch.tensor(0.1).to(x_TD)])
+    result = {name: p.grad for name, p in layer.named_parameters()} | {"x": x_TD.grad, "y": output.y_TD.detach()}
+    return {name: value.float() for name, value in result.items()}, output
+
+
+# 3 tokens for 8 experts: most experts are empty. Factor 0.5 drops many tokens, 8 leaves most slots empty.
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.0, 0.5, 1.0, 8.0])
+@pytest.mark.parametrize(("num_experts", "num_tokens"), [(1, 17), (4, 64), (8, 3), (12, 101)])
+def test_all_ways_give_the_same_outputs_and_gradients(num_experts, num_tokens, factor, precision):
+    layer = SwitchFeedForward(D, F, num_experts, capacity_factor=factor)
+    # No hidden unit comes close to 0. Otherwise a rounding in bfloat16 would decide whether the ReLU passes it.
+    with torch.no_grad():
+        layer.fc1_bias.copy_(torch.where(torch.rand(num_experts, F) < 0.5, -5.0, 5.0))
+    torch.nn.init.normal_(layer.fc2_bias)
+    x_TD, direction_TD = torch.randn(2, num_tokens, D)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
+        kind = torch.bfloat16 if precision == torch.bfloat16 else torch.float32
+        expected, split = outputs_and_gradients("split", layer, x_TD, direction_TD.to(kind))
+        for way in ("slots", "grouped"):
+            found, output = outputs_and_gradients(way, layer, x_TD, direction_TD.to(kind))
+            assert output.y_TD.dtype == split.y_TD.dtype == kind
+            assert output.num_dropped == split.num_dropped
+            assert output.plan.load_E.tolist() == split.plan.load_E.tolist()
+            for name, value in expected.items():
+                tolerance = (2e-2 if precision == torch.bfloat16 else 1e-5) * float(value.abs().max())
+                torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance + 1e-7, msg=f"{way} {name}")
+
+
+def test_dropout_applies_in_training_only_and_in_every_way():
+    layer = SwitchFeedForward(D, F, 2, activation_dropout=0.9)
+    x_TD = torch.randn(40, D)
+    for way in WAYS:
+        layer.way = way
+        first, second = layer.train()(x_TD).y_TD, layer(x_TD).y_TD
+        assert not torch.equal(first, second)
+        torch.testing.assert_close(layer.eval()(x_TD).y_TD, layer(x_TD).y_TD)
+
+
+def test_a_cpu_splits():
+    for capacity in (None, 4):
+        assert choose_way(torch.device("cpu"), torch.bfloat16, capacity) == "split"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("num_experts", [1, 4, 64])
+@pytest.mark.parametrize("factor", [0.0, 1.0])
+def test_on_cuda_a_layer_equals_the_cpu_and_the_host_never_waits(num_experts, factor):
+    layer = SwitchFeedForward(64, 128, num_experts, capacity_factor=factor)
+    with torch.no_grad():  # see above
+        layer.fc1_bias.copy_(torch.where(torch.rand(num_experts, 128) < 0.5, -8.0, 8.0))
+    x_TD, direction_TD = torch.randn(2, 512, 64)
+    expected, on_cpu = outputs_and_gradients("split", layer, x_TD, direction_TD)
+    layer, x_TD, direction_TD = layer.cuda(), x_TD.cuda(), direction_TD.cuda()
+    for kind, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
+            outputs_and_gradients(None, layer, x_TD, direction_TD.to(kind))  # the first call may load kernels
+            way = choose_way(x_TD.device, kind, None if factor == 0 else 1)
+            torch.cuda.set_sync_debug_mode("default" if way == "split" else "error")
+            try:
+                found, output = outputs_and_gradients(None, layer, x_TD, direction_TD.to(kind))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert output.plan.way == way
+        assert output.num_dropped.item() == on_cpu.num_dropped.item()
+        for name, value in expected.items():
+            error = (found[name].cpu() - value).abs().max()
+            assert error <= tolerance * float(value.abs().max()) + 1e-6, name

@@ -46,7 +46,7 @@ def test_many_experts_equal_a_slow_loop_over_tokens_in_outputs_and_gradients(num
     torch.testing.assert_close(output.y_TD, expected)
     if capacity is not None:
         assert output.num_dropped > 0
-        assert output.num_dropped == int((~output.kept_T).sum()) == int((expected == 0).all(dim=1).sum())
+        assert output.num_dropped == int((~output.plan.kept_T).sum()) == int((expected == 0).all(dim=1).sum())
     weights = [x_TD, layer.router.weight, layer.fc1_weight, layer.fc1_bias, layer.fc2_weight, layer.fc2_bias]
     direction = torch.randn(T, D)
     fast = torch.autograd.grad((output.y_TD * direction).sum(), weights)

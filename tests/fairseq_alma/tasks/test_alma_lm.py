@@ -142,3 +142,17 @@ def test_a_stream_of_another_format_version_is_refused(own_stream):
 def test_another_split_than_the_streams_is_refused(stream):
     with pytest.raises(SettingError, match="a stream has train"):
         make_task(stream).load_dataset("valid1")
+
+
+def test_a_batch_says_on_the_host_what_it_contains(stream):
+    task = make_task(stream, "--mega-batches", "1")
+    task.load_dataset("valid")
+    pad = task.target_dictionary.pad()
+    for batch in batches(task, "valid"):
+        assert batch["net_input"]["has_padding"] is bool((batch["target"] == pad).any())
+        assert batch["block_ids"] == batch["id"].tolist()
+    dataset = task.dataset("valid")
+    last = len(dataset) - 1
+    assert len(dataset[last]["target"]) < len(dataset[0]["target"])
+    assert dataset.collater([dataset[0], dataset[last]])["net_input"]["has_padding"] is True
+    assert dataset.collater([]) == {}

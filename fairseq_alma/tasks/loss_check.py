@@ -1,0 +1,66 @@
+"""Check that losses are finite, without making the host wait for the device."""
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+MAX_WAITING = 16
+"""Number of losses that may wait to be read. With more, the host waits for the oldest one."""
+
+
+class LossCheck:
+    """Checks that each loss of a training is finite.
+
+    A loss on a CPU is checked at once. Reading a loss from a CUDA device would make the host wait for all work that
+    it has queued. Therefore the loss is copied to the host in the background, and checked when the copy has arrived:
+    usually one update later, and at the latest in `finish`.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+
+    def add(self, loss: Tensor, update: int) -> None:
+        """Check all losses that have arrived at the host, including this one if it is on a CPU.
+
+        Args:
+            loss: a scalar.
+            update: the number of the update, counted from 1, for the error message.
+
+        Raises:
+            FloatingPointError: if a loss is not finite. The message names its update.
+        """
+        loss, arrived = loss.detach(), None
+        if loss.device.type == "cuda":
+            on_host = torch.empty_like(loss, device="cpu", pin_memory=True)
+            on_host.copy_(loss, non_blocking=True)
+            loss, arrived = on_host, torch.cuda.Event()
+            arrived.record()
+        self._waiting.append((update, loss, arrived))
+        while self._waiting and (len(self._waiting) > MAX_WAITING or _has_arrived(self._waiting[0][2])):
+            self._check_oldest()
+
+    def finish(self) -> None:
+        """Wait for all losses and check them.
+
+        Raises:
+            FloatingPointError: if a loss is not finite.
+        """
+        while self._waiting:
+            self._check_oldest()
+
+    def _check_oldest(self) -> None:
+        update, loss, arrived = self._waiting.popleft()
+        if arrived is not None:
+            arrived.synchronize()
+        if not torch.isfinite(loss):
+            self._waiting.clear()  # one error is enough; fairseq may ask again while it handles this one
+            raise FloatingPointError(
+                f"the loss is {loss.item()} at update {update}: lower the learning rate, lengthen the warm-up or clip "
+                f"the gradient (--clip-norm). Earlier checkpoints are not affected."
+            )
+
+
+def _has_arrived(event: torch.cuda.Event | None) -> bool:
+    """Return True if the copy that ends with `event` has arrived at the host (None: there was no copy)."""
+    return event is None or event.query()
