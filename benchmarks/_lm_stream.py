@@ -11,13 +11,14 @@ from data_prep.dictionary import EOS, NUM_SPECIAL
 from data_prep.mmap_writer import MMapWriter, best_dtype
 
 
-def write_stream(folder: Path, dictionary_size: int, tokens: int) -> Path:
+def write_stream(folder: Path, dictionary_size: int, tokens: int, test_tokens: int = 4096) -> Path:
     """Write a stream folder with one mega-batch of random words. Return the folder.
 
     Args:
         folder: the folder to create.
         dictionary_size: number of words and special symbols. The frequencies of the words follow Zipf's law.
         tokens: number of tokens in the mega-batch.
+        test_tokens: number of tokens in the test set.
     """
     generator = np.random.default_rng(0)
     num_words = dictionary_size - NUM_SPECIAL
@@ -26,7 +27,7 @@ def write_stream(folder: Path, dictionary_size: int, tokens: int) -> Path:
     (folder / "dict.txt").write_text("".join(f"w{number} 1\n" for number in range(num_words)))
     (folder / "tokenizer.json").write_text("{}")
     splits, dtype = {}, best_dtype(dictionary_size)
-    for split, wanted in {"mega_batch_1": tokens, "valid": 4096, "test": 4096}.items():
+    for split, wanted in {"mega_batch_1": tokens, "valid": 4096, "test": test_tokens}.items():
         prefix = prefix_of(folder, split)
         prefix.parent.mkdir()
         words = generator.choice(num_words, size=wanted, p=share / share.sum()) + NUM_SPECIAL

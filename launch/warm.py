@@ -261,6 +261,7 @@ def _take_over(output: int, reply: socket.socket) -> list[str]:
     os.close(output)
     with reply, reply.makefile("rb") as file:
         request = json.load(file)
+    atexit.register(gc.unfreeze)  # libraries such as triton check at the end whether all their objects are deleted
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])

@@ -149,7 +149,8 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
         "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
         "model": model.state_dict(),
         "criterion": None,
-        "optimizer_history": [{"num_updates": 0, "lr_scheduler_state": {}}],
+        # Without these keys, fairseq takes the checkpoint for one of an early version and fails.
+        "optimizer_history": [{"optimizer_name": None, "lr_scheduler_state": {}, "num_updates": 0}],
         "task_state": task.state_dict(),
         "extra_state": {
             "train_iterator": {"epoch": 1},

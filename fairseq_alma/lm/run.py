@@ -73,13 +73,13 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
             {**settings.defaults_for(settings.learner), "precision": "float32"},
             on_rows=scalars.rows,
         )
-        # If the learner waits before its first stage, the average perplexity includes that of the untrained learner.
-        is_charged = min(settings.wait, len(stream)) > 1
+        # If the learner waits before its first stage, the average perplexity includes the perplexity of the untrained
+        # learner. Then score it on all tokens.
         evaluator = PerplexityEvaluator(
             stream_folder,
             Path(settings.out) / "evaluated",
             shared=Path(settings.share) / "evaluated" if settings.share else None,
-            untrained_tokens=None if is_charged else settings.untrained_tokens,
+            untrained_tokens=settings.untrained_tokens if settings.wait == 1 else None,
         )
         return run_stream(stream, learner, evaluator, stream_settings, record)
 

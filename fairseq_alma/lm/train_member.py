@@ -8,6 +8,7 @@ member. The training is that of fairseq-train, with two changes that fairseq has
 """
 
 import argparse
+import atexit
 import gc
 import sys
 import time
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq_cli import train as fairseq_train  # before fairseq, because the first of both decides how lines are logged
+
+# isort: split
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
-from fairseq_cli import train as fairseq_train
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_alma
@@ -55,6 +58,7 @@ class Checkpoints:
             gc.collect()
             gc.freeze()
             gc.disable()
+            atexit.register(gc.unfreeze)  # otherwise, the library of triton prints at the end what it calls leaks
         losses, should_stop = self._validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
         if self._is_due(trainer.get_num_updates(), trainer.data_parallel_world_size):
             self.save(cfg.checkpoint, trainer, epoch_itr, None)

@@ -22,6 +22,7 @@ from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
 from fairseq_alma.evaluation.flops import count_forward_flops, count_training_flops
 from fairseq_alma.evaluation.perplexity import load_member
 from fairseq_alma.evaluation.perplexity import main as alma_eval
+from fairseq_alma.lm import run as alma_lm
 from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.commands import RUN, run_command
@@ -254,6 +255,38 @@ def test_a_loss_that_is_not_finite_ends_the_stage_with_advice(stream, tmp_path):
     assert "Traceback" not in result.stderr
     assert not (out / "stages/stage_001/train.done.json").exists()
     assert len((out / "ledger.jsonl").read_text().splitlines()) == 3  # t = 0, 1, 2: no row is missing and none is added
+
+
+def test_the_untrained_learner_is_scored_on_a_sample_which_no_metric_uses(stream, tmp_path):
+    arguments = (f"stream={stream}", f"out={tmp_path}/out", *RUN, "mega_batches=1", "updates=3", "validations=1")
+    result = run_command("alma-lm", *arguments, "untrained_tokens=100")
+    assert result.returncode == 0, result.stderr[-2000:]
+    rows = rows_without_seconds(tmp_path / "out")
+    assert [row.get("scored_tokens") for row in rows] == [96, None]
+    assert "word_perplexity" not in rows[0]
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["average_perplexity"] == summary["final"] == rows[1]["perplexity"]
+    # The sample may change: a continued run keeps its row.
+    before = (tmp_path / "out/ledger.jsonl").read_bytes()
+    result = run_command("alma-lm", *arguments, "untrained_tokens=null")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert (tmp_path / "out/ledger.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(("wait", "expected"), [(1, 100), (2, None)])
+def test_an_untrained_learner_that_the_average_charges_is_scored_in_full(stream, tmp_path, monkeypatch, wait, expected):
+    class ReachedError(Exception):
+        pass
+
+    def evaluator(*_, untrained_tokens, **__):
+        raise ReachedError(untrained_tokens)
+
+    monkeypatch.setattr("fairseq_alma.evaluation.evaluator.PerplexityEvaluator", evaluator)
+    values = {"stream": str(stream), "out": str(tmp_path), "arch": "switch_lm_tiny", "tokens_per_sample": 32}
+    values |= {"updates": 5, "wait": wait, "untrained_tokens": 100}
+    with pytest.raises(ReachedError) as caught:
+        alma_lm.run(LanguageModelSettings.from_mapping(values))
+    assert caught.value.args == (expected,)
 
 
 def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
