@@ -59,6 +59,7 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
 
     class OneProcess:
         kind = "cpu"
+        memory = None
 
         def num_devices(self, num_jobs: int) -> int:
             return 1
@@ -75,7 +76,7 @@ def measure_start(repeats: int, scratch: Path) -> list[str]:
             stream=str(folder.path), out=str(out), arch="switch_lm_tiny", updates=20, tokens_per_sample=128,
             sequences_per_update=16, batch_size=16, precision="float32",
         )  # fmt: skip
-        learner = make_learner(settings, folder, OneProcess())
+        learner = make_learner(settings, folder.without_test(), OneProcess())
         stage = Stage(1, (mega_batch,), (), False, Path(settings.out) / "stages" / "stage_001")
         try:
             learner.train(stage)
