@@ -74,7 +74,7 @@ def score_tokens(
             except IndexError:  # another device took the last batch
                 break
             source, target = _batch(tokens_T, start, end, length, task.source_dictionary.eos())
-            nll_T, extra = model(source.to(device), nll_of=target.to(device), per_token=True)
+            nll_T, extra = model(source.to(device), nll_of=target.to(device), per_token=True, has_padding=False)
             scored.append((start, -nll_T))
             routing.add(extra)
         # Copy the results only now, because the host would have to wait for the device after every batch.

@@ -13,9 +13,10 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
-from fairseq_alma.lm.member import Member, MemberTraining, Processes
+from fairseq_alma.lm.member import MemberTraining, Processes
 from fairseq_alma.lm.precision import as_recorded
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.training_config import Member
 
 
 class LanguageModelLearner:

@@ -3,12 +3,11 @@
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints import (
     BEST,
@@ -25,27 +24,19 @@ from fairseq_alma.core.files import read_json, unfinished_files, write_json, wri
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
-from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
-from fairseq_alma.lm.batches import sequences_per_pass, usable_devices
+from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.fairseq_train import (
     build_model,
     identity_of_config,
-    member_config,
     write_untrained_checkpoint,
 )
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from fairseq_alma.lm.stage_processes import TRAIN_MEMBER
+from fairseq_alma.lm.training_config import Member, TrainingConfigs, updates_of_stage
 
 logger = logging.getLogger(__name__)
-
-MEMBER_SEED_STRIDE = 10_000_000
-"""Difference between the seeds of consecutive members.
-
-For update number u of a member, fairseq uses the seed (seed of the member) + u. Two updates with the same seed would
-have the same dropout masks. To avoid this, the difference is larger than any number of updates. It is also larger than
-any seed of a run (see MAX_SEED), so that two runs with different seeds have no member seed in common."""
 
 STARTED, DONE = "started.json", "done.json"
 """Two files in the folder of a member. STARTED exists during the training of the member, DONE after it.
@@ -56,23 +47,6 @@ CONFIG = "config.yaml"
 """File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
 LOG_TAIL = 20_000
 """Number of characters at the end of a log in which `failure_message` searches for known causes of the failure."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One network of a learner in one stage."""
-
-    number: int
-    """Member number, counted from 1."""
-    seed: int
-    """Seed of the member's initial weights and of the order in which it reads the data."""
-    num_experts: int
-    """Number of experts in each mixture of this network."""
-
-    @classmethod
-    def of_run(cls, number: int, run_seed: int, num_experts: int) -> "Member":
-        """Return member `number` of a run. Member 1, the only member of SM, has the same seed as the run."""
-        return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts)
 
 
 class Processes(Protocol):
@@ -119,6 +93,7 @@ class MemberTraining:
         self._stream = stream
         self._shared = SharedStages(settings.share) if settings.share else None
         self._processes = processes
+        self._configs = TrainingConfigs(settings, stream, processes.memory)
         self._flops: dict[int, tuple[RowFlops, RowFlops]] = {}
 
     def check(self, member: Member, num_members: int) -> None:
@@ -128,7 +103,7 @@ class MemberTraining:
             SettingError: if fairseq refuses an option, or the shared folder (setting `share`) cannot be written.
         """
         num_devices = usable_devices(self.settings, self._processes.num_devices(num_members))
-        self._config(member, num_devices)
+        self._configs.of(member, num_devices)
         if self._shared:
             self._shared.check()
 
@@ -136,7 +111,7 @@ class MemberTraining:
         """Return the path of a member's untrained checkpoint. Write the checkpoint if it is missing or damaged."""
         path = folder / f"member_{member.number}" / "checkpoint_untrained.pt"
         if read_checkpoint(path) is None:
-            write_untrained_checkpoint(self._config(member, folder=path.parent), path)
+            write_untrained_checkpoint(self._configs.of(member, folder=path.parent), path)
         return path
 
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Spent]]:
@@ -156,7 +131,7 @@ class MemberTraining:
             StageError: if fairseq-train failed for a member (the message contains the last error in its log), or if a
                 member was started on a different number of devices. The error is raised after all jobs have ended.
         """
-        updates = self._updates(stage)
+        updates = updates_of_stage(self.settings, stage)
         num_devices = usable_devices(self.settings, self._processes.num_devices(len(starts)))
         jobs: dict[int, tuple[list[str], Path]] = {}
         log_sizes: dict[int, int] = {}
@@ -249,7 +224,7 @@ class MemberTraining:
         Data and initial weights enter the key by their digests, not by their paths. So runs in different folders can
         have the same key.
         """
-        config = self._config(member, num_devices, self._updates(stage), _data_of_stage(stage))
+        config = self._configs.of(member, num_devices, stage)
         recipe: dict[str, Any] = {
             "config": identity_of_config(config),
             "replay": stage.replay,
@@ -261,14 +236,6 @@ class MemberTraining:
         }
         return key_of(recipe, start)
 
-    def _updates(self, stage: Stage) -> int:
-        """Return the number of updates of each member in a stage.
-
-        With the setting updates_per_mega_batch, replayed mega-batches count only with replay=all.
-        """
-        replayed = len(stage.past) if stage.replay == "all" else 0
-        return self.settings.updates_of_stage(len(stage.new) + replayed)
-
     def _command(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> list[str]:
         """Write the configuration of a member's training, and return the command that trains it.
 
@@ -279,63 +246,11 @@ class MemberTraining:
             start: the checkpoint with the weights from which the training starts.
             num_devices: number of devices that train the member.
         """
-        config = self._config(member, num_devices, self._updates(stage), _data_of_stage(stage), folder, start)
+        config = self._configs.of(member, num_devices, stage, folder, start)
         with written_aside(folder / CONFIG) as temporary:
             OmegaConf.save(config, temporary)
         minutes = str(self.settings.checkpoint_minutes)
         return [sys.executable, "-m", TRAIN_MEMBER, str(folder / CONFIG), "--checkpoint-minutes", minutes]
-
-    def _config(
-        self,
-        member: Member,
-        num_devices: int = 1,
-        updates: int = 1,
-        data: Mapping[str, Any] = MappingProxyType({}),
-        folder: Path = Path(),
-        start: Path | None = None,
-    ) -> DictConfig:
-        """Return fairseq's configuration for a member in a stage. Arguments as in `_command`.
-
-        The default arguments are for a configuration with which nothing is trained.
-        """
-        s = self.settings
-        interval = max(1, -(-updates // s.validations))
-        values = {
-            "data": self._stream.path,
-            **data,
-            "tokens_per_sample": s.tokens_per_sample,
-            "arch": s.arch,
-            "num_experts": member.num_experts,
-            "dropout": s.dropout,
-            "precision": s.precision,
-            "clip_norm": s.clip_norm,
-            "lr": [s.lr],
-            "warmup_updates": s.warmup_of_stage(updates),
-            "total_num_update": updates,
-            "end_learning_rate": 0.0,
-            "max_update": updates,
-            "seed": member.seed,
-            "save_dir": folder,
-            "finetune_from_model": start,
-            "save_interval_updates": interval,
-            "save_interval": 10**6,  # in epochs. Never reached, so only save_interval_updates has an effect
-            "validate_interval": 10**6,  # in epochs. Never reached, either
-            "validate_interval_updates": interval,  # without it, fairseq saves at an epoch's end without validation
-            "best_checkpoint_metric": "ppl",
-            "log_format": "json",
-            "log_interval": max(1, min(100, updates // 50)),
-            # Let every training process load the checkpoint from the file. By default, only the first process loads it
-            # and sends it to the others, in a form that torch cannot load.
-            "load_checkpoint_on_all_dp_ranks": True,
-            "distributed_world_size": num_devices,
-            "nprocs_per_node": num_devices,
-        }
-        config = member_config(values, s.fairseq)
-        memory, vocabulary = self._processes.memory, self._stream.dictionary_size
-        batch_size = sequences_per_pass(s, config.model, vocabulary, num_devices, memory)
-        config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size
-        config.optimization.update_freq = [s.sequences_per_update // (batch_size * num_devices)]
-        return config
 
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
         """Return the cost of a member's training.
@@ -362,23 +277,6 @@ class MemberTraining:
             train_seconds=round(last["extra_state"]["previous_training_time"] - seconds_before, 3),
             validation_flops=forward_flops.total(validation["tokens"], validation["token_pairs"]),
         )
-
-
-def _data_of_stage(stage: Stage) -> dict[str, Any]:
-    """Return the options of the task that choose the mega-batches of a stage.
-
-    In replay by share, a fixed share of each batch comes from earlier mega-batches.
-    """
-    new, past = [m.t for m in stage.new], [m.t for m in stage.past]
-    if not stage.replay or not past:
-        return {"mega_batches": format_mega_batches(new)}
-    if stage.replay == "all":
-        return {"mega_batches": format_mega_batches(past + new)}
-    return {
-        "mega_batches": format_mega_batches(new),
-        "replay_mega_batches": format_mega_batches(past),
-        "replay_share": stage.replay,
-    }
 
 
 def failure_message(

@@ -41,12 +41,35 @@ SECOND_SEED = 10_000_000
 
 
 def fairseq_train_in_a_fork(arguments, log: Path) -> int:
-    """Run fairseq-train with these arguments, its output in `log`, and return its exit status.
+    """Run fairseq-train with these arguments, its output in `log`, and return its exit status."""
+
+    def train():
+        sys.argv = ["fairseq-train", *map(str, arguments), "--cpu"]
+        from fairseq_cli.train import cli_main
+
+        cli_main()
+
+    return in_a_fork(train, log)
+
+
+def train_member_in_a_fork(command, log: Path) -> int:
+    """Run a command of a stage, its output in `log`, and return its exit status."""
+
+    def train():
+        from fairseq_alma.lm.train_member import main
+
+        main(command[3:])
+
+    return in_a_fork(train, log)
+
+
+def in_a_fork(train, log: Path) -> int:
+    """Call `train` with its output in `log`, and return the exit status.
 
     It runs in a fork of this process, which has imported fairseq: a new process needs 7 seconds for that.
     """
 
-    def train():
+    def run_there():
         log.parent.mkdir(parents=True, exist_ok=True)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for descriptor in (1, 2):
@@ -59,12 +82,9 @@ def fairseq_train_in_a_fork(arguments, log: Path) -> int:
                 logger.disabled = False
                 logger.setLevel(logging.NOTSET)
         torch.set_num_threads(1)  # threads that existed before the fork do not exist after it
-        sys.argv = ["fairseq-train", *map(str, arguments), "--cpu"]
-        from fairseq_cli.train import cli_main
+        train()
 
-        cli_main()
-
-    process = multiprocessing.get_context("fork").Process(target=train)
+    process = multiprocessing.get_context("fork").Process(target=run_there)
     process.start()
     process.join(timeout=300)
     process.kill()
@@ -79,12 +99,14 @@ class ForkedProcesses:
         self.asked: list[tuple[list[int], int]] = []
         self.failing: dict[int, int | None] = {}
 
+    kind, memory = "cpu", None
+
     def num_devices(self, num_jobs):
         return 1
 
-    def run(self, stage, jobs, num_jobs):
+    def run(self, stage, jobs, num_jobs, updates):
         self.asked.append((list(jobs), num_jobs))
-        trained = {n: fairseq_train_in_a_fork(c[3:], log) for n, (c, log) in jobs.items() if n not in self.failing}
+        trained = {n: train_member_in_a_fork(c, log) for n, (c, log) in jobs.items() if n not in self.failing}
         return {number: trained.get(number, self.failing.get(number)) for number in jobs}
 
 

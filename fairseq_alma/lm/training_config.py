@@ -1,0 +1,136 @@
+"""The members (networks) of a learner, and fairseq's configuration of their training."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.stream_folder import TrainingView
+from fairseq_alma.data.mega_batch_set import format_mega_batches
+from fairseq_alma.lm.batches import sequences_per_pass
+from fairseq_alma.lm.fairseq_train import member_config
+from fairseq_alma.lm.settings import LanguageModelSettings
+
+MEMBER_SEED_STRIDE = 10_000_000
+"""Difference between the seeds of consecutive members.
+
+For update number u of a member, fairseq uses the seed (seed of the member) + u. Two updates with the same seed would
+have the same dropout masks. To avoid this, the difference is larger than any number of updates. It is also larger than
+any seed of a run (see MAX_SEED), so that two runs with different seeds have no member seed in common."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One network of a learner in one stage."""
+
+    number: int
+    """Member number, counted from 1."""
+    seed: int
+    """Seed of the member's initial weights and of the order in which it reads the data."""
+    num_experts: int
+    """Number of experts in each mixture of this network."""
+
+    @classmethod
+    def of_run(cls, number: int, run_seed: int, num_experts: int) -> "Member":
+        """Return member `number` of a run. Member 1, the only member of SM, has the same seed as the run."""
+        return cls(number, run_seed + (number - 1) * MEMBER_SEED_STRIDE, num_experts)
+
+
+@dataclass(frozen=True)
+class TrainingConfigs:
+    """Makes the configurations with which the members of a run are trained."""
+
+    settings: LanguageModelSettings
+    """Settings of the run."""
+    stream: TrainingView
+    """Training and validation data."""
+    memory: int | None
+    """Memory of the smallest GPU in bytes; None if the devices are CPUs."""
+
+    def of(
+        self,
+        member: Member,
+        num_devices: int = 1,
+        stage: Stage | None = None,
+        folder: Path = Path(),
+        start: Path | None = None,
+    ) -> DictConfig:
+        """Return fairseq's configuration for the training of a member.
+
+        Args:
+            member: the member.
+            num_devices: number of devices that train the member.
+            stage: the stage. None: a configuration with which nothing is trained.
+            folder: the member's folder.
+            start: the checkpoint with the weights from which the training starts.
+
+        Raises:
+            SettingError: if fairseq refuses an option (see member_config).
+        """
+        s = self.settings
+        updates = updates_of_stage(s, stage) if stage else 1
+        interval = max(1, -(-updates // s.validations))
+        values = {
+            "data": self.stream.path,
+            **(data_of_stage(stage) if stage else {}),
+            "tokens_per_sample": s.tokens_per_sample,
+            "arch": s.arch,
+            "num_experts": member.num_experts,
+            "dropout": s.dropout,
+            "precision": s.precision,
+            "clip_norm": s.clip_norm,
+            "lr": [s.lr],
+            "warmup_updates": s.warmup_of_stage(updates),
+            "total_num_update": updates,
+            "end_learning_rate": 0.0,
+            "max_update": updates,
+            "seed": member.seed,
+            "save_dir": folder,
+            "finetune_from_model": start,
+            "save_interval_updates": interval,
+            "save_interval": 10**6,  # in epochs. Never reached, so only save_interval_updates has an effect
+            "validate_interval": 10**6,  # in epochs. Never reached, either
+            "validate_interval_updates": interval,  # without it, fairseq saves at an epoch's end without validation
+            "best_checkpoint_metric": "ppl",
+            "log_format": "json",
+            "log_interval": max(1, min(100, updates // 50)),
+            # Let every training process load the checkpoint from the file. By default, only the first process loads it
+            # and sends it to the others, in a form that torch cannot load.
+            "load_checkpoint_on_all_dp_ranks": True,
+            "distributed_world_size": num_devices,
+            "nprocs_per_node": num_devices,
+        }
+        config = member_config(values, s.fairseq)
+        vocabulary = self.stream.dictionary_size
+        batch_size = sequences_per_pass(s, config.model, vocabulary, num_devices, self.memory)
+        config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size
+        config.optimization.update_freq = [s.sequences_per_update // (batch_size * num_devices)]
+        return config
+
+
+def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
+    """Return the number of updates of each member in a stage.
+
+    If it depends on the number of mega-batches, replayed ones count only with replay=all.
+    """
+    replayed = len(stage.past) if stage.replay == "all" else 0
+    return settings.updates_of_stage(len(stage.new) + replayed)
+
+
+def data_of_stage(stage: Stage) -> dict[str, Any]:
+    """Return the options of the task that choose the mega-batches of a stage.
+
+    In replay by share, a fixed share of each batch comes from earlier mega-batches.
+    """
+    new, past = [m.t for m in stage.new], [m.t for m in stage.past]
+    if not stage.replay or not past:
+        return {"mega_batches": format_mega_batches(new)}
+    if stage.replay == "all":
+        return {"mega_batches": format_mega_batches(past + new)}
+    return {
+        "mega_batches": format_mega_batches(new),
+        "replay_mega_batches": format_mega_batches(past),
+        "replay_share": stage.replay,
+    }
