@@ -34,7 +34,7 @@ hashes), so hashing a complete book at once would take gigabytes."""
 
 
 class Signer:
-    """Computes MinHash signatures. Create one Signer per process, because importing datatrove takes a second."""
+    """Computes MinHash signatures. Create a Signer only if it is needed: it imports datatrove, which takes a second."""
 
     def __init__(self):
         from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature

@@ -120,7 +120,8 @@ class Layout(NamedTuple):
     cuts: list[int]
     """Split boundaries, as positions in `order`: [0, end of valid, end of mega-batch 1, .., end of test].
 
-    If mega-batches are added to an existing stream, there is no valid and no test (see `extension_layout`).
+    If mega-batches are added to an existing stream, there are no boundaries of a validation set and of a test set (see
+    `extension_layout`).
     """
 
 
@@ -160,9 +161,12 @@ def equal_layout(
 def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: int) -> Layout:
     """Return the layout of mega-batches that are added to an existing stream (an extension).
 
-    The new mega-batches have the same number of words and the same mix of source kinds. An extension has no validation
-    set and no test set, so the result has `cuts` = [0, end of first new mega-batch, ..]. See `equal_layout` for the
-    arguments.
+    All new mega-batches have the same number of words and the same mix of source kinds. This number and this mix may
+    differ from those of the existing mega-batches.
+
+    An extension has no validation set and no test set. So `cuts` contains only the boundaries of the new mega-batches:
+    [0, end of the first new mega-batch, end of the second new mega-batch, .., end of the last one]. See `equal_layout`
+    for the arguments.
     """
     order = mixed(passages, kinds)
     # Pass one mega-batch less, because `equal_cuts` makes an additional split, the test set of a new stream. An

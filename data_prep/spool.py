@@ -124,8 +124,12 @@ def _add(counts: list[int], *more: int) -> None:
     counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
 
 
-@functools.lru_cache(maxsize=1)  # one Signer per worker, because importing datatrove takes a second
+@functools.lru_cache(maxsize=1)
 def _signer() -> "Signer":
+    """Return the Signer of this worker process. It computes MinHash signatures.
+
+    It is created when a task needs it, because its import of datatrove takes a second. Later tasks use the same one.
+    """
     from data_prep.duplicates import Signer
 
     return Signer()

@@ -66,7 +66,8 @@ class ByteBPE:
 
     file_name: ClassVar[str] = "tokenizer.json"
     smallest_vocab_size: ClassVar[int] = 256  # one symbol per byte
-    max_training_words: ClassVar[int | None] = None  # no limit: the trainer keeps each different word only once
+    # No limit is needed, because the trainer stores equal words only once (with their number of occurrences).
+    max_training_words: ClassVar[int | None] = None
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:
@@ -131,7 +132,8 @@ class SentencePiece:
 
     file_name: ClassVar[str] = "sentencepiece.model"
     smallest_vocab_size: ClassVar[int] = 259  # <unk>, the line end, 256 bytes, and one character
-    max_training_words: ClassVar[int | None] = 50_000_000  # the trainer keeps the complete text in memory
+    # The number is limited, because the trainer keeps the complete training text in memory.
+    max_training_words: ClassVar[int | None] = 50_000_000
 
     @staticmethod
     def train(texts: Iterator[str], vocab_size: int) -> bytes:

@@ -65,10 +65,11 @@ class StageData:
     training: Rows
     """Training examples. With replay, the examples of earlier mega-batches come first, then the new examples."""
     num_past: int
-    """Number of examples per seed from which each epoch draws a random sample, in place of some of the new examples.
+    """Number of training examples of earlier mega-batches, per seed, if the setting `replay` is a number; otherwise 0.
 
-    If the setting `replay` is a number, these are the training examples of earlier mega-batches. If `replay` is False
-    or "all", an epoch reads all examples in `training`, and this number is 0."""
+    If `replay` is a number, these examples are the first ones in `training`. Each epoch draws some of them at random,
+    and reads these instead of some of the new examples. If `replay` is False or "all", an epoch reads all examples in
+    `training`."""
     validation: Rows
     """Validation examples."""
 

@@ -78,11 +78,14 @@ class ErrorRateEvaluator:
         return scores
 
     def _summed_outputs(self, learner: VisionLearner, members: list[tuple[str | None, Stack]]) -> MemberOutputs:
-        """Return the sum of all members' outputs for the test set. Cached outputs are not computed again.
+        """Return the outputs of the learner's networks for the test set, summed over the networks of each seed.
+
+        The outputs of stacks that will not change any more are cached, and are not computed again.
 
         Args:
-            learner: computes the outputs.
-            members: the stacks that predict together, as (name, stack) (see `VisionLearner.members`).
+            learner: the learner, whose method `member_outputs` computes the outputs of one stack.
+            members: the stacks whose networks predict together, as (name, stack) (see `VisionLearner.members`). A stack
+                is several networks that are computed together.
         """
         names, (known, total) = [name for name, _ in members], self._kept
         if names[: len(known)] != known:

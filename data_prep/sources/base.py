@@ -74,7 +74,7 @@ class Skipped(NamedTuple):
         if not self.num_units:
             return self.why
         units = f"1 {self.unit}" if self.num_units == 1 else f"{self.num_units} {self.unit}s"
-        return f"{units} {self.why}, the first at byte {self.first_byte}"
+        return f"{units}: {self.why} (the first at byte {self.first_byte})"
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportPr
         length = record.rec_headers.get_header("length") or ""
         content = _call_library(record.content_stream().read, MAX_DOCUMENT_BYTES + 1)
         if not length.isdigit() or len(content) > MAX_DOCUMENT_BYTES:
-            bad.add(TOO_LONG if length.isdigit() else "of unknown length", number)
+            bad.add(TOO_LONG if length.isdigit() else "the length is unknown", number)
             continue
         if record.http_headers is None or record.http_headers.get_statuscode() != "200":
             continue

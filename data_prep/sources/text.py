@@ -106,9 +106,9 @@ def _field_of(row: object, name: str) -> str:
     if not isinstance(row, dict):
         raise KeyError("not a JSON object")
     if name not in row:
-        raise KeyError(f"without a field '{name}'")
+        raise KeyError(f"there is no field '{name}'")
     if not isinstance(row[name], str):
-        raise KeyError(f"whose field '{name}' is not text")
+        raise KeyError(f"the field '{name}' is not text")
     text = row[name]
     # Replace lone surrogates, which JSON can express but UTF-8 cannot.
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
@@ -143,7 +143,7 @@ def _read_parquet(part: Part) -> Iterator[str | Skipped]:
                     except (ValueError, OverflowError):  # for example, a date that Python cannot represent
                         text = None
                     if not isinstance(text, str):
-                        bad.add(f"whose column '{field}' is not text", number)
+                        bad.add(f"the column '{field}' is not text", number)
                     elif len(text) > MAX_DOCUMENT_BYTES:
                         bad.add(TOO_LONG, number)
                     elif text and not text.isspace():

@@ -137,8 +137,8 @@ class FireflySettings(LearnerSettings):
             raise SettingError(f"grow_ratio={self.grow_ratio} must be above 0")
         if self.grow_depth > run.num_layers:
             raise SettingError(
-                f"grow_depth={self.grow_depth} is more than one new layer after each of the {run.num_layers} layers of "
-                f"the first network on {run.dataset}: set grow_depth to at most {run.num_layers}"
+                f"grow_depth={self.grow_depth} is too large: each of the {run.num_layers} layers of the first network "
+                f"on {run.dataset} can get at most one new layer after it. Set grow_depth to at most {run.num_layers}"
             )
 
 

@@ -96,7 +96,8 @@ class Lease:
                 # process may write to the folder now.
                 who = f"process {holder['pid']} on {holder['host']}"
                 print(f"{self.path.parent} was taken over by {who}: this process stops", file=sys.stderr, flush=True)
-                # A background job of a shell script ignores SIGINT. If this process ignores SIGINT, use SIGTERM.
+                # Stop this process with SIGINT, the signal of Ctrl-C. If it ignores SIGINT, as background jobs of a
+                # shell script do, stop it with SIGTERM.
                 ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
                 os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
                 return

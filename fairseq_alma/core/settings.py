@@ -56,7 +56,7 @@ class Settings:
         return cls(**cls._arguments(values))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a mapping of setting names to values. The settings in groups are included and not nested."""
+        """Return a mapping of setting names to values. It is flat: the settings of a group are not nested."""
         flat: dict[str, Any] = {}
         for field in _fields(type(self)):
             value = getattr(self, field.name)
@@ -65,7 +65,11 @@ class Settings:
 
     @classmethod
     def _arguments(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments to create a `cls` object, including an object for each group of settings."""
+        """Return the keyword arguments to create an object of this class from a flat mapping of names to values.
+
+        If a field is a group of settings (see the docstring of `Settings`), its argument is an object that contains the
+        settings of the group.
+        """
         arguments: dict[str, Any] = {}
         for field in _fields(cls):
             if (group := _group(field)) is not None:

@@ -43,7 +43,7 @@ ALLOWED = {
     "find_unused_parameters", "gradient_as_bucket_view", "fast_stat_sync", "heartbeat_timeout", "broadcast_buffers",
     "zero_sharding",
 }  # fmt: skip
-"""Options that users may change with the setting `fairseq`, although alma-lm gives them or they are in REFUSED."""
+"""Options that users may change with the setting `fairseq`, although alma-lm sets them or they are in REFUSED."""
 
 REFUSED = {
     # Other parts of fairseq, chosen by name.
@@ -61,10 +61,10 @@ REFUSED = {
     # Devices and processes. They decide how many sequences an update has.
     "cpu", "model_parallel_size", *(field.name for field in fields(DistributedTrainingConfig)),
 }  # fmt: skip
-"""Options that alma-lm refuses in the setting `fairseq`, in addition to those that it gives itself.
+"""Options that alma-lm refuses in the setting `fairseq`, in addition to the options that alma-lm sets itself.
 
-With them, a run would not follow Algorithm 1 of the paper, or would not be what its settings say, without a word. For
-example, `--max-valid-steps 1` would choose checkpoints by the first validation batch alone."""
+With these options, a run would not follow Algorithm 1 of the paper, or would differ from its settings, and the user
+would not be told. For example, `--max-valid-steps 1` would choose checkpoints by the first validation batch alone."""
 
 OTHER_PRECISIONS = {"fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16", "tpu"}
 """fairseq's own options for 16 bits. They are refused, because a resumed training would differ: fairseq saves the
@@ -75,13 +75,13 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
     """Return the configuration of a training, typed and checked by fairseq.
 
     Args:
-        values: option -> value. Options have fairseq's names with underscores, for example `max_update`. `arch` and
-            `data` must be among them.
+        values: name of an option of fairseq-train -> value. The names have underscores, for example `max_update`. The
+            options `arch` and `data` must be included.
         fairseq: more options, as on the command line of fairseq-train (the setting `fairseq`).
 
     Raises:
         SettingError: if fairseq does not know an option or refuses its value, or if `fairseq` contains an option that
-            alma-lm gives itself or that would change the protocol of the run.
+            alma-lm sets from its own settings, or an option that would change the protocol of the run (see REFUSED).
     """
     fairseq_alma.register()
     base = [
@@ -104,7 +104,8 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
     except Exception as error:  # Hydra and OmegaConf raise many types of errors for a value of a wrong type
         reason = str(error).strip().splitlines()
         raise SettingError(f"fairseq refuses a setting: {reason[0] if reason else type(error).__name__}") from error
-    # Set the paths only now. fairseq passes all other values through Hydra's parser, which cannot read every path.
+    # Set the paths here and not in `namespace`. convert_namespace_to_omegaconf passes all values in `namespace` through
+    # Hydra's parser, which fails on some paths.
     for name, group in PATHS.items():
         if name in values:
             config[group][name] = None if values[name] is None else str(values[name])
@@ -189,7 +190,13 @@ def _parse(words: list[str], only_given: bool = False) -> Namespace:
 
 
 def _refuse(given: set[str], given_by_alma: set[str], fairseq: str) -> None:
-    """Raise SettingError if the setting `fairseq` contains an option that it may not contain."""
+    """Raise SettingError if the setting `fairseq` contains an option that users must not change.
+
+    Args:
+        given: names of the options in the setting `fairseq`.
+        given_by_alma: names of the options that alma-lm sets from its own settings.
+        fairseq: the setting `fairseq`, which the error message quotes.
+    """
 
     def words(names: set[str]) -> str:
         return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))

@@ -73,8 +73,8 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
             {**settings.defaults_for(settings.learner), "precision": "float32"},
             on_rows=scalars.rows,
         )
-        # If the learner waits before its first stage, the average perplexity includes the perplexity of the untrained
-        # learner. Then score it on all tokens.
+        # With wait=1, no metric uses the perplexity of the untrained learner, so a sample of tokens is enough to score
+        # it. With a larger wait, the average perplexity includes it, so the untrained learner is scored on all tokens.
         evaluator = PerplexityEvaluator(
             stream_folder,
             Path(settings.out) / "evaluated",

@@ -55,7 +55,7 @@ def choose_way(device: torch.device, dtype: torch.dtype, capacity: int | None) -
 
     Args:
         device: the device of the tokens.
-        dtype: the type in which the experts compute.
+        dtype: the data type in which the outputs of the experts are computed.
         capacity: maximum number of tokens for each expert; None for no limit.
     """
     if device.type != "cuda":

@@ -27,7 +27,7 @@ On a CPU, such a chunk stays in the cache between the matrix product and the sof
 def summed_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: int) -> Tensor:
     """Return the negative log-likelihood of the targets under softmax(x W^T), summed over tokens.
 
-    The matrix products compute in the type of autocast if it is on, and otherwise in the type of x. Everything else
+    The matrix products are computed in the dtype of autocast if it is on, otherwise in the dtype of x. Everything else
     is float32: log-softmax, the sum, and the sum of the weights' gradients over chunks. The gradients are computed in
     the forward pass, while the logits of a chunk are at hand. So a second derivative is not available.
 

@@ -48,7 +48,7 @@ def test_bad_lines_are_counted_and_the_others_kept(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\nbad \xff\n\xfe\nfine\n")
     *texts, skipped = read_all(Source("text", str(tmp_path)))
     assert texts == ["good", "fine"]
-    assert skipped.reason() == "2 lines not valid UTF-8, the first at byte 5"
+    assert skipped.reason() == "2 lines: not valid UTF-8 (the first at byte 5)"
 
 
 def test_a_book_is_one_document_and_a_bad_or_empty_one_is_skipped(tmp_path):

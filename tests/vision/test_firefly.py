@@ -242,7 +242,7 @@ def test_the_number_of_added_candidates(caplog):
     caplog.clear()
     assert count_by_width_ratio(chain, 0.5)(order) == 4
     assert "4 candidates are too few to add 5 units" in caplog.text
-    with pytest.raises(SettingError, match="grow_depth=3 is more than one new layer after each of the 2 layers"):
+    with pytest.raises(SettingError, match="grow_depth=3 is too large: each of the 2 layers"):
         grow_depth(chain, batches_for("perceptron"), 3, generator(0))
 
 

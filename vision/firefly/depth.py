@@ -92,14 +92,16 @@ class DepthCandidates:
     def grown_chain(self, places: Sequence[int], batches: BatchSource, with_noise: bool = True) -> Chain:
         """Return the network with a new layer after each of the given layers.
 
-        A new layer may change the output of the network only by its noise. So if the new layer has a norm (batch
-        normalisation), the norm must have no effect. It gets the mean and the variance of the input of the new layer,
-        and a scale and a shift that undo the normalisation.
+        The weights of a new layer are the identity plus small random weights, the noise. Without the noise, the new
+        layer must not change its input. So if the new layer has a norm (batch normalisation), the output of the norm
+        must equal the input of the norm. Therefore the norm gets the mean and the variance of the input of the new
+        layer, and a scale and a shift that undo the normalisation.
 
         Args:
             places: indices of the layers (from 0) after which a new layer is inserted.
             batches: the data from which the means and variances of the new norms are computed. One epoch is read.
-            with_noise: if False, the noise is left out, so the new layers do not change the output of the network.
+            with_noise: if False, the weights of a new layer are the identity without noise. Then the new layers do not
+                change the output of the network.
         """
         normed = [place for place in places if self.chain.layers[place].norm]
         moments = _moments(self.chain, normed, batches()) if normed else {}
@@ -123,13 +125,13 @@ class DepthCandidates:
 def grow_depth(
     chain: Chain, batches: BatchSource, num_layers: int, generator: torch.Generator, max_params: int | None = None
 ) -> Growth:
-    """Return the network grown in depth: new layers are inserted where their noise lowers the loss fastest.
+    """Return the network grown in depth: new layers are inserted where they lower the loss fastest.
 
     Args:
         chain: the network. It is not modified.
         batches: the data that the next stage trains on.
         num_layers: number of new layers. If `max_params` does not allow so many, fewer are added.
-        generator: random generator for the noise.
+        generator: random generator for the noise, the small random part of the weights of new layers.
         max_params: largest number of parameters of the grown network, or None for no limit. New layers are added from
             the best score to the worst. If the next one would exceed the limit, growth ends and a warning is logged.
 
@@ -138,8 +140,8 @@ def grow_depth(
     """
     if num_layers > len(chain.layers):
         raise SettingError(
-            f"grow_depth={num_layers} is more than one new layer after each of the {len(chain.layers)} layers of the "
-            f"network: set grow_depth to at most {len(chain.layers)}"
+            f"grow_depth={num_layers} is too large: each of the {len(chain.layers)} layers of the network can get at "
+            f"most one new layer after it. Set grow_depth to at most {len(chain.layers)}"
         )
     candidates = DepthCandidates(chain, draws(chain, generator)[0])
     scores, flops, num_examples, example = rank(candidates, batches)

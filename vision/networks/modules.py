@@ -3,7 +3,10 @@
 These modules have three uses: tests compare the results of stacks with the results of modules, the FLOPs of a stack are
 counted on a module, and trained networks are deployed as modules.
 
-Shapes: b examples, E experts, K branches of the gates, n nodes of the gates, C classes.
+The gates of a mixture form a tree. Each node of the tree has several branches, which lead to other nodes or to experts
+(see `gates`).
+
+Shapes: b examples, E experts, n nodes of the tree, K branches of all nodes together, C classes.
 """
 
 from collections.abc import Sequence
@@ -127,12 +130,15 @@ def linear_module(weight: Tensor, bias: Tensor) -> nn.Linear:
 
 
 def set_nodes(layer: MixtureLayerModule, weight: Tensor, bias: Tensor) -> None:
-    """Copy the parameters of the gates of a mixture to the nodes of a `MixtureLayerModule`.
+    """Copy the parameters of the gates to a `MixtureLayerModule`, which stores them in one linear layer per node.
+
+    Each row of `weight` and `bias` belongs to one branch of the tree of gates. The rows of the first node come first,
+    then the rows of the second node, and so on.
 
     Args:
-        layer: the module, whose nodes are changed in place.
-        weight: weights of all branches, [K, features].
-        bias: biases of all branches, [K].
+        layer: the module. The parameters of its nodes are changed in place.
+        weight: the weights of all branches, [K, features].
+        bias: the biases of all branches, [K].
     """
     sizes = layer.branches_per_node
     with torch.no_grad():

@@ -24,8 +24,8 @@ class Stack(ABC):
     gradient: Parameters
     """Gradients with respect to `parameters`, with the same names and shapes. `backward` writes them."""
     statistics: Parameters | None = None
-    """Running means and variances of batch normalisation, which training updates. None if the networks have no batch
-    normalisation."""
+    """Running means and variances of batch normalisation. They are updated during training. None if the networks have
+    no batch normalisation."""
     examples_at_once: int = 2000
     """Largest number of examples in one forward pass of `logits_of_many`. It limits the memory of the pass."""
 
@@ -38,7 +38,7 @@ class Stack(ABC):
 
     @property
     def tensors(self) -> list[Parameters]:
-        """Everything that training changes: the parameters and the statistics."""
+        """All values that change during training: the parameters and the statistics."""
         return [self.parameters] if self.statistics is None else [self.parameters, self.statistics]
 
     @property

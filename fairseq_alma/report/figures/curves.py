@@ -142,10 +142,11 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
 def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the average perplexity so far against three costs, each in a separate panel, like figure 5 of the paper.
 
-    The costs are the training TFLOPs so far, the number of parameters, and the number of experts.
+    The costs are the training TFLOPs so far, the number of parameters, and the number of experts. Each curve shows one
+    group of runs (runs that differ only in the seed).
 
     Returns:
-        The figure, or None for vision runs and if no group has finished a stage.
+        The figure. None if the runs are vision runs, or if no group of runs has finished a stage.
     """
     drawable = [
         i
