@@ -3,7 +3,7 @@
 # make docs   creates .venv, then builds the pages of docs/ into site/, strictly
 # All use the same .venv, so the second call starts immediately. PYTHON=... selects the Python interpreter.
 
-.PHONY: demo test test-slow docs lint results setup clean
+.PHONY: demo test test-slow test-gpu docs lint results setup clean
 .DEFAULT_GOAL := test
 
 PYTEST_ARGS ?= -n auto --dist loadfile
@@ -21,6 +21,10 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	@.venv/bin/python -m pytest -m slow $(PYTEST_ARGS)
+
+# The tests that need a CUDA device. Without one, they are skipped.
+test-gpu: .venv/installed
+	@.venv/bin/python -m pytest -m gpu
 
 # Make all figures and tables of README.md and results/ again, from the committed ledgers.
 results: .venv/installed

@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,9 +73,14 @@ class StepByStep:
             command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self._cpu_seconds = 0.0
+        self.wall_seconds = 0.0
 
     def next(self) -> tuple[float, str]:
-        """Continue the process until its next wanted line. Return the CPU seconds since the last one, and the line."""
+        """Continue the process until its next wanted line. Return the CPU seconds since the last one, and the line.
+
+        The attribute wall_seconds is the time for which this call waited.
+        """
+        start = time.perf_counter()
         self._process.send_signal(signal.SIGCONT)
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -82,6 +88,7 @@ class StepByStep:
             if self._is_wanted(line):
                 now = tree_cpu_seconds(self._process.pid)
                 self._process.send_signal(signal.SIGSTOP)
+                self.wall_seconds = time.perf_counter() - start
                 spent, self._cpu_seconds = now - self._cpu_seconds, now
                 return spent, line
         raise RuntimeError(

@@ -1,11 +1,10 @@
-"""Measure the speed of the language-model stream, in about ten minutes on two cores.
+"""Measure the speed of the language-model stream, in a few minutes on two cores.
 
 .venv/bin/python benchmarks/lm_quick.py                     all parts, printed
 .venv/bin/python benchmarks/lm_quick.py --write             also written to benchmarks/lm_quick.md
-.venv/bin/python benchmarks/lm_quick.py --parts train prep --repeats 5
+.venv/bin/python benchmarks/lm_quick.py --parts prep --repeats 5
 
 The parts compare:
-  train   fairseq-train on switch_lm_base with fairseq-train on fairseq's own transformer_lm
   prep    alma-prep with tokenizing to text and fairseq-preprocess
   start   the time to start a stage with a target of 10 seconds
 
@@ -22,10 +21,9 @@ from pathlib import Path
 from _common import provenance
 from _lm_prep import measure_prep
 from _lm_start import measure_start
-from _lm_train import measure_train
 
-PARTS = {"train": 10, "prep": 3, "start": 5}
-"""The names of the parts (b) to (d), and the default number of measurements of each part."""
+PARTS = {"prep": 3, "start": 5}
+"""The names of the parts (c) and (d), and the default number of measurements of each part."""
 
 
 def main() -> None:
@@ -45,12 +43,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lm_quick_") as scratch:
         for part in options.parts:
             repeats = options.repeats or PARTS[part]
-            if part == "train":
-                lines = measure_train(repeats, Path(scratch))
-            elif part == "prep":
-                lines = measure_prep(repeats, Path(scratch))
-            else:
-                lines = measure_start(repeats, Path(scratch))
+            measure = measure_prep if part == "prep" else measure_start
+            lines = measure(repeats, Path(scratch))
             print("\n".join([*lines, ""]), flush=True)
             sections.append("\n".join(lines))
     machine = "\n".join(provenance(load_at_start))

@@ -151,7 +151,8 @@ def test_devices_are_named_or_refused(stream, trained, capsys):
     assert main([str(trained), "--stream", str(stream), "--device", "cpu,cpu", "--json"]) == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_all_gpus_give_the_scores_of_the_cpu(stream, trained):
     folder = StreamFolder.open(stream)
     model, task = load_member(trained, folder, CPU)

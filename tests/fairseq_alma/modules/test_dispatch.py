@@ -123,6 +123,7 @@ def test_a_cpu_splits():
         assert choose_way(torch.device("cpu"), torch.bfloat16, capacity) == "split"
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("num_experts", [1, 4, 64])
 @pytest.mark.parametrize("factor", [0.0, 1.0])

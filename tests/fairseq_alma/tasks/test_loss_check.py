@@ -61,6 +61,7 @@ def test_only_so_many_losses_wait(monkeypatch):
         check.add(torch.tensor(1.0), 3)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_loss_on_a_cuda_device_is_found_without_a_wait():
     check = LossCheck()
