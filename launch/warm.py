@@ -38,12 +38,14 @@ QUIET_IMPORTS = {
     "CUDA_VISIBLE_DEVICES": "",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONSAFEPATH": "1",
 }
 """Environment variables of the server, which make sure that it can fork. A fork gets the variables of its job instead.
 
 A process that has used CUDA cannot use it after a fork, so the server sees no GPU. A process that has several threads
 should not fork, so numpy's library OpenBLAS and pyarrow's memory allocator must not start threads at import. In a fork,
-OpenBLAS continues to use one thread."""
+OpenBLAS continues to use one thread. Modules in the current folder of this process are not imported, because they need
+not be those of the job."""
 
 
 def warm_start(modules: Sequence[str]) -> Start:
@@ -265,8 +267,8 @@ def _take_over(output: int, reply: socket.socket) -> list[str]:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    if not sys.flags.safe_path:
-        sys.path[0] = request["folder"]
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, request["folder"])  # as `python -m` does
     # Every process starts with random numbers of its own. Python sees to that in a fork, numpy and torch do not.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

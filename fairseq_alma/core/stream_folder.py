@@ -120,6 +120,11 @@ class StreamFolder:
         return self.description["splits"][split]["sha256"]
 
     @property
+    def dictionary_size(self) -> int:
+        """Number of entries of the fairseq dictionary, V."""
+        return self.description["dictionary_size"]
+
+    @property
     def dictionary_digest(self) -> str:
         """SHA-256 digest of dict.txt, as stored in stream.json."""
         return self.description["tokenizer"]["dict_sha256"]
@@ -131,7 +136,7 @@ class StreamFolder:
     def without_test(self) -> TrainingView:
         """Return an object that gives a learner access to the data in this folder, except the test set."""
         digests = {split: self.digest(split) for split in self.splits if split != "test"}
-        return TrainingView(self.path, self.dictionary_digest, self.description["dictionary_size"], digests)
+        return TrainingView(self.path, self.dictionary_digest, self.dictionary_size, digests)
 
     def stream(self, num_mega_batches: int | None = None) -> MegaBatchStream:
         """Return the stream of all mega-batches, or of the first `num_mega_batches` mega-batches.

@@ -17,6 +17,11 @@ ON_THIS_MACHINE = dict.fromkeys(
     ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Environment variable with which `python -m` does not import modules from the current folder.
+
+Otherwise a process that is started in another copy of this repository would train with the code of that copy."""
+
 TRAIN_MEMBER = "fairseq_alma.lm.train_member"
 """Program that trains one member of a stage."""
 
@@ -64,7 +69,8 @@ class LocalProcesses:
             stage, dict.fromkeys(jobs, updates), self._num_mega_batches, scalars=self._scalars
         ) as display:
             processes = [
-                Job(command, log, display.member(m), ON_THIS_MACHINE, self._start) for m, (command, log) in jobs.items()
+                Job(command, log, display.member(m), {**ON_THIS_MACHINE, **SAFE_PATH}, self._start)
+                for m, (command, log) in jobs.items()
             ]
             statuses = run_processes(processes, self._slots(num_jobs))
         return dict(zip(jobs, statuses, strict=True))

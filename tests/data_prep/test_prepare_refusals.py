@@ -53,7 +53,7 @@ def test_no_documents(tmp_path, refused):
     (tmp_path / "a.txt").write_bytes(b"\xff")
     message = refused(tmp_path / "out", f"text:{tmp_path}/a.txt", more=["--max-bad", "1"])
     assert (
-        "no documents in 1 files; skipped files or parts of files: 1, the first is a.txt: 1 line not valid UTF-8"
+        "no documents in 1 files; skipped files or parts of files: 1, the first is a.txt: 1 line: not valid UTF-8"
         in message
     )
     assert not (tmp_path / "out").exists()

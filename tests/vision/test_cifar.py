@@ -126,7 +126,7 @@ def test_one_flipped_bit_of_a_real_pixel_is_reported(tmp_path, real):
     (folder / "data_batch_3").write_bytes(content)
     message = refusal("cifar10", tmp_path)
     assert f"{folder / 'data_batch_3'} is damaged: its MD5 sum is " in message
-    assert "that of the published file of 10000 images is 54ebc095f3ab1f0389bbae665268c751" in message
+    assert "the published file of 10000 images has 54ebc095f3ab1f0389bbae665268c751" in message
     assert message.endswith(DOWNLOADED_AGAIN)
 
 

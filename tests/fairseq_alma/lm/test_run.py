@@ -116,7 +116,7 @@ def test_the_run_names_its_predictor_and_alma_eval_scores_it(run, capsys):
 def test_a_stage_keeps_its_best_checkpoint_and_nothing_it_does_not_need(run):
     for k in (1, 2):
         folder = run / "stages" / f"stage_{k:03d}" / "member_1"
-        assert {path.name for path in folder.iterdir()} == {"checkpoint_best.pt", "done.json", "log.txt"}
+        assert {path.name for path in folder.iterdir()} == {"checkpoint_best.pt", "config.yaml", "done.json", "log.txt"}
         assert "last_optimizer_state" not in read_checkpoint(folder / "checkpoint_best.pt")
 
 
@@ -208,7 +208,7 @@ def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run
         out = tmp_path / f"killed_{attempt}"
         stage_1, stage_2 = (out / "stages" / f"stage_00{k}" for k in (1, 2))
         process = start(stream, out, SETTINGS)
-        wait_until(lambda: list((stage_1 / "member_1").glob("checkpoint_*_*.pt")), process)  # noqa: B023
+        wait_until(lambda: list((stage_1 / "member_1").glob("checkpoint_last.pt")), process)  # noqa: B023
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if not (stage_1 / "member_1/done.json").exists():
@@ -233,10 +233,11 @@ def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run
 
 def test_a_run_in_use_is_not_entered(run, stream, tmp_path):
     out = tmp_path / "busy"
-    process = start(stream, out, SETTINGS)
+    settings = (*SETTINGS, "updates=100000")  # so that it still runs when the second command starts
+    process = start(stream, out, settings)
     try:
         wait_until((out / "settings.json").exists, process)
-        result = run_command("alma-lm", f"stream={stream}", f"out={out}", *SETTINGS)
+        result = run_command("alma-lm", f"stream={stream}", f"out={out}", *settings)
         assert result.returncode == 2
         assert f"in use by process {process.pid}" in result.stderr
     finally:
@@ -319,7 +320,7 @@ def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
         (("updates=5", "wait=1.5"), "wait=1.5 must be an integer"),
         (("updates=5", "lr=fast"), "lr='fast' must be a number"),
         (("updates=5", "warmup_updates=-1"), "warmup_updates=-1"),
-        (("updates=5", "fairseq='--disable-validation'"), "--disable-validation is set by alma-lm"),
+        (("updates=5", "fairseq='--disable-validation'"), "--disable-validation is refused"),
         (("updates=5", "colour=red"), "colour"),
     ],
 )
