@@ -44,6 +44,7 @@ class Checkpoints:
     def __init__(self, minutes: float):
         self._seconds = 60 * minutes
         self._saved = time.monotonic()
+        self._saved_at = 0
         self._validate_and_save = fairseq_train.validate_and_save
 
     def validate_and_save(
@@ -60,7 +61,8 @@ class Checkpoints:
             gc.disable()
             atexit.register(gc.unfreeze)  # otherwise, the library of triton prints at the end what it calls leaks
         losses, should_stop = self._validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
-        if self._is_due(trainer.get_num_updates(), trainer.data_parallel_world_size):
+        num_updates = trainer.get_num_updates()
+        if num_updates != self._saved_at and self._is_due(num_updates, trainer.data_parallel_world_size):
             self.save(cfg.checkpoint, trainer, epoch_itr, None)
         return losses, should_stop
 
@@ -85,7 +87,7 @@ class Checkpoints:
             epoch_itr: the iterator over the training data, whose position is saved.
             val_loss: the validation score, the smaller the better; None if the model was not validated now.
         """
-        self._saved = time.monotonic()
+        self._saved, self._saved_at = time.monotonic(), trainer.get_num_updates()
         gc.collect()
         folder = Path(cfg.save_dir)
         # fairseq reads and writes the best score so far as an attribute of its function save_checkpoint.
