@@ -45,6 +45,8 @@ STARTED contains the number of devices and, with the setting `share`, the key of
 contains the cost of the training."""
 CONFIG = "config.yaml"
 """File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
+OPTIMIZER = "FusedAdam"
+"""Name of the optimizer's class, as fairseq writes it to checkpoints."""
 LOG_TAIL = 20_000
 """Number of characters at the end of a log in which `failure_message` searches for known causes of the failure."""
 
@@ -183,7 +185,8 @@ class MemberTraining:
         Raises:
             StageError: if the training was started on a different number of devices. Then it cannot be resumed, because
                 fairseq runs one training process for each device and stores how many batches each process has read.
-                With another number of processes, fairseq would skip data or find that an epoch is too short.
+                With another number of processes, fairseq would skip data or find that an epoch is too short. Also if
+                it was started with another optimizer, by an earlier version of ALMA.
         """
         path = folder / STARTED
         if path.exists() and (folder / LAST).exists():
@@ -193,6 +196,13 @@ class MemberTraining:
                     f"the training in {folder} was started on {started['devices']} device(s), but now it would get "
                     f"{num_devices}: continue with the same number of devices (CUDA_VISIBLE_DEVICES, parallel=), or "
                     f"remove {folder} to restart this stage"
+                )
+            optimizer = require_checkpoint(folder / LAST)["optimizer_history"][-1].get("optimizer_name")
+            if optimizer not in (None, OPTIMIZER):
+                raise StageError(
+                    f"the training in {folder} was started with the optimizer {optimizer}, but this version of ALMA "
+                    f"trains with {OPTIMIZER}: finish the stage with the earlier version, or remove {folder} to "
+                    f"restart this stage"
                 )
             return started["key"]
         key = self._key(stage, member, start, num_devices) if self._shared else None
