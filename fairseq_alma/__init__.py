@@ -9,7 +9,7 @@ core                            Algorithm 1 of the paper, run folders, the list 
 app, report                     shared code of the commands, and alma-report; need neither torch nor fairseq
 modules, growth, checkpoints    mixtures of experts, their growth, checkpoint files; need torch
 data, models, tasks, criteria, optim   the parts that fairseq-train uses; need torch and fairseq
-evaluation, lm                  alma-eval and alma-lm; need torch, and one file in each of them imports fairseq
+evaluation, lm                  alma-eval and alma-lm; need torch; three of their files import fairseq
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Display of a running stage: the progress, losses and speed of each member (network).
 
-The values come from the log lines that the fairseq-train process of each member writes.
+The values come from the log lines that the training process of each member writes.
 """
 
 import json

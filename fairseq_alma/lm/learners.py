@@ -29,7 +29,7 @@ class LanguageModelLearner:
     Args:
         settings: settings of the run.
         stream: training and validation data, without the test set.
-        processes: starts the fairseq-train processes.
+        processes: starts the processes that train the members.
     """
 
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):

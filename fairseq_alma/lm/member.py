@@ -1,4 +1,4 @@
-"""Trains the members (networks) of a stage: calls fairseq-train for each member, and manages the member's files."""
+"""Trains the members (networks) of a stage: starts a process for each member, and manages the member's files."""
 
 import logging
 import sys
@@ -52,7 +52,7 @@ LOG_TAIL = 20_000
 
 
 class Processes(Protocol):
-    """Runs the jobs of a stage. Each job is one call of fairseq-train and trains one member."""
+    """Runs the jobs of a stage. Each job is one process (train_member.py) and trains one member."""
 
     kind: str
     """Type of the devices that train: "cpu" or "cuda" (GPU)."""
@@ -60,7 +60,7 @@ class Processes(Protocol):
     """Memory of the smallest GPU in bytes; None if the devices are CPUs."""
 
     def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices for each job (call of fairseq-train), if the stage has `num_jobs` jobs."""
+        """Return the number of devices for each job, if the stage has `num_jobs` jobs."""
 
     def run(
         self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
@@ -82,12 +82,12 @@ class Processes(Protocol):
 
 
 class MemberTraining:
-    """Trains the members of a stage, each with a call of fairseq-train. Writes done.json for each trained member.
+    """Trains the members of a stage, each in a process of its own. Writes done.json for each trained member.
 
     Args:
         settings: settings of the run.
         stream: training and validation data.
-        processes: starts the fairseq-train processes.
+        processes: starts the processes.
     """
 
     def __init__(self, settings: LanguageModelSettings, stream: TrainingView, processes: Processes):
