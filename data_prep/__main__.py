@@ -4,5 +4,5 @@ import sys
 
 from data_prep.cli import main
 
-if __name__ == "__main__":  # each worker process imports this module, but must not run the command
+if __name__ == "__main__":  # false in worker processes, which import this module but must not run the command
     sys.exit(main())

@@ -44,7 +44,8 @@ class Cleaner:
 
             document = Document(text=text, id="")
             for name, rule in self._rules:
-                passed = rule.filter(document)  # True: keep document; False or (False, reason): remove it
+                # `passed` is True if the document passes the rule. Otherwise it is False, or a pair (False, reason).
+                passed = rule.filter(document)
                 if passed is not True:
                     return f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
         return None

@@ -38,7 +38,7 @@ def remove_copies(
         new documents, True for exact copies. Third, rows for the "cleaning" table in stream.json: how many documents
         and words of each source were removed.
     """
-    from data_prep.duplicates import find_duplicates  # import only when needed: scipy takes a second to import
+    from data_prep.duplicates import find_duplicates  # imported here, because it imports scipy, which takes a second
 
     documents, num_known = spooled.documents, len(known_keys)
     keys = np.concatenate([known_keys, documents["document"]])
@@ -116,8 +116,8 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
     """
     keys, signatures = [], []
     for number in range(count):
-        # If the file with this ending is missing, the stream was made with --duplicates `enough`. Then the stream can
-        # only be extended with a value of --duplicates that does not need the file: `enough` or "keep".
+        # If the stream has no .keys files, it was made with --duplicates keep. If it has no .signatures files, it was
+        # made with --duplicates exact. It can be extended only with a value of --duplicates that needs no missing file.
         for ending, enough in (("keys", "keep"), ("signatures", "exact")):
             if not (folder / f"{number:04d}.{ending}").is_file() and duplicates not in ("keep", enough):
                 raise PrepError(

@@ -40,7 +40,7 @@ class Signer:
         from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
 
         config = MinhashConfig(n_grams=NGRAM_WORDS, num_buckets=NUM_BANDS, hashes_per_bucket=HASHES_PER_BAND)
-        # Pass any folder: datatrove requires a folder for the output of its pipeline, which is not run here.
+        # Pass any folder. datatrove requires one for the output of its pipeline, but this pipeline is not run.
         self._minhash = MinhashDedupSignature(tempfile.gettempdir(), config, language=words_between_spaces())
 
     def signature(self, text: str) -> np.ndarray:
@@ -48,7 +48,7 @@ class Signer:
 
         If two texts are similar, their signatures are probably equal in at least one band.
         """
-        shingles = self._minhash.get_shingles(text)  # one hash per word n-gram
+        shingles = self._minhash.get_shingles(text)  # an array with one hash for each word n-gram of the text
         if not len(shingles):
             return np.full(NUM_BANDS, NO_SIGNATURE, np.uint64)
         # A MinHash is a minimum over all n-grams. To limit memory, compute the minimum of each chunk of n-grams, and
@@ -122,12 +122,14 @@ def find_duplicates(
 
     by_key = np.lexsort((priority, low, high))
     exact = np.zeros(count, bool)
-    for start in range(0, count - 1, _ROWS):  # in chunks, because high[...] copies keys
+    # Compare the keys in chunks of _ROWS documents. Indexing `high` and `low` copies keys, so chunks limit the memory.
+    for start in range(0, count - 1, _ROWS):
         these = by_key[start : start + _ROWS + 1]
         same = (high[these[1:]] == high[these[:-1]]) & (low[these[1:]] == low[these[:-1]])
-        exact[these[1:][same]] = True  # mark all except the first, which has priority
+        # Mark all documents with equal keys as exact copies, except the first of them, which is kept.
+        exact[these[1:][same]] = True
     del by_key, halves, high, low
-    exact[:num_known] = False  # keep all documents that are already in the stream
+    exact[:num_known] = False  # never remove documents that are already in the stream
     near = np.zeros(count, bool)
     if signatures is not None and count:
         label = _groups(count, signatures)

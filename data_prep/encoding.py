@@ -27,7 +27,7 @@ from fairseq_alma.core.stream_folder import split_prefix
 BATCH_BYTES = 1 << 20
 """Approximate number of bytes of text that a task encodes at a time."""
 TASK_BYTES = 16 << 20
-"""Approximate number of bytes of text that one task encodes or cuts."""
+"""Approximate number of bytes of text in one task, which encodes this text or cuts it into passages."""
 
 
 class Encoded(NamedTuple):
@@ -115,7 +115,8 @@ class EncodeTask(Task):
         with open(f"{prefix}.tokens", "wb") as tokens_file, open(f"{prefix}.sizes", "wb") as sizes_file:
             for first, last in byte_ranges(passages["num_bytes"], self.start, self.end, BATCH_BYTES):
                 encoded = tokenizer.encode([read_text(Path(self.spool), passage) for passage in passages[first:last]])
-                passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)  # + 1 for </s>
+                # Add 1 to each length, because </s> is stored after each passage.
+                passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)
                 tokens = np.full(passage_tokens.sum(), EOS, dtype=self.dtype)
                 position = 0
                 for ids in encoded:

@@ -61,13 +61,16 @@ class Heartbeat:
         self._num_beats += 1
         if place is not None and place != self._place:
             self._place = place
-            # Write the file here, not in the heartbeat thread. A long library call may follow that holds the GIL,
-            # Python's global lock. Then the heartbeat thread could not run, and the file would show an old place.
+            # Write the file now, and do not wait for the heartbeat thread. A long library call may follow that holds
+            # the GIL (Python's global lock). During this call, the heartbeat thread could not write the new `place`.
             self._write()
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Count CPU use as progress inside this `with` statement. For long library calls that report no progress."""
+        """Count CPU use as progress inside this `with` statement.
+
+        Use this context manager for long library calls, because they do not report progress.
+        """
         self._is_computing = True
         try:
             yield
@@ -77,7 +80,7 @@ class Heartbeat:
     def _write(self) -> None:
         """Rewrite the heartbeat file."""
         content = {"pid": os.getpid(), "host": socket.gethostname(), "at": self._place}
-        with self._writing:  # a lock, because the task and the heartbeat thread may write at the same time
+        with self._writing:  # use a lock, because the task and the heartbeat thread may write at the same time
             write_whole(self._path, json.dumps(content), durable=False)
 
     def _watch(self) -> None:
@@ -87,6 +90,6 @@ class Heartbeat:
             num_beats_now, cpu_seconds_now = self._num_beats, time.process_time()
             used_cpu = cpu_seconds_now - cpu_seconds > _MIN_CPU_SHARE * INTERVAL_SECONDS
             if num_beats_now != num_beats or (self._is_computing and used_cpu):
-                with suppress(OSError):  # ignore, for example, a full disk, which the task itself reports
+                with suppress(OSError):  # ignore errors such as a full disk, because the task itself reports them
                     self._write()
             num_beats, cpu_seconds = num_beats_now, cpu_seconds_now

@@ -75,7 +75,7 @@ def byte_ranges(num_bytes: np.ndarray, start: int, end: int, most: int) -> Itera
         Ranges (first passage, index after the last passage).
     """
     ends = np.cumsum(num_bytes[start:end], dtype=np.int64)
-    done, position = 0, start  # `done`: number of bytes in the ranges yielded so far
+    done, position = 0, start  # `done` is the number of bytes in the ranges yielded so far
     while position < end:
         stop = max(position + 1, start + int(np.searchsorted(ends, done + most)))
         stop = min(stop, end)

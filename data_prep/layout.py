@@ -57,7 +57,8 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
         is_kind = kind_of == kind
         kind_words = words[is_kind].astype(np.float64)
         middle[is_kind] = (np.cumsum(kind_words) - kind_words / 2) / max(1.0, kind_words.sum())
-    return order[np.argsort(middle, kind="stable")]  # stable: passages with equal midpoints stay sorted by key
+    # Use a stable sort, so that passages with equal midpoints stay sorted by key.
+    return order[np.argsort(middle, kind="stable")]
 
 
 def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
@@ -91,7 +92,7 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
     wanted = {
         source: given[source] if source in given else (1 - total) * words[source] / max(1, rest) for source in shares
     }
-    # The largest total number of words for which no source must provide more words than it has.
+    # `most` is the largest total number of words that is possible without using more words of a source than it has.
     most = min(words[source] / wanted[source] for source in shares if wanted[source] > 0)
     return {source: min(words[source], round(wanted[source] * most)) for source in shares}
 
@@ -99,7 +100,7 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
 def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
     """Return the passages to keep so that each source has about the wanted number of words.
 
-    Of each source, the passages with the smallest keys are kept. Keys are pseudo-random, so the choice is, too.
+    Of each source, the passages with the smallest keys are kept. Keys are pseudo-random, so this is a random choice.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
@@ -238,7 +239,8 @@ def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> li
         valid_words: number of words of the validation set, which comes first.
         num_mega_batches: number of mega-batches, B.
     """
-    valid_end = max(1, _nearest(_cumulative(words), valid_words))  # at least 1, so that the validation set is not empty
+    # Put at least one passage into the validation set, so that it is not empty.
+    valid_end = max(1, _nearest(_cumulative(words), valid_words))
     return [0, *(valid_end + cut for cut in equal_cuts(words[valid_end:], num_mega_batches))]
 
 
@@ -265,7 +267,7 @@ def _cumulative(words: np.ndarray) -> np.ndarray:
 
 
 def _nearest(cumulative: np.ndarray, target: int) -> int:
-    """Return the number k for which the first k passages together have nearly `target` words, as near as possible.
+    """Return the number k for which the number of words in the first k passages is nearest to `target`.
 
     If two values of k are equally good, the smaller one is returned.
 

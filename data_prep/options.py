@@ -27,9 +27,9 @@ class Option:
     """Whether the bytes of the stream depend on the option. If so, every alma-prep command that continues or extends
     a stream folder must give the same value."""
     in_command: bool = True
-    """Whether to include the option, if its value is not the default, in the command line that the stream records."""
+    """If True, the command line that a stream records includes the option whenever its value is not the default."""
     always_in_command: bool = False
-    """Whether to include the option in the command line that a new stream records even if the value is the default."""
+    """If True, the command line that a new stream records includes the option even if its value is the default."""
     fixed_by_stream: bool = False
     """Whether alma-prep --extend, which adds mega-batches to a stream, takes the value from the existing stream. If so,
     the option must not be given together with --extend."""

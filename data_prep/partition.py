@@ -59,7 +59,7 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     """
     if valid_words is None:
         valid_words = default_valid_words(total_words)
-    shares = num_mega_batches + 1  # the test set has the size of a mega-batch
+    shares = num_mega_batches + 1  # add 1 for the test set, which has as many words as a mega-batch
     needed_words = valid_words + shares * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words:
         raise PrepError(

@@ -37,7 +37,8 @@ def prepare(settings: PrepSettings) -> dict:
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
         # Sort the sources, because the bytes of the stream must not depend on the order in which the sources are given.
-        # Do not sort with "as-given", because the given order of the sources is then the order of the mega-batches.
+        # Do not sort them with partition="as-given", because the order of the sources is then the order of the
+        # mega-batches.
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     check_installed(settings, files)
@@ -53,7 +54,8 @@ def _make_new(settings: PrepSettings, files: Files) -> dict:
     """Make a new stream, or continue to make one if alma-prep was interrupted. Return the content of stream.json."""
     check_free(settings.out)
     if settings.tokenizer not in TOKENIZERS:
-        given_tokenizer(settings.tokenizer)  # fail now, not after hours, if this tokenizer is unreadable
+        # Read the tokenizer now, so that an unreadable file raises an error at the start and not after hours of work.
+        given_tokenizer(settings.tokenizer)
     identity = settings.identity()
     with (
         full_disk_reported(settings.out),

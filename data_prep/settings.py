@@ -214,10 +214,10 @@ class PrepSettings:
         }
 
     def recorded(self, num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
-        """Return the settings that stream.json records: `identity()`, with the three given values.
+        """Return the settings that stream.json records: the result of `identity()`, with three values replaced.
 
-        The three values are those that the run used. They replace the values that the user gave, because a value that
-        the user did not give is None in `identity()`.
+        The arguments are the values with which the stream was made. They replace the values in `identity()`, which are
+        None for settings that the user did not give.
         """
         return self.identity() | {
             "num_mega_batches": num_mega_batches,

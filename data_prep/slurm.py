@@ -75,7 +75,7 @@ class Slurm:
 
     def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
         """Run some tasks of a step as one Slurm job array. See `tasks.Executor` for the arguments."""
-        logger.remove()  # datatrove would print every job event to the terminal
+        logger.remove()  # remove all log handlers, because datatrove would print every job event
         logs = step.folder / f"jobs_{time.time_ns()}"
         began = time.time()
         executor = _Executor(
@@ -87,7 +87,7 @@ class Slurm:
             mem_per_cpu_gb=self._cluster.memory_gb,
             workers=self._workers,
             job_name=f"alma-prep-{step.folder.name}",
-            qos="",  # datatrove's default, "normal", does not exist on every cluster
+            qos="",  # do not use datatrove's default qos="normal", which does not exist on every cluster
             env_command=f'export PATH="{Path(sys.executable).parent}:$PATH" PYTHONPATH="{_root()}:$PYTHONPATH"',
             logging_dir=str(logs),
             slurm_logs_folder=str(logs / "slurm"),
@@ -122,7 +122,7 @@ class Slurm:
         Raises:
             PrepError: if a worker hangs, or the jobs leave the queue before all tasks have a done mark.
         """
-        # `left_at` is the time at which the Slurm queue first contained no more jobs; 0.0: there are jobs in the queue.
+        # `left_at` is the time at which the Slurm queue was first seen without our jobs, or 0.0 if it contains jobs.
         missing, left_at = set(numbers), 0.0
         while missing:
             for number in sorted(missing):

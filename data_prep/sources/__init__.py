@@ -198,7 +198,7 @@ def read_documents(part: Part, report_progress: ReportProgress = no_report) -> I
         if isinstance(document, str) and not document.isascii():
             try:
                 document.encode("utf-8")
-            except UnicodeEncodeError:  # replace lone surrogates (half UTF-16 pairs)
+            except UnicodeEncodeError:  # UTF-8 has no lone surrogates (halves of UTF-16 pairs), so replace them
                 document = document.encode("utf-8", "replace").decode("utf-8")
         yield document
 

@@ -32,8 +32,8 @@ def without_gutenberg(text: str) -> str:
     start = _START.search(text)
     if start is None:
         old = _OLD_START.search(text)
-        # Old files have the small print before or after the book. If more text follows the small print than precedes
-        # it, the small print is before the book.
+        # Old files have the small print (a legal text) before or after the book. If there is more text after the small
+        # print than before it, the small print is before the book.
         start = old if old and len(text) - old.end() > old.start() else None
     end = (_END if start else _LICENCE).search(text, start.end() if start else 0)
     if start is None and end is None:
@@ -68,7 +68,7 @@ def _plain_text(part: Part) -> str:
     try:
         return Path(part.path).read_bytes().removeprefix(BOM).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DamagedFile(f"not valid UTF-8 at byte {error.start}") from error
+        raise DamagedFile(f"the text is not valid UTF-8 at byte {error.start}") from error
 
 
 def _epub_text(path: str, report_progress: ReportProgress) -> str:
@@ -88,11 +88,16 @@ def _epub_text(path: str, report_progress: ReportProgress) -> str:
             unpacked = sum(member.file_size for member in members)
             packed = sum(member.compress_size for member in members)
             if unpacked > BOMB_FLOOR_BYTES + BOMB_RATIO * packed:
-                raise DamagedFile(f"a decompression bomb: {packed:,} bytes would decompress to {unpacked:,} bytes")
+                raise DamagedFile(
+                    f"the file is a decompression bomb: its {packed:,} bytes would decompress to {unpacked:,} bytes"
+                )
             if unpacked > 64 * MAX_DOCUMENT_BYTES:
-                raise DamagedFile(f"too large: it would decompress to {unpacked:,} bytes")
+                raise DamagedFile(
+                    f"the file is too large: it would decompress to {unpacked:,} bytes, more than the "
+                    f"{64 * MAX_DOCUMENT_BYTES:,} bytes that are accepted"
+                )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # ebooklib warns about future changes of its defaults
+            warnings.simplefilter("ignore")  # ignore ebooklib's warnings that its defaults will change
             book = epub.read_epub(path, {"ignore_ncx": True})
             chapters, length, html_length = [], 0, 0
             for name, _ in book.spine:
@@ -100,7 +105,8 @@ def _epub_text(path: str, report_progress: ReportProgress) -> str:
                 if item is not None and item.get_type() == ITEM_DOCUMENT and not isinstance(item, epub.EpubNav):
                     html = item.get_content().decode("utf-8", "replace")
                     html_length += len(html)
-                    if html_length > 4 * MAX_DOCUMENT_BYTES:  # `unpacked` may be smaller: a spine can repeat a chapter
+                    # Check this sum, too, because an EPUB can list a chapter many times, and `unpacked` counts it once.
+                    if html_length > 4 * MAX_DOCUMENT_BYTES:
                         raise DamagedFile(TOO_LONG)
                     chapters.append(extract_plain_text(html, main_content=False, alt_texts=False).strip())
                     length += len(chapters[-1])
@@ -109,8 +115,10 @@ def _epub_text(path: str, report_progress: ReportProgress) -> str:
                     report_progress()
     except DamagedFile:
         raise
-    except Exception as error:  # zip, XML, ebooklib or other errors, because a file may contain anything
-        raise DamagedFile(f"damaged: not readable as EPUB ({type(error).__name__}: {str(error)[:200]})") from error
+    except Exception as error:  # catch all errors, because zipfile, ebooklib and the XML parser raise many kinds
+        raise DamagedFile(
+            f"damaged: the file is not readable as EPUB ({type(error).__name__}: {str(error)[:200]})"
+        ) from error
     text = "\n\n".join(filter(None, chapters))
     if len(text) > MAX_DOCUMENT_BYTES:
         raise DamagedFile(TOO_LONG)

@@ -64,7 +64,7 @@ class Bounded:
         except (EOFError, OSError) as error:
             self._child.join()
             self._child, self._pipe = None, None
-            raise TooSlow(f"longer than {self._seconds} s to parse") from error
+            raise TooSlow(f"parsing takes longer than {self._seconds} s") from error
         if is_result:
             return value
         raise value
@@ -77,7 +77,7 @@ def _serve(pipe: Connection, function: str) -> None:
         pipe: receives (CPU time limit in seconds, arguments) for each call, and sends (True, result) or (False, error).
         function: name of the function to call, as `module:name`.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C here, because the parent process handles it
     module, _, name = function.partition(":")
     call: Callable = getattr(importlib.import_module(module), name)
     while True:
@@ -89,7 +89,8 @@ def _serve(pipe: Connection, function: str) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         most = int(used.ru_utime + used.ru_stime) + 1 + seconds
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (most, hard))  # the kernel kills this process at the limit
+        # If this child process uses more than `most` seconds of CPU time, the kernel kills it.
+        resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
         try:
             answer = (True, call(*arguments))
         except Exception as error:

@@ -68,7 +68,7 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
     lenient = not first_line.endswith(b"\r") or first_line.startswith(b"WARC/0.")
     wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     if not first_line.startswith(b"WARC/"):
-        raise DamagedFile("damaged: it does not begin with a WARC or ARC record")
+        raise DamagedFile("damaged: the file does not begin with a WARC or ARC record")
     options = {"parse_http": False, "quirks_mode": lenient, "stream_detect": False}
     whole = Eager(file)
     records = iter(_call_library(ArchiveIterator, whole, wanted, **options))
@@ -78,7 +78,7 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
             # Check that the file ends with two line ends, as every complete record does. This check is needed because
             # fastwarc does not notice if the file ends within the header of a record.
             if not lenient and not whole.tail.endswith(b"\n\r\n"):
-                raise DamagedFile("cut short: it ends within the header of a record")
+                raise DamagedFile("cut short: the file ends within the header of a record")
             return
         position, length = record.stream_pos, record.content_length
         if length > MAX_DOCUMENT_BYTES:
@@ -93,7 +93,7 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
             text = block.decode("utf-8") if is_text else _call_library(_page_of, record, block, report_progress)
         except UnicodeDecodeError:
             bad.add("not valid UTF-8", position)
-        except DamagedFile:  # from `_call_library`: web content can make the parsers fail in many ways
+        except DamagedFile:  # skip a page if a parser failed on it, because only this page is bad, not the archive
             bad.add("not readable as a page", position)
         else:
             if len(text) > MAX_DOCUMENT_BYTES:
@@ -118,9 +118,8 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
             if isinstance(cause, DamagedFile):
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
-        raise DamagedFile(
-            f"damaged: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
-        ) from error
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise DamagedFile(f"damaged: the content cannot be read ({reason})") from error
 
 
 def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
@@ -136,7 +135,8 @@ def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
         try:
             response = _http(block, "all")
         except OSError:
-            # The header says that the content is compressed, but the crawler stored it decompressed.
+            # Decoding failed, probably because the crawler stored the content decompressed, although the header says
+            # that it is compressed. Therefore use the content unchanged.
             response = _http(block, "none")
         if response.http_headers.status_code != 200:
             return ""

@@ -37,7 +37,7 @@ class _Decompressor(Protocol):
 
 
 def _gzip() -> _Decompressor:
-    return zlib.decompressobj(wbits=31)  # 31: expect a gzip header and checksum
+    return zlib.decompressobj(wbits=31)  # in zlib, wbits=31 means the gzip format
 
 
 def _zstd() -> _Decompressor:
@@ -68,7 +68,8 @@ def _next_stream(path: str | Path, position: int) -> int:
     """Return the position of the first bzip2 stream that begins at or after `position`; the file size if none does."""
     with open(path, "rb") as file:
         file.seek(position)
-        kept = b""  # end of the previous chunk, because the marker of a stream may be split between two chunks
+        # Keep the last bytes of the previous chunk, because the marker of a stream may be split between two chunks.
+        kept = b""
         while chunk := file.read(CHUNK_BYTES):
             found = (kept + chunk).find(BZIP2_STREAM)
             if found >= 0:
@@ -122,7 +123,7 @@ def open_plain(path: str | Path) -> io.BufferedReader:
     wanted = next((name for ending, name in _ENDINGS.items() if str(path).endswith(ending)), None)
     if wanted and magic:
         file.close()
-        raise DamagedFile(f"its name says {wanted}, but it does not begin as a {wanted} file")
+        raise DamagedFile(f"the file name says {wanted}, but the content does not begin like a {wanted} file")
     return io.BufferedReader(file, CHUNK_BYTES)
 
 
@@ -164,7 +165,8 @@ class _Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def tell(self) -> int:  # archive libraries call tell() to find out where they start
+    # Archive libraries call tell() to find out at which position of the file they begin to read.
+    def tell(self) -> int:
         return self.bytes_out - len(self._ready)
 
     def close(self) -> None:
@@ -177,7 +179,7 @@ class _Unpacked(io.RawIOBase):
             self._waiting = b""
             if not data:
                 if self._begun:
-                    raise DamagedFile(f"cut short: its {self._name} data ends too early, at byte {self.bytes_in:,}")
+                    raise DamagedFile(f"cut short: the {self._name} data ends too early, at byte {self.bytes_in:,}")
                 return 0
             self._unpack(data)
         count = min(len(buffer), len(self._ready))
@@ -192,7 +194,7 @@ class _Unpacked(io.RawIOBase):
             # Decompress small chunks, so that even the output of a decompression bomb fits into memory.
             chunk, rest = data[: CHUNK_BYTES // 64], data[CHUNK_BYTES // 64 :]
             out = self._member.decompress(chunk)
-        except Exception as error:  # zlib.error, OSError, EOFError or ZstdError, depending on the library
+        except Exception as error:  # catch all errors, because each library raises other types
             if not self._begun and position and not data.strip(b"\0"):
                 self.bytes_in += len(data)  # ignore zero bytes at the end of a file, which some tools add
                 return
@@ -206,7 +208,7 @@ class _Unpacked(io.RawIOBase):
         self.bytes_out += len(out)
         if self.bytes_out > BOMB_FLOOR_BYTES + BOMB_RATIO * self.bytes_in:
             raise DamagedFile(
-                f"a decompression bomb: it decompresses to more than {BOMB_RATIO} times its size "
+                f"the file is a decompression bomb: it decompresses to more than {BOMB_RATIO} times its size "
                 f"and more than {BOMB_FLOOR_BYTES >> 20} MiB"
             )
         self._ready = memoryview(out)

@@ -55,7 +55,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
     """Yield the docstrings of one module as a single document, if the module has docstrings."""
     try:
         text = docstrings(Path(part.path).read_bytes())
-        text.encode("utf-8")  # raises ValueError if a docstring contains a lone surrogate
+        text.encode("utf-8")  # a lone surrogate (half of a UTF-16 pair) raises UnicodeEncodeError, a ValueError
     except (SyntaxError, ValueError) as error:
         # Do not count the file as damaged, because the standard library may contain files for other Python versions.
         yield Skipped(part.name, f"not readable as Python: {type(error).__name__}", damaged=False)

@@ -104,7 +104,7 @@ def _field_of(row: object, name: str) -> str:
             reason, as written to stream.json.
     """
     if not isinstance(row, dict):
-        raise KeyError("not a JSON object")
+        raise KeyError("the line is not a JSON object")
     if name not in row:
         raise KeyError(f"there is no field '{name}'")
     if not isinstance(row[name], str):
@@ -140,7 +140,7 @@ def _read_parquet(part: Part) -> Iterator[str | Skipped]:
                         bad.add("not valid UTF-8", number)
                         number += 1
                         continue
-                    except (ValueError, OverflowError):  # for example, a date that Python cannot represent
+                    except (ValueError, OverflowError):  # raised, for example, by a date that Python cannot represent
                         text = None
                     if not isinstance(text, str):
                         bad.add(f"the column '{field}' is not text", number)

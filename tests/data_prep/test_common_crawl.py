@@ -178,7 +178,7 @@ def test_any_compressed_file_is_read_as_its_content(tmp_path):
             with open_plain(tmp_path / name) as file, pytest.raises(DamagedFile, match=r"cut short|invalid"):
                 file.read()
     (tmp_path / "wrong.gz").write_bytes(b"plain text")
-    with pytest.raises(DamagedFile, match="its name says gzip"):
+    with pytest.raises(DamagedFile, match="the file name says gzip"):
         open_plain(tmp_path / "wrong.gz")
 
 

@@ -58,7 +58,7 @@ def test_a_book_is_one_document_and_a_bad_or_empty_one_is_skipped(tmp_path):
     (tmp_path / "d.html").write_text("not a book")
     assert read_all(Source("books", str(tmp_path))) == [
         "# Café\r\n\r\ntext\n",
-        Skipped("b.txt", "not valid UTF-8 at byte 3"),
+        Skipped("b.txt", "the text is not valid UTF-8 at byte 3"),
         Skipped("c.txt", "empty file", damaged=False),
     ]
 
