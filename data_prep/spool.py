@@ -2,7 +2,7 @@
 
 Each document also gets an index entry (`index.ENTRY`): its sort key, the position of its text, and counts.
 
-With the spool, each source (a folder, compressed archives, Python modules) is read only once. Later steps can read any
+With the spool, each source (for example a folder with compressed files) is read only once. Later steps can read any
 document or passage by file and byte offset, in any order, without keeping the corpus in memory.
 """
 
@@ -54,11 +54,11 @@ class SpoolTask(Task):
     """
 
     shard: int
-    """Number of the spool file to write. The task has the same number in the list of tasks."""
+    """Index of this task in the list of tasks. This number is also part of the name of the spool file."""
     seed: int
     """Seed of the stream. The sort keys, which shuffle the passages, depend on the seed."""
     source: int
-    """Index of the source of the documents in the list of all sources."""
+    """Index, in the list of all sources, of the source that the documents come from."""
     parts: list[tuple[Part, int]]
     """The parts of files to read, each with the index of its snapshot (point in time, see `snapshots`)."""
     cleaning: Cleaning | None
@@ -126,9 +126,10 @@ def _add(counts: list[int], *more: int) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _signer() -> "Signer":
-    """Return the Signer of this worker process. It computes MinHash signatures.
+    """Return the Signer of this worker process, which computes MinHash signatures.
 
-    It is created when a task needs it, because its import of datatrove takes a second. Later tasks use the same one.
+    The first call creates the Signer. This takes a second, because datatrove is imported. Later calls return the same
+    Signer.
     """
     from data_prep.duplicates import Signer
 

@@ -61,7 +61,8 @@ def check_bytes(out: Path, what_to_do: str) -> None:
     try:
         manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         outputs = {name: (output["bytes"], output["sha256"]) for name, output in manifest["outputs"].items()}
-        _ = manifest["extensions"][:0]  # raises an error if "extensions" is no list, because --extend needs a list
+        # Raise an error if "extensions" is missing or cannot be sliced like a list, because --extend needs a list.
+        _ = manifest["extensions"][:0]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PrepError(f"{out / MANIFEST} cannot be read ({error!r}). {what_to_do}") from error
     stream = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))

@@ -34,10 +34,11 @@ def make_tokenizer(settings: PrepSettings, index: Index, work: WorkFolder, execu
         name, content = given_tokenizer(settings.tokenizer)
         return _write(work.stream / name, content)
     tokenizer = TOKENIZERS[settings.tokenizer]
-    start, end = index.training()  # the passages of all mega-batches, without the validation set and the test set
+    # The passages from `start` to `end` are those of all mega-batches, without the validation set and the test set.
+    start, end = index.training()
     num_words = int(index.passages["num_words"][start:end].sum(dtype=np.int64))
     most = min(settings.tokenizer_words, tokenizer.max_training_words or settings.tokenizer_words)
-    # Train only on every `stride`-th passage, so that the training text has at most about `most` words.
+    # Train only on every `stride`-th passage, so that the training text has about `most` words or fewer.
     stride = max(1, math.ceil(num_words / most))
     task = TrainTokenizerTask(
         settings.tokenizer, settings.vocab_size, str(index.spool), str(index.path), index.sha256, start, end, stride
@@ -87,8 +88,8 @@ def check_vocabulary(settings: PrepSettings, tokenizer_file: Path) -> list[str]:
     symbols = load_tokenizer(tokenizer_file).symbols()
     if settings.tokenizer in TOKENIZERS and len(symbols) < settings.vocab_size:
         note(
-            f"warning: the training text gives only {len(symbols)} symbols, not {settings.vocab_size}; "
-            f"stream.json records vocab_size {len(symbols)}"
+            f"warning: the tokenizer has only {len(symbols)} symbols instead of {settings.vocab_size}, because the "
+            f"training text is too small. stream.json records vocab_size {len(symbols)}"
         )
     return symbols
 

@@ -1,7 +1,7 @@
 """Format the tables that alma-prep prints when it has finished."""
 
 SKIPPED_SHOWN = 10
-"""Maximum number of lines about skipped files, lines or pages to print per source."""
+"""For each source, the summary prints at most this many messages about content that was skipped."""
 
 
 def summary(stream: dict) -> str:

@@ -173,7 +173,9 @@ class Step:
                 Only the time after `since` counts as time without progress.
             stall_seconds: seconds without progress after which a worker counts as hung.
         """
-        for path in self.folder.glob("[0-9]*.alive"):  # the pattern does not match temporary copies of heartbeat files
+        # Check all heartbeat files. Temporary copies of heartbeat files are left out, because their names begin with a
+        # dot, which the pattern does not match.
+        for path in self.folder.glob("[0-9]*.alive"):
             with suppress(OSError, ValueError):
                 idle_seconds = time.time() - max(path.stat().st_mtime, since)
                 if idle_seconds > stall_seconds and not path.with_suffix(".done").exists():

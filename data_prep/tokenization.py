@@ -47,10 +47,10 @@ class Tokenizer(Protocol):
         ...
 
 
-# WORD is the regular expression by which ByteBPE splits text into words, to cache the token ids of each word. White
-# space between words also counts as a word here. For the cache, a word must have the same token ids wherever it occurs.
-# GPT-2 splits text by another regular expression, and no GPT-2 token crosses a point where that expression splits. WORD
-# splits only at some of these points: before a space that precedes a word, and around other white space.
+# ByteBPE splits text into words with the regular expression WORD, and caches the token ids of each word. (White space
+# between words is also matched as a word.) The cache is correct only if a word has the same token ids wherever it
+# occurs. This is guaranteed, because WORD splits only at points where GPT-2's own regular expression also splits, and
+# no GPT-2 token crosses such a point. WORD splits before a space that precedes a word, and around other white space.
 #
 # _SPACE is Unicode white space, as in the tokenizers library. Python's \s also matches four more control characters.
 _SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
@@ -58,14 +58,15 @@ WORD = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
 MAX_KNOWN_WORDS = 1 << 18
 """Maximum number of words whose token ids ByteBPE caches. When the cache has more words, it is emptied."""
 MAX_KNOWN_LETTERS = 64
-"""Maximum length, in characters, of a word whose token ids ByteBPE caches."""
+"""ByteBPE caches the token ids of a word only if the word has at most this many characters."""
 
 
 class ByteBPE:
     """A byte-level BPE tokenizer like GPT-2's, as used in the paper. Lossless: `decode` restores the exact text."""
 
     file_name: ClassVar[str] = "tokenizer.json"
-    smallest_vocab_size: ClassVar[int] = 256  # one symbol per byte
+    # The vocabulary contains at least one symbol for each of the 256 bytes.
+    smallest_vocab_size: ClassVar[int] = 256
     # No limit is needed, because the trainer stores equal words only once (with their number of occurrences).
     max_training_words: ClassVar[int | None] = None
 
@@ -131,7 +132,8 @@ class SentencePiece:
     """
 
     file_name: ClassVar[str] = "sentencepiece.model"
-    smallest_vocab_size: ClassVar[int] = 259  # <unk>, the line end, 256 bytes, and one character
+    # The vocabulary contains at least <unk>, the line end, the 256 bytes, and one character.
+    smallest_vocab_size: ClassVar[int] = 259
     # The number is limited, because the trainer keeps the complete training text in memory.
     max_training_words: ClassVar[int | None] = 50_000_000
 
@@ -153,14 +155,15 @@ class SentencePiece:
                 model_type="bpe",
                 vocab_size=vocab_size,
                 byte_fallback=True,
-                # Do not normalise or trim the text or add a space in front, because `decode` must return the text.
+                # Do not normalise or trim the text or add a space in front, because `decode` must restore the
+                # original text.
                 normalization_rule_name="identity",
                 add_dummy_prefix=False,
                 remove_extra_whitespaces=False,
                 allow_whitespace_only_pieces=True,
                 # Make the line end a separate symbol, so that no other symbol contains a line end.
                 user_defined_symbols=["\n"],
-                # Leave out <s>, </s> and <pad> (id -1), because fairseq adds these symbols.
+                # Disable <s>, </s> and <pad> with the id -1, because fairseq adds these symbols.
                 unk_id=0,
                 bos_id=-1,
                 eos_id=-1,
@@ -200,7 +203,10 @@ class SentencePiece:
 
 
 class AnyTokenizer:
-    """A tokenizer from any tokenizer.json of the `tokenizers` library. The file determines whether it is lossless."""
+    """A tokenizer from any tokenizer.json of the `tokenizers` library.
+
+    It depends on this file whether `decode` restores the exact text.
+    """
 
     file_name: ClassVar[str] = "tokenizer.json"
 
@@ -227,7 +233,7 @@ class AnyTokenizer:
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {"byte-bpe": ByteBPE, "sentencepiece": SentencePiece}
-"""The classes of tokenizers that can be trained, by their names in --tokenizer."""
+"""Mapping from a name in --tokenizer to the tokenizer class. It contains the tokenizers that alma-prep can train."""
 
 
 def load_tokenizer(file: Path) -> "ByteBPE | SentencePiece | AnyTokenizer":
@@ -263,7 +269,11 @@ GPT2_FILES = ("encoder.json", "vocab.bpe")
 
 
 def check_tokenizer(name: str) -> None:
-    """Raise ValueError unless `name` is a key of TOKENIZERS, or the path of a tokenizer file or of GPT-2's folder."""
+    """Raise ValueError if `name` is not a valid value of --tokenizer.
+
+    Valid values are the keys of TOKENIZERS, the path of a tokenizer file, and the path of a folder that contains
+    GPT-2's tokenizer files (GPT2_FILES).
+    """
     if name in TOKENIZERS:
         return
     path = Path(name)
@@ -312,5 +322,6 @@ def given_tokenizer(name: str) -> tuple[str, bytes]:
             return ByteBPE.file_name, tokenizer.to_str(pretty=False).encode("utf-8")
         Tokenizer.from_file(name)
         return AnyTokenizer.file_name, path.read_bytes()
-    except Exception as error:  # the libraries raise different types of exceptions
+    except Exception as error:
+        # Catch all exceptions, because each library raises other exception types if it cannot read a file.
         raise PrepError(f"the tokenizer {name} cannot be read: {error}") from error

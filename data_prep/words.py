@@ -7,8 +7,8 @@ def words_between_spaces() -> Any:
     """Return a word tokenizer that splits at white space. Pass it to datatrove as the argument `language`.
 
     datatrove's English tokenizer is not used, because it counts punctuation marks as words and takes a minute for every
-    25 MB. The returned tokenizer cannot split text into sentences, because alma-prep uses only parts of datatrove that
-    never need sentences.
+    25 MB. The returned tokenizer cannot split text into sentences. alma-prep does not need sentences, because it uses
+    only parts of datatrove that work without them.
     """
     from datatrove.utils.word_tokenizers import WordTokenizer
 

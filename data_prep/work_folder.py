@@ -1,6 +1,6 @@
 """The work folder OUT/.alma-prep, in which alma-prep makes a stream or an extension.
 
-If alma-prep is killed, the work folder is left, and the next call of alma-prep continues there. When all shards (the
+If alma-prep is killed, the work folder is kept, and the next call of alma-prep continues there. When all shards (the
 files of the stream) are complete, they are moved into OUT by renaming. stream.json is moved last. Without stream.json,
 OUT does not count as a stream.
 """
@@ -25,8 +25,8 @@ from fairseq_alma.core.stream_folder import STREAM_FILE
 SETTINGS = "settings.json"
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
-"""`Lease` (a lock) also writes files whose names begin with this prefix: temporary copies of the lease file, and files
-that show which process is removing the lease of a dead process."""
+"""Prefix of the names of further files and folders that `Lease` (a lock) creates. These are temporary copies of the
+lease file, and the folder .lease.claim, which exists while a process removes the lease of an ended process."""
 
 
 class WorkFolder(NamedTuple):
@@ -42,8 +42,8 @@ class WorkFolder(NamedTuple):
 
     @property
     def stream(self) -> Path:
-        """The folder with the finished shards. Their paths relative to this folder are the same as later relative to
-        the stream folder OUT."""
+        """The folder for finished shards. A shard at the relative path P in this folder is later moved to OUT/P, where
+        OUT is the stream folder."""
         return self.folder / "stream"
 
 
@@ -51,9 +51,10 @@ class WorkFolder(NamedTuple):
 def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFolder]:
     """Lock and yield the work folder of `out`, in which alma-prep makes a stream or adds mega-batches to it.
 
-    The work folder is new, unless an interrupted call of alma-prep with the same settings left one. If the `with`
-    statement ends without an error or with Unworkable, the work folder is removed. After any other error, the work
-    folder is kept, so that the next call of alma-prep can continue.
+    The work folder is new, unless an interrupted call of alma-prep with the same settings left one. At the end
+    of the `with` statement, the work folder is removed if there was no error, or if the error was Unworkable, because
+    alma-prep cannot continue after Unworkable. After any other error, the work folder is kept, so that the next call of
+    alma-prep can continue.
 
     Args:
         out: the stream folder.
@@ -87,14 +88,15 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
             _empty(work.folder)
     except Unworkable:
         if not out_existed:
-            with suppress(OSError):  # fails if another alma-prep has just started in the folder
+            # Ignore the error that rmdir raises if another alma-prep has just created files in the folder.
+            with suppress(OSError):
                 out.rmdir()
         raise
 
 
 @contextmanager
 def full_disk_reported(out: Path) -> Iterator[None]:
-    """Turn a disk-full error inside this `with` statement into a PrepError that says what to do."""
+    """Context manager that turns a disk-full error into a PrepError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -158,16 +160,17 @@ def remove_finished_work(out: Path, num_extensions: int) -> None:
         return
     # If another alma-prep is running in `out`, `_lease_held` raises PrepError, and nothing is removed.
     with suppress(PrepError), _lease_held(out):
-        # The settings of an unfinished extension contain its number, which is larger than `num_extensions`.
+        # Keep the work of an unfinished extension. Its settings contain its number ("extension"), counted from 1. This
+        # number is larger than `num_extensions`, which counts only finished extensions.
         if _previous_settings(out).get("extension", 0) <= num_extensions:
             _empty(out / WORK)
 
 
 @contextmanager
 def _lease_held(out: Path) -> Iterator[None]:
-    """Hold the lease (lock) of `out`'s work folder during this `with` statement.
+    """Context manager that holds the lease (lock) of `out`'s work folder.
 
-    Creates the work folder if it does not exist. At the end, removes the work folder if it is empty.
+    It creates the work folder if the folder does not exist. At the end, it removes the work folder if it is empty.
 
     Raises:
         PrepError: if another alma-prep holds the lease.
@@ -175,8 +178,9 @@ def _lease_held(out: Path) -> Iterator[None]:
     lease = Lease(out / WORK)
     with ExitStack() as at_end:
         try:
-            # Delay Ctrl-C (SIGINT) until it is certain that the lease will be released. The lease starts a thread in
-            # this time. The thread inherits the blocked signal, so it never receives Ctrl-C.
+            # Delay Ctrl-C (SIGINT) until `at_end` contains the call that releases the lease, because otherwise Ctrl-C
+            # could leave the lease behind. The thread that `__enter__` starts inherits the blocked signal, so this
+            # thread never receives Ctrl-C.
             with interrupts_delayed():
                 lease.__enter__()
                 at_end.callback(_release, lease)
@@ -197,9 +201,9 @@ def _release(lease: Lease) -> None:
 
 
 def _holder(out: Path) -> str:
-    """Return ": process PID on HOST" for the process that holds the lease of `out`'s work folder.
+    """Return text for an error message that names the process that holds the lease of `out`'s work folder.
 
-    Return "" if that process has released the lease in the meantime.
+    The text is ": process PID on HOST". It is "" if the process has released the lease in the meantime.
     """
     try:
         holder = read_json(out / WORK / _LEASE)
@@ -242,7 +246,7 @@ def _previous_settings(out: Path) -> dict:
 def _can_resume(out: Path, settings: Mapping) -> bool:
     """Return True if the work folder contains unfinished work with the same settings, which can be continued.
 
-    If the work folder contains no unfinished work, remove all other files from it and return False.
+    If the work folder contains no unfinished work, remove all files except the lease files, and return False.
 
     Raises:
         PrepError: if the work folder contains unfinished work with other settings. The message lists the differences.

@@ -47,7 +47,9 @@ class Workers:
                 # Kill the workers, because a running task can take hours, and its result is no longer needed. From
                 # Python 3.14 on, the pool's method terminate_workers() could be used instead.
                 for process in list((self._pool._processes or {}).values()):
-                    process.kill()  # with SIGKILL: a process that SIGSTOP stopped does not react to SIGTERM
+                    # Use SIGKILL (kill) instead of SIGTERM (terminate), because a process that was suspended with
+                    # SIGSTOP does not react to SIGTERM.
+                    process.kill()
             self._pool.shutdown(cancel_futures=True)
 
     def run_in_order(
@@ -134,14 +136,14 @@ def _result(future: Future, watch: Callable[[], None]) -> Any:
             try:
                 return future.result(timeout=1)
             except TimeoutError:
-                if future.done():  # the call itself raised a TimeoutError
+                if future.done():  # the called function has raised this TimeoutError
                     raise
                 watch()
 
 
 @contextmanager
 def _death_reported() -> Iterator[None]:
-    """Turn the error that the process pool raises for a dead worker into a PrepError that says what to do."""
+    """Context manager that turns the process pool's error for a dead worker into a PrepError that says what to do."""
     try:
         yield
     except BrokenProcessPool as error:

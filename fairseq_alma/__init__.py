@@ -1,6 +1,6 @@
 """Code for the paper "On Anytime Learning at Macroscale", as a fairseq extension.
 
-This package registers a task, models and a criterion (loss function) with fairseq, so that
+This package registers a task, a model, a criterion (loss function) and an optimizer with fairseq, so that
 `fairseq-train --user-dir fairseq_alma` can use them.
 
 The subpackages, and the libraries that each of them needs:
@@ -16,15 +16,23 @@ import importlib
 import sys
 
 REGISTERED = (
-    "fairseq_alma.models.switch_lm",  # switch_lm_tiny, switch_lm_base, switch_lm_large
-    "fairseq_alma.tasks.alma_lm",  # alma_lm
-    "fairseq_alma.criteria.switch_lm",  # switch_lm
-    "fairseq_alma.optim.fused_adam",  # fused_adam
+    "fairseq_alma.models.switch_lm",
+    "fairseq_alma.tasks.alma_lm",
+    "fairseq_alma.criteria.switch_lm",
+    "fairseq_alma.optim.fused_adam",
 )
+"""Modules that register classes with fairseq when they are imported.
+
+In this order, they register the model switch_lm with the architectures switch_lm_tiny, switch_lm_base and
+switch_lm_large, the task alma_lm, the criterion switch_lm, and the optimizer fused_adam.
+"""
 
 
 def register() -> None:
-    """Register our models, task and criterion with fairseq, by importing their modules. A second call does nothing."""
+    """Import our modules that register a model, a task, a criterion and an optimizer with fairseq.
+
+    A second call does nothing.
+    """
     for module in REGISTERED:
         importlib.import_module(module)
 

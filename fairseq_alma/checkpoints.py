@@ -158,7 +158,10 @@ def repair_stage_folder(folder: Path) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Atomically make `target` a second name of the file `source`. Copy the file if the file system has no links."""
+    """Atomically create `target` as a hard link to the file `source`.
+
+    If the file system does not support hard links, copy the file instead.
+    """
     with written_aside(target, durable=False) as temporary:
         try:
             os.link(source, temporary)

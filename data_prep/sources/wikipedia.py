@@ -23,7 +23,8 @@ from data_prep.sources.compression import (
 )
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
-_ARTICLES = 0  # number of the MediaWiki namespace that contains the articles
+_ARTICLES = 0
+"""Number of the MediaWiki namespace that contains the articles."""
 # Tags that are removed together with their content, because the content is not running text.
 _DROPPED_TAGS = frozenset(
     [
@@ -58,10 +59,13 @@ _QUOTES = re.compile(r"'{5}|'{2,3}")
 _HEADING = "\x02"
 """Character that marks a heading. It is placed before the level and the text of the heading.
 
-Articles cannot contain this character, because XML does not allow it, and it is removed from HTML entities.
+The text of an article cannot contain this character. XML does not allow the character itself, and `_visible_text`
+removes it if an HTML entity encodes it.
 """
-_DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")  # switches for the page layout, such as __NOTOC__
-_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")  # round brackets whose content was removed
+_DOUBLE_UNDERSCORE = re.compile(r"__[A-Z]+__")
+"""Matches the switches for the page layout, such as __NOTOC__ (no table of contents)."""
+_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:–-]{0,20}\)")
+"""Matches round brackets that are empty, because the template or link inside them was removed."""
 _SPACES = re.compile(r"[ \t\xa0]+")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
 # Limit on the number of opening brackets and tags. No real article has so many. An article with more is not parsed,
@@ -151,17 +155,19 @@ def _visible_text(code: Any) -> str:
             elif node.title is not None:
                 parts.append(_visible_text(node.title))
         elif isinstance(node, nodes.HTMLEntity):
-            parts.append(node.normalize().replace(_HEADING, ""))  # an entity can encode any character
+            # Remove the heading mark, because an HTML entity can encode any character, including this mark.
+            parts.append(node.normalize().replace(_HEADING, ""))
     return "".join(parts)
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
     """Remove the headings of sections that contain no text, and remove the _HEADING marks of the other headings."""
     kept: list[str] = []
-    # A heading is kept if its section contains text, directly or in a subsection. Read the lines from the last to the
-    # first, and keep a heading if its level is less than `deepest_with_text`. A line with text sets `deepest_with_text`
-    # to 9, more than any level. A heading that is kept sets `deepest_with_text` to its level, because only earlier
-    # headings with a smaller level contain its section.
+    # Keep a heading if its section contains text, directly or in a subsection. The lines are read from the last to the
+    # first, and a heading is kept if its level is less than `deepest_with_text`. After a line with text, this variable
+    # is 9, which is more than any level. So the heading just before the text is kept. After a heading was kept, the
+    # variable is the level of this heading. So only headings of a smaller level, whose sections contain the section of
+    # this heading, are kept without text of their own.
     deepest_with_text = 0
     for line in reversed(lines):
         if not line.startswith(_HEADING):
@@ -181,7 +187,7 @@ def _is_file(link: str) -> bool:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the articles in one part of a dump, and a Skipped object for each reason to skip content.
+    """Yield the articles in one part of a dump, and Skipped objects, which describe the content that was skipped.
 
     If the part is damaged, the articles before the damage are yielded.
     """
@@ -191,7 +197,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
     bad = SkippedUnits(part.name, "page")
     if part.start > 0:
         first, last = bzip2_streams(part.path, part.start, part.end)
-        if first == last:  # no stream begins in this part
+        if first == last:  # no bzip2 stream of the dump begins in this part, so the part has no articles to read
             return
     try:
         with closing(_open_part(part)) as file:
@@ -212,29 +218,29 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
 
 
 def _open_part(part: Part) -> "Eager | _Streams":
-    """Open a part of a dump. The part can be read as if it were a complete dump."""
+    """Return a file-like object from which a part of a dump can be read as if it were a complete dump."""
     if part.start == 0 and part.end == Path(part.path).stat().st_size:
         return Eager(open_plain(part.path))
     return _Streams(part.path, *bzip2_streams(part.path, part.start, part.end))
 
 
 class _Streams:
-    """A reader of some streams of a multistream dump. It can be read as if these streams were a complete dump.
+    """A file-like object that reads consecutive bzip2 streams of a multistream dump as if they were a complete dump.
 
     A multistream dump consists of many bzip2 streams that can be decompressed independently. `read` returns the XML
     header of the dump, then the content of the chosen streams, and then the XML end tag.
 
     Args:
         path: the dump, a .bz2 file.
-        first: byte at which the first stream begins.
-        last: byte at which the last stream ends.
+        first: byte at which the first chosen stream begins.
+        last: byte at which the last chosen stream ends.
     """
 
     _END = b"</mediawiki>"
 
     def __init__(self, path: str, first: int, last: int):
-        # Also read the first stream of the dump if it is not one of the chosen streams, because it contains the XML
-        # header.
+        # Also read the first bzip2 stream of the dump if it is not one of the chosen streams, because it contains the
+        # XML header.
         head = [(0, bzip2_streams(path, 1, 1)[0])] if first > 0 else []
         self._files = [open_bzip2_streams(path, *where) for where in [*head, (first, last)]]
         self._current, self._tail = 0, b""
@@ -262,7 +268,7 @@ def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
     """Yield (title, markup of the last revision, page number) for each article. Pages are numbered from 1.
 
     Raises:
-        DamagedFile: where the dump is damaged.
+        DamagedFile: when a damaged position of the dump is reached.
     """
     import mwxml
 
@@ -280,7 +286,8 @@ def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
                 yield page.title or "", text.encode("utf-8", "replace").decode("utf-8"), number
     except DamagedFile:
         raise
-    except Exception as error:  # XML parse errors, mwxml errors, and errors from values that mwxml cannot convert
+    except Exception as error:
+        # Catch all exceptions: XML parse errors, mwxml errors, and errors from values that mwxml cannot convert.
         raise DamagedFile(f"damaged: not readable as a MediaWiki dump after page {number} ({error})") from error
 
 

@@ -114,10 +114,10 @@ class Command:
         for path in (Path(plain), *Path(plain).parents):
             if path.is_file():
                 raise SettingError(f"out={plain}: {path} is a file: give a folder, e.g. out={self._example_out}")
-        # PATH may be a folder that a sweep created. The name of such a folder contains characters that are special in
-        # Hydra, such as "=" and ",". Inside quotes, these characters are not special. Do not add quotes in two cases:
-        # in a sweep, because commas in PATH may separate several values; and if PATH contains ${...}, because Hydra
-        # must replace ${...} by the value of a setting.
+        # Add quotes if the PATH in out=PATH contains characters that are special in Hydra, such as "=" and ",". Inside
+        # quotes, these characters are not special. For example, folders that a sweep created have such names. Do not
+        # add quotes in two cases: in a sweep, because commas in PATH may separate several values; and if PATH contains
+        # ${...}, because Hydra must replace ${...} by the value of a setting.
         if value == plain and not is_sweep and re.search(r"[=,(){}\[\]]", plain) and "${" not in plain:
             return f"out='{plain}'"
         return argument
@@ -225,7 +225,10 @@ def status(folder: Path) -> int:
     console = wide_console()
     runs = [folder] if (folder / "settings.json").exists() else find_runs(folder)
     if not runs:
-        raise RunError(f"no run at {folder}: there is no settings.json")
+        raise RunError(
+            f"no run at {folder}: there is no settings.json in it or below it. Give a run folder, or a folder that "
+            "contains run folders"
+        )
     for run in runs:
         settings = read_json(run / "settings.json")
         digests = read_json(run / "arrivals.json")["digests"]

@@ -1,4 +1,4 @@
-"""Tables on the terminal that show a ledger."""
+"""Format a ledger as a table, and create the console that prints tables on the terminal."""
 
 import sys
 from collections.abc import Sequence
@@ -44,7 +44,8 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
         shown = [rows[0], *changed[apart - 1 :: max(1, apart)]]
         if shown[-1] is not rows[-1]:
             shown = [*shown, rows[-1]]
-    # Add the cost of arrivals that are not shown to the next line, so that the columns still sum to the total cost.
+    # Some arrivals are not shown. Their cost is added to the next line that is shown, so that the columns still sum to
+    # the total cost.
     start = 0
     for row in shown:
         scores, trained = row.scores, row.stage > 0

@@ -200,7 +200,8 @@ class RunSettings(Settings):
         the other settings must have been checked before.
         """
         kind = find_learner(self.learner, self.half).settings(self.half)
-        assert kind is not None  # find_learner raises an error if this half of the project lacks the learner
+        # `kind` cannot be None, because find_learner raises an error if this half of the project lacks the learner.
+        assert kind is not None
         if self.own is None:
             object.__setattr__(self, "own", kind())
         if not isinstance(self.own, kind):
@@ -215,8 +216,8 @@ class RunSettings(Settings):
             values: setting name -> value. If the value of an additional setting of the learner is None, the setting
                 gets its default value.
             given: names of the settings that the user typed; by default all names in `values`. If `values` contains a
-                setting that only other learners have, this is an error if the user typed the setting. Otherwise, the
-                setting comes from a preset and is ignored.
+                setting that only other learners have, there are two cases. If the user typed the setting, an error is
+                raised. If not, the setting comes from a preset and is ignored.
 
         Raises:
             SettingError: if a name is unknown, if the user typed a setting that only other learners have, or if a value
@@ -230,7 +231,8 @@ class RunSettings(Settings):
         common = [one.name for one in describe(cls)]
         learner = values.get("learner", defaults_of(cls)["learner"])
         kind = find_learner(learner, cls.half).settings(cls.half)
-        assert kind is not None  # find_learner raises an error if this half of the project lacks the learner
+        # `kind` cannot be None, because find_learner raises an error if this half of the project lacks the learner.
+        assert kind is not None
         own = own_settings(learner, cls.half)
         of_others = {name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)} - set(own)
         refuse_unknown_keys(values, [*common, *own, *of_others])

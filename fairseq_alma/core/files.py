@@ -86,7 +86,7 @@ def read_json(path: str | Path) -> Any:
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:  # the base class of JSONDecodeError and UnicodeDecodeError
+    except ValueError as error:  # ValueError is the base class of JSONDecodeError and UnicodeDecodeError
         raise RunError(f"{path} is not valid JSON ({error}): restore the file or remove it") from error
 
 
@@ -100,10 +100,11 @@ def sha256_of(path: str | Path) -> str:
 
 
 def digest_of_code(parts: Sequence[str]) -> str:
-    """Return the digest of Python files of the package `fairseq_alma`. It changes when a developer edits one of them.
+    """Return one digest of several Python files in the package `fairseq_alma`. It changes when one of them is edited.
 
     Args:
-        parts: folders and files, relative to the package. Of a folder, the files directly in it are used.
+        parts: paths of folders and files, relative to the package. For a folder, the Python files directly in the
+            folder are included, but not those in its subfolders.
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -132,7 +133,7 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         # Ignore the errors of network file systems that do not support fsync on a folder. These file systems store
-        # file names in the right order even without fsync.
+        # changes of file names in the order in which the changes were made, even without fsync.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
             raise
     finally:

@@ -59,7 +59,7 @@ class UnionMixSettings(LearnerSettings):
 @dataclass(frozen=True)
 class GrowingEnsembleSettings(LearnerSettings):
     new_members: Count = 1
-    """Number of networks that each stage adds, k."""
+    """Number of networks that each stage adds."""
     new_members_from: Literal["random", "copy"] = "random"
     """Initialisation of a new member: `random`, or a `copy` of the newest member (the authors' code)."""
     gens_combine: Combine = "probability"
@@ -80,14 +80,14 @@ class GatedSettings(LearnerSettings):
     hard_gates: bool = False
     """Whether each gate selects a single branch (expert or group of experts) for an example. Otherwise, the outputs of
     all branches are averaged, weighted by the probabilities of the gate. In training with hard gates, the branch is
-    sampled with these probabilities. In testing, the branch with the higher probability is selected."""
+    sampled with these probabilities. In testing, the branch with the highest probability is selected."""
 
 
 @dataclass(frozen=True)
 class MixtureSettings(GatedSettings):
     def check_run(self, run: Any) -> None:
         if self.experts < 2:
-            raise SettingError(f"learner={run.learner} needs experts=, at least 2")
+            raise SettingError(f"experts={self.experts} must be at least 2, because learner={run.learner}")
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class FireflySettings(LearnerSettings):
 @dataclass(frozen=True)
 class LanguageModelEnsembleSettings(LearnerSettings):
     members: Count | None = None
-    """Number of models, N. Required."""
+    """Number of networks, N. Required."""
 
     def check_run(self, run: Any) -> None:
         if self.members is None:
@@ -165,8 +165,8 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     (the row of the copied expert plus noise, as in the paper), or `tree`, which does not change the output and the loss
     of the model."""
     grow_noise: float = 0.01
-    """Standard deviation of the noise in a new router row, relative to the root mean square of all router rows of the
-    mixture."""
+    """Standard deviation of the noise that is added to the router row (weight vector) of a new expert, relative to the
+    root mean square of all router rows of the mixture."""
 
     def added_at(self, stage_index: int) -> int:
         """Return the number of experts that are added to every mixture of experts before a stage.
@@ -188,8 +188,8 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
             raise SettingError("learner=gmoe needs grow_experts=, e.g. grow_experts=2")
         if not self.grow_noise > 0:
             raise SettingError(
-                f"grow_noise={self.grow_noise} must be above 0: a new expert is a copy of an old one, and the router "
-                f"never selects the copy if both have the same router row"
+                f"grow_noise={self.grow_noise} must be above 0: a new expert is a copy of an old expert, and without "
+                f"noise in its router weights, the router would never select the copy"
             )
         if not self._growths or not all(isinstance(k, int) and not isinstance(k, bool) for k in self._growths):
             raise SettingError(f"grow_experts={self.grow_experts!r} must be an integer or a list of integers")

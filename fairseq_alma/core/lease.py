@@ -114,22 +114,24 @@ class Lease:
         except OSError:
             self.path.unlink(missing_ok=True)
             raise
-        return _read(self.path) == self._me  # False if another process has already replaced the new lease file
+        # Read the file again, because another process may have already replaced the new lease by its own lease.
+        return _read(self.path) == self._me
 
     def _is_left_behind(self) -> bool:
-        """Return True if the process that created the lease has ended without removing it.
+        """Return True if the lease may be removed, because its process has ended or has not renewed it in time.
 
         Return False if the lease was just released, or if the lease file is still being written.
 
         Raises:
-            RunError: if the process that created the lease is still running.
+            RunError: if the lease is valid. The message names the process that holds the lease.
         """
         holder = _read(self.path)
         try:
             silent_seconds = time.time() - self.path.stat().st_mtime
         except FileNotFoundError:
             return False
-        if holder is None:  # the file is empty or incomplete
+        if holder is None:
+            # The lease file is empty or incomplete. Either a process is still writing the file, or it died meanwhile.
             return silent_seconds > HALF_WRITTEN_SECONDS
         if holder["host"] == self._me["host"]:
             gone = _process_start(holder["pid"]) != holder["process_start"]
@@ -144,7 +146,9 @@ class Lease:
         return True
 
     def _is_restart_of(self, holder: dict) -> bool:
-        """Return True if `holder` belongs to the same Slurm job as this process, and the job was restarted since then.
+        """Return True if the process that holds the lease was ended by a restart of its Slurm job.
+
+        In this case, `holder` has the same Slurm job id as this process, but another number of job restarts.
 
         Args:
             holder: content of the lease file, which describes the process that holds the lease.

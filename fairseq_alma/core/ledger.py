@@ -204,7 +204,7 @@ def average_perplexity(rows: Sequence[LedgerRow]) -> float:
 
 
 def average_perplexity_after_first_stage(rows: Sequence[LedgerRow]) -> float | None:
-    """Return the mean test perplexity over the arrivals since the first trained stage; None if there is no stage."""
+    """Return the mean test perplexity over all arrivals from the first trained stage on; None if there is no stage."""
     perplexities = [_measured(row.scores.perplexity) for row in rows if row.t >= 1 and row.stage >= 1]
     return _mean(perplexities) if perplexities else None
 

@@ -191,7 +191,7 @@ def test_a_vocabulary_that_the_text_cannot_give_is_recorded_smaller(tmp_path, al
     stream = load(tmp_path / "out")
     assert stream["settings"]["vocab_size"] == 5000
     assert 256 < stream["vocab_size"] < 300
-    assert f"gives only {stream['vocab_size']} symbols, not 5000" in capsys.readouterr().err
+    assert f"has only {stream['vocab_size']} symbols instead of 5000" in capsys.readouterr().err
 
 
 def test_skipped_files_are_named_in_stream_json_and_in_the_table(tmp_path, write_corpus, alma_prep, capsys):

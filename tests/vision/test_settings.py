@@ -163,8 +163,8 @@ def test_seeds_are_one_unless_they_are_given_apart():
         ({"routing_examples": 5001}, "routing_examples=5001 must be at most 5000"),
         ({"learner": "gmoe", "hard_gates": 1}, "hard_gates=1 must be true or false"),
         ({"keep_stages": "no"}, "keep_stages='no' must be true or false"),
-        ({"learner": "moe"}, "learner=moe needs experts=, at least 2"),
-        ({"learner": "ens_moe", "experts": 1}, "learner=ens_moe needs experts=, at least 2"),
+        ({"learner": "moe"}, "experts=1 must be at least 2, because learner=moe"),
+        ({"learner": "ens_moe", "experts": 1}, "experts=1 must be at least 2, because learner=ens_moe"),
         (
             {"learner": "gens", "from_scratch": True, "new_members_from": "copy"},
             "from_scratch=true initializes every network",
