@@ -91,7 +91,8 @@ class RunRecord:
         # Mega-batches may have been added to the stream since the run was started. So store the new list of digests.
         self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
         self._rows = self.ledger.rows()
-        if on_rows and 1 < len(self._rows) <= len(digests):  # a continued run: show the existing rows first
+        if on_rows and 1 < len(self._rows) <= len(digests):
+            # If the run is continued, first show the rows that are already in its ledger.
             on_rows(self._rows)
         before = self._read_summary()
         self._seconds_before = float(before.get("wall_seconds", 0.0))
@@ -101,7 +102,10 @@ class RunRecord:
         self._write_provenance(provenance(settings))
 
     def stage_folder(self, k: int) -> Path:
-        """Return the folder of stage k, and create the folder if necessary. Stage 0 is the untrained learner."""
+        """Return the folder of stage k, and create the folder if necessary.
+
+        Stages are numbered from 1. The folder of stage 0 belongs to the untrained learner.
+        """
         folder = self._stages / f"stage_{k:03d}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder

@@ -179,10 +179,14 @@ def _alternatives(hint: Any) -> Iterator[Any]:
 
 @cache
 def _docstrings(cls: type) -> dict[str, str]:
-    """Return field name -> docstring, which is the string literal below the field in the source code of the class."""
+    """Return a mapping from the name of each field of a class to the docstring of the field.
+
+    The docstring of a field is the string literal below the field in the source code of the class.
+    """
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, SyntaxError, ValueError):  # no source code, e.g. if the class is defined interactively
+    except (OSError, TypeError, SyntaxError, ValueError):
+        # Without source code, for example if the class is defined in an interactive session, there are no docstrings.
         return {}
     assert isinstance(node, ast.ClassDef)
     found: dict[str, str] = {}

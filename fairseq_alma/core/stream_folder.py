@@ -24,8 +24,11 @@ FORMAT_VERSION = 1
 STREAM_FILE = "stream.json"
 ITEM_SIZE = {"uint16": 2, "uint32": 4, "int32": 4}
 ADVICE = "copy the whole stream again, or remove the folder and run `alma-prep` again"
-IDX_HEADER_BYTES = 9 + 8 + 1 + 8  # bytes of these fields: file signature, version, data type, number of sequences
-IDX_SEQUENCE_BYTES = 4 + 8  # bytes per sequence: its length (int32) and its position in the .bin file (int64)
+# Size of the header of an .idx file. The header has four fields: file signature, version, data type, and number of
+# sequences.
+IDX_HEADER_BYTES = 9 + 8 + 1 + 8
+# Size of what an .idx file stores for each sequence: its length (int32) and its position in the .bin file (int64).
+IDX_SEQUENCE_BYTES = 4 + 8
 
 
 def split_names(num_mega_batches: int) -> list[str]:

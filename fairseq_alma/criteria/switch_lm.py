@@ -100,8 +100,9 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
                 "balance_loss": balance.detach() / len(mixtures) * num_tokens,
                 "router_z_loss": z_loss.detach() / len(mixtures) * num_tokens,
                 "routed": sum(m.routing.expert_T.numel() for m in mixtures),
-                # Tensors, so that the host does not wait for the device. fairseq reads them when it logs. float64 is
-                # exact for counts, also after a multiplication by 100.
+                # Store tensors and not Python numbers, so that the host need not wait for the device. fairseq reads the
+                # values only when it logs. Use float64, because it represents all these counts exactly, even after
+                # reduce_metrics multiplies them by 100.
                 "overflow": torch.stack([m.num_dropped for m in mixtures]).sum().double(),
                 "load_entropy": sum(_entropy_bits(m.plan.load_E) for m in mixtures) / len(mixtures) * num_tokens,
             }
@@ -115,7 +116,8 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
         """In every mixture, add the loss of each token to the total of the expert that processed the token."""
         if token_mask is not None:
             loss_T = loss_T[token_mask.flatten()]
-        while hasattr(model, "module"):  # repeated, because fairseq puts a model for several devices into two wrappers
+        # Unwrap the model repeatedly, because fairseq uses two nested wrappers if several devices train the model.
+        while hasattr(model, "module"):
             model = model.module
         for module, output in zip(model.mixtures, mixtures, strict=True):
             module.charge_validation_loss(output, loss_T)

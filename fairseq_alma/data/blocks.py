@@ -33,10 +33,11 @@ class Blocks(MonolingualDataset):
         return fill_shards(super().batch_by_size(indices, **kwargs), self.num_shards)
 
     def collater(self, samples: list[dict]) -> dict:
-        """Return fairseq's batch with two additions, which fairseq does not move to the device.
+        """Return fairseq's batch with two additional entries.
 
-        So they can be read there without waiting for the device: `net_input["has_padding"]`, whether blocks of the
-        batch differ in length, and `block_ids`, the list of the blocks' ids.
+        `net_input["has_padding"]` says whether the blocks of the batch differ in length. `block_ids` is the list of the
+        ids of the blocks. Both entries are Python objects and not tensors, so they stay on the host when fairseq moves
+        the batch to the device. The model and the task can read them without waiting for the device.
         """
         batch = super().collater(samples)
         if batch:

@@ -50,7 +50,10 @@ class ReplayShareDataset(BaseWrapperDataset):
         self.epoch = epoch
 
     def ordered_indices(self) -> np.ndarray:
-        """Return one index for each new block. Only the number counts: `batch_by_size` selects the blocks."""
+        """Return one index for each new block.
+
+        `batch_by_size` uses only the number of these indices, because it selects the blocks itself.
+        """
         return np.arange(self.num_new)
 
     def batch_by_size(

@@ -1,4 +1,4 @@
-"""The devices on which language models are evaluated, and work on all of them at the same time."""
+"""The devices on which language models are evaluated, and a function that uses all of them at the same time."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -11,8 +11,8 @@ from fairseq_alma.core.errors import SettingError
 CPU_TOKENS, GPU_TOKENS = 8192, 65536
 """Number of tokens in one forward pass, on a CPU and on a GPU. See `default_tokens_per_batch`."""
 BYTES_PER_TOKEN = 1 << 18
-"""Memory of a GPU that is needed for each token of a forward pass, an upper bound: the large model in float32 needs
-about a quarter of it."""
+"""Upper bound of the GPU memory, in bytes, that a forward pass needs for each token. The model switch_lm_large in
+float32 needs about a quarter of this number."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -46,7 +46,10 @@ def parse_devices(text: str | None) -> list[torch.device]:
 
 
 def default_tokens_per_batch(devices: Sequence[torch.device]) -> int:
-    """Return a number of tokens for one forward pass that keeps each of the devices busy and fits its memory."""
+    """Return the default number of tokens in one forward pass on each device.
+
+    The number is large enough to keep the devices busy, and small enough for the memory of each device.
+    """
     if any(device.type != "cuda" for device in devices):
         return CPU_TOKENS
     smallest = min(torch.cuda.get_device_properties(device).total_memory for device in devices)
@@ -56,8 +59,9 @@ def default_tokens_per_batch(devices: Sequence[torch.device]) -> int:
 def on_each(items: Sequence[Item], work: Callable[[Item], Result], cancel: Callable[[], None]) -> list[Result]:
     """Call `work` for each item at the same time, and return the results in the order of the items.
 
-    There is one thread for each item, for example for the copy of a model on each device. Threads suffice, because
-    Python only starts the computations of a GPU. They end together with the process.
+    There is one thread for each item. An item is, for example, the copy of a model on one device. Threads are used and
+    not processes, because Python only starts the GPU computations, so the threads hardly delay each other. Unlike child
+    processes, threads end when this process is killed.
 
     Args:
         items: the arguments of the calls.

@@ -43,13 +43,14 @@ class Predictor(Protocol):
 class PerplexityEvaluator:
     """Scores the predictor of a learner on the test and the validation set of a stream.
 
-    The scores of a checkpoint (4 bytes for each token) are stored in files where they are needed again, and are then
-    not computed again:
+    Scores that are needed again are stored in files (4 bytes for each token), so that they are computed only once.
+    There are two folders for these files:
 
-    - in `keep_in`, the scores of frozen members, which are members that no later stage trains. Without these files, all
-      earlier members of a growing ensemble would be scored again after every stage.
-    - in `shared`, the scores of all checkpoints, for other runs. A run often has the same checkpoint as another run,
-      because it has copied the trained member (setting `share`) or because both start from the same untrained model.
+    - `keep_in` contains the scores of frozen members, which are members that no later stage trains. Without these
+      files, all earlier members of a growing ensemble would be scored again after every stage.
+    - `shared` contains the scores of all checkpoints, for use by other runs. Two runs often have the same checkpoint,
+      because one has copied the trained member of the other (setting `share`), or because they start from the same
+      untrained model.
 
     Args:
         stream: the stream folder.
@@ -72,7 +73,7 @@ class PerplexityEvaluator:
         self._kept = StoredScores(keep_in)
         self._shared = StoredScores(shared) if shared else None
         self._devices = list(devices or default_devices())
-        # If the sample would contain all tokens, do not call it a sample.
+        # If no split has more than `untrained_tokens` tokens, score all tokens. Then the ledger has no `scored_tokens`.
         largest = max(stream.counts(split)["tokens"] for split in SPLITS)
         self._untrained_tokens = untrained_tokens if untrained_tokens and untrained_tokens < largest else None
 
@@ -117,11 +118,13 @@ class PerplexityEvaluator:
         return key_of_scores(checkpoint, digests, self._stream.dictionary_digest, max_tokens)
 
     def _scores_of(self, checkpoint: Path, frozen_key: str | None, max_tokens: int | None) -> MemberScores:
-        """Return the scores of a checkpoint, stored or computed. Store them where they are needed again.
+        """Return the scores of a checkpoint. Compute them only if they are not stored yet.
+
+        Computed scores are stored in `keep_in` if the checkpoint is frozen, and in `shared` if this folder is given.
 
         Args:
-            checkpoint: the checkpoint.
-            frozen_key: the key of its scores if it is frozen, otherwise None.
+            checkpoint: the checkpoint to score.
+            frozen_key: the key of the checkpoint's scores if the checkpoint is frozen, otherwise None.
             max_tokens: see `score_tokens`.
         """
         if frozen_key is None and self._shared is None:
@@ -155,7 +158,7 @@ class PerplexityEvaluator:
         )
         del model
         if self._devices[0].type == "cuda":
-            torch.cuda.empty_cache()  # free the GPU memory for fairseq-train, which runs in another process
+            torch.cuda.empty_cache()  # free the GPU memory for the training, which runs in another process
         return MemberScores(facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()})
 
     def _score_split(self, model: Any, task: Any, split: str, max_tokens: int | None) -> TokenScores:
@@ -164,6 +167,7 @@ class PerplexityEvaluator:
         expected = self._stream.counts(split)["tokens"]
         if max_tokens is None and len(scores.log_probability_T) != expected:
             raise StreamError(
-                f"{split}: {len(scores.log_probability_T)} tokens were scored, but its .idx file contains {expected}"
+                f"{len(scores.log_probability_T)} tokens of the split {split} were scored, but stream.json says "
+                f"{expected}: run `alma-prep` again"
             )
         return scores

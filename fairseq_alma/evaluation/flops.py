@@ -33,7 +33,7 @@ class RowFlops:
         return self.total(length, length * length)
 
     def total(self, num_tokens: int, num_token_pairs: int) -> int:
-        """Return the FLOPs for any set of rows.
+        """Return the FLOPs for several rows (sequences) of any lengths.
 
         Args:
             num_tokens: number of tokens in all rows, including padding.
@@ -91,7 +91,9 @@ def _count(model: Any, length: int, backward: bool) -> int:
     try:
         for mixture, *_ in limits:
             mixture.capacity_factor = mixture.eval_capacity_factor = 0.0
-            mixture.way = "split"  # torch's counter has no formula for grouped products
+            # Compute the experts one after the other ("split"), because torch's counter cannot count grouped matrix
+            # products.
+            mixture.way = "split"
         model.decoder.checkpoint_activations = False
         model.train(backward)
         # Compute attention with torch's plain implementation (MATH), because the counter has no formula for the faster

@@ -114,14 +114,15 @@ def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
     expected = stream.description["dictionary_size"]
     if embeddings and len(embeddings[0]) != expected:
         raise StreamError(
-            f"{path} was trained with a dictionary of {len(embeddings[0])} types, but {stream.path} has {expected}: "
-            f"give the stream that it was trained on, or one made with the same tokenizer"
+            f"{path} was trained with a dictionary of {len(embeddings[0])} entries, but the dictionary of "
+            f"{stream.path} has {expected}: give the stream with which the model was trained, or a stream made with "
+            f"the same tokenizer"
         )
     saved = (state["extra_state"].get("AlmaLanguageModelingTask") or {}).get("dict_sha256")
     if saved not in (None, stream.description["tokenizer"]["dict_sha256"]):
         raise StreamError(
-            f"{path} was trained with another dictionary than {stream.path}/dict.txt: give the stream that it was "
-            f"trained on"
+            f"{path} was trained with another dictionary than {stream.path}/dict.txt: give the stream with which the "
+            f"model was trained"
         )
 
 
@@ -167,7 +168,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     expected = stream.counts(arguments.split)["tokens"]
     if result.num_tokens != expected:
-        print(f"alma-eval: only {result.num_tokens} of {expected} tokens were scored", file=sys.stderr)
+        print(
+            f"alma-eval: {result.num_tokens} tokens of the split {arguments.split} were scored, but stream.json says "
+            f"{expected}: run `alma-prep` again",
+            file=sys.stderr,
+        )
         return 1
     summary = {
         "split": arguments.split,
@@ -191,8 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Path]:
     """Return the checkpoint files and the stream folder that alma-eval uses.
 
-    If `paths` is one run folder, return the checkpoints of its predictor and `stream`, or by default the stream with
-    which the run was trained. Otherwise, return `paths`, which are the checkpoint files, and `stream`.
+    If `paths` contains only a run folder, the checkpoint files are those of the run's predictor. By default, the stream
+    folder is the one with which the run was trained. Otherwise, `paths` contains the checkpoint files, and `stream`
+    must be given.
 
     Raises:
         StreamError: if a path does not exist, if the run has no finished stage, or if checkpoints were given without

@@ -66,7 +66,7 @@ def score_tokens(
 
     @torch.inference_mode()
     def score(model: Any) -> tuple[list[tuple[int, Tensor]], _RoutingCounts]:
-        """Score the next batch until none is left. Return (start, log-probabilities) of each batch, and the routing."""
+        """Score batches until none is left. Return (start, log-probabilities) of each batch, and the routing counts."""
         device, scored, routing = next(model.parameters()).device, [], _RoutingCounts()
         while spans:
             try:
@@ -77,7 +77,8 @@ def score_tokens(
             nll_T, extra = model(source.to(device), nll_of=target.to(device), per_token=True, has_padding=False)
             scored.append((start, -nll_T))
             routing.add(extra)
-        # Copy the results only now, because the host would have to wait for the device after every batch.
+        # Copy the results to the host only after the last batch. If they were copied after each batch, the host would
+        # have to wait for the device each time.
         return [(start, scores_T.cpu()) for start, scores_T in scored], routing
 
     models = [model, *(copy.deepcopy(model).to(device) for device in devices[1:])]
@@ -92,14 +93,18 @@ def score_tokens(
 def _tokens(stream: StreamFolder, split: str) -> np.ndarray:
     """Return all tokens of a split, [T], memory-mapped.
 
-    The .bin file contains the documents one after the other. fairseq's datasets cut the same blocks from it, but take
-    0.5 ms for a block of 512 tokens, which is longer than a GPU needs to score it.
+    The tokens are read directly from the .bin file, in which the documents follow one another. fairseq's datasets are
+    not used, because they need 0.5 ms to read a block of 512 tokens, and a GPU scores the block in less time.
     """
     return np.memmap(stream.prefix(split).with_suffix(".bin"), dtype=stream.description["dtype"], mode="r")
 
 
 def _spans(num_tokens: int, length: int, num_blocks: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of batches of `num_blocks` blocks of `length` tokens. A shorter last block is alone."""
+    """Yield the batches of a split as pairs (start, end) of token positions.
+
+    A batch has `num_blocks` blocks of `length` tokens, or fewer blocks at the end of the split. If the last block has
+    fewer than `length` tokens, it is a batch by itself.
+    """
     whole = num_tokens - num_tokens % length
     for start in range(0, whole, num_blocks * length):
         yield start, min(start + num_blocks * length, whole)
@@ -108,12 +113,13 @@ def _spans(num_tokens: int, length: int, num_blocks: int) -> Iterator[tuple[int,
 
 
 def _batch(tokens_T: np.ndarray, start: int, end: int, length: int, eos: int) -> tuple[Tensor, Tensor]:
-    """Return the inputs and the targets of the tokens start..end: two int64 tensors [B, L].
+    """Return the inputs and the targets of one batch, as two int64 tensors [B, L].
 
     Args:
         tokens_T: all tokens of the split.
-        start, end: the span of tokens, a multiple of `length` or a single block.
-        length: number of tokens in a block, L. A single block may be shorter.
+        start, end: the batch consists of the tokens from `start` to `end` - 1. Their number must be a multiple of
+            `length`, or smaller than `length`.
+        length: number of tokens in a block, L. If the batch has fewer tokens, they are one shorter block.
         eos: the end-of-document token, which is the input for the first token of the split.
     """
     target = torch.from_numpy(np.asarray(tokens_T[start:end], np.int64))
@@ -142,7 +148,8 @@ class _RoutingCounts:
         for layer, mixture in enumerate(mixtures):
             self._load[layer] += mixture.plan.load_E
             self._routed += mixture.routing.expert_T.numel()
-            self._dropped = self._dropped + mixture.num_dropped  # a number, or a tensor on the device
+            # `_dropped` is the integer 0 before the first batch, and then a tensor on the device of the model.
+            self._dropped = self._dropped + mixture.num_dropped
 
     @staticmethod
     def summary(counts: Sequence["_RoutingCounts"]) -> tuple[list[list[float]], float]:

@@ -41,27 +41,29 @@ class MemberScores:
 
     facts: MemberFacts
     log_probability_T: Mapping[str, np.ndarray]
-    """Split -> log-probability of each scored token, in nats, in the order of the split. float32 [T]."""
+    """Mapping from split name to the log-probability of each scored token of the split, in nats and in the order of the
+    split. float32 [T]."""
 
 
 def key_of_scores(checkpoint: Path, splits: Mapping[str, str], dictionary: str, max_tokens: int | None) -> str:
-    """Return the key under which the scores of a checkpoint are stored, a digest of all that they depend on.
+    """Return the key under which the scores of a checkpoint are stored, a digest of all that the scores depend on.
 
-    The weights enter the key by their digest and not by the path of the checkpoint, so runs in different folders have
-    the same key for the same model. Its options, for example its precision and the length of its blocks, enter it too.
+    The key depends on the digest of the weights and not on the path of the checkpoint, so runs in different folders
+    have the same key for the same model. The key also depends on the model's options, for example on the precision and
+    on the number of tokens in a block.
 
     Args:
         checkpoint: the checkpoint of a switch_lm model.
-        splits: split -> digest of its data.
+        splits: mapping from split name to the digest of the data of the split.
         dictionary: digest of the dictionary.
-        max_tokens: maximum number of tokens that are scored of each split; None for all.
+        max_tokens: maximum number of tokens that are scored in each split; None for all.
 
     Raises:
         StageError: if the checkpoint is missing or damaged.
     """
     everything = {
         "model": digest_of_model(checkpoint),
-        # Checkpoints of earlier versions, which lack the precision, are float32.
+        # A checkpoint without the option `precision` is from an earlier version of ALMA, which used float32.
         "options": {"precision": "float32", **require_checkpoint(checkpoint)["cfg"]["model"]},
         "splits": dict(splits),
         "dictionary": dictionary,
@@ -76,8 +78,8 @@ class StoredScores:
     """A folder with the scores of checkpoints. Several processes may use it at the same time.
 
     Each checkpoint has a subfolder with one .npy file for each split (4 bytes for each token) and facts.json, which
-    also has the digests of the other files. A subfolder appears when it is complete, even if a process is killed. If
-    a file is damaged later, the scores count as missing.
+    also has the digests of the .npy files. A subfolder gets its name only when it is complete, so a killed process
+    leaves no incomplete subfolder under this name. If a file is damaged later, `read` treats the scores as missing.
 
     Args:
         folder: the folder. It is created when the first scores are stored.
@@ -110,7 +112,8 @@ class StoredScores:
                 return
             shutil.rmtree(target, ignore_errors=True)
         try:
-            # Do not wait for the disk: after a power failure, the digests show that the files are damaged.
+            # Do not wait until the disk has stored the files. If a power failure damages them, `read` detects this,
+            # because their digests do not match.
             with written_aside(target, durable=False) as temporary:
                 temporary.mkdir()
                 digests: dict[str, Any] = {}
@@ -124,7 +127,10 @@ class StoredScores:
                 raise
 
     def remove_all_but(self, keys: Collection[str]) -> None:
-        """Remove all other files and folders from the folder, also unfinished ones. Only one process may use it."""
+        """Remove all scores from this folder, except those with a key in `keys`. Also remove unfinished files.
+
+        Call this method only if no other process uses the folder.
+        """
         for path in self.folder.glob("*") if self.folder.is_dir() else ():
             if path.name not in keys:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

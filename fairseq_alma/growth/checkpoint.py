@@ -1,7 +1,7 @@
 """alma-grow: add experts to the model of a fairseq checkpoint, and write the result as a new checkpoint.
 
 alma-grow CHECKPOINT OUT --experts 2
-alma-grow RUN/stages/stage_001/member_1/checkpoint_best.pt OUT --experts 2 --stage 2    as in a run of alma-lm
+alma-grow RUN/stages/stage_001/member_1/checkpoint_best.pt OUT --experts 2 --stage 2    as alma-lm does before stage 2
 """
 
 import argparse

@@ -72,7 +72,7 @@ def grow_experts(
             state dict has no mixture, or `router` is "copy" but experts were added with "tree" before.
     """
     if num_new < 0:
-        raise SettingError(f"{num_new} experts: growth adds experts, it never removes any")
+        raise SettingError(f"cannot add {num_new} experts: give 0 or more, because growth never removes experts")
     if not noise > 0:
         raise SettingError(f"noise={noise} must be above 0: without noise, a new expert never gets a token")
     if router not in ("copy", "tree"):
@@ -88,8 +88,8 @@ def grow_experts(
         parents = experts_with_largest_loss(state[prefix + "valid_loss_E"], num_new)
         rows_ED, split_E = state[prefix + "router.weight"], state[prefix + "router.split_E"]
         if router == "copy" and bool(split_E.ge(0).any()):
-            # With "copy", the row of the copy would give a logit of the softmax. So the copy could get tokens that the
-            # tree sends not to its parent but to other experts.
+            # With "copy", a new expert gets a logit in the router's softmax. An expert added with "tree" has no
+            # logit. So the copy of such an expert could get tokens that the router does not send to its parent.
             raise SettingError("experts of this model were added with router=tree before: use router=tree again")
         for name in EXPERT_WEIGHTS:
             weight = state[prefix + name]
@@ -97,7 +97,7 @@ def grow_experts(
         grown[prefix + "router.weight"] = _grow_rows(rows_ED, parents, router, noise, random)
         new_split = parents if router == "tree" else [-1] * num_new
         grown[prefix + "router.split_E"] = torch.cat([split_E, torch.tensor(new_split).to(split_E)])
-        for name in ("valid_loss_E", "valid_tokens_E"):  # 0, because no validation has measured the grown model
+        for name in ("valid_loss_E", "valid_tokens_E"):  # set to 0, because the grown model is not validated yet
             grown[prefix + name] = torch.zeros(len(split_E) + num_new, dtype=state[prefix + name].dtype)
     return grown
 
@@ -123,16 +123,19 @@ def num_params_of_expert(model_dim: int, ffn_dim: int) -> int:
 def _grow_rows(
     rows_ED: Tensor, parents: list[int], router: RouterGrowth, noise: float, random: torch.Generator
 ) -> Tensor:
-    """Return the router rows [E + K, D] of a mixture after growth. For the arguments, see grow_experts.
+    """Return the router rows [E + K, D] of a mixture after growth.
+
+    The router row of an expert is the row of weights with which the router scores the expert.
 
     Args:
         rows_ED: router rows before the growth.
         parents: indices of the K experts that are copied.
-        random: generator of the noise.
+        router, noise: see grow_experts.
+        random: random number generator for the noise.
     """
     parent_KD = rows_ED[parents].float()
-    # Compute the scale from all rows of the mixture, because the row of an expert that was added with "tree" may itself
-    # be only small noise.
+    # Compute the scale of the noise from all rows of the mixture, and not only from the row of the parent. If the
+    # parent was added with "tree", the row of the parent is itself only small noise.
     scale = rows_ED.float().square().mean().sqrt()
     noise_KD = noise * scale * torch.randn(parent_KD.shape, generator=random)
     return torch.cat([rows_ED, (noise_KD + (parent_KD if router == "copy" else 0)).to(rows_ED.dtype)])

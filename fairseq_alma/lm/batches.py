@@ -1,4 +1,7 @@
-"""How an update is divided among devices and forward passes, if the setting `batch_size` leaves it to alma-lm."""
+"""Functions that divide the sequences of an update among devices and forward passes.
+
+They choose the number of sequences in a forward pass if the setting `batch_size` is not given.
+"""
 
 from typing import Any
 
@@ -9,7 +12,7 @@ TOKENS_PER_PASS_ON_CPU = 4096
 """Maximum number of tokens in a forward pass on a CPU. More tokens need more memory and are not faster."""
 
 SHARE_OF_MEMORY = 0.8
-"""Part of a GPU's memory that a training may fill, according to the estimate of `bytes_of_training`."""
+"""Largest fraction of a GPU's memory that training may need, according to the estimate of `bytes_of_training`."""
 
 
 def usable_devices(settings: LanguageModelSettings, num_devices: int) -> int:
@@ -33,14 +36,14 @@ def sequences_per_pass(
 ) -> int:
     """Return the number of sequences in a forward pass on one device.
 
-    This is the setting `batch_size` if it is given. Otherwise, it is the largest number for which the estimated memory
-    is available and which divides the update evenly.
+    This is the setting `batch_size` if it is given. Otherwise, it is the largest number that fits into the estimated
+    memory and with which all forward passes of an update have the same number of sequences.
 
     Args:
         settings: settings of the run.
-        model: fairseq's configuration of the model, with the sizes.
-        vocabulary: number of words in the dictionary.
-        num_devices: number of devices that train the member, as `usable_devices` returned it.
+        model: fairseq's configuration of the model. It contains the sizes of the layers.
+        vocabulary: number of entries in the dictionary.
+        num_devices: number of devices that train the member, as returned by `usable_devices`.
         memory: memory of the smallest of the devices, in bytes; None for a CPU.
     """
     if settings.batch_size is not None:
@@ -59,12 +62,18 @@ def sequences_per_pass(
 
 
 def bytes_of_training(model: Any, vocabulary: int, tokens: int) -> int:
-    """Return an estimate of the memory that a training needs, in bytes, with `tokens` tokens in a forward pass.
+    """Return an estimate of the memory, in bytes, that the training of a model needs.
 
-    A parameter needs 18 bytes: weight, gradient and two averages of Adam in float32, and a copy in bfloat16. A layer of
-    width D needs about 80 D bytes for a token, if its feed-forward network has width 4 D: about 20 D numbers of two
-    bytes, and the residual stream, norms and gradients in float32. In float32, it needs twice as much. The logits are
-    computed in chunks, for which 1 GB is added.
+    A parameter needs 18 bytes: the weight, the gradient and two Adam averages in float32, and a copy of the weight in
+    bfloat16. With precision=bfloat16, a layer of width D needs about 80 D bytes for each token if its feed-forward
+    network has width 4 D: about 20 D bfloat16 numbers, and the residual stream, normalized values and gradients in
+    float32. With precision=float32, a layer needs twice as much. The logits are computed in chunks, for which 1 GB is
+    added.
+
+    Args:
+        model: fairseq's configuration of the model. It contains the sizes of the layers.
+        vocabulary: number of entries in the dictionary.
+        tokens: number of tokens in a forward pass.
     """
     dim, ffn_dim, layers = model.decoder_embed_dim, model.decoder_ffn_embed_dim, model.decoder_layers
     feed_forward = 2 * dim * ffn_dim

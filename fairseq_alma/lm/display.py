@@ -106,7 +106,8 @@ class _MemberDisplay:
         self._record = record
         self._title, self._updates, self._progress, self._console = title, updates, progress, console
         self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
-        self._first_update: tuple[float, int] | None = None  # time (s) and update number of the first log line
+        # The time in seconds and the update number of the first log line are used to estimate the remaining time.
+        self._first_update: tuple[float, int] | None = None
         self._next_line_seconds = 0.0
         self._task = progress.add_task(title, total=updates, state="starting")
 

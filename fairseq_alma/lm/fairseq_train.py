@@ -36,7 +36,7 @@ PATHS = {
     "save_dir": "checkpoint",
     "finetune_from_model": "checkpoint",
 }
-"""Options that are paths, with the group of fairseq's configuration that contains each of them."""
+"""Mapping from each option whose value is a path to the group of fairseq's configuration that contains the option."""
 
 ALLOWED = {
     "adam_betas", "adam_eps", "num_workers", "ddp_backend", "ddp_comm_hook", "bucket_cap_mb", "fix_batches_to_gpus",
@@ -46,9 +46,9 @@ ALLOWED = {
 """Options that users may change with the setting `fairseq`, although alma-lm sets them or they are in REFUSED."""
 
 REFUSED = {
-    # Other parts of fairseq, chosen by name.
+    # These options select fairseq components by name, for example the optimizer.
     "arch", "task", "criterion", "optimizer", "lr_scheduler", "user_dir",
-    # Which data are read, and how often the model is trained on them.
+    # These options change which data the run reads, and how often the model is trained on the data.
     *(field.name for field in fields(LanguageModelingConfig)),
     "train_subset", "valid_subset", "combine_valid_subsets", "ignore_unused_valid_subsets", "max_valid_steps",
     "max_tokens", "max_tokens_valid", "batch_by_size", "skip_invalid_size_inputs_valid_test", "curriculum",
@@ -56,9 +56,9 @@ REFUSED = {
     "skip_remainder_batch", "disable_validation", "validate_after_updates", "max_epoch", "stop_time_hours",
     "stop_min_lr", "sentence_avg", "use_bmuf", "force_anneal",
     *(field.name for field in fields(FairseqBMUFConfig)),
-    # Which checkpoints are written and read.
+    # These options change which checkpoints the run writes and reads.
     *(field.name for field in fields(CheckpointConfig)),
-    # Devices and processes. They decide how many sequences an update has.
+    # These options select devices and processes, whose number changes the number of sequences in an update.
     "cpu", "model_parallel_size", *(field.name for field in fields(DistributedTrainingConfig)),
 }  # fmt: skip
 """Options that alma-lm refuses in the setting `fairseq`, in addition to the options that alma-lm sets itself.
@@ -67,8 +67,9 @@ With these options, a run would not follow Algorithm 1 of the paper, or would di
 would not be told. For example, `--max-valid-steps 1` would choose checkpoints by the first validation batch alone."""
 
 OTHER_PRECISIONS = {"fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16", "tpu"}
-"""fairseq's own options for 16 bits. They are refused, because a resumed training would differ: fairseq saves the
-rounded weights and loses the float32 weights. The setting `precision` keeps float32 weights."""
+"""fairseq's own options for 16-bit precision. They are refused, because with them a resumed training would differ from
+an uninterrupted one: fairseq saves only weights that are rounded to 16 bits. With alma-lm's setting `precision`, the
+saved weights are float32."""
 
 
 def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
@@ -101,7 +102,8 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
         setattr(namespace, name, values[name])
     try:
         config = convert_namespace_to_omegaconf(namespace)
-    except Exception as error:  # Hydra and OmegaConf raise many types of errors for a value of a wrong type
+    except Exception as error:
+        # Catch all exceptions, because Hydra and OmegaConf raise many different ones for a value of a wrong type.
         reason = str(error).strip().splitlines()
         raise SettingError(f"fairseq refuses a setting: {reason[0] if reason else type(error).__name__}") from error
     # Set the paths here and not in `namespace`. convert_namespace_to_omegaconf passes all values in `namespace` through
@@ -131,13 +133,14 @@ def identity_of_config(config: DictConfig) -> dict[str, Any]:
 
 
 def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
-    """Write the checkpoint of an untrained model, with the initial weights that the training would give it.
+    """Write the checkpoint of an untrained model. Its weights are the initial weights of a training from scratch.
 
     Args:
-        config: the return value of member_config. It is changed: the model is built in one process on the CPU.
+        config: the return value of member_config. This function changes `config`, so that fairseq uses one process and
+            the CPU.
         path: the checkpoint to write. Its folder is created if it is missing.
     """
-    # By default, fairseq would use one process for each GPU.
+    # Set one process and the CPU, because fairseq would otherwise use one process for each GPU.
     config.distributed_training.distributed_world_size, config.common.cpu = 1, True
     np.random.seed(config.common.seed)
     utils.set_torch_seed(config.common.seed)
@@ -150,7 +153,7 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
         "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
         "model": model.state_dict(),
         "criterion": None,
-        # Without these keys, fairseq takes the checkpoint for one of an early version and fails.
+        # Without the following keys, fairseq assumes that an early version of fairseq wrote the checkpoint, and fails.
         "optimizer_history": [{"optimizer_name": None, "lr_scheduler_state": {}, "num_updates": 0}],
         "task_state": task.state_dict(),
         "extra_state": {
@@ -171,10 +174,14 @@ def build_model(checkpoint: Path) -> nn.Module:
 
 
 def _parse(words: list[str], only_given: bool = False) -> Namespace:
-    """Return the namespace that fairseq-train parses from `words`, without default values if `only_given` is True.
+    """Return the namespace that fairseq-train parses from the command line `words`.
+
+    Args:
+        words: the options and their values.
+        only_given: if True, the namespace contains only the options in `words`, without default values.
 
     Raises:
-        SettingError: if fairseq refuses them.
+        SettingError: if fairseq refuses one of the options in `words`.
     """
     output = io.StringIO()
     try:
@@ -184,9 +191,12 @@ def _parse(words: list[str], only_given: bool = False) -> Namespace:
             return options.parse_args_and_arch(options.get_training_parser(), words, suppress_defaults=only_given)
     except SystemExit as error:
         reason = (output.getvalue().strip().splitlines() or ["with them, it prints its help and exits"])[-1]
-        raise SettingError(f"fairseq-train refuses these options: {reason}") from error
-    except (ValueError, RuntimeError) as error:  # for example --tpu together with --fp16, or an unknown --arch
-        raise SettingError(f"fairseq-train refuses these options: {error or 'unknown --arch'}") from error
+        raise SettingError(f"fairseq-train refuses the options from fairseq= and arch=: {reason}") from error
+    except (ValueError, RuntimeError) as error:
+        # fairseq raises these errors, for example, for --tpu together with --fp16, and for an unknown --arch.
+        raise SettingError(
+            f"fairseq-train refuses the options from fairseq= and arch=: {error or 'unknown --arch'}"
+        ) from error
 
 
 def _refuse(given: set[str], given_by_alma: set[str], fairseq: str) -> None:
@@ -207,7 +217,9 @@ def _refuse(given: set[str], given_by_alma: set[str], fairseq: str) -> None:
             f"an uninterrupted one: give precision=bfloat16"
         )
     if owned := given & given_by_alma - ALLOWED:
-        raise SettingError(f"fairseq={fairseq!r}: {words(owned)} is set by alma-lm's own settings")
+        raise SettingError(
+            f"fairseq={fairseq!r}: {words(owned)} is set by alma-lm: leave it out, and use the settings of alma-lm"
+        )
     if refused := given & REFUSED - ALLOWED:
         raise SettingError(
             f"fairseq={fairseq!r}: {words(refused)} is refused, because it would change which data the run reads, "

@@ -148,7 +148,7 @@ class Ensemble(LanguageModelLearner):
     @property
     def num_members(self) -> int:
         assert isinstance(self.settings.own, LanguageModelEnsembleSettings)
-        assert self.settings.own.members is not None  # checked by LanguageModelEnsembleSettings
+        assert self.settings.own.members is not None  # LanguageModelEnsembleSettings requires members
         return self.settings.own.members
 
 

@@ -130,7 +130,7 @@ class MemberTraining:
             For each member number, the checkpoint with the best validation perplexity and the cost of the training.
 
         Raises:
-            StageError: if fairseq-train failed for a member (the message contains the last error in its log), or if a
+            StageError: if the training of a member failed (the message contains the last error in its log), or if a
                 member was started on a different number of devices. The error is raised after all jobs have ended.
         """
         updates = updates_of_stage(self.settings, stage)
@@ -183,10 +183,10 @@ class MemberTraining:
             The key; None without the setting `share`.
 
         Raises:
-            StageError: if the training was started on a different number of devices. Then it cannot be resumed, because
+            StageError: if the training cannot be resumed, because it was started on a different number of devices, or
+                by an earlier version of ALMA with another optimizer. The number of devices must be the same, because
                 fairseq runs one training process for each device and stores how many batches each process has read.
-                With another number of processes, fairseq would skip data or find that an epoch is too short. Also if
-                it was started with another optimizer, by an earlier version of ALMA.
+                With another number of processes, fairseq would skip data or find that an epoch is too short.
         """
         path = folder / STARTED
         if path.exists() and (folder / LAST).exists():
@@ -224,7 +224,7 @@ class MemberTraining:
         return stage.folder / f"member_{member.number}"
 
     def _is_trained(self, folder: Path, updates: int) -> bool:
-        """Return whether the last checkpoint in `folder` was saved after all updates. done.json may not exist yet."""
+        """Return whether the last checkpoint in `folder` was saved after all `updates` updates of the stage."""
         last = read_checkpoint(folder / LAST)
         return last is not None and num_updates(last) >= updates
 
@@ -275,7 +275,8 @@ class MemberTraining:
         # 0 in each stage.
         seconds_before = require_checkpoint(start)["extra_state"]["previous_training_time"]
         drop_optimizer_state(folder / BEST)
-        if member.num_experts not in self._flops:  # count the FLOPs once per number of experts
+        # Members with the same number of experts need the same FLOPs, so count only once for each number of experts.
+        if member.num_experts not in self._flops:
             model = build_model(folder / BEST)
             self._flops[member.num_experts] = (count_training_flops(model), count_forward_flops(model))
         training_flops, forward_flops = self._flops[member.num_experts]
@@ -292,13 +293,13 @@ class MemberTraining:
 def failure_message(
     log: Path, log_size_before: int, status: int, settings: LanguageModelSettings, num_members: int
 ) -> str:
-    """Return the error message for a failed fairseq-train process: the last error in its log, and advice.
+    """Return the error message for a failed training process: the last error in its log, and advice.
 
     Args:
         log: log file of the member.
         log_size_before: size of the log in bytes before the failed process was started. The text up to this position
             was written by earlier processes and is ignored.
-        status: exit status of fairseq-train, negative if a signal killed it.
+        status: exit status of the process, negative if a signal killed it.
         settings: settings of the run, to which the advice refers.
         num_members: number of members in the stage.
     """

@@ -11,15 +11,16 @@ from fairseq_alma.core.files import read_json
 from fairseq_alma.lm.settings import LanguageModelSettings, Precision
 
 SPEEDUP = 1.2
-"""On a CPU, `auto` means bfloat16 if it is at least this much faster than float32."""
+"""On a CPU, `auto` means bfloat16 if float32 takes more than SPEEDUP times as long as bfloat16."""
 
 
 def as_recorded(settings: LanguageModelSettings) -> LanguageModelSettings:
     """Return the settings with `precision=auto` replaced by float32 or bfloat16.
 
-    A run that was started before keeps the values that settings.json in its folder records. Runs of earlier versions
-    had no setting `precision`, and used float32. They chose `batch_size` from `arch`, so it is taken from there, too,
-    if it is not given.
+    If the run was started before, settings.json in its folder contains the settings with which it was started. Then an
+    automatic precision is replaced by the precision in settings.json, or by float32 if settings.json has no precision,
+    because it was written by an earlier version of ALMA that used float32. If `batch_size` is not given, it is taken
+    from settings.json as well, because earlier versions stored a value there that depended on `arch`.
     """
     path = Path(settings.out) / "settings.json"
     recorded = read_json(path) if path.exists() else None
@@ -34,15 +35,17 @@ def as_recorded(settings: LanguageModelSettings) -> LanguageModelSettings:
 def fastest_precision() -> Precision:
     """Return the precision that `auto` means on this machine, "bfloat16" or "float32".
 
-    On a GPU, it is bfloat16 if the GPU supports it. On a CPU, a feed-forward network is timed in both, because a CPU
-    without units for bfloat16 computes with it much more slowly. This takes less than a second.
+    On a GPU, the precision is bfloat16 if the GPU supports bfloat16. On a CPU, the time of a small feed-forward network
+    is measured in bfloat16 and in float32, because many CPUs have no hardware for bfloat16 and are much slower with it.
+    The measurement takes less than a second.
     """
     if torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     network = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
     inputs = torch.randn(512, 256)
     seconds = {False: float("inf"), True: float("inf")}
-    for _ in range(5):  # in turns, so that another process on the machine slows down both
+    # Alternate between the two precisions, so that another process on this machine slows down both measurements.
+    for _ in range(5):
         for autocast in seconds:
             start = time.perf_counter()
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):

@@ -1,7 +1,7 @@
 """alma-lm: train a language-model learner over a stream of mega-batches and write its ledger.
 
 alma-lm stream=STREAM out=RUN learner=sm wait=1 experts=4 updates=1000 arch=switch_lm_tiny
-alma-lm -m stream=STREAM out=SWEEP updates=1000 lr=0.001,0.002 dropout=0,0.1    a sweep, ordered by validation
+alma-lm -m stream=STREAM out=SWEEP updates=1000 lr=0.001,0.002 dropout=0,0.1    a sweep, sorted by validation score
 alma-lm status RUN                                                  the ledger so far, and what is left
 alma-lm --help                                                      every setting
 """
@@ -47,7 +47,8 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     stream_settings = settings.stream_settings(len(stream))
 
     scalars = RunScalars(settings.out, settings.tensorboard)
-    # First start the process that imports fairseq for the stages, so that it does so while this process imports it.
+    # First start the process that imports fairseq for the training processes. Then this process and that process import
+    # fairseq at the same time.
     processes = LocalProcesses(len(stream), settings.parallel, scalars)
     # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
     # found before this point, so the user sees the error without this delay.
@@ -69,12 +70,13 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
             identity,
             stream.digests,
             settings.not_identity(settings.learner),
-            # Earlier versions, whose settings.json lacks the precision, computed in float32.
+            # If settings.json has no precision, an earlier version of ALMA wrote it, and that version used float32.
             {**settings.defaults_for(settings.learner), "precision": "float32"},
             on_rows=scalars.rows,
         )
-        # With wait=1, no metric uses the perplexity of the untrained learner, so a sample of tokens is enough to score
-        # it. With a larger wait, the average perplexity includes it, so the untrained learner is scored on all tokens.
+        # With wait=1, no metric includes the perplexity of the untrained learner, so the untrained learner is scored on
+        # a sample of tokens only. With a larger wait, the average perplexity includes the perplexity of the untrained
+        # learner, so the untrained learner is scored on all tokens.
         evaluator = PerplexityEvaluator(
             stream_folder,
             Path(settings.out) / "evaluated",
@@ -95,7 +97,7 @@ def run_seeds(settings: LanguageModelSettings) -> float:
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
         validation_perplexity = rows[-1].scores.validation_perplexity
-        assert validation_perplexity is not None  # alma-lm writes this value in every row
+        assert validation_perplexity is not None  # alma-lm writes this score in every ledger row
         return validation_perplexity
     out, summaries = Path(settings.out), []
     for seed in range(settings.seed, settings.seed + settings.seeds):

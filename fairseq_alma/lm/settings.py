@@ -64,7 +64,7 @@ class LanguageModelSettings(RunSettings):
     """Number of sequences in an optimizer update."""
     batch_size: Count | None = None
     """Number of sequences in one forward pass on one device. An update accumulates gradients over several passes if
-    necessary. By default the largest number for which the memory suffices, and at most 4096 tokens on a CPU."""
+    necessary. By default, on a GPU the largest number that fits into the memory, and on a CPU at most 4096 tokens."""
     lr: float = 5e-4
     """Maximum learning rate. In each stage, the learning rate rises linearly from 0 to this value (warm-up) and then
     falls linearly to 0."""
@@ -76,11 +76,12 @@ class LanguageModelSettings(RunSettings):
     """Maximum gradient norm. Larger gradients are scaled down. 0 turns clipping off."""
     precision: Precision = "auto"
     """Precision of matrix products and attention: `float32`, `bfloat16`, or `auto`. Weights, gradients, optimizer state
-    and the log-probabilities of perplexities are float32 in each case. `auto` is bfloat16 on a GPU, and on a CPU that
-    computes faster with it, which is measured. A run that is continued keeps its precision."""
+    and the log-probabilities of perplexities are always float32. On a GPU, `auto` means bfloat16 if the GPU supports
+    it. On a CPU, a short measurement decides: `auto` means bfloat16 if it is clearly faster than float32. A run that is
+    continued keeps the precision with which it was started."""
     validations: Count = 10
-    """Number of validations in each stage, at equal intervals. A checkpoint is written after each validation. The last
-    and the best are kept."""
+    """Number of validations in each stage, at equal intervals. A checkpoint is written after each validation. Only the
+    last checkpoint and the one with the best validation perplexity are kept."""
     checkpoint_minutes: float = 10.0
     """Longest time between two checkpoints, in minutes. A killed run loses at most the work of this time."""
     seed: NonNegative = 0
@@ -99,7 +100,7 @@ class LanguageModelSettings(RunSettings):
 
     def __post_init__(self) -> None:
         if not self.stream:
-            raise SettingError("stream= is missing: the folder that alma-prep wrote, e.g. stream=streams/books")
+            raise SettingError("stream= is missing: give the folder that alma-prep wrote, e.g. stream=streams/books")
         if not isinstance(self.fairseq, str):
             raise SettingError(f"fairseq={self.fairseq!r} must be options of fairseq-train, e.g. '--weight-decay 0.01'")
         super().__post_init__()
@@ -107,7 +108,7 @@ class LanguageModelSettings(RunSettings):
             raise SettingError(
                 "give exactly one of updates= (updates per stage) and updates_per_mega_batch= (updates for each "
                 f"mega-batch of a stage): now updates={self.updates}, updates_per_mega_batch="
-                f"{self.updates_per_mega_batch}. To remove the value of a preset, set it to null"
+                f"{self.updates_per_mega_batch}. If a preset sets the wrong one, set that one to null"
             )
         if self.seed >= MAX_SEED:
             raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
@@ -129,7 +130,7 @@ class LanguageModelSettings(RunSettings):
         """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""
         if self.updates is not None:
             return self.updates
-        assert self.updates_per_mega_batch is not None  # __post_init__ requires one of the two settings
+        assert self.updates_per_mega_batch is not None  # __post_init__ requires updates or this setting
         return self.updates_per_mega_batch * num_mega_batches
 
     def warmup_of_stage(self, updates: int) -> int:

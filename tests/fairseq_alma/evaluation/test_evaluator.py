@@ -254,9 +254,8 @@ def test_scores_that_leave_tokens_out_are_refused(own_stream, members, tmp_path,
     folder = StreamFolder.open(own_stream)
     folder.description["splits"]["test"]["tokens"] += 1
     tokens = description["splits"]["test"]["tokens"]
-    with pytest.raises(
-        StreamError, match=f"test: {tokens} tokens were scored, but its .idx file contains {tokens + 1}"
-    ):
+    message = f"{tokens} tokens of the split test were scored, but stream.json says {tokens + 1}: run `alma-prep` again"
+    with pytest.raises(StreamError, match=message):
         PerplexityEvaluator(folder, tmp_path / "kept", [CPU])(learner(members[:1], frozen))
     assert not (tmp_path / "kept").exists()
 
@@ -266,5 +265,5 @@ def test_checkpoints_of_two_dictionaries_are_reported_by_name(stream, members, t
     stranger = untrained(other, tmp_path / "stranger.pt")
     assert alma_eval([str(members[0]), str(stranger), "--stream", str(stream)]) == 2
     output = capsys.readouterr().err
-    assert f"{stranger} was trained with a dictionary of 34 types, but {stream} has 24" in output
+    assert f"{stranger} was trained with a dictionary of 34 entries, but the dictionary of {stream} has 24" in output
     assert "Traceback" not in output

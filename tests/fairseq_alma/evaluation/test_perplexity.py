@@ -203,7 +203,7 @@ def test_bad_input_gives_one_message(stream, trained, tmp_path, capsys):
         ([str(tmp_path / "none.pt"), "--stream", str(stream)], "no run and no checkpoint at"),
         ([str(cut_short), "--stream", str(stream)], "no complete checkpoint"),
         ([str(trained), "--stream", str(tmp_path / "nowhere")], "alma-prep"),
-        ([str(trained), "--stream", str(other_words)], "dictionary of 24 types"),
+        ([str(trained), "--stream", str(other_words)], "dictionary of 24 entries"),
         ([str(trained), "--stream", str(same_size)], "another dictionary"),
         ([str(tmp_path)], "no predictor.json"),
     ]:
@@ -216,5 +216,5 @@ def test_bad_input_gives_one_message(stream, trained, tmp_path, capsys):
 
 def test_members_of_other_dictionaries_make_no_ensemble(stream, trained, tmp_path):
     other = make_stream(tmp_path / "other", num_words=30, tokens=400)
-    with pytest.raises(StreamError, match="dictionary of 24 types"):
+    with pytest.raises(StreamError, match="dictionary of 24 entries"):
         load_member(trained, StreamFolder.open(other), CPU)

@@ -122,7 +122,7 @@ def test_advice_depends_on_the_log_of_this_attempt_only(stream, tmp_path, before
         ("--distributed-world-size 4", "--distributed-world-size is set by"),
         ("--dropout 0.1", "--dropout is set by"),  # the default of fairseq, but not of this run
         ("--bf16", "give precision=bfloat16"),
-        ("--weight-decay much", "fairseq-train refuses these options: .*--weight-decay: invalid float value: 'much'"),
+        ("--weight-decay much", "refuses the options from fairseq= and arch=: .*--weight-decay: invalid float value"),
         ("--no-such-option", "unrecognized arguments: --no-such-option"),
         ("--weight-decay 'a", "cannot be split into options"),
     ],

@@ -382,4 +382,4 @@ def test_a_missing_argument_is_reported_with_the_usage(stream, tmp_path):
         assert result.returncode != 0
         assert message in result.stderr
         assert "Traceback" not in result.stderr
-    assert "a sweep, ordered by validation" in run_command("alma-lm", "--help").stdout
+    assert "a sweep, sorted by validation score" in run_command("alma-lm", "--help").stdout
