@@ -20,7 +20,7 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import digest_of_code, written_aside
 
 TRAINING_PACKAGES = ("criteria", "data", "models", "modules", "optim", "tasks")
-"""Packages of `fairseq_alma` whose code runs inside fairseq-train.
+"""Packages of `fairseq_alma` whose code runs when a member is trained.
 
 The key of a shared member is a digest that depends on this code. So members that were trained with other code are not
 reused."""
@@ -107,10 +107,10 @@ def key_of(recipe: Mapping[str, Any], start: Path) -> str:
 
 
 def _digest_of_code() -> str:
-    """Return the digest of the code of `fairseq_alma` that runs inside fairseq-train.
+    """Return the digest of the code of `fairseq_alma` that runs when a member is trained.
 
     The key of a training contains this digest in addition to the version number of the package, because a developer may
     change the code without a new version number.
     """
-    # flops.py computes the FLOPs in done.json.
+    # Include flops.py, because it computes the training FLOPs in done.json, which is copied with a member.
     return digest_of_code((*TRAINING_PACKAGES, "evaluation/flops.py"))

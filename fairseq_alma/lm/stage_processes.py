@@ -1,4 +1,4 @@
-"""Runs the fairseq-train processes of a stage on this machine, in parallel if possible, with a live display."""
+"""Runs the training processes of a stage on this machine, in parallel if possible, with a live display."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +10,10 @@ from fairseq_alma.lm.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
 from launch.warm import warm_start
 
-# Environment variables of a cluster job. The value None removes them for fairseq-train, for two reasons. First, fairseq
-# would try to train on all machines of the job, but a stage uses only this machine. Second, fairseq would compute the
-# port on which its processes communicate from the job id, so members that train at the same time would use one port.
+# Environment variables of a cluster job. The value None removes them for the training processes, for two reasons.
+# First, fairseq would try to train on all machines of the job, but a stage uses only this machine. Second, fairseq
+# would compute the port on which its processes communicate from the job id, so members that train at the same time
+# would use one port.
 ON_THIS_MACHINE = dict.fromkeys(
     ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )
@@ -26,9 +27,10 @@ TRAIN_MEMBER = "fairseq_alma.lm.train_member"
 """Program that trains one member of a stage."""
 
 IMPORTED = (TRAIN_MEMBER, *fairseq_alma.REGISTERED, "torch._dynamo")
-"""Modules that this program needs. One process imports them, once, and forks the programs of all stages.
+"""Modules that a training process needs. A server process imports them once, and training processes are forks of it.
 
-torch imports torch._dynamo, which takes more than a second, when the first optimizer is created."""
+torch._dynamo is in the list, because torch imports it when the first optimizer is created, and this import takes more
+than a second."""
 
 
 class LocalProcesses:
@@ -57,14 +59,26 @@ class LocalProcesses:
             self.memory = min(torch.cuda.get_device_properties(i).total_memory for i in range(self._num_gpus))
 
     def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices for each job (call of fairseq-train), if the stage has `num_jobs` jobs."""
+        """Return the number of devices for each job of a stage with `num_jobs` jobs. Each job trains one member."""
         (slot, *_) = self._slots(num_jobs)
         return len(slot["CUDA_VISIBLE_DEVICES"].split(",")) if "CUDA_VISIBLE_DEVICES" in slot else self._num_gpus or 1
 
     def run(
         self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
     ) -> dict[int, int | None]:
-        """Run the jobs of a stage, wait for all of them, and return their exit statuses (see member.Processes.run)."""
+        """Run the jobs of a stage, wait for all of them, and return their exit statuses.
+
+        Each job is a process that trains one member. See member.Processes.run.
+
+        Args:
+            stage: the stage to which the jobs belong.
+            jobs: command and log file of each job, by member number.
+            num_jobs: number of members of the stage, including finished members, which are not in `jobs`.
+            updates: number of updates of each job, for the display.
+
+        Returns:
+            Exit status of each job, by member number; None for a job that was not started.
+        """
         with StageDisplay(
             stage, dict.fromkeys(jobs, updates), self._num_mega_batches, scalars=self._scalars
         ) as display:

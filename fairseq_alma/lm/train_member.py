@@ -3,8 +3,8 @@
 alma-lm starts this program. CONFIG is a file with fairseq's configuration, which alma-lm writes to the folder of the
 member. The training is that of fairseq-train, with two changes that fairseq has no option for:
 
-- Checkpoints are written at equal intervals of time, too, and not only after a validation.
-- Every checkpoint is written once. fairseq writes it under three names.
+- Checkpoints are written not only after a validation, but also at equal time intervals.
+- Every checkpoint is written only once. fairseq would write three files with the same content.
 """
 
 import argparse
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq_cli import train as fairseq_train  # before fairseq, because the first of both decides how lines are logged
+
+# Import fairseq_cli before fairseq, because the package that is imported first determines the format of the log.
+from fairseq_cli import train as fairseq_train
 
 # isort: split
 from fairseq import checkpoint_utils
@@ -28,14 +30,14 @@ import fairseq_alma
 from fairseq_alma.checkpoints import BEST, LAST, link
 
 UPDATES_PER_CHECK = 10
-"""With several processes, they agree every 10 updates on whether a checkpoint is due."""
+"""If several processes train a member, they agree only every 10 updates on whether a checkpoint is due."""
 
 
 class Checkpoints:
     """Decides when the checkpoints of a training are written, and writes them.
 
-    checkpoint_last.pt is the newest checkpoint. checkpoint_best.pt is the one with the best validation score. If they
-    are equal, they are two names of one file.
+    checkpoint_last.pt is the newest checkpoint. checkpoint_best.pt is the checkpoint with the best validation score. If
+    the newest checkpoint is also the best, the two names are hard links to one file.
 
     Args:
         minutes: time between two checkpoints if there is no validation in between.
@@ -50,16 +52,22 @@ class Checkpoints:
     def validate_and_save(
         self, cfg: DictConfig, trainer: Any, task: Any, epoch_itr: Any, valid_subsets: list[str], end_of_epoch: bool
     ) -> tuple[list[float | None], bool]:
-        """Replaces the function of fairseq_cli.train with the same name. fairseq calls it after every update.
+        """Validate and save like fairseq, and also save a checkpoint if enough time has passed since the last one.
 
-        After the first update, the garbage collector is switched off, because it would stop the training for up to half
-        a second at a time. Instead, it runs before a checkpoint is written.
+        fairseq calls this method after every update, because it replaces `fairseq_cli.train.validate_and_save`.
+
+        The first call turns off the automatic garbage collection, because each collection would stop the training for
+        up to half a second. Instead, garbage is collected before a checkpoint is written.
+
+        Returns:
+            The return value of fairseq's function: the validation losses, and whether the training should stop.
         """
         if gc.isenabled():
             gc.collect()
             gc.freeze()
             gc.disable()
-            atexit.register(gc.unfreeze)  # otherwise, the library of triton prints at the end what it calls leaks
+            # Undo gc.freeze at exit. Otherwise, the triton library would report the frozen objects as memory leaks.
+            atexit.register(gc.unfreeze)
         losses, should_stop = self._validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
         num_updates = trainer.get_num_updates()
         if num_updates != self._saved_at and self._is_due(num_updates, trainer.data_parallel_world_size):
@@ -79,13 +87,17 @@ class Checkpoints:
         return bool(answer.item())
 
     def save(self, cfg: DictConfig, trainer: Any, epoch_itr: Any, val_loss: float | None) -> str | None:
-        """Replaces fairseq.checkpoint_utils.save_checkpoint. Return the path of the checkpoint, None on other ranks.
+        """Write a checkpoint. This method replaces `fairseq.checkpoint_utils.save_checkpoint`.
 
         Args:
             cfg: the group `checkpoint` of the configuration.
             trainer: fairseq's trainer.
             epoch_itr: the iterator over the training data, whose position is saved.
             val_loss: the validation score, the smaller the better; None if the model was not validated now.
+
+        Returns:
+            The path of the checkpoint. If several processes train a member, only one of them writes the checkpoint, and
+            the result of all others is None.
         """
         self._saved, self._saved_at = time.monotonic(), trainer.get_num_updates()
         gc.collect()
@@ -107,14 +119,21 @@ class Checkpoints:
         }
         if best is not None:
             extra_state["best"] = best
-        path = trainer.save_checkpoint(str(folder / LAST), extra_state)  # written aside and renamed
+        # fairseq writes a temporary file and renames it. It does not overwrite the old file, which may also have the
+        # name checkpoint_best.pt.
+        path = trainer.save_checkpoint(str(folder / LAST), extra_state)
         if is_best:
             link(folder / LAST, folder / BEST)
         return path
 
 
 def train(config: DictConfig, checkpoint_minutes: float) -> None:
-    """Train in this process, which may be one of several. Arguments as those of the program."""
+    """Train a member in this process. If several processes train the member, each of them calls this function.
+
+    Args:
+        config: fairseq's configuration of the training.
+        checkpoint_minutes: time in minutes between two checkpoints if there is no validation in between.
+    """
     fairseq_alma.register()
     checkpoints = Checkpoints(checkpoint_minutes)
 

@@ -90,9 +90,10 @@ class TrainingConfigs:
             "save_dir": folder,
             "finetune_from_model": start,
             "save_interval_updates": interval,
-            "save_interval": 10**6,  # in epochs. Never reached, so only save_interval_updates has an effect
-            "validate_interval": 10**6,  # in epochs. Never reached, either
-            "validate_interval_updates": interval,  # without it, fairseq saves at an epoch's end without validation
+            # No stage reaches this number of epochs, so only the intervals in updates have an effect.
+            "save_interval": 10**6,
+            "validate_interval": 10**6,
+            "validate_interval_updates": interval,  # without it, fairseq saves after each epoch without validation
             "best_checkpoint_metric": "ppl",
             "log_format": "json",
             "log_interval": max(1, min(100, updates // 50)),
@@ -113,7 +114,8 @@ class TrainingConfigs:
 def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
     """Return the number of updates of each member in a stage.
 
-    If it depends on the number of mega-batches, replayed ones count only with replay=all.
+    If the number depends on the number of mega-batches (setting `updates_per_mega_batch`), mega-batches of earlier
+    stages count only with replay=all.
     """
     replayed = len(stage.past) if stage.replay == "all" else 0
     return settings.updates_of_stage(len(stage.new) + replayed)
@@ -122,7 +124,7 @@ def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
 def data_of_stage(stage: Stage) -> dict[str, Any]:
     """Return the options of the task that choose the mega-batches of a stage.
 
-    In replay by share, a fixed share of each batch comes from earlier mega-batches.
+    If `stage.replay` is a number, this fraction of each batch comes from mega-batches of earlier stages.
     """
     new, past = [m.t for m in stage.new], [m.t for m in stage.past]
     if not stage.replay or not past:

@@ -86,7 +86,7 @@ class SwitchLanguageModel(FairseqLanguageModel):
         if cfg.tokens_per_sample > cfg.learned_positions:
             raise SettingError(
                 f"--tokens-per-sample {cfg.tokens_per_sample} is longer than --learned-positions "
-                f"{cfg.learned_positions}: shorten the first or raise the second"
+                f"{cfg.learned_positions}: lower --tokens-per-sample or raise --learned-positions"
             )
         if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
             raise SettingError(
@@ -95,7 +95,7 @@ class SwitchLanguageModel(FairseqLanguageModel):
             )
         try:
             return cls(SwitchDecoder(cfg, task.source_dictionary))
-        except ValueError as error:  # raised by SwitchFeedForward for an invalid size
+        except ValueError as error:  # SwitchFeedForward raises ValueError for an invalid size
             raise SettingError(str(error)) from error
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
@@ -113,7 +113,9 @@ class SwitchLanguageModel(FairseqLanguageModel):
         super().upgrade_state_dict_named(state_dict, name)
         own = self.state_dict()
         for key in own.keys() - state_dict.keys():
-            if key.endswith("version"):  # missing in fairseq's moving average of the weights (--store-ema)
+            # If the state dict is the moving average of the weights (fairseq's option --store-ema), it has no entry
+            # `version`, because fairseq leaves it out. Add this entry.
+            if key.endswith("version"):
                 state_dict[key] = own[key]
         _refuse_other_sizes(state_dict, own)
 
@@ -219,9 +221,10 @@ class SwitchDecoder(FairseqDecoder):
             return x, extra
 
     def _autocast(self, device_type: str) -> AbstractContextManager[Any]:
-        """Return the context in which the model computes. With precision float32, it changes nothing."""
-        # The context is entered here and not in the task or the criterion, so that training, validation and alma-eval
-        # compute alike, and because fairseq switches autocast off around the criterion on a GPU.
+        """Return a context manager that turns on autocast to bfloat16. With precision float32, it does nothing."""
+        # The model turns on autocast, not the task or the criterion, for two reasons. First, training, validation and
+        # alma-eval then compute with the same precision. Second, on a GPU, fairseq turns autocast off around the
+        # criterion.
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(device_type, dtype=torch.bfloat16)
@@ -336,7 +339,8 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the attention output [B, L, D] for the inputs `x` [B, L, D]."""
-        q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # [B, H, L, D/H]
+        # Queries, keys and values have the shape [B, H, L, D/H].
+        q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         if x.device.type == "cpu":
             # On a CPU, attention computes in float32. In bfloat16, its backward pass is three times as slow for 128

@@ -1,14 +1,16 @@
 """Send each token to its expert, and return the outputs of the experts in the original order of the tokens.
 
-A plan sorts the tokens by expert into rows, so that the rows of one expert follow each other. There are three ways to
-lay out the rows. All of them give the same outputs and gradients:
+The inputs of all experts form one matrix. Each row of this matrix is the input of one token, and the rows of one expert
+follow each other. A plan says which token is in which row. There are three ways to lay out the rows. All of them give
+the same outputs and gradients:
 
-- "split": one part for each expert, without padding. The host must know the size of each part, so it reads the sizes
-  from the device. This is the fastest way on a CPU, where such a read costs nothing.
+- "split": one row for each token that is kept. The matrix is split into one part for each expert. The host must know
+  the sizes of the parts, so it reads them from the device. This is the fastest way on a CPU, where such a read costs
+  nothing.
 - "slots": every expert has as many rows as its capacity, and some rows may stay empty. No shape depends on the data,
   so the host never waits for the device. With capacity factor 1 there are as many rows as tokens.
-- "grouped": one row for each token, and a matrix product (`torch.nn.functional.grouped_mm`) that reads the limits
-  between the experts on the device.
+- "grouped": one row for each token. The matrix product `torch.nn.functional.grouped_mm` reads on the device at which
+  row each expert ends, so the host does not wait.
 """
 
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-# Dimensions: T tokens, S rows of the experts, E experts, D model width.
+# Dimensions: T tokens, S rows of the matrix with the inputs of all experts, E experts, D model width.
 
 Way = Literal["split", "slots", "grouped"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -28,13 +30,13 @@ class Plan:
     """The assignment of tokens to experts. A token is kept if its expert processes it, and dropped otherwise."""
 
     way: Way
-    """How the rows are laid out."""
+    """How the rows of the experts are laid out: "split", "slots" or "grouped"."""
     token_S: Tensor
-    """The token in each row, sorted by expert and, within an expert, in the order of the tokens. int64 [S]."""
+    """Index of the token in each row, int64 [S]. Rows are sorted by expert, and for each expert by token index."""
     used_S: Tensor | None
     """False for a row whose output is not used, bool [S]; None if all rows are used."""
     row_T: Tensor
-    """The row of each token; any row if the token is dropped. int64 [T]."""
+    """Index of the row of each token, int64 [T]. For dropped tokens, the index is arbitrary."""
     kept_T: Tensor | None
     """False for dropped tokens, True for all others, bool [T]; None if no token can have been dropped."""
     load_E: Tensor
@@ -42,7 +44,7 @@ class Plan:
     dropped_E: Tensor
     """Number of dropped tokens of each expert, int64 [E]."""
     counts: tuple[int, ...] | None
-    """Number of rows of each expert, [E]; None if only the device knows it ("grouped")."""
+    """Number of rows of each expert, [E]; None with "grouped", because the numbers are then only on the device."""
 
     @property
     def num_dropped(self) -> Tensor:
@@ -51,7 +53,7 @@ class Plan:
 
 
 def choose_way(device: torch.device, dtype: torch.dtype, capacity: int | None) -> Way:
-    """Return the fastest way to lay out the rows.
+    """Return the fastest way to lay out the rows of the experts: "split", "slots" or "grouped".
 
     Args:
         device: the device of the tokens.
@@ -152,17 +154,18 @@ def from_rows(y_SD: Tensor, plan: Plan) -> Tensor:
 
 
 class _Move(torch.autograd.Function):
-    """Select rows of a matrix, in the backward pass too.
+    """Select rows of a matrix. The backward pass also selects rows, instead of adding them.
 
-    The gradient of index_select is an addition at indices, which is slow in bfloat16 on a GPU and depends on the order
-    of the additions. Here each row is used at most once, so the gradient is a selection by the inverse index.
+    The gradient of index_select adds rows at indices. This is slow in bfloat16 on a GPU, and the result depends on the
+    order of the additions. Here, each row is selected at most once. So nothing must be added, and the backward pass
+    selects rows with the inverse index.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, inverse_valid: Tensor | None
     ) -> Tensor:
-        """Return x[index], with 0 in the rows in which `valid` is False (None: it is True everywhere).
+        """Return x[index], with 0 in the rows in which `valid` is False. None means that all rows are valid.
 
         Args:
             ctx: torch's context.
@@ -177,13 +180,14 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """Return the gradient of x."""
+        """Return the gradient with respect to `x`, given the gradient with respect to the result."""
         return _select(grad, *ctx.saved_tensors), None, None, None, None
 
 
 def _select(x: Tensor, index: Tensor, valid: Tensor | None) -> Tensor:
     """Return x[index], with 0 in the rows in which `valid` is False."""
-    if len(x) == 0:  # index_select refuses to select from nothing, even if no row is valid
+    # index_select raises an error if x has no rows, even if no row of the result is valid. Return zeros instead.
+    if len(x) == 0:
         return x.new_zeros(len(index), x.size(1))
     selected = x.index_select(0, index)
     return selected if valid is None else selected.masked_fill_(~valid.unsqueeze(1), 0)

@@ -11,11 +11,13 @@ from fairseq_alma.modules.precision import compute_type
 # Dimensions: T tokens, D model width, V words in the vocabulary, n tokens of one chunk.
 
 TOKENS_PER_CHUNK = {"cpu": 1024, "cuda": 4096}
-"""Device type -> number of tokens whose logits summed_nll stores at a time, in the type of the matrix products.
+"""Device type -> number of tokens in a chunk of summed_nll, which stores the logits of one chunk at a time.
 
-With V = 50,000 and bfloat16, 1024 tokens are 100 MB. For each chunk, the gradient of the weights is read and written
-once more: on a CPU, 256 tokens take 1.2 times the time of 1024, and 4096 tokens save 5%. A GPU computes faster in
-relation to its memory, so it needs larger chunks (estimated: with 4096 tokens, this costs 7% on an H100)."""
+With V = 50,000 and bfloat16, the logits of 1024 tokens need 100 MB. The gradient of the weights is read and written
+once for each chunk, so small chunks are slower. On a CPU, chunks of 256 tokens take 1.2 times the time of chunks of
+1024 tokens, and chunks of 4096 tokens take 5% less time. A GPU needs larger chunks than a CPU, because its arithmetic
+is faster in relation to its memory. With chunks of 4096 tokens on an H100, reading and writing the gradient costs an
+estimated 7% of the time."""
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 23, "cuda": 1 << 28}
 """Device type -> number of logits that are stored in float32 at a time: 32 MiB of float32 on a CPU, 1 GiB on a GPU.
@@ -29,7 +31,7 @@ def summed_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: 
 
     The matrix products are computed in the dtype of autocast if it is on, otherwise in the dtype of x. Everything else
     is float32: log-softmax, the sum, and the sum of the weights' gradients over chunks. The gradients are computed in
-    the forward pass, while the logits of a chunk are at hand. So a second derivative is not available.
+    the forward pass, because the logits of a chunk are in memory only then. So a second derivative is not available.
 
     In float32, this takes two thirds of the time of torch's linear_cross_entropy on a CPU with V = 50k. In bfloat16,
     linear_cross_entropy would round the sum to bfloat16, which is an error of half a percent.
@@ -76,13 +78,13 @@ def token_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: i
 
 
 class _SummedNll(torch.autograd.Function):
-    """summed_nll with gradients."""
+    """Compute the summed negative log-likelihood and its gradients (see summed_nll)."""
 
     @staticmethod
     def forward(
         ctx: Any, x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: int, dtype: torch.dtype
     ) -> Tensor:
-        """Return the sum and store the gradients. `dtype` is the type of the matrix products."""
+        """Return the summed negative log-likelihood and store its gradients. The matrix products use `dtype`."""
         ctx.dtypes = x_TD.dtype, weight_VD.dtype
         x_TD, w_VD = x_TD.to(dtype), weight_VD.to(dtype)
         grad_x_TD = torch.empty_like(x_TD)
@@ -108,7 +110,7 @@ class _SummedNll(torch.autograd.Function):
 
 
 def _nll_then_gradient(logits_nV: Tensor, target_n: Tensor, ignore_index: int) -> Tensor:
-    """Return the negative log-likelihood of each target, 0 for padding, and replace the logits by its gradient.
+    """Return the negative log-likelihood of each target, 0 for padding, and overwrite `logits_nV` with the gradient.
 
     Only LOGITS_PER_CHUNK logits at a time are stored in float32.
 
@@ -123,7 +125,8 @@ def _nll_then_gradient(logits_nV: Tensor, target_n: Tensor, ignore_index: int) -
     """
     length = _tokens_in_float32(logits_nV.device.type, logits_nV.size(1))
     is_padding_n = target_n == ignore_index
-    index_n1 = target_n.masked_fill(is_padding_n, 0).unsqueeze(1)  # ignore_index need not be a word
+    # Replace ignore_index by 0, because `gather` needs valid word indices and ignore_index can be a number like -100.
+    index_n1 = target_n.masked_fill(is_padding_n, 0).unsqueeze(1)
     parts = []
     for logits, index in zip(logits_nV.split(length), index_n1.split(length), strict=True):
         values = logits.log_softmax(-1, dtype=torch.float32)

@@ -62,7 +62,7 @@ class Router(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, model_dim))
         # For each expert, the index of the expert from which it was split. -1 means that the expert does not come from
-        # a split, and that its weight row gives a logit of the softmax.
+        # a split. The softmax contains only the experts with -1.
         # The indices are stored as floating point numbers, because fairseq's option --store-ema averages every entry of
         # a state dict, and the average of integers need not be an integer.
         self.register_buffer("split_E", torch.full((num_experts,), -1.0))
@@ -140,8 +140,9 @@ def _descend(
         leaf_probabilities[parent] = leaf_probabilities[parent] * (1 - to_new_T)
         at_parent_T = expert_T == parent
         moves_T = at_parent_T & (logits_TE[:, new] > 0)
-        # Compute g / stop_gradient(g) (see Router) as exp(log g - stop_gradient(log g)). If g were divided by itself, a
-        # token at another expert could give 0 / 0, and then all gradients would be NaN.
+        # Compute g / stop_gradient(g) (see Router) as exp(log g - stop_gradient(log g)). g is also computed for tokens
+        # that are not at this split, and for them it can be 0. A division would then give 0 / 0, and all gradients
+        # would be NaN.
         log_taken_T = F.logsigmoid(torch.where(moves_T, logits_TE[:, new], -logits_TE[:, new]))
         one_T = (log_taken_T - log_taken_T.detach()).exp()
         probability_T = torch.where(at_parent_T, probability_T * one_T, probability_T)

@@ -87,7 +87,7 @@ class SwitchFeedForward(nn.Module):
         self.eval_capacity_factor = eval_capacity_factor
         self.activation_dropout = activation_dropout
         self.way: Way | None = None
-        """How the rows of the experts are laid out (see dispatch); None: as choose_way says."""
+        """Layout of the rows of the experts: "split", "slots" or "grouped". None: the fastest one (see choose_way)."""
         for weight_E in (self.fc1_weight, self.fc2_weight):
             for weight in weight_E:
                 nn.init.xavier_uniform_(weight)

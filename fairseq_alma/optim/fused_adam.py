@@ -34,7 +34,7 @@ class FusedAdam(FairseqOptimizer):
     """AdamW of torch with `fused=True`.
 
     Without weight decay, this is Adam as published (Kingma and Ba, algorithm 1). fairseq's adam differs from it in one
-    detail: it adds eps before the bias correction of the denominator, so in the first updates its eps is larger.
+    detail: it adds eps before the bias correction of the denominator. So in the first updates, eps has a larger effect.
 
     Args:
         cfg: options.

@@ -42,8 +42,8 @@ APPEARANCES = {
 # The colours for learners that plugins add. The name of the learner determines which of them it gets.
 _COLOURS_OF_PLUGINS = ("#000000", "#117733", "#661100", "#777777")
 
-# The line styles of the waits. The matplotlib style (0, (1, 3)) starts at offset 0 and repeats a dash of length 1 and a
-# gap of length 3.
+# The line style of a curve shows the wait of the learner. These are the line styles, first for matplotlib. For example,
+# the matplotlib style (0, (1, 3)) starts at offset 0 and repeats a dash of length 1 and a gap of length 3.
 _MATPLOTLIB_DASHES: tuple = ("-", "--", ":", "-.", (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 _PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 

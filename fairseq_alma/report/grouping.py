@@ -147,6 +147,10 @@ def _compared_settings(half: Half, settings: Mapping[str, Any]) -> dict[str, Any
     """Return the settings that must be equal within a group: those that the learner has and that affect its results.
 
     The seeds are left out.
+
+    Args:
+        half: which command made the run: "vision" for alma-vision, "language model" for alma-lm.
+        settings: all settings of the run.
     """
     learner = _learner_of(settings)
     return {

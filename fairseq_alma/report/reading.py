@@ -171,7 +171,8 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
         try:
             return max(len(read_json(path)["digests"]), last_t)
         except (RunError, KeyError, TypeError):
-            pass  # the file is incomplete, or another release of ALMA wrote it, so use the settings instead
+            # arrivals.json is incomplete, or another release of ALMA wrote it. Use the settings instead.
+            pass
     for name in ("arrivals", "mega_batches"):
         if isinstance(value := settings.get(name), int) and value >= last_t:
             return value

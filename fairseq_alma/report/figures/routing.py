@@ -137,8 +137,8 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
 
 def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray) -> None:
     """Draw the tree of gates on top of the examples. An expert that receives no example is left out."""
-    # `leaves` maps each expert to the position where its index is drawn. It is the position of that image of the expert
-    # that has the most other images of this expert around it.
+    # Compute where the index of each expert is drawn. Among the images of the expert, choose the image that has the
+    # most other images of the expert near it, and use the position of this image.
     radius = np.ptp(positions, axis=0).max() / 12
     leaves = {int(leaf): _densest_position(positions[expert == leaf], radius) for leaf in np.unique(expert)}
 
