@@ -1,4 +1,7 @@
-"""Run child processes on this machine and read their output line by line. When this process ends, they are ended."""
+"""Run child processes on this machine and read their output line by line.
+
+When this process ends, its child processes are ended, too.
+"""
 
 import codecs
 import ctypes
@@ -217,7 +220,8 @@ def _stop(running: Sequence[_Running]) -> None:
         for job in running:
             with suppress(subprocess.TimeoutExpired):
                 job.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    finally:  # kill the processes even if the user interrupts the wait above by pressing Ctrl-C again
+    finally:
+        # Kill the processes even if the user presses Ctrl-C again, which interrupts the wait above.
         for job in running:
             job.process.kill()
             job.process.wait()

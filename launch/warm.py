@@ -10,8 +10,8 @@ The module `multiprocessing.forkserver` of the standard library is similar, but 
 `python -m`: it imports the main script of the parent again, does not run functions registered with `atexit`, ends with
 status 1 instead of by SIGINT after Ctrl-C, and keeps the server alive if the parent is killed.
 
-The server is only used on Linux, and not if the environment variable ALMA_WARM is 0. Without it, and for other commands
-than `python -m`, processes are started by `subprocess`.
+The server is only used on Linux, and not if the environment variable ALMA_WARM is 0. Commands other than `python -m`,
+and all commands if there is no server, are started by `subprocess`.
 """
 
 import atexit
@@ -44,15 +44,15 @@ QUIET_IMPORTS = {
 
 A process that has used CUDA cannot use it after a fork, so the server sees no GPU. A process that has several threads
 should not fork, so numpy's library OpenBLAS and pyarrow's memory allocator must not start threads at import. In a fork,
-OpenBLAS continues to use one thread. Modules in the current folder of this process are not imported, because they need
-not be those of the job."""
+OpenBLAS continues to use one thread. PYTHONSAFEPATH excludes the current folder from the server's sys.path, because the
+current folder of a job may be a different folder with different modules."""
 
 
 def warm_start(modules: Sequence[str]) -> Start:
     """Return a function that starts `python -m` commands as forks of one server, for the argument `start` of Job.
 
-    The server is started by the first call, in the background. Further calls with the same modules use it again. It
-    ends with this process.
+    The server is started by the first call, in the background. Further calls with the same modules use the server
+    again. The server ends when this process ends.
 
     Args:
         modules: dotted names of the modules that the server imports before it forks. A module that cannot be imported
@@ -65,12 +65,17 @@ def warm_start(modules: Sequence[str]) -> Start:
 
 @cache
 def _server(pid: int, modules: tuple[str, ...]) -> "Server":
-    """Return the only server with these modules. A fork of this process has another `pid`, and gets its own server."""
+    """Return the server for these modules. The first call creates it, and later calls return it from the cache.
+
+    Args:
+        pid: id of the calling process. If this process forks, the child has a different id and gets a separate server.
+        modules: dotted names of the modules that the server imports.
+    """
     return Server(modules)
 
 
 class Server:
-    """A process that has imported modules and forks when it is asked to. This object is the connection to it.
+    """Connection to a server process, which has imported modules and creates a fork for each job.
 
     Args:
         modules: dotted names of the modules that the server imports.
@@ -80,12 +85,14 @@ class Server:
         self._control, theirs = socket.socketpair()
         self._owner = os.getpid()
         with theirs:
-            # The server removes OMP_NUM_THREADS, because OpenMP reads it only when it is loaded. So a fork can have a
-            # number of threads of its own, or OpenMP's default.
+            # Start the server without OMP_NUM_THREADS. OpenMP reads this variable only once, when the server loads
+            # OpenMP, so the number of threads of this process would apply to all forks. Instead, each fork uses the
+            # number of threads of its job, or OpenMP's default.
             environment = {**os.environ, **QUIET_IMPORTS}
             environment.pop("OMP_NUM_THREADS", None)
-            # Linux would kill the server at the end of the thread that started it, not of the process. If this is not
-            # the main thread, rely on the end of the connection only, which the server notices too.
+            # Use killed_with only in the main thread, because Linux kills the server when the thread that started it
+            # ends, even if this process continues. In another thread, do without killed_with: the server also exits
+            # when this process ends, because the connection is closed then.
             is_main_thread = threading.current_thread() is threading.main_thread()
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "launch.warm", str(theirs.fileno()), *modules],
@@ -109,7 +116,8 @@ class Server:
             reply.sendall(json.dumps(request).encode())
             reply.shutdown(socket.SHUT_WR)
             return Fork(reply)
-        except OSError:  # the server has ended, or cannot fork
+        except OSError:
+            # The server has ended or cannot fork, so start the command without the server.
             reply.close()
             return start_process(command, output, environment)
         except BaseException:
@@ -138,9 +146,10 @@ class Fork:
     def __init__(self, reply: socket.socket):
         self._reply = reply
         self._status: int | None = None
-        self.pid = self._read()  # waits while the server imports its modules
+        # Read the process id. This waits until the server has imported its modules and has forked.
+        self.pid = self._read()
         if self.pid is None:
-            raise ConnectionError("the server did not fork")
+            raise ConnectionError("the server did not fork: it has ended, or it could not create a process")
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the process has ended and return its exit status, negative if a signal ended it.
@@ -152,7 +161,8 @@ class Fork:
             if not select.select([self._reply], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
             status = self._read()
-            # Without a status, the server has been killed, and Linux has killed the fork for this reason.
+            # If there is no status, the server was killed before it could send one. Linux kills all forks of a killed
+            # server with SIGKILL, so use this signal as the status.
             self._status = -signal.SIGKILL if status is None else status
             self._reply.close()
         return self._status
@@ -166,15 +176,17 @@ class Fork:
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
+        # First check whether the process has ended. In this case, do not send the signal, because the process id may
+        # belong to another process now.
         with suppress(subprocess.TimeoutExpired):
-            self.wait(timeout=0)  # if the process has ended, its id may belong to another process now
+            self.wait(timeout=0)
         if self._status is None:
             assert self.pid is not None
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def _read(self) -> int | None:
-        """Return the next number that the server sends, or None if it has ended."""
+        """Return the next number that the server sends, or None if the server has closed the connection."""
         line = b""
         with suppress(ConnectionError):
             while not line.endswith(b"\n") and (character := self._reply.recv(1)):
@@ -188,14 +200,19 @@ def serve(control: socket.socket, modules: Sequence[str]) -> list[str]:
     In the server, this function does not return: the process exits. In a fork, it returns the arguments of `python -m`,
     a module name and the arguments of the module.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes; the forks handle it
+    # Ignore Ctrl-C in the server. In a terminal, Ctrl-C sends SIGINT to all processes, and the forks handle it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in modules:
-        with suppress(Exception):  # a fork that needs this module imports it again and reports the error
+        # Ignore import errors, because a fork that needs the module imports it again and reports the error.
+        with suppress(Exception):
             importlib.import_module(module)
+    # Exit if a library has started threads at import, because it is not safe to fork a process with several threads.
     if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
-        os._exit(1)  # a library has started threads at import, so it is not safe to fork
+        os._exit(1)
     gc.collect()
-    gc.freeze()  # otherwise the first garbage collection of each fork copies the memory that it shares with the server
+    # Exclude all existing objects from garbage collection. Otherwise, the first garbage collection in a fork would
+    # write to these objects, so Linux would have to copy the memory that the fork shares with the server.
+    gc.freeze()
     prepare = killed_with(os.getpid())
     ended, wake_up = os.pipe()
     os.set_blocking(wake_up, False)
@@ -236,7 +253,7 @@ def serve(control: socket.socket, modules: Sequence[str]) -> list[str]:
 
 
 def _fork() -> int | None:
-    """Return the process id of a fork, 0 in the fork, and None if there is not enough memory for a fork."""
+    """Fork this process. Return the process id of the fork, or 0 in the fork, or None if forking failed."""
     try:
         return os.fork()
     except OSError:
@@ -245,7 +262,8 @@ def _fork() -> int | None:
 
 def _send_statuses(replies: dict[int, socket.socket]) -> None:
     """Send the exit statuses of the forks that have ended, and remove them from `replies`."""
-    with suppress(ChildProcessError):  # no fork runs
+    # waitpid raises ChildProcessError if no fork is left.
+    with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             with suppress(OSError, KeyError), replies.pop(pid) as reply:
@@ -253,7 +271,13 @@ def _send_statuses(replies: dict[int, socket.socket]) -> None:
 
 
 def _take_over(output: int, reply: socket.socket) -> list[str]:
-    """Give this process, a fork, the output, environment, folder, threads and random state of its job.
+    """Set up a new fork for its job: output, environment variables, working directory, threads and random state.
+
+    This function runs in the fork.
+
+    Args:
+        output: file descriptor to which stdout and stderr of the fork are redirected.
+        reply: connection from which the arguments, environment variables and folder of the job are read.
 
     Returns:
         The arguments of `python -m`.
@@ -263,13 +287,17 @@ def _take_over(output: int, reply: socket.socket) -> list[str]:
     os.close(output)
     with reply, reply.makefile("rb") as file:
         request = json.load(file)
-    atexit.register(gc.unfreeze)  # libraries such as triton check at the end whether all their objects are deleted
+    # At exit, undo gc.freeze(), which the server has called. Libraries such as triton check at exit whether all their
+    # objects have been deleted, and frozen objects are never deleted by garbage collection.
+    atexit.register(gc.unfreeze)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    # Add the working directory to sys.path, because `python -m` adds it, too.
     if not os.environ.get("PYTHONSAFEPATH"):
-        sys.path.insert(0, request["folder"])  # as `python -m` does
-    # Every process starts with random numbers of its own. Python sees to that in a fork, numpy and torch do not.
+        sys.path.insert(0, request["folder"])
+    # Seed numpy and torch anew, because all forks would otherwise start with the same random state. Python seeds its
+    # module `random` in every fork.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
@@ -281,8 +309,9 @@ def _take_over(output: int, reply: socket.socket) -> list[str]:
 
 
 def run_module(module: str, *arguments: str) -> None:
-    """Run a module as `python -m` does."""
-    sys.modules.pop(module, None)  # if the server has imported it, run it once more, as the main module
+    """Run a module like the command `python -m MODULE ARGUMENTS`."""
+    # The server may have imported the module. Remove it from sys.modules, so that it is executed again as `__main__`.
+    sys.modules.pop(module, None)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -5,7 +5,7 @@ This package never imports fairseq.
 Terms:
 
 mega-batch  a part of a dataset; the mega-batches of a stream arrive one after another
-stage       one training round, on the mega-batches that have arrived since the stage before
+stage       one training round, on the mega-batches that have arrived since the previous stage
 learner     a method that trains networks in stages and predicts with them
 run         the folder with the results of one combination of settings and one random seed
 ledger      a table of the run's scores and costs, with one row for the untrained learner and one per mega-batch

@@ -75,7 +75,11 @@ class StageData:
 
     @property
     def num_new(self) -> int:
-        """Number of examples that an epoch reads, per seed. If `replay` is "all", earlier mega-batches are included."""
+        """Number of examples that an epoch reads, per seed.
+
+        If the setting `replay` is False or a number, this is the number of new examples. If `replay` is "all", it is
+        the number of new examples and of examples of earlier mega-batches.
+        """
         return self.training.num_examples - self.num_past
 
 
@@ -83,7 +87,7 @@ class Memory:
     """Stores the training and validation examples of the current stage, as tensors on the device.
 
     With replay, the examples of earlier stages stay in memory, and each stage appends its new examples. Without replay,
-    the examples of a stage replace the examples of the stage before.
+    the examples of a stage replace the examples of the previous stage.
 
     Args:
         inputs: converts images to their storage format and to network inputs.
@@ -105,7 +109,7 @@ class Memory:
         validation examples of earlier mega-batches are included.
 
         Args:
-            new: the mega-batches that have arrived since the stage before.
+            new: the mega-batches that have arrived since the previous stage.
             past: all earlier mega-batches.
             replay: the setting `replay`: False, "all", or a number, which is the fraction of each batch that comes
                 from earlier mega-batches (see `StreamSettings.replay`).

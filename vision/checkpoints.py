@@ -17,7 +17,9 @@ KINDS: dict[str, type[Stack]] = {
     "vgg": VGGStack,
     "vgg_mixture": VGGMixtureStack,
 }
-"""Name of each kind of network stack -> its class. A checkpoint stores the name under "kind". Add new kinds here."""
+"""The class of each kind of network stack, by name of the kind.
+
+A checkpoint stores the name under the key "kind". Add new kinds here."""
 FORMAT_VERSION = 1
 """Version of the file format. A file with another version is refused."""
 
@@ -45,11 +47,13 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format_version {state['format_version']}, but this release reads {FORMAT_VERSION}")
+            raise ValueError(f"its format version is {state['format_version']}, but only {FORMAT_VERSION} is supported")
         return KINDS[state["kind"]].from_state(state, device)
     except FileNotFoundError as error:
-        raise StageError(f"{path} is missing: restore it, or start again in another out=") from error
+        raise StageError(f"{path} is missing: restore it, or start a new run in another folder (out=)") from error
     except Exception as error:
         # Catch every error, because a damaged file can cause many kinds of errors, for example zip errors, pickle
         # errors and KeyErrors.
-        raise StageError(f"{path} cannot be read ({error!r}): restore it, or start again in another out=") from error
+        raise StageError(
+            f"{path} cannot be read ({error!r}): restore it, or start a new run in another folder (out=)"
+        ) from error

@@ -133,8 +133,8 @@ def _check_md5(path: Path, file: File) -> None:
 class _Recorded:
     """Stand-in for numpy's functions and classes while a pickle file is read.
 
-    Where the pickle file asks to call one of numpy's functions or classes, the unpickler creates an object of this
-    class instead. The object only records the arguments of the call.
+    When a pickle file contains the instruction to call a numpy function or class, the unpickler does not execute the
+    call. Instead, it creates an object of this class, which only records the arguments of the call.
     """
 
     arguments: tuple = ()
@@ -157,7 +157,8 @@ class _Unpickler(pickle.Unpickler):
     known = frozenset(
         {
             ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),  # name of the same function since numpy 2
+            # numpy 2 has renamed the module of the function `_reconstruct`.
+            ("numpy._core.multiarray", "_reconstruct"),
             ("numpy", "ndarray"),
             ("numpy", "dtype"),
         }

@@ -143,7 +143,8 @@ def _emnist(data_root: Path, split: str) -> Dataset:
     ]
     if not all((folder / name).is_file() for pair in names for name in pair):
         _download("emnist", "EMNIST", data_root, "EMNIST/raw", {"split": split})
-    first = 1 if split == "letters" else 0  # the labels in the files of the split "letters" start at 1
+    # In the files of the split "letters", the labels start at 1.
+    first = 1 if split == "letters" else 0
     known = range(first, first + classes[split])
     parts = [_read_pair(folder / images, folder / labels, known) for images, labels in names]
     parts = [Examples(part.images, part.labels - first) for part in parts]
@@ -177,7 +178,8 @@ DATASETS: dict[str, Callable[[Path, str], Dataset]] = {
     "cifar10": _cifar10,
     "cifar100": _cifar100,
 }
-"""Name of each dataset -> function that loads it, called with the data folder and the split. Add new datasets here."""
+"""The function that loads each dataset, by name of the dataset. Its arguments are the data folder and the name of the
+split. Add new datasets here."""
 
 
 def _download(name: str, kind: str, data_root: Path, folder: str, arguments: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ class Run:
     forward_flops: Array
     """FLOPs of one forward pass on one example (vision) or one input of tokens_per_sample tokens (text)."""
     train_flops: Array
-    """Training FLOPs since the previous arrival, rounded to float64. The sum in `summary` is exact."""
+    """Training FLOPs since the previous arrival, as float64. `summary["comp"]` is the exact sum over all arrivals."""
     num_updates: Array
     """Number of optimizer updates since the previous arrival. For an ensemble, the sum over its members."""
     train_seconds: Array
@@ -193,9 +193,9 @@ class Comparison:
     half: Half
     """Which command made the runs: "vision" for alma-vision, "language model" for alma-lm."""
     name: str
-    """The title, such as `mnist, B = 500`."""
+    """Title of the comparison, such as `mnist, B = 500`."""
     slug: str
-    """The title in a form that can be a folder name, such as `mnist_B500`."""
+    """Title of the comparison in a form that can be a folder name, such as `mnist_B500`."""
     num_arrivals: int
     groups: tuple[RunGroup, ...]
 

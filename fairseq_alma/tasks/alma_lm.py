@@ -146,8 +146,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Return fairseq's iterator over the batches of a dataset, with two changes.
 
-        First, no block is dropped. With `--required-batch-size-multiple` (8 by default), fairseq drops a last batch
-        that has another size. Then validation and test would not score all tokens.
+        First, no block is dropped. fairseq would drop the last batch if its size is not a multiple of
+        `--required-batch-size-multiple` (8 by default). Then validation and test would not score all tokens.
 
         Second, every training epoch gets new batches. fairseq makes the batches only in the first epoch of a process
         and uses them again in later epochs. So if a stage was resumed in a later epoch, its batches would differ from
@@ -169,8 +169,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Run a forward and a backward pass. Return the loss (summed over tokens), number of tokens and values to log.
 
         Raises:
-            FloatingPointError: if the loss of this call, or on a GPU of an earlier one, is not finite. Earlier
-                checkpoints are not changed.
+            FloatingPointError: if a loss is not finite. On a GPU, the error may be raised a few calls after the call
+                that computed the loss. Earlier checkpoints are not changed.
             MemoryError: if the device does not have enough memory for the batch.
         """
         try:
@@ -265,5 +265,5 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return Blocks(blocks, blocks.sizes, self.dictionary, self.dictionary, shuffle=shuffle, targets=["future"])
 
     def _load(self, split: str) -> Any:
-        """Return the dataset of the documents in a split, memory-mapped."""
+        """Return the documents of a split as a memory-mapped dataset."""
         return data_utils.load_indexed_dataset(str(self.stream.prefix(split)), self.dictionary, "mmap")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 MAX_WAITING = 16
-"""Number of losses that may wait to be read. With more, the host waits for the oldest one."""
+"""Maximum number of losses that wait for their check. If there are more, the host waits for the oldest loss."""
 
 
 class LossCheck:
@@ -21,14 +21,16 @@ class LossCheck:
         self._waiting: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
     def add(self, loss: Tensor, update: int) -> None:
-        """Check all losses that have arrived at the host, including this one if it is on a CPU.
+        """Add a loss to the losses that are to be checked, and check all losses that have arrived at the host.
+
+        A loss on a CPU is already at the host, so it is checked in this call.
 
         Args:
             loss: a scalar.
-            update: the number of the update, counted from 1, for the error message.
+            update: number of the update that computed the loss, counted from 1. Error messages contain it.
 
         Raises:
-            FloatingPointError: if a loss is not finite. The message names its update.
+            FloatingPointError: if one of the checked losses is not finite. The message names its update.
         """
         loss, arrived = loss.detach(), None
         if loss.device.type == "cuda":
@@ -41,7 +43,7 @@ class LossCheck:
             self._check_oldest()
 
     def finish(self) -> None:
-        """Wait for all losses and check them.
+        """Check all losses that have been added but not yet checked. Wait until they have arrived at the host.
 
         Raises:
             FloatingPointError: if a loss is not finite.
@@ -54,7 +56,9 @@ class LossCheck:
         if arrived is not None:
             arrived.synchronize()
         if not torch.isfinite(loss):
-            self._waiting.clear()  # one error is enough; fairseq may ask again while it handles this one
+            # Discard the other losses. Otherwise a second error could be raised while fairseq handles this error,
+            # because fairseq may call the task again, which calls `finish`.
+            self._waiting.clear()
             raise FloatingPointError(
                 f"the loss is {loss.item()} at update {update}: lower the learning rate, lengthen the warm-up or clip "
                 f"the gradient (--clip-norm). Earlier checkpoints are not affected."
@@ -62,5 +66,9 @@ class LossCheck:
 
 
 def _has_arrived(event: torch.cuda.Event | None) -> bool:
-    """Return True if the copy that ends with `event` has arrived at the host (None: there was no copy)."""
+    """Return True if the copy of a loss has arrived at the host, or if `event` is None because no copy was needed.
+
+    Args:
+        event: CUDA event that was recorded after the copy, or None if the loss was on a CPU.
+    """
     return event is None or event.query()

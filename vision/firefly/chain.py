@@ -120,10 +120,10 @@ class Chain:
         return [layer.width for layer in self.layers]
 
     def num_params(self, widths: Sequence[int] | None = None) -> int:
-        """Return the number of parameters of this network, or of the same kind of network with the given widths.
+        """Return the number of parameters that this network would have if its layers had the given widths.
 
         Args:
-            widths: number of units of each layer. None means the widths of this network.
+            widths: number of units of each layer. By default, the widths of this network.
         """
         first = self.layers[0].weight
         num_in, kernel_size, total = first.shape[1], first[0, 0].numel(), 0

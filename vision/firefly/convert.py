@@ -56,7 +56,12 @@ def stack_from_chain(chain: Chain, like: Stack) -> Stack:
 
 
 def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
-    """Return a stack of one multilayer perceptron with copies of the tensors of the chain."""
+    """Return a stack of one multilayer perceptron with copies of the tensors of the chain.
+
+    Args:
+        chain: the network.
+        like: a stack. The new stack has the same number of inputs and the same device.
+    """
     tensors: dict[str, Tensor] = {}
     pairs = [*((layer.weight, layer.bias) for layer in chain.layers), (chain.head_weight, chain.head_bias)]
     for number, (weight, bias) in enumerate(pairs, start=1):
@@ -67,7 +72,12 @@ def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
 
 
 def _vgg_stack(chain: Chain, like: VGGStack) -> VGGStack:
-    """Return a stack of one VGG with copies of the tensors of the chain."""
+    """Return a stack of one VGG with copies of the tensors of the chain.
+
+    Args:
+        chain: the network.
+        like: a stack. The new stack has the same number of inputs and the same device.
+    """
     tensors: dict[str, Tensor] = {}
     statistics: dict[str, Tensor] = {}
     blocks = [0]
@@ -81,7 +91,7 @@ def _vgg_stack(chain: Chain, like: VGGStack) -> VGGStack:
         }
         statistics |= {f"mean_{number}": norm.mean[None], f"variance_{number}": norm.variance[None]}
         # Count the layers of each block. A block ends with a pooled layer. The last layer is pooled, too, so the list
-        # ends with the count 0 of a block that does not exist. It is dropped below.
+        # ends with the count 0 of a block that does not exist. `blocks[:-1]` below removes this count.
         blocks[-1] += 1
         if layer.is_pooled:
             blocks.append(0)

@@ -54,22 +54,23 @@ class DepthCandidates:
             trainable((draw_uniform((layer.width, layer.width, *layer.weight.shape[2:])) * 2 - 1) * 0.01)
             for layer in chain.layers
         ]
-        """For each layer, the weights of the new layer minus the weights of the identity, [D, D, *k]."""
+        """For each layer of the chain, the noise of the new layer after it, [D, D, *k]. The weights of the new layer
+        are the identity (weights that return the input unchanged) plus the noise."""
 
     @property
     def variables(self) -> list[Tensor]:
-        """The noise of all candidates: small weights, which the first ranking pass trains."""
+        """The noise of all candidates: small random weights, which the first of the two ranking passes trains."""
         return self.noise
 
     def penalty(self) -> Tensor:
-        """Return the penalty that is added to the loss to keep the noise small, a scalar."""
+        """Return the penalty that is added to the loss, a scalar. It keeps the noise of the new layers small."""
         return SPLIT_PENALTY * sum_of_squares(self.noise)
 
     def gates(self) -> list[Tensor]:
-        """Return the gates, one per candidate: for each layer a tensor [1] that is 0 and requires gradients.
+        """Return the gates of the candidates: for each layer a tensor [1] that is 0 and requires gradients.
 
-        The second ranking pass multiplies the noise of a candidate by 1 + its gate, and the gradient of the gate is the
-        score of the candidate.
+        The second ranking pass multiplies the noise of a candidate by 1 + gate, and the gradient of the loss with
+        respect to the gate is the score of the candidate.
         """
         return [torch.zeros(1, device=noise.device, requires_grad=True) for noise in self.noise]
 
@@ -84,7 +85,8 @@ class DepthCandidates:
             x = layer.output(x)
             noise = layer.product(x, self.noise[number])
             if gates is not None:
-                # Multiply the noise by 1 + gate. detach() does not change the gradients, because all gates are 0.
+                # Multiply the noise by 1 + gate. detach() makes the backward pass cheaper. It does not change the
+                # gradients, because the gradients that it omits are multiplied by gates, and all gates are 0.
                 noise = noise + noise.detach() * gates[number]
             x = layer.pool((x + noise).relu())
         return F.linear(x.flatten(1), self.chain.head_weight, self.chain.head_bias)
@@ -140,8 +142,8 @@ def grow_depth(
     """
     if num_layers > len(chain.layers):
         raise SettingError(
-            f"grow_depth={num_layers} is too large: each of the {len(chain.layers)} layers of the network can get at "
-            f"most one new layer after it. Set grow_depth to at most {len(chain.layers)}"
+            f"grow_depth={num_layers} is too large: each of the {len(chain.layers)} layers of the network can be "
+            f"followed by at most one new layer. Set grow_depth to at most {len(chain.layers)}"
         )
     candidates = DepthCandidates(chain, draws(chain, generator)[0])
     scores, flops, num_examples, example = rank(candidates, batches)
@@ -165,7 +167,7 @@ def grow_depth(
 
 
 def _identity_weight(layer: Layer) -> Tensor:
-    """Return the weights [D, D, *k] of a new layer after `layer`. The output of the new layer equals its input."""
+    """Return weights [D, D, *k] with which a new layer after `layer` returns its input unchanged."""
     eye = torch.eye(layer.width, device=layer.weight.device, dtype=layer.weight.dtype)
     return F.pad(eye[..., None, None], (1, 1, 1, 1)) if layer.weight.dim() == 4 else eye
 

@@ -20,9 +20,10 @@ from vision.firefly.chain import Chain
 from vision.flops import flops_of_call
 
 SPLIT_PENALTY, NEW_UNIT_PENALTY = 1e-2, 1e-4
-"""Factors of the penalties, which are sums of squared weights that are added to the loss. The first factor is for the
-noise of splits and of new layers. The second is for the weights with which new units read the old units of the layer
-before."""
+"""Factors of the penalties. A penalty is a sum of squared weights, multiplied by its factor and added to the loss.
+
+SPLIT_PENALTY is for the noise (small trainable weights) of splits and of new layers. NEW_UNIT_PENALTY is for the input
+weights of new units."""
 
 Batch = tuple[Tensor, Tensor]
 """Examples, [b, i] or [b, channels, s, s], and their classes, [b]."""
@@ -37,13 +38,16 @@ class Candidates(Protocol):
 
     @property
     def variables(self) -> list[Tensor]:
-        """The noise of all candidates: small weights, which the first ranking pass trains."""
+        """The noise of all candidates: small random weights, which the first of the two ranking passes trains."""
 
     def penalty(self) -> Tensor:
-        """Return the penalty that is added to the loss to keep the noise small, a scalar."""
+        """Return the penalty that is added to the loss, a scalar. It keeps the noise of the candidates small."""
 
     def gates(self) -> list[Tensor]:
-        """Return the gates: for each layer a tensor of zeros that requires gradients, with one number per candidate."""
+        """Return the gates of the candidates: for each layer a tensor of zeros with one element per candidate.
+
+        The tensors require gradients. A gate is the number whose gradient is the score of the candidate.
+        """
 
     def logits(self, x: Tensor, gates: Sequence[Tensor] | None = None) -> Tensor:
         """Return the logits of the network with all candidates, [b, classes]."""
@@ -72,16 +76,18 @@ class Ranking(NamedTuple):
 
 
 def rank(candidates: Candidates, batches: BatchSource) -> Ranking:
-    """Train the noise of candidates for one epoch, then score every candidate in a second epoch.
+    """Return the scores of all candidates and the FLOPs spent on computing them.
+
+    The first epoch trains the noise (the small random weights of the candidates). The second epoch computes the scores.
 
     Args:
-        candidates: the network and its candidates. The noise of the candidates is trained in place.
+        candidates: the network and its candidates. The noise is modified in place.
         batches: the data that the next stage trains on.
     """
     optimizer = torch.optim.RMSprop(candidates.variables, lr=1e-3, momentum=0.1, alpha=0.9)
     flops_per_example = 0
     for x, y in batches():
-        # All examples need equally many FLOPs, so count the FLOPs of the first example only.
+        # Every example needs the same number of FLOPs, so count the FLOPs of the first example only.
         flops_per_example = flops_per_example or _flops_of_example(candidates, x[:1], y[:1])
         optimizer.zero_grad()
         (F.cross_entropy(candidates.logits(x), y) + candidates.penalty()).backward()

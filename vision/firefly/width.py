@@ -54,12 +54,12 @@ class WidthCandidates:
         """For each layer, the noise v of the splits, [D, C, *k]. The split of a unit with weights W replaces it by two
         units, called its halves, with the weights W + v and W - v."""
         self.new_units: list[Tensor] = []
-        """For each layer, the weights with which its new units read the old units of the layer before, [K, C, *k]. In
-        the first layer, the new units read the inputs of the network."""
+        """For each layer, the input weights of its new units, [K, C, *k]. The inputs are the old units of the previous
+        layer or, for the first layer, the inputs of the network."""
         self.weights_on_new: list[Tensor | None] = []
-        """For each layer, the weights with which its units read the new units of the layer before, [D + K, K, *k]. The
-        first D rows belong to its old units, the last K to its new units. None for the first layer, because no layer
-        comes before it."""
+        """For each layer, the weights from the K new units of the previous layer to the units of this layer,
+        [D + K, K, *k]. The first D rows belong to the old units of this layer, the last K rows to its new units. None
+        for the first layer, because it has no previous layer."""
         for number, layer in enumerate(chain.layers):
             num_in, *kernel = layer.weight.shape[1:]
             self.splits.append(trainable((draw_uniform((layer.width, num_in, *kernel)) * 2 - 1) * 0.1))
@@ -68,23 +68,27 @@ class WidthCandidates:
             self.weights_on_new.append(trainable((draw_uniform(shape) * 2 - 1) * 0.01) if number else None)
         shape = (len(chain.head_bias), num_candidates)
         self.head_weight_on_new = trainable((draw_uniform(shape) * 2 - 1) * 0.01)
-        """The weights with which the head reads the new units of the last layer, [classes, K]."""
+        """Weights from the K new units of the last layer to the head, [classes, K]."""
 
     @property
     def variables(self) -> list[Tensor]:
-        """The noise of all candidates: small weights, which the first ranking pass trains."""
+        """The noise of all candidates: small random weights, which the first of the two ranking passes trains."""
         weights_on_new = [weight for weight in self.weights_on_new if weight is not None]
         return [*self.splits, *self.new_units, *weights_on_new, self.head_weight_on_new]
 
     def penalty(self) -> Tensor:
-        """Return the penalty that is added to the loss to keep the noise small, a scalar."""
+        """Return the penalty that is added to the loss, a scalar.
+
+        It keeps the noise of the splits and the input weights of the new units small.
+        """
         return SPLIT_PENALTY * sum_of_squares(self.splits) + NEW_UNIT_PENALTY * sum_of_squares(self.new_units)
 
     def gates(self) -> list[Tensor]:
-        """Return the gates: for each layer a tensor [D + K] of zeros that requires gradients, one number per candidate.
+        """Return the gates of the candidates: for each layer a tensor of zeros [D + K], one element per candidate.
 
-        The first D numbers belong to the splits, the last K to the new units. The second ranking pass multiplies
-        the noise of a candidate by 1 + its gate, and the gradient of the gate is the score of the candidate.
+        The first D elements belong to the splits of the D units, the last K elements to the K new units. The tensors
+        require gradients. The second ranking pass multiplies the noise of a candidate by 1 + gate, and the gradient of
+        the loss with respect to the gate is the score of the candidate.
         """
         return [
             torch.zeros(layer.width + self.num_candidates, device=layer.weight.device, requires_grad=True)
@@ -101,11 +105,13 @@ class WidthCandidates:
         x_new: Tensor | None = None
         for number, layer in enumerate(self.chain.layers):
             width = layer.width
-            # Compute in one product everything that reads x: the old units, the noise of the splits, and the new units.
+            # The old units, the noise of the splits and the new units have the input x in common. So compute all of
+            # their outputs in one product.
             weights = torch.cat([layer.weight, self.splits[number], self.new_units[number]])
             z, noise, z_new = layer.product(x, weights).split([width, width, self.num_candidates], dim=1)
             if gates is not None:
-                # Multiply the noise by 1 + gate. detach() does not change the gradients, because all gates are 0.
+                # Multiply the noise by 1 + gate. detach() makes the backward pass cheaper. It does not change the
+                # gradients, because the gradients that it omits are multiplied by gates, and all gates are 0.
                 gate = gates[number].view(1, -1, *[1] * (x.dim() - 2))
                 noise = noise + noise.detach() * gate[:, :width]
                 z_new = z_new + z_new.detach() * gate[:, width:]
@@ -115,8 +121,8 @@ class WidthCandidates:
                 z, z_new = z + more, z_new + more_new
             halves = layer.activate(z + noise, layer.norm) + layer.activate(z - noise, layer.norm)
             new_norm = None if layer.norm is None else Norm.identity(layer.weight, self.num_candidates)
-            # Pool the mean of the two halves, as in the authors' code. This is an approximation, because the grown
-            # network pools each half separately.
+            # Pool the mean of the two halves, as the code of the Firefly authors does. This is an approximation,
+            # because the grown network pools each half separately.
             x, x_new = layer.pool(halves / 2), layer.pool(layer.activate(z_new, new_norm))
         assert x_new is not None
         head = self.chain
@@ -143,8 +149,8 @@ class WidthCandidates:
             weight = torch.cat([first_halves, second_halves, self.new_units[number][added]])
             on_new = self.weights_on_new[number]
             if split_inputs is not None and new_inputs is not None and on_new is not None:
-                # Units of the layer before were split or added. So this layer gets a column for each second half and
-                # for each new unit.
+                # The previous layer has gained units: the second halves of splits, and new units. So add a column of
+                # input weights to this layer for each of them.
                 rows = torch.cat([on_new[: layer.width], on_new[split], on_new[layer.width + added]])
                 weight = torch.cat([_with_split_inputs(weight, split_inputs), rows[:, new_inputs]], dim=1)
             norm, bias = layer.norm, layer.bias
@@ -173,14 +179,15 @@ def grow_width(
         chain: the network. It is not modified.
         batches: the data that the next stage trains on.
         count_rule: function that returns how many of the best candidates are added, see `CountRule`.
-        generator: random generator for the noise.
+        generator: random generator for the initial values of the small weights of candidates (the noise).
         num_candidates: number of new units per layer among the candidates, K.
     """
     candidates = WidthCandidates(chain, num_candidates, *draws(chain, generator))
     scores, flops, *_ = rank(candidates, batches)
     layers_and_units = [(layer, unit) for layer, layer_scores in enumerate(scores) for unit in range(len(layer_scores))]
     order = [layers_and_units[index] for index in best_first(scores)]
-    # In a layer of D units, the candidates 0 to D - 1 are splits of these units; the others are new units.
+    # In a layer of D units, the candidates with the indices 0 to D - 1 are the splits of the D units, and the
+    # candidates with larger indices are new units.
     widths = chain.widths
     count = count_rule([(layer, unit >= widths[layer]) for layer, unit in order])
     splits: list[list[int]] = [[] for _ in widths]
@@ -205,7 +212,8 @@ def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
         for count, (layer, _) in enumerate(order):
             if chain.num_params(widths) >= num_params:
                 return count
-            widths[layer] += 1  # a split makes its layer wider by one unit, and so does a new unit
+            # A split and a new unit both add one unit to the layer.
+            widths[layer] += 1
         if chain.num_params(widths) < num_params:
             logger.warning(
                 "%d candidates are too few to reach %d parameters: increase the setting candidates=",
@@ -218,9 +226,10 @@ def count_by_num_params(chain: Chain, num_params: int) -> CountRule:
 
 
 def count_by_width_ratio(chain: Chain, ratio: float) -> CountRule:
-    """Return a rule that adds `ratio` times the current number of units, rounded down (the Firefly authors' rule).
+    """Return a rule by which the network grows by `ratio` times its current number of units, rounded down.
 
-    The rule logs a warning if there are too few candidates, and then adds all of them.
+    The code of the Firefly authors uses this rule. If there are too few candidates, the rule logs a warning, and all
+    candidates are added.
     """
 
     def count_rule(order: list[tuple[int, bool]]) -> int:

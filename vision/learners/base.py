@@ -90,7 +90,7 @@ class VisionLearner:
 
     @property
     def combine(self) -> Combine:
-        """How the networks that predict together form one prediction (see `MemberOutputs.combine`)."""
+        """How the outputs of several networks become one prediction: mean "probability", mean "logit" or "vote"."""
         return "probability"
 
     @property
@@ -122,7 +122,10 @@ class VisionLearner:
         return [Spent() for _ in self.seeds]
 
     def extra_state(self) -> dict[str, Any]:
-        """Return values that only a subclass needs to save, as name -> JSON value. `save` adds them to learner.json."""
+        """Return additional values that `save` writes to learner.json, as a dictionary of JSON values.
+
+        Subclasses override this method to save their state. The base class returns an empty dictionary.
+        """
         return {}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -287,7 +290,7 @@ def _uniform(generators: Sequence[torch.Generator], shape: tuple[int, ...]) -> T
 
 
 LEARNERS: dict[str, type[VisionLearner]] = {}
-"""Name of each vision learner -> its class. `register_learner` adds entries."""
+"""The class of each vision learner, by name of the learner. `register_learner` adds entries."""
 
 
 def register_learner(
