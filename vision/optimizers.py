@@ -20,8 +20,9 @@ class AdaDelta:
 
     def __init__(self, parameters: Tensor, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6):
         self._parameters, self._lr, self._rho = parameters, lr, rho
-        # `_square` and `_change` contain a running mean plus eps, because this saves an addition at every step. To keep
-        # the update rule of torch, `step` also adds eps to each new value before the value enters the mean.
+        # torch's update rule adds eps to both running means at every step. To save this addition, `_square` and
+        # `_change` contain the running mean plus eps. They start at eps, and `step` adds eps to each new value, so the
+        # mean of the values also contains eps.
         self._eps = torch.tensor(eps, device=parameters.device)
         self._square, self._change = torch.full_like(parameters, eps), torch.full_like(parameters, eps)
         self._step, self._new = torch.empty_like(parameters), torch.empty_like(parameters)

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Numbers that name two parameters of glibc's function mallopt. The numbers are defined in malloc.h."""
+"""Numbers that name two parameters of glibc's function mallopt. The header malloc.h defines the numbers."""
 MMAP_THRESHOLDS = (1 << 30, 1 << 25)
-"""Values for M_MMAP_THRESHOLD, in bytes. Older glibc releases refuse the first value, so the second is used there.
+"""Values for glibc's parameter M_MMAP_THRESHOLD, in bytes.
 
-If a memory block is larger than this threshold, glibc usually returns it to the operating system as soon as the program
-frees it."""
+If the program frees a memory block that is larger than M_MMAP_THRESHOLD, glibc usually returns the block to the
+operating system at once. A high threshold avoids this. Older glibc releases refuse the first value. For these releases,
+the second value is used."""
 
 
 @contextmanager
@@ -50,9 +51,9 @@ def keep_freed_memory() -> None:
     a quarter of the time of a step is spent on requesting memory from the operating system. The results of the training
     do not change. On a system without glibc, this function does nothing.
 
-    The change cannot be undone. glibc has no function that reads the current thresholds, and setting a threshold turns
-    off its automatic adjustment permanently. So only a command, whose process runs nothing else, calls this function.
-    `vision.run.run` does not call it, because other programs may call `run`.
+    The change cannot be undone. glibc has no function that reads the current thresholds, and if a threshold is set
+    once, glibc never adjusts it automatically again. So only programs whose process runs nothing else should call this
+    function. `vision.run.run` does not call this function, because other programs may call `run`.
     """
     if not sys.platform.startswith("linux"):
         return

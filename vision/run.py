@@ -140,7 +140,8 @@ def run_and_show(settings: VisionSettings) -> float:
 
 def quickstart() -> None:
     """Train SM and Ens on digits and write a report. `alma-vision` without arguments calls this function."""
-    from fairseq_alma.report.cli import make  # imported here, because importing matplotlib takes a second
+    # Import the report code only here, because it imports matplotlib, which takes a second.
+    from fairseq_alma.report.cli import make
 
     out = Path("runs/quickstart")
     for folder in (out / "sm", out / "ens"):
@@ -172,7 +173,8 @@ def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
 
 def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
     """Log a warning if a growing learner never grows, because there are too few stages."""
-    assert settings.own is not None  # VisionSettings sets `own` when the object is created
+    # `own` may be None only while a VisionSettings object is being created. This assert tells the type checker so.
+    assert settings.own is not None
     grow_every = settings.own.stages_between_growths
     if grow_every is not None and num_stages <= grow_every:
         logger.warning(
@@ -230,8 +232,10 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.ones(1, device=device).item()  # raises an error on a device that stores no data, such as meta
-    except Exception as error:  # torch raises many kinds of errors for a missing device
+        # Read a number from the device. This fails on a device that stores no data, such as meta.
+        torch.ones(1, device=device).item()
+    # Catch all exceptions, because torch raises many kinds of errors for a missing device.
+    except Exception as error:
         raise SettingError(f"device={name!r} cannot be used here ({error}): give auto, cpu or cuda") from error
     return device
 
@@ -275,6 +279,8 @@ def hydra_main(config: DictConfig) -> float:
     """Train with the settings given on the command line, or with one combination of settings of a sweep.
 
     Hydra, the library that reads the command line, calls this function once for each combination.
+
+    Return the final validation error rate, averaged over the seeds. Return infinity if a job of a sweep failed.
     """
     return run_job("alma-vision", config, lambda values, given: run_and_show(settings_of(values, given)))
 

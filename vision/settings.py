@@ -27,7 +27,8 @@ class RecipeSettings(Settings):
     batch_size: Count = 128
     """Number of examples in a batch."""
     optimizer: Literal["adadelta", "sgd"] | None = None
-    """Optimizer. Each stage starts with a new optimizer state. By default `adadelta`; for CIFAR, `sgd`."""
+    """Optimizer. By default `sgd` for CIFAR and `adadelta` for other datasets. Each stage starts with a new optimizer
+    state."""
     lr: float | None = None
     """Learning rate. By default 1 for adadelta and 0.01 for sgd."""
     momentum: float | None = None
@@ -38,9 +39,10 @@ class RecipeSettings(Settings):
     """Weight decay of sgd. By default 1e-4."""
     crop_padding: NonNegative = 4
     """CIFAR: width in pixels of the border that is added to training images before they are cropped at random. Images
-    are also flipped at random. 0 turns off both crops and flips."""
+    are also flipped at random. With 0, images are neither cropped nor flipped."""
     crop_border: float | str = "black"
-    """CIFAR: value of the border pixels, `black` or a normalised pixel value (the authors' code: -1.9)."""
+    """CIFAR: value of the border pixels, either `black` or a number (a pixel value after normalisation). The authors'
+    code uses -1.9."""
     select_by: SelectBy = "validation_loss"
     """Measure that selects the best epoch of a stage: lowest `validation_loss` or highest `validation_accuracy`. The
     stage ends with the parameters of the best epoch."""
@@ -53,7 +55,8 @@ class RecipeSettings(Settings):
         The values of the copy are checked.
 
         Raises:
-            SettingError: if a value is out of range, or if a setting of sgd is given with optimizer=adadelta.
+            SettingError: if a value is out of range, or if momentum, nesterov or weight_decay is given with
+                optimizer=adadelta.
         """
         optimizer = self.optimizer or ("sgd" if dataset in CONVOLUTIONAL else "adadelta")
         lr, momentum, weight_decay = (1.0, 0.0, 0.0) if optimizer == "adadelta" else (0.01, 0.9, 1e-4)
@@ -82,7 +85,10 @@ class RecipeSettings(Settings):
             raise SettingError("nesterov=true needs a momentum= above 0")
         is_number = isinstance(self.crop_border, int | float) and not isinstance(self.crop_border, bool)
         if self.crop_border != "black" and not (is_number and isfinite(self.crop_border)):  # type: ignore[arg-type]
-            raise SettingError(f"crop_border={self.crop_border!r} must be black or a normalised pixel value")
+            raise SettingError(
+                f"crop_border={self.crop_border!r} must be 'black' or a finite number (the value of a pixel after "
+                "normalisation)"
+            )
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,8 @@ class SeedSettings(Settings):
     order_seed: NonNegative | None = None
     """First seed of the order of training examples. By default `seed`."""
     seeds: Count = 1
-    """Number of seeds. The run uses `seed`, `seed` + 1, and so on, all at once (ff: one after another)."""
+    """Number of seeds. The run uses the seeds `seed`, `seed` + 1, and so on. All seeds are trained at once. Exception:
+    with learner=ff, they are trained one after another."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +130,8 @@ class SeedSettings(Settings):
     def first(self, purpose: str) -> int:
         """Return the first seed of the random numbers for a purpose.
 
-        It is the value of the setting in this table or, if that setting is None, the value of `seed`.
+        For each purpose, this table shows a setting. The first seed is the value of that setting or, if the setting is
+        None, the value of `seed`.
 
         purpose                               setting
         "data"                                data_seed
@@ -148,7 +156,7 @@ class VisionSettings(RunSettings):
     data_root: str = "data"
     """Folder that contains the dataset's files. Missing files are downloaded to it."""
     split: str = "balanced"
-    """EMNIST: name of the split (balanced, letters, digits, mnist, byclass or bymerge)."""
+    """EMNIST: variant of the dataset, called split by EMNIST: balanced, letters, digits, mnist, byclass or bymerge."""
     learner: str = "sm"
     """Name of the learner."""
     wait: Count = 1
@@ -159,10 +167,11 @@ class VisionSettings(RunSettings):
     mega_batches: Count | None = None
     """Number of mega-batches in the stream, B. By default 20 for digits, 500 for MNIST and EMNIST, 100 for CIFAR."""
     arrivals: Count | None = None
-    """Number of mega-batches that arrive in this run. By default all B. To continue a run, give a larger number."""
+    """Number of mega-batches that arrive in this run. By default, all B mega-batches of the stream arrive. A
+    finished run can be continued with a larger number."""
     width: Count = 32
-    """Number of units in each hidden layer, h (in a mixture, of each expert). CIFAR: number of channels of each
-    convolution, c."""
+    """Number of units in each hidden layer, h. In a mixture, this is the number of hidden units of each expert. For
+    CIFAR, this is the number of channels of each convolution, c."""
     recipe: RecipeSettings = RecipeSettings()
     validation_share: float = 0.1
     """Share of each mega-batch that is held out for validation. These examples are never used for training."""
@@ -175,19 +184,20 @@ class VisionSettings(RunSettings):
     precision: Literal["float32", "bfloat16"] = "float32"
     """CIFAR: data type in which convolutions are computed. bfloat16 is fast only on hardware that supports it."""
     threads: Count = 1
-    """Number of CPU threads. These networks are so small that more than one thread does not make them faster."""
+    """Number of CPU threads. More than one thread does not make the training faster, because the networks are small."""
     tensorboard: bool = True
     """Whether to write RUN/tensorboard while the run progresses."""
     keep_stages: bool = False
     """Whether to keep the networks of every stage on disk."""
     routing_examples: NonNegative = 2000
-    """Mixtures: number of test images in routing.npz, a file with the chosen expert of each image. 0 writes no file."""
+    """Mixtures: number of test images in routing.npz, a file that says which experts each image uses. With
+    0, this file is not written."""
     preset: str = "paper"
     """Name of the preset: a YAML file of settings."""
     plugin: str | None = None
     """Name of a Python module of yours that is imported first, for example one that registers a learner."""
     own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
-    """Settings that belong to the learner."""
+    """Settings that only the chosen learner has. None is replaced by their default values."""
 
     def __post_init__(self) -> None:
         if not self.out or not isinstance(self.out, str):
@@ -201,7 +211,10 @@ class VisionSettings(RunSettings):
         if self.routing_examples > 5000:
             raise SettingError(f"routing_examples={self.routing_examples} must be at most 5000")
         if self.precision == "bfloat16" and self.dataset not in CONVOLUTIONAL:
-            raise SettingError(f"precision=bfloat16 is for {' and '.join(CONVOLUTIONAL)}: other datasets use float32")
+            raise SettingError(
+                f"precision=bfloat16 can only be used with dataset={' or '.join(CONVOLUTIONAL)}, not with "
+                f"dataset={self.dataset}: give precision=float32"
+            )
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
         self.stream_settings()

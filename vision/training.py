@@ -52,11 +52,16 @@ class OwnLoss:
 
     def __init__(self, num_seeds: int, networks_per_seed: int):
         self.num_orders = num_seeds * networks_per_seed
-        """Number of random sequences in which examples are read, R: one per network. `JointLoss` has one per seed."""
+        """Number of orders, R. An order is a random sequence in which a network reads the examples. Here each network
+        has a separate order. In the subclass `JointLoss`, all networks of a seed share one order."""
         self._networks_per_seed = networks_per_seed
 
     def unit_logits(self, logits_MbC: Tensor) -> Tensor:
-        """Return the logits of each unit (see the class docstring), [U, b, C], given the logits of all networks."""
+        """Return the logits of each unit (see the class docstring), [U, b, C].
+
+        Args:
+            logits_MbC: logits of each network.
+        """
         return logits_MbC
 
     def gradient(self, logits_MbC: Tensor, one_hot_RbC: Tensor) -> Tensor:
@@ -72,11 +77,19 @@ class OwnLoss:
         return _cross_entropy_gradient(self.unit_logits(logits_MbC), one_hot_RbC)
 
     def unit_labels(self, y_Sn: Tensor) -> Tensor:
-        """Return the labels for each unit (see the class docstring), [U, n], given the labels for each seed."""
+        """Return the labels of the examples for each unit (see the class docstring), [U, n].
+
+        Args:
+            y_Sn: labels of the examples for each seed.
+        """
         return y_Sn.repeat_interleave(self._networks_per_seed, 0) if self._networks_per_seed > 1 else y_Sn
 
     def repeat_for_networks(self, values_U: Tensor) -> Tensor:
-        """Return, for each network, the value of the unit to which it belongs, [M]. `values_U` has one per unit."""
+        """Return one value per network, [M]: the value of the unit to which the network belongs.
+
+        Args:
+            values_U: one value per unit (see the class docstring).
+        """
         return values_U
 
 
@@ -115,7 +128,7 @@ class JointLoss(OwnLoss):
 
 @dataclass(frozen=True)
 class TrainingCounts:
-    """Number of updates and of processed examples in a stage."""
+    """Number of updates and numbers of processed examples in a stage."""
 
     num_updates: int
     """Number of updates of each network. Networks that are trained as one model are updated together."""
@@ -141,6 +154,8 @@ def train_stage(
     model (UMix). If several epochs are equally good, the first of them is selected. If the validation loss of a unit is
     infinite or NaN after every epoch, the parameters from before the stage are restored.
 
+    Return the number of updates and the numbers of processed examples.
+
     Args:
         stack: M networks.
         batches: training data.
@@ -162,7 +177,8 @@ def train_stage(
             num_updates += 1
             num_examples += x.shape[1]
         logits_UnC = loss.unit_logits(stack.logits_of_many(x_valid))
-        score_U = _cross_entropy(logits_UnC, y_valid_Un)  # lower is better
+        # The epoch with the lowest score is selected.
+        score_U = _cross_entropy(logits_UnC, y_valid_Un)
         if select_by == "validation_accuracy":
             # Give an epoch with NaN logits the score infinity, so that it is never selected. Without this, it could be
             # selected, because the argmax of NaN logits is still some class, which may be correct by chance.
@@ -200,10 +216,13 @@ def _reciprocal(length: int, device: torch.device) -> Tensor:
 
 
 def _cross_entropy(logits_UnC: Tensor, y_Un: Tensor) -> Tensor:
-    """Return the cross entropy of each unit (see the top of this file), averaged over the examples, [U]."""
+    """Return the cross entropy of each unit, averaged over the examples, [U].
+
+    A unit is a network or, in UMix, all networks of a seed.
+    """
     return logits_UnC.log_softmax(-1).gather(-1, y_Un.unsqueeze(-1)).mean((1, 2)).neg_()
 
 
 def _error_rate(logits_UnC: Tensor, y_Un: Tensor) -> Tensor:
-    """Return the error rate of each unit (see the top of this file), [U]."""
+    """Return the error rate of each unit, [U]. A unit is a network or, in UMix, all networks of a seed."""
     return (logits_UnC.argmax(-1) != y_Un).float().mean(1)

@@ -1,7 +1,8 @@
 """Combine the outputs of ensemble members into one prediction.
 
-A member is one of the networks that predict together. The outputs of the members are added up. The sum over members
-that do not change any more is computed only once, and later sums start from it.
+A member is one of the networks that predict together. The outputs of all members are summed. The outputs of
+members that do not change any more are summed only once. This sum is stored, and the outputs of the other members are
+added to it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class MemberOutputs:
     """
 
     combine: Combine
-    """How the members predict together: by their mean "probability", their mean "logit", or a majority "vote"."""
+    """How the members predict together: "probability" averages their probabilities, "logit" averages their logits, and
+    "vote" is a majority vote."""
     summed_SbC: Tensor
     """Sum of the members' probabilities, or of their logits if `combine` is "logit"."""
     votes_SbC: Tensor | None

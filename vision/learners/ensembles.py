@@ -38,7 +38,10 @@ class Ensemble(VisionLearner):
 
 @register_learner("umix")
 class UnionMix(VisionLearner):
-    """UMix: N networks trained as one model. Its logits are the mean of the networks' logits (authors' code: sum)."""
+    """UMix: N networks that are trained as one model.
+
+    The logits of the model are the mean of the networks' logits. The authors' code uses the sum instead of the mean.
+    """
 
     own: UnionMixSettings
 
@@ -85,9 +88,9 @@ class GrowingEnsemble(VisionLearner):
 
     @property
     def frozen(self) -> list[tuple[str, Stack]]:
-        """The frozen networks of each earlier stage, as (name, stack). Networks not in memory are read from files."""
-        # Forget networks beyond `_num_frozen`, because `load` may have restored an earlier state with fewer frozen
-        # stages.
+        """For each earlier stage, a name and the stack of its frozen networks. Missing stacks are read from files."""
+        # `load` may have restored an earlier state, in which the networks of fewer stages are frozen. So delete the
+        # networks of later stages from the list.
         del self._frozen[self._num_frozen :]
         for index in range(len(self._frozen) + 1, self._num_frozen + 1):
             stack = self._prepared(read_checkpoint(self._file_of_stage(index), self.device))
@@ -95,10 +98,10 @@ class GrowingEnsemble(VisionLearner):
         return self._frozen
 
     def grow(self, stage: Stage) -> list[Spent]:
-        """Freeze the networks of the last stage and create new networks.
+        """Freeze the networks of the previous stage and create new networks.
 
         By default, the new networks have random parameters. If the setting `new_members_from` is "copy", as in the
-        authors' code, the new networks are copies of the networks of the last stage.
+        authors' code, the new networks are copies of the networks of the previous stage.
         """
         last, frozen = self.stack, self.frozen
         frozen.append((f"stage {self.stage_index}", last))

@@ -20,7 +20,7 @@ class StackFiles:
 
     A step is the growth or the training of the learner in one stage. The files of the last two steps are always kept,
     because the process may be killed before the done mark of the last step is written. Then the next process continues
-    from the file of the step before.
+    from the file of the step before the last one.
 
     Args:
         keep_all: if True, no file is deleted.
@@ -31,10 +31,10 @@ class StackFiles:
         """File that contains the networks in their current state. None if there is no such file."""
         self._keep_all = keep_all
         self._recent: list[Path] = []
-        """Files of the last steps, the oldest first."""
+        """Network files of the most recent steps, oldest first. A step is the growth or the training in one stage."""
 
     def read(self, device: torch.device) -> Stack:
-        """Return the networks in the file `current`.
+        """Return the networks that the file `self.current` contains.
 
         Raises:
             StageError: if the file is missing or damaged.
@@ -43,7 +43,7 @@ class StackFiles:
         return read_checkpoint(self.current, device)
 
     def write(self, stack: Stack, path: Path) -> None:
-        """Write the networks to `path`. If a file already contains them in their current state, do nothing."""
+        """Write the networks to `path`. If a file already contains the current networks, do nothing."""
         if self.current is None:
             write_checkpoint(stack, path)
             self.use(path)
@@ -55,7 +55,10 @@ class StackFiles:
             self._recent.append(path)
 
     def delete_unneeded(self, needed: Sequence[Path]) -> None:
-        """Delete the network files of all steps except the last two. Do not delete the files in `needed`."""
+        """Delete network files of old steps, except the files in `needed`. The files of the last two steps are kept.
+
+        A step is the growth or the training of the learner in one stage. If `keep_all` is True, no file is deleted.
+        """
         while len(self._recent) > 2:
             path = self._recent.pop(0)
             if not self._keep_all and path not in needed:

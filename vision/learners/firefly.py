@@ -27,8 +27,8 @@ from vision.learners.base import VisionLearner, register_learner
 class Firefly(VisionLearner):
     """FF: one network, which grows between stages where growth lowers the loss fastest (Firefly, Wu et al. 2020).
 
-    The networks of different seeds grow to different shapes, so they cannot be computed together as one stack. So the
-    run of each seed is trained separately.
+    The networks of different seeds grow to different shapes, so they cannot be computed together as one stack.
+    Therefore the seeds are trained one after another.
     """
 
     stacks_seeds = False
@@ -40,8 +40,8 @@ class Firefly(VisionLearner):
         A candidate is a possible change of the network: a new unit, a unit that is split in two, or a new layer. The
         candidates are ranked by how fast they lower the loss, and the best candidates are added to the network.
 
-        As in the authors' code, the loss is computed on the training data of the next stage, without augmentation. The
-        validation data of one mega-batch would be too few.
+        As in the authors' code, the loss is computed on the training data of the stage that follows the growth, without
+        augmentation. The validation data of one mega-batch would contain too few examples.
         """
         own = self.own
         if (stage.index - 1) % own.grow_every:
@@ -61,7 +61,10 @@ class Firefly(VisionLearner):
         return [Spent(train_flops=flops + wider.flops, train_seconds=time.perf_counter() - began)]
 
     def _count_rule(self, chain: Chain, stage_index: int) -> CountRule:
-        """Return the rule that decides how many candidates are added (see `grow`)."""
+        """Return the rule that decides how many candidates are added to the network.
+
+        A candidate is a possible change of the network (see `grow`).
+        """
         if self.own.grow_by == "width":
             # As in the authors' code, the width of the network in stage t + 1 is about c (1 + g t). Here c is the
             # width in the first stage, and g is grow_ratio. So the width must increase by the fraction
@@ -77,10 +80,10 @@ class Firefly(VisionLearner):
 
 
 def _chain_batches(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of one epoch as (examples, classes), without augmentation, in the format that `Chain` reads.
+    """Yield the batches of one epoch as pairs (examples, classes). The examples are not augmented.
 
-    In this format, images have the shape [b, channels, height, width], the inputs of an MLP have the shape [b, inputs],
-    and classes are indices, [b].
+    The tensors have the shapes that the class `Chain` expects: images are [b, channels, height, width], inputs of an
+    MLP are [b, inputs], and classes are class indices, [b]. b is the number of examples in the batch.
     """
     for (x,), (one_hot,) in batches.epoch(augmented=False):
         yield x.movedim(-1, 1) if x.dim() == 4 else x, one_hot.argmax(-1)

@@ -68,7 +68,7 @@ class GrowingMixture(_MixtureLearner):
     def grow(self, stage: Stage) -> list[Spent]:
         """Every `grow_every` stages, split one expert of each mixture in two. Return the cost of choosing the experts.
 
-        The experts are chosen on the validation data of the last stage (see `worst_experts`).
+        `worst_experts` chooses the experts, using the validation data of the previous stage.
         """
         if (stage.index - 1) % self.own.grow_every:
             return super().grow(stage)
@@ -83,8 +83,8 @@ class GrowingMixture(_MixtureLearner):
 class GrowingFlatMixture(GrowingMixture):
     """gMoE with one softmax gate over all experts (ablation in version 1 of the paper).
 
-    Each growth changes the outputs of the network. With the tree of gates of gMoE, the outputs stay the same, up to
-    rounding.
+    Each growth changes the outputs of the network. In gMoE, which has a tree of gates, growth does not change the
+    outputs, up to rounding.
     """
 
     flat = True

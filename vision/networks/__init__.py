@@ -15,8 +15,8 @@ block.py        a block of the VGG, computed by narrow.py if this is faster, els
 vgg.py          the reduced VGG19
 gates.py        the gates that weigh experts: a tree of gates, or one flat softmax
 gated.py        the interface of stacks with mixtures of experts
-mixture.py      the MLP whose hidden layers are mixtures of experts, and the growth of these mixtures
-vgg_mixture.py  the VGG whose blocks are mixtures of experts, and the growth of these mixtures
+mixture.py      the MLP whose hidden layers are mixtures of experts, which can grow
+vgg_mixture.py  the VGG whose blocks are mixtures of experts, which can grow
 modules.py      one network with mixtures as a torch.nn.Module, for tests, FLOP counts and deployment
 """
 

@@ -92,10 +92,12 @@ def load(source: Path, real: str) -> ctypes.CDLL:
 def _add_to_cache(library: Path, folder: Path) -> Path:
     """Copy a library to the cache folder and return its path there.
 
-    The library gets a name that contains the digest of its content. An undamaged file with this name must not be
-    replaced, because another process, perhaps on another machine, may have loaded it. So the content is written to a
-    temporary file, which then gets its name by os.link(): this call fails if the name exists. (A rename, which
-    core/files.py uses, would replace the file.) A damaged file with this name is deleted first.
+    The file name in the cache contains the digest of the file. If the cache contains an undamaged file with this name,
+    this file is not replaced, because another process, perhaps on another machine, may have loaded it. If the file with
+    this name is damaged, it is deleted first.
+
+    The library is first written to a temporary file. Then os.link() gives the temporary file its final name. os.link()
+    fails if a file with this name exists, whereas a rename would replace that file.
     """
     content = library.read_bytes()
     path = folder / f"{library.stem}-{_digest(content)}.so"
@@ -152,7 +154,7 @@ def _compiler() -> list[str]:
 
 
 def _flags() -> list[str]:
-    """Return the compiler flags that optimise for exactly this processor. They differ between x86 and ARM."""
+    """Return the compiler flags that optimise for the processor of this machine. x86 and ARM need different flags."""
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         return ["-O3", "-march=native"]

@@ -23,11 +23,11 @@ EPS = 1e-5
 MOMENTUM = 0.1
 """Weight of the current batch in the running statistics, as in torch.nn.BatchNorm2d."""
 MAX_DENSE_SIZE = 128
-"""Largest size of an image (pixels x channels) for which a convolution is computed as one matrix product. If the
-numbers of input and output channels differ, the larger number counts."""
+"""A convolution of images of at most this size is computed as one matrix product. The size is the number of pixels
+times the number of channels. If the numbers of input and output channels differ, the larger number is used."""
 ROW_LENGTH = 256
-"""Largest number of values in a row of the table as which images are viewed here. A row contains several pixels, or one
-pixel if a pixel has more channels than this."""
+"""This module views images as a table. ROW_LENGTH is the largest number of values in a row of the table. A row contains
+several pixels, or a single pixel if the pixel has more channels than ROW_LENGTH."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ class ConvLayer:
     def _conv(self, x_bssC: Tensor) -> Tensor:
         """Return the output of the convolution, [b, s, s, D], in the dtype of the parameters.
 
-        For small images (see MAX_DENSE_SIZE), the convolution is computed as a product with the matrix `_dense_weight`.
+        For small images (see MAX_DENSE_SIZE), the convolution is computed as a product with the matrix that
+        `_dense_weight` returns.
         """
         side, num_out, num_in = x_bssC.shape[1], *self._weight_DC33.shape[:2]
         if side * side * max(num_in, num_out) <= MAX_DENSE_SIZE:
@@ -168,8 +169,8 @@ class MaxPool:
 
     The rows are compared first, then the columns. If two compared pixels are equal, the gradient goes to the upper one
     (rows) or to the left one (columns). torch.nn.MaxPool2d compares the pixels in a different order. So if the maximum
-    occurs at two diagonal neighbours, torch can send the gradient to a different one of the two than this class. Both
-    choices are valid subgradients.
+    occurs at two diagonal neighbours, torch may send the gradient to one of the two pixels, and this class to the other
+    pixel. Both gradients are valid subgradients.
     """
 
     def __init__(self) -> None:
@@ -240,15 +241,19 @@ def draw_conv(num_out: int, num_in: int, generators: Sequence[torch.Generator]) 
 
 @lru_cache(maxsize=1000)
 def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
-    """Return, for each entry of the matrix that `_dense_weight` returns, the index of the weight in this entry.
+    """Return, for each entry of the matrix of a convolution, the index of the weight to which the entry is equal.
 
-    The result is flat, [s s D * s s C]. An index refers to the flattened weights [D, 3, 3, C]. A row of the matrix
-    belongs to one channel of an output pixel, a column to one channel of an input pixel. If the output pixel does not
-    read the input pixel, the entry is 0. The index is then one past the last weight, where `_dense_weight` adds a 0.
+    `_dense_weight` returns this matrix. The matrix and the weights [D, 3, 3, C] are flattened. So the result contains
+    one index per entry, [s*s*D*s*s*C], and an index refers to the flattened weights.
+
+    Each row of the matrix belongs to one output pixel and channel, each column to one input pixel and channel. If the
+    input pixel is outside the 3 x 3 pixels that the output pixel depends on, the entry must be 0. The index is then
+    the number of weights: `_dense_weight` appends a 0 to the flattened weights, so that this index points to the 0.
     """
     positions = torch.arange(side)
-    # For each output and input position along one side: the position in the kernel, 0 to 2. Other numbers mean that the
-    # input position is outside the kernel.
+    # offset[i, j] is the index of the kernel row that connects output row i to input row j. The kernel has the rows 0,
+    # 1 and 2. If offset[i, j] is not 0, 1 or 2, output row i does not depend on input row j. The offsets of columns are
+    # equal to the offsets of rows.
     offset = positions - positions[:, None] + 1
     row, column = offset[:, None, None, :, None, None], offset[None, :, None, None, :, None]
     out = torch.arange(num_out)[None, None, :, None, None, None]
@@ -259,15 +264,16 @@ def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.devi
 
 @lru_cache(maxsize=1000)
 def _entries_of_weights(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
-    """Return, for each weight of a convolution, the indices of the entries that contain it, [9 D C * s s].
+    """Return, for each weight of a convolution, where the weight occurs in the matrix of the convolution.
 
-    The entries are those of the flattened matrix of `_dense_weight`. A weight occurs in at most s s entries, so the
-    result contains s s indices per weight. If a weight occurs in fewer entries, its remaining indices are one past the
-    last entry: `_conv_backward` appends a 0 there.
+    `_dense_weight` returns this matrix. In the matrix, a weight occurs in at most s*s entries. So the result contains
+    s*s indices for each weight, [9*D*C*s*s]. The indices refer to the flattened matrix. If a weight occurs in fewer
+    entries, its remaining indices are the number of entries: `_conv_backward` appends a 0 to the flattened gradient of
+    the matrix, so that these indices point to the 0.
 
-    The gradient of a weight is the sum of the gradients of its entries. With these indices, the gradients of the
-    entries are summed in a fixed order, so that the result is reproducible. A scatter-add on a GPU would sum in a
-    random order.
+    The gradient of a weight is the sum of the gradients of the entries in which the weight occurs. With the indices,
+    `_conv_backward` adds these gradients in a fixed order, so the result is reproducible. A scatter-add on a GPU would
+    add them in a random order.
     """
     weights = _weights_of_entries(side, num_out, num_in, torch.device("cpu"))
     num_weights, max_entries = 9 * num_out * num_in, side * side
@@ -280,7 +286,14 @@ def _entries_of_weights(side: int, num_out: int, num_in: int, device: torch.devi
 
 
 def _dense_weight(weight_D33C: Tensor, side: int) -> Tensor:
-    """Return the matrix [s s D, s s C] that maps a flattened image [s s C] to the flattened output of a convolution."""
+    """Return the matrix of a convolution: it maps a flattened image to the flattened output of the convolution.
+
+    The shape of the matrix is [s*s*D, s*s*C]. An image has s*s*C values and the output has s*s*D values.
+
+    Args:
+        weight_D33C: weights of the convolution.
+        side: side of the image in pixels, s.
+    """
     num_out, _, _, num_in = weight_D33C.shape
     weights = _weights_of_entries(side, num_out, num_in, weight_D33C.device)
     padded = torch.cat([weight_D33C.reshape(-1), weight_D33C.new_zeros(1)])
@@ -288,7 +301,7 @@ def _dense_weight(weight_D33C: Tensor, side: int) -> Tensor:
 
 
 def _rows(table_bssD: Tensor) -> tuple[Tensor, int]:
-    """Return a view of the images as a table with several pixels per row, and the number of pixels per row."""
+    """Return the images viewed as a table with several pixels in each row, and the number of pixels in a row."""
     num_pixels, num_channels = table_bssD.shape[:3].numel(), table_bssD.shape[3]
     repeats = 1
     while 2 * repeats * num_channels <= ROW_LENGTH and num_pixels % (2 * repeats) == 0:
@@ -297,7 +310,7 @@ def _rows(table_bssD: Tensor) -> tuple[Tensor, int]:
 
 
 def _repeat(value_D: Tensor, repeats: int) -> Tensor:
-    """Return `value_D`, one value per channel, repeated for each of the `repeats` pixels of a row, [repeats * D]."""
+    """Return `repeats` copies of `value_D`, one after the other, [repeats * D]. `value_D` has one value per channel."""
     return value_D.expand(repeats, -1).reshape(-1)
 
 

@@ -44,7 +44,7 @@ class GatedStack(Stack):
         Afterwards, `expert_weights` contains the weights for all these examples, [M, n, E] for each mixture.
 
         Args:
-            x: examples, [M, n, ...] or [G, n, ...].
+            x: examples, [M, n, ...], or [G, n, ...] if the networks of a group read the same examples.
         """
         if x.shape[1] <= self.examples_at_once:
             return self.logits(x)

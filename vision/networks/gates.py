@@ -120,10 +120,12 @@ class Gates:
         return weights_MbE
 
     def backward(self, d_weights_MbE: Tensor) -> Tensor:
-        """Return the gradient with respect to the logits of the last call of `weights` in training mode, [M, b, K].
+        """Return the gradient with respect to the logits of all branches, [M, b, K].
+
+        The logits are the argument of the last call of `weights` with `training=True`.
 
         Args:
-            d_weights_MbE: gradient with respect to the weights that this call returned.
+            d_weights_MbE: gradient with respect to the weights that this call of `weights` returned.
         """
         if self.hard:
             probability_MbK, chosen_MbK, failed_MbE = self._saved
@@ -141,8 +143,8 @@ class Gates:
             d_log = d_weights_MbE * weights_MbE
             if self.splits[0]:
                 d_log = torch.bmm(d_log, self._on_path_MKE.transpose(1, 2))
-        # Backward pass of log_softmax: subtract the sum of d_log over the branches of a node, times the probability of
-        # the branch.
+        # Backward pass of log_softmax: the gradient of a branch is d_log - p * total. Here p is the probability of the
+        # branch, and `total` is the sum of d_log over all branches of the node.
         total = self._apply_per_node(d_log, lambda d: d.sum(-1, keepdim=True).expand_as(d))
         return d_log.addcmul_(probability_MbK, total, value=-1)
 
@@ -151,7 +153,10 @@ class Gates:
         self._saved = ()
 
     def _hard_weights(self, probability_MbK: Tensor, training: bool) -> Tensor:
-        """Choose one branch of each node. Return 1 for the expert whose branches were all chosen, else 0, [M, b, E]."""
+        """Choose one branch of each node, and return the weights of the experts, [M, b, E].
+
+        The weight of an expert is 1 if all branches on the path to the expert were chosen, else 0.
+        """
         if training:
             if self.noise is None:
                 raise RuntimeError("hard gates need random numbers in training: call set_gate_noise() first")

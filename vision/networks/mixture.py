@@ -1,4 +1,4 @@
-"""The multilayer perceptron (MLP) whose two hidden layers are mixtures of experts, and the growth of mixtures."""
+"""The multilayer perceptron (MLP) whose two hidden layers are mixtures of experts. The mixtures can grow."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -79,7 +79,8 @@ class MixtureStack(GatedStack):
     def flops(self) -> Flops:
         mixtures = list(zip(self.gates, self.sizes, self.sizes[1:], strict=False))
         layers = [(num_in, gates.num_experts * width + gates.num_branches) for gates, num_in, width in mixtures]
-        # With hard gates, a prediction needs only one expert of each mixture. Count the FLOPs of the other experts.
+        # With hard gates, a prediction needs only one expert of each mixture. So the FLOPs of the other experts are
+        # subtracted from the FLOPs of a prediction.
         unused = sum(2 * num_in * (gates.num_experts - 1) * width for gates, num_in, width in mixtures if gates.hard)
         return linear_flops([*layers, (self.sizes[-2], self.sizes[-1])], unused)
 
@@ -123,11 +124,14 @@ class MixtureStack(GatedStack):
                 dx = self._add_axis(layer.input_gradient(self._drop_axis(dy)))
 
     def _drop_axis(self, value: Tensor) -> Tensor:
-        """Return `value` without its first axis if the stack has a single network, as `LinearLayers` expects it."""
+        """Return `value` without its first axis if the stack has a single network. Else return `value` unchanged.
+
+        `LinearLayers` requires tensors without a network axis if there is a single network.
+        """
         return value[0] if len(self) == 1 else value
 
     def _add_axis(self, value: Tensor) -> Tensor:
-        """Undo `_drop_axis`: return `value` with a first axis for the networks."""
+        """Undo `_drop_axis`: if the stack has a single network, return `value` with a first axis of size 1."""
         return value[None] if len(self) == 1 else value
 
     def _with_twins(

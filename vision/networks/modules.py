@@ -20,8 +20,8 @@ from vision.networks.gates import expert_paths
 class MixtureLayerModule(nn.Module):
     """A mixture of experts: the weighted sum of relu(expert output). A tree of gates computes the weights.
 
-    For the experts of the VGG, this ReLU changes nothing: they end with ReLU and pooling, so their outputs are not
-    negative.
+    The experts of a VGG end with ReLU and pooling, so their outputs are never negative. For these experts, the ReLU of
+    the mixture changes nothing.
 
     Args:
         experts: the experts. Each is a leaf of the tree of gates.
@@ -55,7 +55,7 @@ class MixtureLayerModule(nn.Module):
 
         Args:
             x: input of the layer, [b, ...].
-            uniform_bn: see `weights`.
+            uniform_bn: random numbers with which hard gates choose branches in training, see `weights`.
         """
         weights_bE = self.weights(x, uniform_bn)
         outputs = [expert(x).relu() for expert in self.experts]
@@ -105,8 +105,8 @@ class MixtureModule(nn.Module):
 
         Args:
             x: examples, [b, ...].
-            uniforms: for hard gates in training, the argument `uniform_bn` of each mixture, see
-                `MixtureLayerModule.weights`.
+            uniforms: random numbers with which hard gates choose branches in training, one tensor [b, n] per mixture
+                (see `uniform_bn` of `MixtureLayerModule.weights`). If None, each node chooses its most likely branch.
         """
         uniform_bn = iter(uniforms or [])
         for layer in self.layers:

@@ -34,11 +34,11 @@ class SavedLayer:
 
     input_gssCl: Tensor
     """Input of the layer. In the first layer, this is the input of the block. In the other layers, it is the output of
-    the convolution of the layer before, without the batch normalisation and ReLU that follow this convolution."""
+    the convolution of the previous layer, before batch normalisation and ReLU."""
     input_norm_4C: Tensor | None
-    """Batch normalisation of the layer before, with the same four rows as `norm_4D`. This layer applies it to
-    `input_gssCl`, then ReLU, then its own convolution. None in the first layer, whose convolution reads
-    `input_gssCl` itself."""
+    """Batch normalisation of the previous layer: mean, factor, shift and inverse standard deviation, as in `norm_4D`.
+    narrow.c applies this normalisation and ReLU to `input_gssCl` just before the convolution. None in the first layer
+    of the block, which has no previous layer: its convolution reads `input_gssCl` without changes."""
     z_gssDl: Tensor
     """Output of the convolution, before batch normalisation."""
     norm_4D: Tensor
@@ -64,7 +64,7 @@ class NarrowBlock:
         self._saved: list[SavedLayer] = []
 
     def can_compute(self, x_bssC: Tensor) -> bool:
-        """Return True if narrow.c can compute the block for these inputs and is faster than torch."""
+        """Return True if narrow.c can compute the block for the input `x_bssC` and is faster than torch."""
         return (
             self._is_cpu
             and x_bssC.device.type == "cpu"
@@ -92,7 +92,9 @@ class NarrowBlock:
                 f"images of shape {list(x_bssC.shape[1:])} do not fit this block: both sides must be equal and even, "
                 f"and the number of channels must be {self._layers[0].parameters.weight_D33C.shape[3]}"
             )
-        lanes = library.alma_lanes()  # l, the number of examples in a group
+        # narrow.c computes a group of `lanes` examples at once, because a vector register holds `lanes` numbers. The
+        # last group may be incomplete, so round up.
+        lanes = library.alma_lanes()
         groups = -(-num_examples // lanes)
         b, s = c_long(num_examples), c_long(side)
         images = x_bssC.contiguous()
@@ -194,9 +196,10 @@ class NarrowBlock:
 
 
 def _sums_pointer(sums: Tensor | None) -> c_void_p:
-    """Return the address of a tensor with sums per channel, or a null pointer for None.
+    """Return the address of the data of `sums`, or a null pointer if `sums` is None.
 
-    The sums are float64, whatever the dtype of the parameters is. `_pointer` accepts only the dtype of the parameters.
+    `NarrowBlock._pointer` cannot be used for this tensor: it accepts only tensors with the dtype of the parameters, but
+    the sums over the pixels of a channel are always float64.
     """
     return c_void_p(0 if sums is None else sums.data_ptr())
 

@@ -38,7 +38,7 @@ class Stack(ABC):
 
     @property
     def tensors(self) -> list[Parameters]:
-        """All values that change during training: the parameters and the statistics."""
+        """All tensors that training changes: the parameters and the running statistics of batch normalisation."""
         return [self.parameters] if self.statistics is None else [self.parameters, self.statistics]
 
     @property
@@ -53,7 +53,7 @@ class Stack(ABC):
 
     @cached_property
     def flops(self) -> Flops:
-        """FLOPs of one network for one example. torch's FLOP counter counts them; some subclasses use a formula."""
+        """FLOPs of one network for one example, from torch's FLOP counter. Some subclasses use a formula instead."""
         return count_flops(self.to_module(0), self.module_input_shape)
 
     @property
@@ -65,7 +65,7 @@ class Stack(ABC):
         """Return the logits of any number of examples, [M, n, C]. Many examples are computed in several forward passes.
 
         Args:
-            x: examples, [M, n, ...] or [G, n, ...].
+            x: examples, [M, n, ...], or [G, n, ...] if the networks of a group read the same examples.
         """
         if x.shape[1] <= self.examples_at_once:
             return self.logits(x)
@@ -76,7 +76,7 @@ class Stack(ABC):
         """Return the logits of a batch, [M, b, C].
 
         Args:
-            x: examples, [M, b, ...] or [G, b, ...].
+            x: examples, [M, b, ...], or [G, b, ...] if the networks of a group read the same examples.
             training: if True, compute in training mode and save the activations that `backward` needs.
         """
 

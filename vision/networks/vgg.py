@@ -33,8 +33,9 @@ SIDE = 32
 class VGGStack(Stack):
     """M reduced VGG19 networks of equal widths, computed one after the other.
 
-    Multilayer perceptrons are computed together to save the time of starting operations. In a VGG this time does not
-    matter, because even a convolution with 4 channels needs much more time for its arithmetic.
+    Computing several networks by one torch operation saves time only if starting an operation takes longer than its
+    arithmetic, as in small multilayer perceptrons. In a convolution, even with 4 channels, the arithmetic takes much
+    longer than starting the operation.
 
     Args:
         num_inputs: number of channels of an image.

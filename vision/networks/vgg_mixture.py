@@ -1,4 +1,4 @@
-"""The reduced VGG19 whose blocks are mixtures of experts, and the growth of these mixtures.
+"""The reduced VGG19 whose blocks are mixtures of experts. The mixtures can grow.
 
 All blocks except the first are mixtures, as in the original ALMA code. (The paper describes mixtures for MNIST only.)
 An expert of a mixture is a complete block including the pooling. All experts of a mixture have the same shape. The
@@ -145,8 +145,8 @@ class VGGMixtureStack(GatedStack):
         counted = count_flops(self.to_module(0), self.module_input_shape)
         if not self.gates[0].hard:
             return counted
-        # `counted` includes all experts. With hard gates, a prediction needs only one expert of each mixture, so
-        # subtract the FLOPs of the other experts.
+        # `counted` contains the FLOPs of all experts. With hard gates, a prediction needs only one expert of each
+        # mixture, so subtract the FLOPs of the other experts.
         sides = [SIDE >> number for number in range(len(self.blocks))]
         block_flops = [2 * 9 * self.width**2 * side**2 * count for side, count in zip(sides, self.blocks, strict=True)]
         unused = sum((gates.num_experts - 1) * block_flops[number] for number, gates in enumerate(self.gates, start=1))
@@ -224,7 +224,7 @@ class VGGMixtureStack(GatedStack):
     def _gates_backward(self, number: int, gates: Gates, features_Mbf: Tensor, d_weights_MbE: Tensor) -> Tensor | None:
         """Write the gradient of the gates of block `number`. Return the gradient with respect to the features.
 
-        If the block has a single expert, it has no gates. Then nothing is written and None is returned.
+        If the block has a single expert, the block has no gates. In this case, write nothing and return None.
         """
         if not gates.num_branches:
             return None
