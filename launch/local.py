@@ -45,12 +45,14 @@ Start = Callable[[Sequence[str], int, Mapping[str, str]], Process]
 process, and the environment variables of the process."""
 
 
-def start_process(command: Sequence[str], output: int, environment: Mapping[str, str]) -> Process:
-    """Start a command with `subprocess`. See `Start`."""
+def start_process(
+    command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
+) -> Process:
+    """Start a command with `subprocess`. See `Start`. If `errors` is given, stderr is written to it."""
     return subprocess.Popen(
         list(command),
         stdout=output,
-        stderr=output,
+        stderr=output if errors is None else errors,
         env=environment,
         preexec_fn=killed_with(os.getpid()) if sys.platform == "linux" else None,
     )

@@ -10,18 +10,17 @@ The module `multiprocessing.forkserver` of the standard library is similar, but 
 `python -m`: it imports the main script of the parent again, does not run functions registered with `atexit`, ends with
 status 1 instead of by SIGINT after Ctrl-C, and keeps the server alive if the parent is killed.
 
+A command such as alma-lm calls `warm_start` itself. If the command runs in a fork of a server with `generations=1`, it
+has a server of its own from the start. That server does not import the modules again, because it is a fork, too.
+
 The server is only used on Linux, and not if the environment variable ALMA_WARM is 0. Commands other than `python -m`,
 and all commands if there is no server, are started by `subprocess`.
 """
 
 import atexit
-import gc
-import importlib
 import json
 import os
-import runpy
 import select
-import selectors
 import signal
 import socket
 import subprocess
@@ -60,7 +59,13 @@ def warm_start(modules: Sequence[str]) -> Start:
     """
     if sys.platform != "linux" or os.environ.get("ALMA_WARM") == "0":
         return start_process
+    if nested_server and nested_server.is_owned() and {*modules} <= {*nested_server.modules}:
+        return nested_server.start
     return _server(os.getpid(), tuple(modules)).start
+
+
+nested_server: "Server | None" = None
+"""The server of this process, if this process is a fork of a server with generations=1 or more."""
 
 
 @cache
@@ -79,11 +84,12 @@ class Server:
 
     Args:
         modules: dotted names of the modules that the server imports.
+        generations: if it is 1, each fork gets a separate server, which `warm_start` uses in the fork. The forks of
+            that server have no server. If it is 2, they also have one, and so on.
     """
 
-    def __init__(self, modules: Sequence[str]):
-        self._control, theirs = socket.socketpair()
-        self._owner = os.getpid()
+    def __init__(self, modules: Sequence[str], generations: int = 0):
+        control, theirs = socket.socketpair()
         with theirs:
             # Start the server without OMP_NUM_THREADS. OpenMP reads this variable only once, when the server loads
             # OpenMP, so the number of threads of this process would apply to all forks. Instead, each fork uses the
@@ -94,32 +100,64 @@ class Server:
             # ends, even if this process continues. In another thread, do without killed_with: the server also exits
             # when this process ends, because the connection is closed then.
             is_main_thread = threading.current_thread() is threading.main_thread()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "launch.warm", str(theirs.fileno()), *modules],
+            process = subprocess.Popen(
+                [sys.executable, "-m", "launch.warm_server", str(theirs.fileno()), str(generations), *modules],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=environment,
                 pass_fds=[theirs.fileno()],
-                preexec_fn=killed_with(self._owner) if is_main_thread else None,
+                preexec_fn=killed_with(os.getpid()) if is_main_thread else None,
             )
+        self._connect(control, process, modules)
+
+    @classmethod
+    def nested(cls, control: socket.socket, pid: int, modules: Sequence[str]) -> "Server":
+        """Return the connection to a server that is a fork of this process.
+
+        Args:
+            control: end of a socket pair. The server has the other end.
+            pid: process id of the server.
+            modules: the modules that the server has imported.
+        """
+        server = cls.__new__(cls)
+        server._connect(control, _Child(pid), modules)
+        return server
+
+    def _connect(self, control: socket.socket, process: Process, modules: Sequence[str]) -> None:
+        self._control, self.process, self.modules = control, process, tuple(modules)
+        self._owner = os.getpid()
         atexit.register(self.close)
 
-    def start(self, command: Sequence[str], output: int, environment: Mapping[str, str]) -> Process:
-        """Start a command, in a fork if it is a `python -m` command and the server runs (see launch.local.Start)."""
+    def is_owned(self) -> bool:
+        """Return whether this process has started the server. A fork of this process has not."""
+        return os.getpid() == self._owner
+
+    def start(
+        self, command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
+    ) -> Process:
+        """Start a command, in a fork if it is a `python -m` command and the server runs (see launch.local.Start).
+
+        Args:
+            command: program and arguments.
+            output: file descriptor for stdout of the process.
+            environment: environment variables of the process.
+            errors: file descriptor for stderr of the process. By default, stderr is also written to `output`.
+        """
         if [*command[:2]] != [sys.executable, "-m"] or len(command) < 3:
-            return start_process(command, output, environment)
+            return start_process(command, output, environment, errors)
         request = {"arguments": command[2:], "environment": dict(environment), "folder": str(Path.cwd())}
         reply, theirs = socket.socketpair()
         try:
             with theirs:
-                socket.send_fds(self._control, [b"f"], [output, theirs.fileno()])
+                files = [output, output if errors is None else errors, theirs.fileno()]
+                socket.send_fds(self._control, [b"f"], files)
             reply.sendall(json.dumps(request).encode())
             reply.shutdown(socket.SHUT_WR)
             return Fork(reply)
         except OSError:
             # The server has ended or cannot fork, so start the command without the server.
             reply.close()
-            return start_process(command, output, environment)
+            return start_process(command, output, environment, errors)
         except BaseException:
             reply.close()
             raise
@@ -127,10 +165,26 @@ class Server:
     def close(self) -> None:
         """End the server, and kill its forks. In a fork of this process, which did not start the server, do nothing."""
         atexit.unregister(self.close)
-        if os.getpid() == self._owner:
+        if self.is_owned():
             self._control.close()
             self.process.kill()
             self.process.wait()
+
+
+class _Child:
+    """A child process of this process, which `os.fork` has created. It has methods of `subprocess.Popen`."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 class Fork:
@@ -192,129 +246,3 @@ class Fork:
             while not line.endswith(b"\n") and (character := self._reply.recv(1)):
                 line += character
         return int(line) if line.endswith(b"\n") else None
-
-
-def serve(control: socket.socket, modules: Sequence[str]) -> list[str]:
-    """Import modules, then fork for each request until the other end of `control` is closed.
-
-    In the server, this function does not return: the process exits. In a fork, it returns the arguments of `python -m`,
-    a module name and the arguments of the module.
-    """
-    # Ignore Ctrl-C in the server. In a terminal, Ctrl-C sends SIGINT to all processes, and the forks handle it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in modules:
-        # Ignore import errors, because a fork that needs the module imports it again and reports the error.
-        with suppress(Exception):
-            importlib.import_module(module)
-    # Exit if a library has started threads at import, because it is not safe to fork a process with several threads.
-    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
-        os._exit(1)
-    gc.collect()
-    # Exclude all existing objects from garbage collection. Otherwise, the first garbage collection in a fork would
-    # write to these objects, so Linux would have to copy the memory that the fork shares with the server.
-    gc.freeze()
-    prepare = killed_with(os.getpid())
-    ended, wake_up = os.pipe()
-    os.set_blocking(wake_up, False)
-    signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    replies: dict[int, socket.socket] = {}
-    with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
-        selector.register(ended, selectors.EVENT_READ)
-        while True:
-            ready = [key.fileobj for key, _ in selector.select()]
-            if ended in ready:
-                os.read(ended, 1 << 16)
-                _send_statuses(replies)
-            if control not in ready:
-                continue
-            message, (*received,), _, _ = socket.recv_fds(control, 1, 2)
-            if not message:
-                os._exit(0)
-            output, reply = received[0], socket.socket(fileno=received[1])
-            if (pid := _fork()) == 0:
-                prepare()
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                for descriptor in (ended, wake_up):
-                    os.close(descriptor)
-                for connection in (control, *replies.values()):
-                    connection.close()
-                return _take_over(output, reply)
-            os.close(output)
-            if pid is None:
-                reply.close()
-            else:
-                replies[pid] = reply
-                with suppress(OSError):
-                    reply.sendall(f"{pid}\n".encode())
-
-
-def _fork() -> int | None:
-    """Fork this process. Return the process id of the fork, or 0 in the fork, or None if forking failed."""
-    try:
-        return os.fork()
-    except OSError:
-        return None
-
-
-def _send_statuses(replies: dict[int, socket.socket]) -> None:
-    """Send the exit statuses of the forks that have ended, and remove them from `replies`."""
-    # waitpid raises ChildProcessError if no fork is left.
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = ended
-            with suppress(OSError, KeyError), replies.pop(pid) as reply:
-                reply.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-
-
-def _take_over(output: int, reply: socket.socket) -> list[str]:
-    """Set up a new fork for its job: output, environment variables, working directory, threads and random state.
-
-    This function runs in the fork.
-
-    Args:
-        output: file descriptor to which stdout and stderr of the fork are redirected.
-        reply: connection from which the arguments, environment variables and folder of the job are read.
-
-    Returns:
-        The arguments of `python -m`.
-    """
-    for descriptor in (1, 2):
-        os.dup2(output, descriptor)
-    os.close(output)
-    with reply, reply.makefile("rb") as file:
-        request = json.load(file)
-    # At exit, undo gc.freeze(), which the server has called. Libraries such as triton check at exit whether all their
-    # objects have been deleted, and frozen objects are never deleted by garbage collection.
-    atexit.register(gc.unfreeze)
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["folder"])
-    # Add the working directory to sys.path, because `python -m` adds it, too.
-    if not os.environ.get("PYTHONSAFEPATH"):
-        sys.path.insert(0, request["folder"])
-    # Seed numpy and torch anew, because all forks would otherwise start with the same random state. Python seeds its
-    # module `random` in every fork.
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
-    if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()
-    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if "torch" in sys.modules and threads.isdigit() and int(threads) > 0:
-        sys.modules["torch"].set_num_threads(int(threads))
-    return request["arguments"]
-
-
-def run_module(module: str, *arguments: str) -> None:
-    """Run a module like the command `python -m MODULE ARGUMENTS`."""
-    # The server may have imported the module. Remove it from sys.modules, so that it is executed again as `__main__`.
-    sys.modules.pop(module, None)
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    run_module(*serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]))

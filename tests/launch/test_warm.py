@@ -340,6 +340,71 @@ def test_other_commands_and_other_settings_use_subprocess(server, tmp_path, monk
     assert warm_start(["json"]) is start_process
 
 
+NESTING = """
+import os, sys
+from pathlib import Path
+from launch.local import Job, run_processes
+from launch.warm import nested_server, warm_start
+import slow_import
+server = getattr(nested_server, "process", None)
+print(os.getppid(), os.getpid(), getattr(server, "pid", None), slow_import.number, flush=True)
+slow_import.number += 1
+if server and sys.argv[2:]:
+    job = Job([sys.executable, "-m", "nesting", *sys.argv[1:-1]], Path(sys.argv[1]) / f"log_{len(sys.argv)}",
+              lambda line: print(line, flush=True), start=warm_start(["slow_import"]))
+    assert run_processes([job, job]) == [0, 0]
+    assert warm_start(["json"]).__self__ is not nested_server  # these modules need another server
+"""
+
+
+@pytest.mark.parametrize("generations", [0, 1, 2])
+def test_a_fork_has_a_server_of_its_own_for_each_generation(folder, tmp_path, generations):
+    (folder / "nesting.py").write_text(NESTING)
+    server = Server(["slow_import"], generations)
+    lines: list[str] = []
+    job = Job([sys.executable, "-m", "nesting", str(tmp_path), "1", "2", "3"], tmp_path / "log", lines.append,
+              start=server.start)  # fmt: skip
+    assert run_processes([job]) == [0]
+    processes = [line.split() for line in lines]
+    assert len(processes) == 2 ** (generations + 1) - 1
+    assert {number for *_, number in processes} == {"0"}, "no process shares the imported modules of another one"
+    owned = {pid: nested for _, pid, nested, _ in processes}
+    servers = {str(server.process.pid), *owned.values()} - {"None"}
+    assert all(parent in servers for parent, *_ in processes)
+    assert sum(nested == "None" for nested in owned.values()) == 2**generations
+    wait_until(lambda: not any(is_alive(int(pid)) for pid in {*owned, *servers} - {str(server.process.pid)}))
+    server.close()
+
+
+@pytest.mark.parametrize("victim", ["fork", "nested server"])
+def test_a_nested_server_and_its_forks_end_with_the_fork_that_owns_it(folder, tmp_path, victim):
+    (folder / "sleeping.py").write_text(SLEEP)
+    (folder / "owner.py").write_text(
+        PARENT.replace('Server(["slow_import"])', "nested_server").replace("import Server", "import nested_server")
+    )
+    server = Server(["slow_import"], generations=1)
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        arguments = [sys.executable, "-m", "owner", str(tmp_path), "sleeping"]
+        fork = server.start(arguments, file.fileno(), os.environ)
+    assert isinstance(fork, Fork)
+    wait_until(lambda: len(log.read_text().splitlines()) == 2)
+    nested, sleeping = map(int, log.read_text().split())
+    os.kill(fork.pid if victim == "fork" else nested, signal.SIGKILL)
+    assert fork.wait(20) == (-signal.SIGKILL if victim == "fork" else 0)
+    wait_until(lambda: not is_alive(nested) and not is_alive(sleeping))
+    server.close()
+
+
+def test_the_errors_of_a_command_can_be_kept_apart(folder, server, tmp_path):
+    (folder / "two_streams.py").write_text("import sys; print('out'); print('err', file=sys.stderr)")
+    command = [sys.executable, "-m", "two_streams"]
+    for start in (server.start, start_process):
+        with open(tmp_path / "out", "wb") as output, open(tmp_path / "err", "wb") as errors:
+            assert start(command, output.fileno(), os.environ, errors.fileno()).wait() == 0
+        assert ((tmp_path / "out").read_text(), (tmp_path / "err").read_text()) == ("out\n", "err\n")
+
+
 def test_one_server_serves_all_callers(folder):
     start = warm_start(["slow_import"])
     assert start == warm_start(("slow_import",)) != warm_start(["json"])

@@ -1,0 +1,169 @@
+"""The server process of `launch.warm`: python -m launch.warm_server CONNECTION GENERATIONS MODULES..."""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from launch import warm
+from launch.local import killed_with
+
+
+def serve(control: socket.socket, generations: int, modules: Sequence[str]) -> list[str]:
+    """Import modules, then fork for each request until the other end of `control` is closed.
+
+    In the server, this function does not return: the process exits. In a fork, it returns the arguments of `python -m`,
+    a module name and the arguments of the module. See `warm.Server` for `generations` and `modules`.
+    """
+    # Ignore Ctrl-C in the server. In a terminal, Ctrl-C sends SIGINT to all processes, and the forks handle it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in modules:
+        # Ignore import errors, because a fork that needs the module imports it again and reports the error.
+        with suppress(Exception):
+            importlib.import_module(module)
+    # Exit if a library has started threads at import, because it is not safe to fork a process with several threads.
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+        os._exit(1)
+    gc.collect()
+    # Exclude all existing objects from garbage collection. Otherwise, the first garbage collection in a fork would
+    # write to these objects, so Linux would have to copy the memory that the fork shares with the server.
+    gc.freeze()
+    prepare = killed_with(os.getpid())
+    ended, wake_up = os.pipe()
+    os.set_blocking(wake_up, False)
+    signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    replies: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(ended, selectors.EVENT_READ)
+        while True:
+            ready = [key.fileobj for key, _ in selector.select()]
+            if ended in ready:
+                os.read(ended, 1 << 16)
+                _send_statuses(replies)
+            if control not in ready:
+                continue
+            message, (*received,), _, _ = socket.recv_fds(control, 1, 3)
+            if not message:
+                os._exit(0)
+            output, errors, reply = *received[:2], socket.socket(fileno=received[2])
+            if (pid := _fork()) == 0:
+                prepare()
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                for descriptor in (ended, wake_up):
+                    os.close(descriptor)
+                for connection in (control, *replies.values()):
+                    connection.close()
+                break
+            os.close(output)
+            os.close(errors)
+            if pid is None:
+                reply.close()
+            else:
+                replies[pid] = reply
+                with suppress(OSError):
+                    reply.sendall(f"{pid}\n".encode())
+    # Only a fork leaves the loop above. Create its server before anything in the fork is changed for its job.
+    if generations and (theirs := _fork_server(modules)):
+        os.close(output)
+        os.close(errors)
+        reply.close()
+        return serve(theirs, generations - 1, modules)
+    return _take_over(output, errors, reply)
+
+
+def _fork_server(modules: Sequence[str]) -> socket.socket | None:
+    """Fork a server of this process and set `warm.nested_server`. In the server, return its connection, else None."""
+    control, theirs = socket.socketpair()
+    prepare = killed_with(os.getpid())
+    if (pid := _fork()) == 0:
+        prepare()
+        control.close()
+        return theirs
+    theirs.close()
+    if pid is None:
+        control.close()
+    else:
+        warm.nested_server = warm.Server.nested(control, pid, modules)
+    return None
+
+
+def _fork() -> int | None:
+    """Fork this process. Return the process id of the fork, or 0 in the fork, or None if forking failed."""
+    try:
+        return os.fork()
+    except OSError:
+        return None
+
+
+def _send_statuses(replies: dict[int, socket.socket]) -> None:
+    """Send the exit statuses of the forks that have ended, and remove them from `replies`."""
+    # waitpid raises ChildProcessError if no fork is left.
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            with suppress(OSError, KeyError), replies.pop(pid) as reply:
+                reply.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def _take_over(output: int, errors: int, reply: socket.socket) -> list[str]:
+    """Set up a new fork for its job: output, environment variables, working directory, threads and random state.
+
+    This function runs in the fork.
+
+    Args:
+        output: file descriptor to which stdout of the fork is redirected.
+        errors: file descriptor to which stderr of the fork is redirected.
+        reply: connection from which the arguments, environment variables and folder of the job are read.
+
+    Returns:
+        The arguments of `python -m`.
+    """
+    for number, descriptor in ((1, output), (2, errors)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    with reply, reply.makefile("rb") as file:
+        request = json.load(file)
+    # At exit, undo gc.freeze(), which the server has called. Libraries such as triton check at exit whether all their
+    # objects have been deleted, and frozen objects are never deleted by garbage collection.
+    atexit.register(gc.unfreeze)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    # Add the working directory to sys.path, because `python -m` adds it, too.
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, request["folder"])
+    # Seed numpy and torch anew, because all forks would otherwise start with the same random state. Python seeds its
+    # module `random` in every fork.
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    threads = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if "torch" in sys.modules and threads.isdigit() and int(threads) > 0:
+        sys.modules["torch"].set_num_threads(int(threads))
+    return request["arguments"]
+
+
+def run_module(module: str, *arguments: str) -> None:
+    """Run a module like the command `python -m MODULE ARGUMENTS`."""
+    # The server may have imported the module. Remove it from sys.modules, so that it is executed again as `__main__`.
+    sys.modules.pop(module, None)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    control, generations, *modules = sys.argv[1:]
+    run_module(*serve(socket.socket(fileno=int(control)), int(generations), modules))
