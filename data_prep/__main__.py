@@ -4,5 +4,6 @@ import sys
 
 from data_prep.cli import main
 
-if __name__ == "__main__":  # false in worker processes, which import this module but must not run the command
+# Worker processes import this module under another name, so they do not run the command again.
+if __name__ == "__main__":
     sys.exit(main())

@@ -72,10 +72,10 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
     given = stream.get("given", before)
     changed = []
     for name, now in json.loads(json.dumps(settings.identity())).items():
-        # A setting is unchanged if its value equals the recorded value, either the given or the computed one. In two
-        # cases, there is no recorded value to compare, and the setting counts as unchanged. First case: an earlier
-        # release did not record the setting, because it had no such option. Second case: the value is None now, and an
-        # earlier release did not record "given".
+        # A setting counts as unchanged in three cases. First: the stream does not record the setting, because the
+        # release that made the stream had no such option. Second: the value is equal to the recorded value in "given"
+        # or in "settings". Third: the user gives no value now, and the stream has no "given", so it is unknown whether
+        # the user gave a value when the stream was made.
         if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")

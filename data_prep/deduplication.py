@@ -38,7 +38,8 @@ def remove_copies(
         new documents, True for exact copies. Third, rows for the "cleaning" table in stream.json: how many documents
         and words of each source were removed.
     """
-    from data_prep.duplicates import find_duplicates  # imported here, because it imports scipy, which takes a second
+    # Import data_prep.duplicates only here, because it imports scipy, which takes a second.
+    from data_prep.duplicates import find_duplicates
 
     documents, num_known = spooled.documents, len(known_keys)
     keys = np.concatenate([known_keys, documents["document"]])
@@ -116,8 +117,8 @@ def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, li
     """
     keys, signatures = [], []
     for number in range(count):
-        # If the stream has no .keys files, it was made with --duplicates keep. If it has no .signatures files, it was
-        # made with --duplicates exact. It can be extended only with a value of --duplicates that needs no missing file.
+        # A missing file shows how the stream was made: --duplicates keep writes no .keys files, and --duplicates exact
+        # writes no .signatures files. Raise an error if the current value of --duplicates needs the missing file.
         for ending, enough in (("keys", "keep"), ("signatures", "exact")):
             if not (folder / f"{number:04d}.{ending}").is_file() and duplicates not in ("keep", enough):
                 raise PrepError(

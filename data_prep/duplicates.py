@@ -48,7 +48,9 @@ class Signer:
 
         If two texts are similar, their signatures are probably equal in at least one band.
         """
-        shingles = self._minhash.get_shingles(text)  # an array with one hash for each word n-gram of the text
+        shingles = self._minhash.get_shingles(text)
+        # `shingles` contains one hash per word n-gram. A text with fewer than NGRAM_WORDS words has no n-gram, so there
+        # is nothing to compute a signature from.
         if not len(shingles):
             return np.full(NUM_BANDS, NO_SIGNATURE, np.uint64)
         # A MinHash is a minimum over all n-grams. To limit memory, compute the minimum of each chunk of n-grams, and
@@ -129,11 +131,13 @@ def find_duplicates(
         # Mark all documents with equal keys as exact copies, except the first of them, which is kept.
         exact[these[1:][same]] = True
     del by_key, halves, high, low
-    exact[:num_known] = False  # never remove documents that are already in the stream
+    # Never remove documents already in the stream, because existing mega-batches must not change.
+    exact[:num_known] = False
     near = np.zeros(count, bool)
     if signatures is not None and count:
         label = _groups(count, signatures)
-        # In each group of near copies, keep the document with the smallest number in `priority`, that is, the first.
+        # In each group of near copies, keep the document with the highest priority. The best value of `priority` is 0,
+        # so compute the minimum of `priority` in each group.
         first = np.full(count, count, priority.dtype)
         np.minimum.at(first, label, priority)
         near = priority != first[label]

@@ -27,7 +27,8 @@ from fairseq_alma.core.stream_folder import split_prefix
 BATCH_BYTES = 1 << 20
 """Approximate number of bytes of text that a task encodes at a time."""
 TASK_BYTES = 16 << 20
-"""Approximate number of bytes of text in one task, which encodes this text or cuts it into passages."""
+"""Approximate number of bytes of text that one task processes. A task encodes passages, or cuts documents into
+passages."""
 
 
 class Encoded(NamedTuple):

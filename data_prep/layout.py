@@ -36,9 +36,10 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
     """Return a shuffled order of passages in which every section has about the same mix of source kinds.
 
     A source kind is, for example, books or wikipedia. First, the passages of each kind are shuffled: they are sorted by
-    key, a pseudo-random number in the index entry. Then the interval from 0 to 1 is divided among the passages of the
-    kind, in this order. The width of a passage is its fraction of the words of its kind. Finally, the passages of all
-    kinds are sorted by the midpoints of their intervals. If there is only one kind, the result is the order by key.
+    key, a pseudo-random number in the index entry. Then the interval from 0 to 1 is divided into one subinterval per
+    passage of the kind, in this order. The length of a subinterval is proportional to the number of words of the
+    passage. Finally, the passages of all kinds are sorted by the midpoints of their subintervals. If there is only one
+    kind, the result is the order by key.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
@@ -47,8 +48,8 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
         which: indices into `passages` of the passages to order; None: all passages.
 
     Returns:
-        Indices into `passages`. To save memory, the index entries are not copied. An index entry and all temporary
-        arrays together take at most 128 bytes per passage.
+        Indices into `passages`. The index entries are not copied, so that the memory for the index entries and all
+        temporary arrays is at most 128 bytes per passage.
     """
     order = by_key(passages, which)
     kind_of = kinds.astype(np.int8)[passages["source"][order]]
@@ -92,7 +93,8 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
     wanted = {
         source: given[source] if source in given else (1 - total) * words[source] / max(1, rest) for source in shares
     }
-    # `most` is the largest total number of words that is possible without using more words of a source than it has.
+    # `most` is the largest possible total number of words. With a larger total, at least one source would have fewer
+    # words than its share requires.
     most = min(words[source] / wanted[source] for source in shares if wanted[source] > 0)
     return {source: min(words[source], round(wanted[source] * most)) for source in shares}
 
@@ -181,10 +183,10 @@ def drifting_layout(
 ) -> Layout:
     """Return the layout of a stream that drifts: its text changes from one mega-batch to the next.
 
-    Each mega-batch contains text of one snapshot (point in time, see `snapshots`), and may have any size. The
-    validation set takes the same fraction of words from every snapshot. If `valid_kind` is given, the validation set
-    takes this fraction only from sources of this kind. The test set takes 1 / (B + 1) of the remaining words of every
-    snapshot, where B is the number of mega-batches. See `equal_layout` for the arguments.
+    Each mega-batch contains text of one snapshot (point in time, see `snapshots`), so mega-batches can have different
+    sizes. The validation set takes the same fraction of the words of every snapshot. If `valid_kind` is given, only
+    words from sources of this kind are counted and taken. The test set takes 1 / (B + 1) of the remaining words of
+    every snapshot, where B is the number of mega-batches. See `equal_layout` for the arguments.
 
     Raises:
         PrepError: if a split would be too small.

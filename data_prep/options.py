@@ -50,8 +50,8 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
     """Add the options of a settings dataclass to a parser.
 
     Args:
-        parser: the parser. Its result names each value after the option, not after the field: `slurm_time` for
-            --slurm-time.
+        parser: the parser. Its method `parse_args` stores each value under the name of the option, for example
+            `slurm_time` for --slurm-time. The name of the field can be different.
         groups: the argument groups of the parser, by the section name in --help. Missing groups are added to this
             dict and to the parser.
         settings: the settings dataclass.

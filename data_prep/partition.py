@@ -11,8 +11,8 @@ from typing import NamedTuple
 from data_prep.errors import PrepError
 
 MIN_MEGA_BATCH_WORDS = 1000
-"""Minimum number of words in a mega-batch. The sizes of mega-batches may differ by up to 1%, which is only ten
-words at this minimum."""
+"""Minimum number of words in a mega-batch. The length of a passage is limited to 1% of a mega-batch, so passages of a
+smaller mega-batch would have fewer than ten words."""
 
 # Each pattern matches the characters between two paragraphs, lines or words. A text is cut where a match ends, which is
 # where the next paragraph, line or word begins. So no character is lost.
@@ -59,7 +59,8 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     """
     if valid_words is None:
         valid_words = default_valid_words(total_words)
-    shares = num_mega_batches + 1  # add 1 for the test set, which has as many words as a mega-batch
+    # Count the test set as an additional mega-batch, because it has as many words as a mega-batch.
+    shares = num_mega_batches + 1
     needed_words = valid_words + shares * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words:
         raise PrepError(

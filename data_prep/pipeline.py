@@ -216,8 +216,8 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
     if settings.num_mega_batches not in (None, num_snapshots):
         raise Unworkable(
             f"--mega-batches is {settings.num_mega_batches}, but --partition {settings.partition} finds "
-            f"{num_snapshots} snapshots: {', '.join(spooled.snapshots[:10])}. Omit --mega-batches, or merge or split "
-            "snapshots."
+            f"{num_snapshots} snapshots: {', '.join(spooled.snapshots[:10])}. Omit --mega-batches, or arrange the "
+            f"source files in {settings.num_mega_batches} snapshots."
         )
     return num_snapshots
 
@@ -309,7 +309,7 @@ def _write_index(
 
 
 def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
-    """Return rows for the table "cleaning" in stream.json: words of each source that the shares leave out.
+    """Return rows for the table "cleaning" in stream.json: how many words of a source are not used due to shares.
 
     The share of a source is the fraction of the stream's words that the source should provide.
 

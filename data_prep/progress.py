@@ -46,7 +46,8 @@ class Bar:
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
-        in_log = self._bar.disable  # read `disable` now, because `close` sets it to True
+        # Read `disable` before calling `close`, because `close` sets `disable` to True.
+        in_log = self._bar.disable
         self._bar.close()
         if in_log and error_type is None:
             wall_seconds = time.monotonic() - self._start_seconds

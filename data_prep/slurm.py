@@ -33,7 +33,7 @@ MAX_ARRAY = 1000
 _LOST_SECONDS = 20.0
 """Seconds to wait for missing done marks after all jobs have left the Slurm queue. On a network file system, a file
 that a job has written may appear on this machine only after some seconds."""
-# Matches those lines in a job log that report an error.
+# _FAILED matches a line of a job log that reports an error, so that the error can be shown to the user.
 _FAILED = re.compile(r"^(?:\w+Error|PrepError|slurmstepd|srun|/bin/bash|.*: error:).*$", re.MULTILINE)
 
 
@@ -63,7 +63,8 @@ class Slurm:
                 )
         if "SLURM_JOB_ID" in os.environ:
             raise PrepError(
-                "--executor slurm submits jobs and may not run inside one: run the command on a login node."
+                "--executor slurm submits Slurm jobs, and must not be used inside a Slurm job: run the command on a "
+                "login node."
             )
 
     def __enter__(self) -> Self:
@@ -75,7 +76,8 @@ class Slurm:
 
     def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
         """Run some tasks of a step as one Slurm job array. See `tasks.Executor` for the arguments."""
-        logger.remove()  # remove all log handlers, because datatrove would print every job event
+        # Remove all log handlers, because otherwise datatrove would print a message for every job event.
+        logger.remove()
         logs = step.folder / f"jobs_{time.time_ns()}"
         began = time.time()
         executor = _Executor(
@@ -87,7 +89,8 @@ class Slurm:
             mem_per_cpu_gb=self._cluster.memory_gb,
             workers=self._workers,
             job_name=f"alma-prep-{step.folder.name}",
-            qos="",  # do not use datatrove's default qos="normal", which does not exist on every cluster
+            # Do not use datatrove's default qos="normal", because this QOS does not exist on every cluster.
+            qos="",
             env_command=f'export PATH="{Path(sys.executable).parent}:$PATH" PYTHONPATH="{_root()}:$PYTHONPATH"',
             logging_dir=str(logs),
             slurm_logs_folder=str(logs / "slurm"),
@@ -202,7 +205,7 @@ def _has_failed(logs: Path) -> bool:
 
 
 def _tail(logs: Path) -> str:
-    """Return the ends (4000 characters each) of the first 20 job logs, joined."""
+    """Return the last 4000 characters of each of the first 20 job logs, joined into one text."""
     texts = []
     for path in sorted((logs / "slurm").glob("*.out"))[:20]:
         with suppress(OSError):

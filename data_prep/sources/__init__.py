@@ -71,7 +71,8 @@ class Source:
         kind, _, path = text.partition(":")
         last = path if path else kind
         before, at, share = last.rpartition("@")
-        if at and not Path(last).exists():  # if the path exists, the @ is a part of the path, not the start of a share
+        # Do not split the text at the @ if the complete path exists, because the @ is then a part of the path.
+        if at and not Path(last).exists():
             try:
                 number = float(share)
             except ValueError:
@@ -128,7 +129,10 @@ def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
     for match in map(Path, glob.glob(source.path, recursive=True)):  # noqa: PTH207, the pattern may be absolute
         found.update(kind.list_paths(match) if match.is_dir() else [match])
     if not found:
-        raise PrepError(f"source {source}: no file matches this pattern. Check the pattern, and put it in quotes.")
+        raise PrepError(
+            f"source {source}: no file matches this pattern. Check the pattern, and put it in quotes, so that the "
+            "shell does not change it."
+        )
     return _described(sorted(found), root)
 
 

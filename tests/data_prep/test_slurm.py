@@ -79,4 +79,4 @@ def test_inside_a_job_it_is_refused(tmp_path, write_corpus):
     argv = command(tmp_path / "out", books, "--executor", "slurm")
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "SLURM_JOB_ID": "1"})
     assert done.returncode == 2
-    assert "may not run inside one" in done.stderr
+    assert "must not be used inside a Slurm job" in done.stderr
