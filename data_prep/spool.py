@@ -1,6 +1,7 @@
 """The spool: a folder of plain files (spool files) with the text of all documents that pass cleaning.
 
-Each document also gets an index entry (`index.ENTRY`): its sort key, the position of its text, and counts.
+Each document also gets an index entry (`index.ENTRY`): its sort key, the position of its text, its source, and its
+number of words.
 
 With the spool, each source (for example a folder with compressed files) is read only once. Later steps can read any
 document or passage by file and byte offset, in any order, without keeping the corpus in memory.
@@ -140,9 +141,9 @@ def _signer() -> "Signer":
 class CutTask(Task):
     """Task that cuts long documents into passages.
 
-    These are the documents from `start` (included) to `end` (excluded) of the file `long_documents`. The task writes
-    the index entry (`index.ENTRY`) of each passage to PREFIX.passages.npy, where PREFIX is the argument `prefix` of
-    `run`. The text stays in the spool (the folder of plain text files) and is not copied.
+    The task cuts the documents at the positions from `start` (included) to `end` (excluded) in the file
+    `long_documents`. It writes the index entry (`index.ENTRY`) of each passage to PREFIX.passages.npy, where PREFIX is
+    the argument `prefix` of `run`. The text stays in the spool (the folder of plain text files) and is not copied.
     """
 
     spool: str

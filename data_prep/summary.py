@@ -8,8 +8,8 @@ def summary(stream: dict) -> str:
     """Return a text with three tables: the splits of a finished stream, the removed documents, and the skipped files.
 
     Args:
-        stream: the content of stream.json. If alma-prep --extend has added mega-batches to the stream, the removed
-            documents and skipped files are those of its last call.
+        stream: the content of stream.json. If alma-prep --extend has added mega-batches to the stream, the tables of
+            removed documents and of skipped files show only those of the last call of alma-prep --extend.
     """
     lines = [f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}"]
     for name, split in stream["splits"].items():

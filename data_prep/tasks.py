@@ -209,8 +209,8 @@ def run_task(folder: str, number: int) -> int:
     with open(Path(folder) / _TASKS) as file:
         description = json.loads(next(line for index, line in enumerate(file) if index == number))
     stem = f"{number:06d}"
-    # `written_aside` of core.files cannot be used here, because it cannot write into an existing folder, and all tasks
-    # of a step move their shards into the same existing folder.
+    # Write the shards into a temporary folder first, because an interrupted task must leave no incomplete shards.
+    # `written_aside` of core.files cannot replace an existing folder, so it cannot write into the step's folder.
     temporary = Path(folder) / f"{stem}.{socket.gethostname()}.{os.getpid()}.part"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

@@ -65,7 +65,7 @@ class ByteBPE:
     """A byte-level BPE tokenizer like GPT-2's, as used in the paper. Lossless: `decode` restores the exact text."""
 
     file_name: ClassVar[str] = "tokenizer.json"
-    # The vocabulary contains at least one symbol for each of the 256 bytes.
+    # A smaller vocabulary is not possible, because each of the 256 byte values needs a symbol.
     smallest_vocab_size: ClassVar[int] = 256
     # No limit is needed, because the trainer stores equal words only once (with their number of occurrences).
     max_training_words: ClassVar[int | None] = None
@@ -105,7 +105,10 @@ class ByteBPE:
         return sorted(index_of, key=index_of.__getitem__)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, int32. The cache of word ids makes this about three times as fast."""
+        """Return the token ids of each text, int32.
+
+        The token ids of words are cached, which makes this method about three times as fast.
+        """
         words_of_texts = [WORD.findall(text) for text in texts]
         new = list(set(itertools.chain.from_iterable(words_of_texts)) - self._known.keys())
         encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
@@ -132,7 +135,8 @@ class SentencePiece:
     """
 
     file_name: ClassVar[str] = "sentencepiece.model"
-    # The vocabulary contains at least <unk>, the line end, the 256 bytes, and one character.
+    # A smaller vocabulary is not possible, because <unk>, the line end, each of the 256 byte values, and at least one
+    # character of the text need a symbol.
     smallest_vocab_size: ClassVar[int] = 259
     # The number is limited, because the trainer keeps the complete training text in memory.
     max_training_words: ClassVar[int | None] = 50_000_000
@@ -205,7 +209,7 @@ class SentencePiece:
 class AnyTokenizer:
     """A tokenizer from any tokenizer.json of the `tokenizers` library.
 
-    It depends on this file whether `decode` restores the exact text.
+    Whether `decode` restores the exact text depends on the settings in this file.
     """
 
     file_name: ClassVar[str] = "tokenizer.json"

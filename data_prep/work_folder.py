@@ -52,9 +52,9 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
     """Lock and yield the work folder of `out`, in which alma-prep makes a stream or adds mega-batches to it.
 
     The work folder is new, unless an interrupted call of alma-prep with the same settings left one. At the end
-    of the `with` statement, the work folder is removed if there was no error, or if the error was Unworkable, because
-    alma-prep cannot continue after Unworkable. After any other error, the work folder is kept, so that the next call of
-    alma-prep can continue.
+    of the `with` statement, the work folder is removed if there was no error. It is also removed after an Unworkable
+    error, which means that the settings cannot work on this text, so no later call could continue. After any other
+    error, the work folder is kept, so that the next call of alma-prep can continue.
 
     Args:
         out: the stream folder.
@@ -112,7 +112,8 @@ def full_disk_reported(out: Path) -> Iterator[None]:
 def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
     """Move the finished shards from the work folder into `out`, then manifest.json, and then stream.json.
 
-    Only after the last move does `out` contain the new stream, because stream.json describes the stream.
+    stream.json is moved last, because `out` counts as a finished stream (or extension) as soon as it contains the new
+    stream.json. If this process is killed earlier, the next call of alma-prep continues.
 
     Args:
         out: the stream folder.
@@ -138,8 +139,8 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
     # temporary file, even if this process is killed.
     write_json(work.folder / MANIFEST, manifest)
     text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
-    # Write lone surrogates as escapes, because UTF-8 cannot encode them. Python uses lone surrogates for the bytes of a
-    # path that are not valid UTF-8.
+    # If a path contains bytes that are not valid UTF-8, Python represents them as characters that UTF-8 cannot encode
+    # (lone surrogates). Therefore write these characters as escapes.
     write_whole(work.folder / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))
     for name in (MANIFEST, STREAM_FILE):
         os.replace(work.folder / name, out / name)
@@ -160,8 +161,9 @@ def remove_finished_work(out: Path, num_extensions: int) -> None:
         return
     # If another alma-prep is running in `out`, `_lease_held` raises PrepError, and nothing is removed.
     with suppress(PrepError), _lease_held(out):
-        # Keep the work of an unfinished extension. Its settings contain its number ("extension"), counted from 1. This
-        # number is larger than `num_extensions`, which counts only finished extensions.
+        # In the settings of an extension, "extension" is the number of the extension, counted from 1. If this number is
+        # at most `num_extensions`, the extension is finished, and its work folder is no longer needed. If the number is
+        # larger, keep the work folder, so that the next call of alma-prep --extend can continue the extension.
         if _previous_settings(out).get("extension", 0) <= num_extensions:
             _empty(out / WORK)
 
@@ -178,9 +180,9 @@ def _lease_held(out: Path) -> Iterator[None]:
     lease = Lease(out / WORK)
     with ExitStack() as at_end:
         try:
-            # Delay Ctrl-C (SIGINT) until `at_end` contains the call that releases the lease, because otherwise Ctrl-C
-            # could leave the lease behind. The thread that `__enter__` starts inherits the blocked signal, so this
-            # thread never receives Ctrl-C.
+            # Delay Ctrl-C (SIGINT) until `_release` is registered, because a Ctrl-C between the next two calls would
+            # leave the lease in the folder. `__enter__` also starts a thread. A thread started while SIGINT is blocked
+            # never receives SIGINT. This is needed, because a thread that receives SIGINT interrupts the main thread.
             with interrupts_delayed():
                 lease.__enter__()
                 at_end.callback(_release, lease)
@@ -226,7 +228,8 @@ def _empty(folder: Path) -> None:
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove a work folder if it is empty or contains only temporary lease files of killed processes."""
-    with suppress(OSError):  # ignore errors, because another alma-prep may have just started or ended here
+    # Ignore errors, because another alma-prep may create or remove files in this folder at the same time.
+    with suppress(OSError):
         left = list(folder.iterdir())
         if all(path.name.startswith(_LEASE_TEMPORARIES) for path in left):
             for path in left:
@@ -252,8 +255,10 @@ def _can_resume(out: Path, settings: Mapping) -> bool:
         PrepError: if the work folder contains unfinished work with other settings. The message lists the differences.
     """
     previous = _previous_settings(out)
+    # alma-prep extends only a finished stream. So if the settings in the work folder are those of the stream or of an
+    # earlier extension, that work is finished, and alma-prep was killed just before it removed the work folder.
     if previous.get("extension", 0) < settings.get("extension", 0):
-        previous = {}  # alma-prep finished this stream or extension, but was killed before it removed the work folder
+        previous = {}
     if not previous:
         _empty(out / WORK)
         return False

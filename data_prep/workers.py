@@ -77,8 +77,9 @@ class Workers:
             yield _result(in_flight.popleft(), watch)
 
     def _submit(self, function: Callable, arguments: tuple) -> Future:
-        # Delay Ctrl-C (the signal SIGINT) while `submit` runs. A worker process that starts in this time inherits the
-        # blocked signal, so it never receives Ctrl-C. This process receives Ctrl-C afterwards, and ends its workers.
+        # Delay Ctrl-C (SIGINT) while `submit` runs, because `submit` may start a worker process. A process that is
+        # started while SIGINT is blocked never receives SIGINT. So only this process is interrupted (after `submit`),
+        # and it ends its workers.
         with interrupts_delayed(), _death_reported():
             return self._pool.submit(function, *arguments)
 
@@ -136,7 +137,9 @@ def _result(future: Future, watch: Callable[[], None]) -> Any:
             try:
                 return future.result(timeout=1)
             except TimeoutError:
-                if future.done():  # the called function has raised this TimeoutError
+                # `future.result` raises TimeoutError after one second of waiting. But if the future is done, the called
+                # function itself has raised TimeoutError, so pass the error on.
+                if future.done():
                     raise
                 watch()
 

@@ -70,7 +70,7 @@ class Skipped(NamedTuple):
     """True if the file counts as damaged; False, for example, if the file is empty."""
 
     def reason(self) -> str:
-        """Return a text for stream.json: the reason, and how many lines, records, pages or rows were skipped."""
+        """Return a text for stream.json: why lines, records, pages or rows were skipped, and how many."""
         if not self.num_units:
             return self.why
         units = f"1 {self.unit}" if self.num_units == 1 else f"{self.num_units} {self.unit}s"

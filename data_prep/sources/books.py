@@ -105,7 +105,8 @@ def _epub_text(path: str, report_progress: ReportProgress) -> str:
                 if item is not None and item.get_type() == ITEM_DOCUMENT and not isinstance(item, epub.EpubNav):
                     html = item.get_content().decode("utf-8", "replace")
                     html_length += len(html)
-                    # Check this sum, too, because an EPUB can list a chapter many times, and `unpacked` counts it once.
+                    # Limit `html_length`, too, because an EPUB can list the same chapter many times, and `unpacked`
+                    # counts this chapter only once.
                     if html_length > 4 * MAX_DOCUMENT_BYTES:
                         raise DamagedFile(TOO_LONG)
                     chapters.append(extract_plain_text(html, main_content=False, alt_texts=False).strip())
@@ -115,7 +116,7 @@ def _epub_text(path: str, report_progress: ReportProgress) -> str:
                     report_progress()
     except DamagedFile:
         raise
-    except Exception as error:  # catch all errors, because zipfile, ebooklib and the XML parser raise many kinds
+    except Exception as error:  # catch all: zipfile, ebooklib and the XML parser raise many types of errors
         raise DamagedFile(
             f"damaged: the file is not readable as EPUB ({type(error).__name__}: {str(error)[:200]})"
         ) from error

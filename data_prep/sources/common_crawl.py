@@ -113,8 +113,10 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
+        # The library may have called `read` of our file, which raised DamagedFile, and may have turned DamagedFile into
+        # `error`. In this case, raise the original DamagedFile, because its message says what is wrong with the file.
         cause: BaseException | None = error
-        while cause is not None:  # raise the DamagedFile error that caused `error`, if any
+        while cause is not None:
             if isinstance(cause, DamagedFile):
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
@@ -146,7 +148,7 @@ def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
 
 
 def _http(block: bytes, decode: Literal["all", "none"]) -> Any:
-    """Parse an HTTP response and return it as a new record.
+    """Parse an HTTP response. Return a fastwarc WarcRecord with the HTTP headers and the content.
 
     Args:
         block: the bytes of the response.
@@ -186,7 +188,7 @@ def page_text(
         charset = said[1]
     if content_type not in (*HTML, "text/plain") or len(content) > MAX_DOCUMENT_BYTES:
         return ""
-    # Ignore character encodings that browsers do not know.
+    # If the encoding in `charset` is unknown to browsers (for example misspelled), guess the encoding from `content`.
     known = map_encoding_to_html5(charset, fallback_utf8=False) if charset else None
     text = bytes_to_str(content, known or detect_encoding(content) or "utf-8")
     if content_type == "text/plain":

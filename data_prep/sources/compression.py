@@ -159,7 +159,7 @@ class _Unpacked(io.RawIOBase):
         self._member: _Decompressor = make()
         self._ready = memoryview(b"")  # decompressed bytes that have not been returned yet
         self._waiting = b""  # compressed bytes that have not been decompressed yet
-        self._begun = False  # True inside a member, False between two members
+        self._begun = False  # True inside a member (for example a gzip member), False between two members
         self.bytes_in = self.bytes_out = 0
 
     def readable(self) -> bool:
@@ -194,7 +194,7 @@ class _Unpacked(io.RawIOBase):
             # Decompress small chunks, so that even the output of a decompression bomb fits into memory.
             chunk, rest = data[: CHUNK_BYTES // 64], data[CHUNK_BYTES // 64 :]
             out = self._member.decompress(chunk)
-        except Exception as error:  # catch all errors, because each library raises other types
+        except Exception as error:  # catch all errors, because each library has its own error types
             if not self._begun and position and not data.strip(b"\0"):
                 self.bytes_in += len(data)  # ignore zero bytes at the end of a file, which some tools add
                 return

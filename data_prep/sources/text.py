@@ -51,13 +51,14 @@ def _read_lines(part: Part) -> Iterator[str | Skipped]:
     bad = SkippedUnits(part.name, "line")
     is_json = plain_name(part.name).lower().endswith(JSON_LINES)
     try:
-        # Read a compressed file completely, because compressed files are not split into parts.
+        # If the file name ends with .gz, .bz2 or .zst, read the complete file, because compressed files are not split
+        # into parts.
         whole = part.name != plain_name(part.name)
         with open_plain(part.path) if whole else open(part.path, "rb") as file:
             position = 0 if whole else part.start
             if position > 0:
-                # Skip the line that began before this part. To do this, go back one byte, and skip the rest of the
-                # line at that byte. If the byte is a line end, only the byte is skipped, because a line begins here.
+                # Skip the rest of a line that began before this part. Start one byte before the part: if this byte is
+                # a line end, only this byte is skipped, so a line that begins exactly at `part.start` is not lost.
                 file.seek(position - 1)
                 position += _skip_line(file) - 1
             while (whole or position < part.end) and (line := file.readline(MAX_DOCUMENT_BYTES + 1)):
@@ -106,11 +107,11 @@ def _field_of(row: object, name: str) -> str:
     if not isinstance(row, dict):
         raise KeyError("the line is not a JSON object")
     if name not in row:
-        raise KeyError(f"there is no field '{name}'")
+        raise KeyError(f"the JSON object has no field '{name}'")
     if not isinstance(row[name], str):
         raise KeyError(f"the field '{name}' is not text")
     text = row[name]
-    # Replace lone surrogates, which JSON can express but UTF-8 cannot.
+    # Replace lone surrogates (halves of UTF-16 pairs), because JSON can contain them, but UTF-8 cannot encode them.
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
 
 
@@ -140,7 +141,9 @@ def _read_parquet(part: Part) -> Iterator[str | Skipped]:
                         bad.add("not valid UTF-8", number)
                         number += 1
                         continue
-                    except (ValueError, OverflowError):  # raised, for example, by a date that Python cannot represent
+                    # `as_py` raises these errors, for example, if the value is a date that Python cannot represent.
+                    # Such a value is not text, so it is skipped below.
+                    except (ValueError, OverflowError):
                         text = None
                     if not isinstance(text, str):
                         bad.add(f"the column '{field}' is not text", number)

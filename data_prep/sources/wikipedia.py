@@ -77,7 +77,7 @@ _OPENING = re.compile(r"\{\{|\[\[|\{\||<[a-zA-Z]")
 _MAX_UNCLOSED_CHARACTERS = 100_000_000
 _PAIRS = (("{{", "}}"), ("[[", "]]"), ("{|", "|}"))
 _TAG = re.compile(r"<(/?)([a-zA-Z]+)(?:[^<>]*?(/)\s*>)?", re.ASCII)
-# HTML tags that need no end tag.
+# HTML tags that need no end tag. They are not counted as unclosed tags.
 _NEVER_CLOSED = frozenset(("br", "wbr", "hr", "img", "meta", "link", "li", "dt", "dd", "th", "td", "tr"))
 
 
@@ -90,9 +90,9 @@ def article_text(markup: str) -> str:
     import mwparserfromhell
 
     if len(_OPENING.findall(markup)) > _MAX_OPENINGS:
-        raise ValueError("too many templates and links for an article")
+        raise ValueError("too many templates, links, tables or tags for an article")
     if _num_unclosed(markup) * len(markup) > _MAX_UNCLOSED_CHARACTERS:
-        raise ValueError("too many templates, links or tags that are never closed")
+        raise ValueError("too many templates, links, tables or tags that are never closed")
     text = _visible_text(mwparserfromhell.parse(_QUOTES.sub("", markup), skip_style_tags=True))
     text = _EMPTY_BRACKETS.sub("", _SPACES.sub(" ", _DOUBLE_UNDERSCORE.sub("", text)))
     lines = [line.lstrip(" *#:;").rstrip(" ") for line in text.split("\n")]
@@ -129,8 +129,8 @@ def _num_unclosed(markup: str) -> int:
 def _visible_text(code: Any) -> str:
     """Return the visible text of parsed markup, without tables, files and references. Headings begin with _HEADING.
 
-    Unwanted nodes of the parsed markup are left out here. They are not removed with mwparserfromhell, because it would
-    search the complete page for each node.
+    This function leaves out the unwanted nodes of the parsed markup. It does not call mwparserfromhell's `remove`,
+    because `remove` would search the complete page for each node.
     """
     from mwparserfromhell import nodes
     from mwparserfromhell.definitions import is_visible
@@ -140,7 +140,8 @@ def _visible_text(code: Any) -> str:
         if isinstance(node, nodes.Text):
             parts.append(node.value)
         elif isinstance(node, nodes.Wikilink):
-            # Skip [[File:...]], [[Category:...]] and [[de:...]]. Keep [[:Category:...]], which readers see as text.
+            # Skip [[File:...]], [[Category:...]] and [[de:...]], because readers of the page do not see them as text.
+            # Keep [[:Category:...]] (with a colon in front), because readers see this link as text.
             if _FILE_LINK.match(str(node.title)) and (node.text is None or _is_file(str(node))):
                 continue
             parts.append(_visible_text(node.title if node.text is None else node.text))
@@ -163,11 +164,11 @@ def _visible_text(code: Any) -> str:
 def _without_empty_sections(lines: list[str]) -> list[str]:
     """Remove the headings of sections that contain no text, and remove the _HEADING marks of the other headings."""
     kept: list[str] = []
-    # Keep a heading if its section contains text, directly or in a subsection. The lines are read from the last to the
-    # first, and a heading is kept if its level is less than `deepest_with_text`. After a line with text, this variable
-    # is 9, which is more than any level. So the heading just before the text is kept. After a heading was kept, the
-    # variable is the level of this heading. So only headings of a smaller level, whose sections contain the section of
-    # this heading, are kept without text of their own.
+    # Keep a heading only if its section contains text, directly or in a subsection. A subsection has a larger heading
+    # level than its section. Read the lines from the last to the first, and keep a heading if its level is smaller than
+    # `deepest_with_text`:
+    # - A line with text sets `deepest_with_text` to 9, so the next heading is kept, because no level is larger than 6.
+    # - A kept heading sets `deepest_with_text` to its level, so the headings of the sections around it are also kept.
     deepest_with_text = 0
     for line in reversed(lines):
         if not line.startswith(_HEADING):
@@ -268,7 +269,7 @@ def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
     """Yield (title, markup of the last revision, page number) for each article. Pages are numbered from 1.
 
     Raises:
-        DamagedFile: when a damaged position of the dump is reached.
+        DamagedFile: if the dump is damaged. The articles before the damage are yielded first.
     """
     import mwxml
 
@@ -282,7 +283,8 @@ def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
             for revision in page:
                 text = revision.text
             if text:
-                # Replace lone surrogates, which a dump may contain as character references.
+                # Replace lone surrogates (halves of UTF-16 pairs), because UTF-8 cannot encode them. A dump can contain
+                # them as XML character references.
                 yield page.title or "", text.encode("utf-8", "replace").decode("utf-8"), number
     except DamagedFile:
         raise

@@ -90,7 +90,7 @@ class Command:
         known = dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys])
         plain_keys = [found[1] for argument in arguments if (found := re.match(r"([A-Za-z_]\w*)=", argument))]
         refuse_unknown_keys(plain_keys, list(known))
-        # Check out= before Hydra starts, because Hydra creates the folder and calls our code only after that.
+        # Check out= before Hydra starts, because Hydra creates the folder before it calls our code.
         has_out = any(argument.startswith(("out=", "hydra.sweep.dir=")) for argument in arguments)
         if not has_out and not FLAGS_WITHOUT_RUN & set(arguments):
             raise SettingError(

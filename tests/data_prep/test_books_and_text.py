@@ -112,8 +112,8 @@ def test_json_lines_give_their_field(tmp_path):
     texts, skipped = read_all(Source("text", str(tmp_path)))
     assert texts == ["one two", "drei vier é", "half a pair ?", "packed"]
     assert {(one.why, one.num_units) for one in skipped} == {
-        ("there is no field 'text'", 1), ("the field 'text' is not text", 1), ("the line is not a JSON object", 1),
-        ("not valid JSON", 1),
+        ("the JSON object has no field 'text'", 1), ("the field 'text' is not text", 1),
+        ("the line is not a JSON object", 1), ("not valid JSON", 1),
     }  # fmt: skip
     assert read_all(Source("text", str(tmp_path)), text_field="url")[0] == ["x"]
     # Split anywhere, each line is read once.
