@@ -67,7 +67,9 @@ def plugin_named_by(arguments: Sequence[str]) -> str | None:
         try:
             preset = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError):
-            continue  # ignore the invalid preset file here, because Hydra reports the error later
+            # The preset file cannot be parsed. Skip the file without an error, because Hydra reads it later and reports
+            # the error.
+            continue
         if isinstance(preset, dict) and isinstance(preset.get("plugin"), str):
             return preset["plugin"]
     return None

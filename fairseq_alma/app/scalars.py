@@ -9,7 +9,7 @@ model/parameters, .../experts, .../members, .../overflow
 
 For the scalars during_stage/..., 1000 TensorBoard steps are one stage.
 
-A continued run deletes the folder RUN/tensorboard. Then it writes the scalars of all arrivals again, because it reads
+If a run is continued, it deletes the folder RUN/tensorboard and writes the scalars of all arrivals again. It computes
 them from the ledger. The scalars during_stage/... of finished stages are lost, because they are not in the ledger.
 """
 

@@ -51,8 +51,8 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
             finished.append({"run": name, **summary.get("mean", summary)})
         else:
             unfinished.append(name)
-    # Add the names of jobs that failed early. `find_runs` does not find the folders of these jobs, because they contain
-    # no settings.json.
+    # A job that failed early has a folder without settings.json, which `find_runs` does not find. So add all folders
+    # that are not in `known` to the unfinished jobs.
     known = {parent for run in seeds_of for parent in (run, *run.parents)}
     unfinished += [path.name for path in sorted(folder.iterdir()) if path.is_dir() and path not in known]
     finished.sort(key=lambda summary: summary["final_validation"])

@@ -22,7 +22,7 @@ def wide_console(stream: TextIO | None = None) -> Console:
 
 
 def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = None) -> Table:
-    """Return a table of the ledger with one line per arrival. The scores of an untrained learner are shown as *.
+    """Return a table of the ledger with one line per arrival. For an untrained learner, * is shown in place of scores.
 
     Args:
         rows: all rows of the ledger.

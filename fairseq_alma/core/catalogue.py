@@ -92,7 +92,10 @@ class LearnerEntry:
     """Class of the learner's settings in alma-lm; None if alma-lm does not have this learner."""
 
     def settings(self, half: Half) -> type[LearnerSettings] | None:
-        """Return the learner's settings class in one half of the project; None if that half lacks the learner."""
+        """Return the learner's settings class for `half`, which is "vision" or "language model".
+
+        Return None if the learner does not exist for `half`.
+        """
         return self.vision if half == "vision" else self.language_model
 
 
@@ -200,7 +203,8 @@ class RunSettings(Settings):
         the other settings must have been checked before.
         """
         kind = find_learner(self.learner, self.half).settings(self.half)
-        # `kind` cannot be None, because find_learner raises an error if this half of the project lacks the learner.
+        # `kind` cannot be None, because find_learner accepts only learners with a settings class for `half`. The
+        # assert is for the type checker.
         assert kind is not None
         if self.own is None:
             object.__setattr__(self, "own", kind())
@@ -231,7 +235,8 @@ class RunSettings(Settings):
         common = [one.name for one in describe(cls)]
         learner = values.get("learner", defaults_of(cls)["learner"])
         kind = find_learner(learner, cls.half).settings(cls.half)
-        # `kind` cannot be None, because find_learner raises an error if this half of the project lacks the learner.
+        # `kind` cannot be None, because find_learner accepts only learners with a settings class for `half`. The
+        # assert is for the type checker.
         assert kind is not None
         own = own_settings(learner, cls.half)
         of_others = {name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)} - set(own)

@@ -61,7 +61,10 @@ def unfinished_files(folder: str | Path, name: str = "*") -> list[Path]:
 
 
 def write_whole(path: str | Path, text: str, durable: bool = True) -> None:
-    """Atomically replace the content of the file `path` with `text`. See `written_aside` for `durable` and errors."""
+    """Atomically replace the content of the file `path` with `text`.
+
+    The argument `durable` and the raised errors are described in `written_aside`.
+    """
     with written_aside(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
 
@@ -69,7 +72,7 @@ def write_whole(path: str | Path, text: str, durable: bool = True) -> None:
 def write_json(path: str | Path, value: Any, durable: bool = True) -> None:
     """Atomically replace the content of the file `path` with `value` as indented JSON.
 
-    See `written_aside` for `durable` and errors.
+    The argument `durable` and the raised errors are described in `written_aside`.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     # The text may contain a path that is not valid UTF-8. In a Python string, the invalid bytes of such a path are
@@ -86,7 +89,8 @@ def read_json(path: str | Path) -> Any:
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:  # ValueError is the base class of JSONDecodeError and UnicodeDecodeError
+    # Catch ValueError, because it is the base class of the two possible errors, JSONDecodeError and UnicodeDecodeError.
+    except ValueError as error:
         raise RunError(f"{path} is not valid JSON ({error}): restore the file or remove it") from error
 
 
@@ -132,8 +136,8 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Ignore the errors of network file systems that do not support fsync on a folder. These file systems store
-        # changes of file names in the order in which the changes were made, even without fsync.
+        # Raise the error, unless it is one of the four errors that occur on network file systems without fsync for
+        # folders. These file systems store renames in the order in which they were made, so fsync is not needed.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
             raise
     finally:

@@ -18,9 +18,10 @@ class LearnerSettings(Settings):
 
     @property
     def stages_between_growths(self) -> int | None:
-        """Number of stages from one growth (step that adds capacity) to the next; None if there is no such setting.
+        """Number of stages from one growth (step that adds capacity) to the next.
 
-        Without such a setting, the learner grows at every stage or not at all.
+        This is the setting `grow_every`. Return None for a learner without this setting. Such a learner grows at every
+        stage or never.
         """
         return None
 
@@ -120,7 +121,8 @@ class FireflySettings(LearnerSettings):
     grow_by: Literal["parameters", "width"] = "parameters"
     """What grow_ratio refers to: `parameters` (the paper) or `width` (the authors' code). With `width` and
     grow_every=1, the width after n growths is about c (1 + g n), where c is the width of the first network and g is
-    grow_ratio. With a larger grow_every there are fewer growths of the same size, so the last network is smaller."""
+    grow_ratio. With a larger grow_every, there are fewer growths, and the remaining growths do not add more units,
+    so the final network is smaller."""
     grow_depth: NonNegative = 0
     """Number of layers that each growth adds before it widens the layers. With grow_by=parameters, a layer is not added
     if the network would become larger than grow_ratio allows."""
@@ -137,8 +139,9 @@ class FireflySettings(LearnerSettings):
             raise SettingError(f"grow_ratio={self.grow_ratio} must be above 0")
         if self.grow_depth > run.num_layers:
             raise SettingError(
-                f"grow_depth={self.grow_depth} is too large: each of the {run.num_layers} layers of the first network "
-                f"on {run.dataset} can get at most one new layer after it. Set grow_depth to at most {run.num_layers}"
+                f"grow_depth={self.grow_depth} is too large: each of the {run.num_layers} layers that the network for "
+                f"{run.dataset} has at first can be followed by at most one new layer per growth. "
+                f"Set grow_depth to at most {run.num_layers}"
             )
 
 
@@ -161,9 +164,10 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     """Number of experts that each growth adds to every mixture. Required. In a list, the first number is for the growth
     before stage 2, the second for the growth before stage 3, and so on; the last number is for all further growths."""
     grow_router: Literal["copy", "tree"] = "copy"
-    """How the router row of a new expert, which is the weight vector that scores the expert, is initialized: `copy`
-    (the row of the copied expert plus noise, as in the paper), or `tree`, which does not change the output and the loss
-    of the model."""
+    """How the router row of a new expert, which is the weight vector that scores the expert, is initialized. With
+    `copy` (the paper), the row is a copy of the row of the copied expert, plus noise. With `tree`, the row is only
+    noise, and it decides which tokens of the copied expert go to the new expert. Growth with `tree` does not change the
+    output of the model, because the weights of the two experts are equal."""
     grow_noise: float = 0.01
     """Standard deviation of the noise that is added to the router row (weight vector) of a new expert, relative to the
     root mean square of all router rows of the mixture."""
@@ -197,7 +201,7 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
         for number, added in enumerate(self._growths, start=1):
             if added < 0:
                 raise SettingError(
-                    f"grow_experts={self.grow_experts}: growth adds experts, it never removes any; use 0 or more"
+                    f"grow_experts={self.grow_experts} must not be negative: growth only adds experts. Set 0 or more"
                 )
             if added > experts:
                 raise SettingError(

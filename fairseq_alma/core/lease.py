@@ -21,15 +21,16 @@ from fairseq_alma.core.files import write_json
 HEARTBEAT_SECONDS = 15.0
 """Time in seconds between two renewals of a lease. A renewal rewrites the lease file."""
 STALE_SECONDS = 120.0
-"""Time in seconds. If a process on another machine has not renewed its lease for this time, the lease may be taken
-over."""
+"""Time in seconds. If a process on another machine has not renewed its lease for this time, another process may take
+over the lease."""
 HALF_WRITTEN_SECONDS = 2.0
-"""Time in seconds. If a lease file is still empty or incomplete after this time, the process that was writing the file
-must have died."""
+"""Time in seconds. If a lease file is older than this and still empty or incomplete, the process that was writing the
+file must have died."""
 CLAIM_SECONDS = 10.0
-"""Time in seconds. A process that removes the lease of an ended process first creates the folder .lease.claim, so that
-no other process removes a lease at the same time. After a few milliseconds, it deletes the folder. If the folder still
-exists after this time, the process that created the folder must have died."""
+"""Time in seconds. If the folder .lease.claim is older than this, the process that created the folder must have died.
+
+A process creates this folder before it removes the lease of an ended process, so that no other process removes a lease
+at the same time. It deletes the folder after a few milliseconds."""
 
 
 class Lease:
@@ -89,13 +90,19 @@ class Lease:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             holder = _read(self.path)
             if holder == self._me:
-                with suppress(OSError):  # an error while writing the lease (e.g. a full disk) must not stop the run
+                # Ignore an error such as a full disk, because the run does not depend on a single renewal.
+                with suppress(OSError):
                     write_json(self.path, self._me)
             elif holder is not None:
                 # Another process took over the lease while this process was suspended. Stop, because only the other
                 # process may write to the folder now.
                 who = f"process {holder['pid']} on {holder['host']}"
-                print(f"{self.path.parent} was taken over by {who}: this process stops", file=sys.stderr, flush=True)
+                print(
+                    f"{self.path.parent} was taken over by {who}, because this process did not renew its lease "
+                    f"in time: this process stops, and the other process continues the run",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 # Stop this process with SIGINT, the signal of Ctrl-C. If it ignores SIGINT, as background jobs of a
                 # shell script do, stop it with SIGTERM.
                 ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -131,7 +138,8 @@ class Lease:
         except FileNotFoundError:
             return False
         if holder is None:
-            # The lease file is empty or incomplete. Either a process is still writing the file, or it died meanwhile.
+            # The lease file is empty or incomplete. If the file is new, a process may still be writing it. If the
+            # file is older, the process that was writing it must have died, so the file may be removed.
             return silent_seconds > HALF_WRITTEN_SECONDS
         if holder["host"] == self._me["host"]:
             gone = _process_start(holder["pid"]) != holder["process_start"]

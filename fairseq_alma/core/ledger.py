@@ -71,10 +71,10 @@ class Scores:
     overflow: float | None = None
     """For mixtures of experts: fraction of the routed tokens that were dropped because their expert was full."""
     scored_tokens: int | None = None
-    """If an untrained language model was scored on a sample: how many tokens of each split were scored.
+    """Number of tokens on which an untrained language model was scored; None if all tokens were scored.
 
-    The test set and the validation set each have a sample, which contains their first tokens. If the two samples have
-    different sizes, this is the larger size. None if all tokens of both splits were scored."""
+    To save time, such a model is scored only on the first tokens of the test set and of the validation set. If the
+    number differs between the two sets, because one of them is very small, this is the larger number."""
 
     def __post_init__(self):
         if (self.error_rate is None) == (self.perplexity is None):

@@ -186,7 +186,7 @@ def run_stream(
     settings: StreamSettings,
     record: Record[ScoresT, RowsT],
 ) -> RowsT:
-    """Run Algorithm 1, anytime learning over a stream of mega-batches. Return the ledger rows for t = 0..B.
+    """Run Algorithm 1 of the paper: train a learner on a stream. Return the ledger rows for t = 0..B.
 
     If the process is killed, a second call continues the run. This works because every step goes through
     `record.step`, which skips the steps that an earlier process has finished.
@@ -213,8 +213,9 @@ def run_stream(
         if due:
             k += 1
             stage = Stage(k, tuple(gathered), tuple(past), settings.replay, record.stage_folder(k))
-            # Grow before training, as in Algorithm 1 of the paper. Algorithm 2 of the paper grows after training, which
-            # gives the same result.
+            # Do not grow before the first stage, because growth extends a trained model. In all later stages, grow
+            # before training, as in Algorithm 1 of the paper. Algorithm 2 grows after training, which gives the same
+            # result.
             if k > 1:
                 spent.append(record.step(k, "grow", learner, partial(learner.grow, stage)))
             spent.append(record.step(k, "train", learner, partial(learner.train, stage)))

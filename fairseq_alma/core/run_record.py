@@ -92,7 +92,7 @@ class RunRecord:
         self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
         self._rows = self.ledger.rows()
         if on_rows and 1 < len(self._rows) <= len(digests):
-            # If the run is continued, first show the rows that are already in its ledger.
+            # The run is continued. Report the rows of earlier processes too, so that the reported progress is complete.
             on_rows(self._rows)
         before = self._read_summary()
         self._seconds_before = float(before.get("wall_seconds", 0.0))
@@ -224,7 +224,10 @@ class RunRecord:
         path = self.folder / "settings.json"
         if not path.exists():
             if self.ledger.path.exists():
-                raise RunError(f"{self.folder} has a ledger but no settings.json: choose another out=")
+                raise RunError(
+                    f"{self.folder} has a ledger but no settings.json, so the run cannot be continued: "
+                    f"choose another out="
+                )
             return
         before = _flat({**defaults, **read_json(path)})
         now = _flat(settings)
@@ -234,8 +237,8 @@ class RunRecord:
             if key.split(".")[0] not in free and before.get(key) != now.get(key)
         ]
         if differing and not any(self._stages.glob("*/*.done.json")):
-            # Accept the new settings, because the folder contains no finished step that used the old settings. The user
-            # may have changed the settings because the old settings caused an error.
+            # No step was finished with the old settings, so accept the new settings. The user may have corrected a
+            # setting that caused an error. Delete the files of unfinished steps, because they used the old settings.
             shutil.rmtree(self._stages, ignore_errors=True)
         elif differing:
             raise RunError(

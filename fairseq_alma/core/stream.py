@@ -21,13 +21,15 @@ class MegaBatch:
     """Training data, or the path of the training data. In vision, the validation data are included. Only the learner
     reads this field."""
     counts: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """Sizes of the mega-batch, as a mapping from "documents", "words", "tokens" or "examples" to their number."""
+    """Sizes of the mega-batch, as a mapping from a unit to a number. The unit is "documents", "words", "tokens"
+    or "examples"."""
 
 
 class MegaBatchStream:
     """Iterable over the mega-batches of a stream in order. It can be iterated only once.
 
-    The stream does not return earlier mega-batches again. Algorithm 1 passes them to the learner as `Stage.past`.
+    The stream yields each mega-batch only once. For replay, a learner needs the mega-batches of earlier stages again.
+    It finds them in `Stage.past`, because `run_stream` keeps them there.
 
     Args:
         mega_batches: the mega-batches, with t = 1, 2, ..., B.

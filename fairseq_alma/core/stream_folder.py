@@ -60,8 +60,8 @@ class TrainingView:
     """The part of a stream folder that a learner can use: the training and validation data, but not the test set."""
 
     path: Path
-    """Path of the stream folder. The fairseq task alma_lm reads the folder, but does not train or validate on the test
-    set."""
+    """Path of the stream folder, which the learner passes to the fairseq task alma_lm. The folder also contains the
+    test set, but this task neither trains nor validates on it."""
     dictionary_digest: str
     """SHA-256 digest of dict.txt."""
     dictionary_size: int
@@ -214,7 +214,7 @@ def _read_description(path: Path) -> dict[str, Any]:
     missing = _missing(description)
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise StreamError(f"{file} lacks {', '.join(missing[:3])}{more}: run `alma-prep` again")
+        raise StreamError(f"{file} lacks the keys {', '.join(missing[:3])}{more}: run `alma-prep` again")
     num_mega_batches = description["num_mega_batches"]
     if type(num_mega_batches) is not int or num_mega_batches < 1:
         raise StreamError(

@@ -211,7 +211,9 @@ def test_a_damaged_file_of_the_run_is_named(run_folder, name):
 
 def test_a_ledger_without_its_settings_is_not_written_to(run_folder):
     (run_folder / "settings.json").unlink()
-    with pytest.raises(RunError, match=r"has a ledger but no settings.json: choose another out="):
+    with pytest.raises(
+        RunError, match=r"has a ledger but no settings.json, so the run cannot be continued: choose another out="
+    ):
         tiny_run(run_folder)
 
 

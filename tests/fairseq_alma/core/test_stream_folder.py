@@ -99,7 +99,7 @@ def test_another_format_version_is_refused(stream):
 @pytest.mark.parametrize("key", ["num_mega_batches", "tokenizer", "dtype", "splits"])
 def test_a_missing_key_is_named(stream, key):
     change(stream, **{key: None})
-    assert f"{stream / 'stream.json'} lacks {key}" in refusal(stream)
+    assert f"{stream / 'stream.json'} lacks the keys {key}" in refusal(stream)
 
 
 def test_a_missing_key_of_a_split_is_named(stream):
@@ -107,12 +107,15 @@ def test_a_missing_key_of_a_split_is_named(stream):
     del splits["valid"]["tokens"], splits["test"]
     change(stream, splits=splits)
     message = refusal(stream)
-    assert "lacks splits.valid.tokens, splits.test.tokens, splits.test.sequences and 1 more: run `alma-prep`" in message
+    assert (
+        "lacks the keys splits.valid.tokens, splits.test.tokens, splits.test.sequences and 1 more: run `alma-prep`"
+        in message
+    )
 
 
 def test_a_stream_that_says_more_mega_batches_than_it_describes_is_refused(stream):
     change(stream, num_mega_batches=4)
-    assert "lacks splits.mega_batch_4.tokens" in refusal(stream)
+    assert "lacks the keys splits.mega_batch_4.tokens" in refusal(stream)
 
 
 @pytest.mark.parametrize("number", [0, -1, "3", 3.0, True])
