@@ -82,7 +82,7 @@ class SharedStages:
         if target.exists():
             if read_checkpoint(target / BEST) is not None:
                 return
-            shutil.rmtree(target)  # delete the member, because its checkpoint is damaged
+            shutil.rmtree(target)  # the checkpoint is damaged, so delete the member and copy it again below
         try:
             with written_aside(target, durable=False) as temporary:
                 temporary.mkdir()

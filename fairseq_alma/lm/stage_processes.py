@@ -39,7 +39,7 @@ class LocalProcesses:
     Implements the protocol `Processes` of member.py.
 
     Args:
-        num_mega_batches: number of mega-batches in the stream, B, for the display.
+        num_mega_batches: number of mega-batches in the stream, B. It is only shown in the progress display.
         at_once: number of members that train at the same time. By default the number of GPUs, or the number of cores
             if there is no GPU.
         scalars: if given, this object writes the training and validation perplexities to TensorBoard files.
@@ -74,7 +74,7 @@ class LocalProcesses:
             stage: the stage to which the jobs belong.
             jobs: command and log file of each job, by member number.
             num_jobs: number of members of the stage, including finished members, which are not in `jobs`.
-            updates: number of updates of each job, for the display.
+            updates: number of updates of each job, for the progress display.
 
         Returns:
             Exit status of each job, by member number; None for a job that was not started.

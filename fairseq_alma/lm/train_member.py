@@ -30,7 +30,10 @@ import fairseq_alma
 from fairseq_alma.checkpoints import BEST, LAST, link
 
 UPDATES_PER_CHECK = 10
-"""If several processes train a member, they agree only every 10 updates on whether a checkpoint is due."""
+"""Number of updates between two broadcasts that tell all processes of a training whether to write a checkpoint.
+
+If several processes train a member, the first process decides and tells the others. The broadcast is not sent after
+every update, because it takes time."""
 
 
 class Checkpoints:
@@ -119,8 +122,8 @@ class Checkpoints:
         }
         if best is not None:
             extra_state["best"] = best
-        # fairseq writes a temporary file and renames it. It does not overwrite the old file, which may also have the
-        # name checkpoint_best.pt.
+        # checkpoint_best.pt may be a hard link to the old checkpoint_last.pt. This call does not change it, because
+        # fairseq does not overwrite the old file, but writes a temporary file and renames it.
         path = trainer.save_checkpoint(str(folder / LAST), extra_state)
         if is_best:
             link(folder / LAST, folder / BEST)

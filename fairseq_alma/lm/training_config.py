@@ -62,7 +62,7 @@ class TrainingConfigs:
         Args:
             member: the member.
             num_devices: number of devices that train the member.
-            stage: the stage. None: a configuration with which nothing is trained.
+            stage: the stage to train. None: the configuration is only used to check options or build the model.
             folder: the member's folder.
             start: the checkpoint with the weights from which the training starts.
 
@@ -93,12 +93,12 @@ class TrainingConfigs:
             # No stage reaches this number of epochs, so only the intervals in updates have an effect.
             "save_interval": 10**6,
             "validate_interval": 10**6,
-            "validate_interval_updates": interval,  # without it, fairseq saves after each epoch without validation
+            "validate_interval_updates": interval,  # without it, a checkpoint at the end of an epoch is not validated
             "best_checkpoint_metric": "ppl",
             "log_format": "json",
             "log_interval": max(1, min(100, updates // 50)),
             # Let every training process load the checkpoint from the file. By default, only the first process loads it
-            # and sends it to the others, in a form that torch cannot load.
+            # and sends it to the others, as data with a fairseq class that torch.load refuses to load.
             "load_checkpoint_on_all_dp_ranks": True,
             "distributed_world_size": num_devices,
             "nprocs_per_node": num_devices,
@@ -122,7 +122,7 @@ def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
 
 
 def data_of_stage(stage: Stage) -> dict[str, Any]:
-    """Return the options of the task that choose the mega-batches of a stage.
+    """Return the options of the fairseq task that select the mega-batches on which a stage trains.
 
     If `stage.replay` is a number, this fraction of each batch comes from mega-batches of earlier stages.
     """

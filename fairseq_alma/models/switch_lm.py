@@ -95,7 +95,9 @@ class SwitchLanguageModel(FairseqLanguageModel):
             )
         try:
             return cls(SwitchDecoder(cfg, task.source_dictionary))
-        except ValueError as error:  # SwitchFeedForward raises ValueError for an invalid size
+        except ValueError as error:
+            # SwitchFeedForward raises ValueError for an invalid size. Convert it to SettingError, because the commands
+            # of this package print a SettingError as one message, without a traceback.
             raise SettingError(str(error)) from error
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
@@ -113,8 +115,9 @@ class SwitchLanguageModel(FairseqLanguageModel):
         super().upgrade_state_dict_named(state_dict, name)
         own = self.state_dict()
         for key in own.keys() - state_dict.keys():
-            # If the state dict is the moving average of the weights (fairseq's option --store-ema), it has no entry
-            # `version`, because fairseq leaves it out. Add this entry.
+            # The key of the entry `version` ends with this word. If the state dict is the moving average of the weights
+            # (fairseq's option --store-ema), fairseq leaves this entry out. Add it, because _refuse_other_sizes would
+            # otherwise report it as missing.
             if key.endswith("version"):
                 state_dict[key] = own[key]
         _refuse_other_sizes(state_dict, own)
@@ -146,7 +149,7 @@ def _refuse_other_sizes(saved: dict[str, Tensor], own: dict[str, Tensor]) -> Non
     found += [f"{key} is only in {'this model' if key in own else 'the checkpoint'}" for key in sorted(only_one_side)]
     raise SettingError(
         f"the checkpoint belongs to a model with other sizes ({'; '.join(found[:2])}{' ...' if found[2:] else ''}): "
-        f"give the --arch and the sizes that it was trained with"
+        f"give the --arch and the sizes with which the checkpoint was trained"
     )
 
 

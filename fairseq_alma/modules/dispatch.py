@@ -30,7 +30,7 @@ class Plan:
     """The assignment of tokens to experts. A token is kept if its expert processes it, and dropped otherwise."""
 
     way: Way
-    """How the rows of the experts are laid out: "split", "slots" or "grouped"."""
+    """Layout of the rows: "split", "slots" or "grouped" (explained in the docstring of this module)."""
     token_S: Tensor
     """Index of the token in each row, int64 [S]. Rows are sorted by expert, and for each expert by token index."""
     used_S: Tensor | None
@@ -44,7 +44,7 @@ class Plan:
     dropped_E: Tensor
     """Number of dropped tokens of each expert, int64 [E]."""
     counts: tuple[int, ...] | None
-    """Number of rows of each expert, [E]; None with "grouped", because the numbers are then only on the device."""
+    """Number of rows of each expert, [E]; None with way="grouped", because the host then does not know it."""
 
     @property
     def num_dropped(self) -> Tensor:
@@ -100,8 +100,8 @@ def plan_dispatch(expert_T: Tensor, num_experts: int, capacity: int | None, way:
     dropped_E = (load_E - limit).clamp(min=0)
     # A sort of 16-bit numbers needs a quarter of the passes over the data that a sort of 64-bit numbers needs.
     sorted_T = torch.argsort(expert_T.to(torch.int16), stable=True)
-    # first_E: position in sorted_T of each expert's first token. rank_T: for each token in sorted_T, the number of
-    # tokens before it that go to the same expert. A token is kept if this number is smaller than the limit.
+    # first_E: for each expert, the position of its first token in sorted_T. rank_T: for each token in sorted_T, the
+    # number of earlier tokens with the same expert. A token is kept if its rank_T is smaller than `limit`.
     first_E = load_E.cumsum(0) - load_E
     sorted_expert_T = expert_T.index_select(0, sorted_T)
     position_T = torch.arange(num_tokens, device=device)
@@ -154,11 +154,11 @@ def from_rows(y_SD: Tensor, plan: Plan) -> Tensor:
 
 
 class _Move(torch.autograd.Function):
-    """Select rows of a matrix. The backward pass also selects rows, instead of adding them.
+    """Select rows of a matrix. The backward pass also selects rows, and needs no additions.
 
-    The gradient of index_select adds rows at indices. This is slow in bfloat16 on a GPU, and the result depends on the
-    order of the additions. Here, each row is selected at most once. So nothing must be added, and the backward pass
-    selects rows with the inverse index.
+    The backward pass of torch's index_select adds rows of the gradient, because a row of the input can be selected
+    several times. The additions are slow in bfloat16 on a GPU, and the result depends on their order. Here, each row is
+    selected at most once. So the backward pass only selects rows of the gradient, with the inverse index.
     """
 
     @staticmethod
@@ -170,7 +170,7 @@ class _Move(torch.autograd.Function):
         Args:
             ctx: torch's context.
             x: a matrix [n, D].
-            index: rows of x, int64 [m].
+            index: for each row of the result, the index of a row of x, int64 [m].
             valid: bool [m] or None.
             inverse: for each row of x, the row of the result to which it moved, int64 [n].
             inverse_valid: False for each row of x that is in no valid row of the result, bool [n] or None.

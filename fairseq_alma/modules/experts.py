@@ -28,17 +28,17 @@ class ExpertWeights:
 
 
 def run_experts(x_SD: Tensor, plan: Plan, weights: ExpertWeights, dropout: float = 0.0) -> Tensor:
-    """Return the outputs of the experts for their rows, [S, D], computed in the type of `x_SD`.
+    """Return the outputs of the experts, [S, D], one row for each row of `x_SD`. The dtype is that of `x_SD`.
 
     Args:
-        x_SD: inputs of the experts (see to_rows).
+        x_SD: inputs of all experts in one matrix, [S, D], as returned by to_rows.
         plan: the return value of plan_dispatch.
         weights: the weights of the experts.
         dropout: dropout probability after the ReLU.
     """
     stacked = (weights.fc1_weight, weights.fc1_bias, weights.fc2_weight, weights.fc2_bias)
     if plan.way != "split":
-        # Cast the stacked weights once. Autocast would cast them again in each use.
+        # Cast the stacked weights once here, because autocast would cast them again in each use.
         weights = ExpertWeights(*(weight.to(x_SD.dtype) for weight in stacked))
         if plan.way == "slots":
             return _run_slots(x_SD, weights, dropout)
@@ -68,7 +68,8 @@ class _Unstack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight_E: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Return the weights of each of the E experts, cast to `dtype`. `weight_E` has the shape [E, ...]."""
-        # For an expert that received no token, pass None to `backward` as the gradient, instead of a tensor of zeros.
+        # For an expert that received no token, autograd would by default create a gradient of zeros. Let autograd pass
+        # None to `backward` instead, because this takes no memory and no time.
         ctx.set_materialize_grads(False)
         ctx.shape, ctx.dtype, ctx.device = weight_E.shape, weight_E.dtype, weight_E.device
         return tuple(weight.to(dtype) for weight in weight_E.detach().unbind(0))

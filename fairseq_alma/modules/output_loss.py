@@ -67,7 +67,7 @@ def token_nll(x_TD: Tensor, weight_VD: Tensor, target_T: Tensor, ignore_index: i
     Returns:
         float32 [T], in nats.
     """
-    # Convert here and not in autocast, which may convert the weights again for every chunk.
+    # Convert the tensors once here, because autocast may convert the weights again for every chunk.
     x_TD, weight_VD = (tensor.to(compute_type(x_TD)) for tensor in (x_TD, weight_VD))
     length = _tokens_in_float32(x_TD.device.type, len(weight_VD))
     nll = [

@@ -109,7 +109,7 @@ class Router(nn.Module):
 
     def _load_from_state_dict(self, *arguments: Any, **keywords: Any) -> None:
         super()._load_from_state_dict(*arguments, **keywords)
-        # The call above may have changed split_E, so splits() must read it again.
+        # Loading may have changed split_E. Delete the stored list, so that splits() computes it again from split_E.
         self._splits = None
 
 

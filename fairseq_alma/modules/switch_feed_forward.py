@@ -33,8 +33,9 @@ class MixtureOutput:
 class SwitchFeedForward(nn.Module):
     """A mixture of E feed-forward experts. The output for a token is one expert's output times the gate probability.
 
-    The weights of all experts are stacked in tensors [E, ...], in memory and in checkpoints, for any number of ranks
-    (training processes). A mixture of one expert equals a dense layer, because its gate probability is 1.
+    The weights of all experts are stacked in tensors [E, ...]. The experts are not divided among the ranks (training
+    processes). So the model and its checkpoints contain all experts, whatever the number of ranks. A mixture of one
+    expert equals a dense layer, because the gate probability is 1.
 
     Args:
         model_dim: model width, D.
@@ -87,7 +88,9 @@ class SwitchFeedForward(nn.Module):
         self.eval_capacity_factor = eval_capacity_factor
         self.activation_dropout = activation_dropout
         self.way: Way | None = None
-        """Layout of the rows of the experts: "split", "slots" or "grouped". None: the fastest one (see choose_way)."""
+        """How the inputs of all experts are arranged in one matrix: "split", "slots" or "grouped" (see dispatch.py).
+
+        None: `forward` calls `choose_way`, which selects the fastest of the three."""
         for weight_E in (self.fc1_weight, self.fc2_weight):
             for weight in weight_E:
                 nn.init.xavier_uniform_(weight)

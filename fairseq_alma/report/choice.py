@@ -99,9 +99,9 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
     may_differ: dict[Change, set[str]] = {
         "wait": set(WAIT_SETTINGS),
         "replay": {"replay"},
-        # A setting that all learners have must not differ. `learners_that_take` returns an empty list for it, so the
-        # setting is not added here. The result depends on `comparison.half` ("vision" or "language model"). For
-        # example, only some vision learners have the setting `experts`, but all language model learners have it.
+        # Add the settings that only some learners have. For a setting that all learners have, learners_that_take
+        # returns an empty list. The list can depend on `comparison.half` ("vision" or "language model"). For example,
+        # only some vision learners have the setting `experts`, but all language model learners have it.
         "growth": {"learner", *(name for name in names if learners_that_take(name, comparison.half))},
     }
     keys = [{change: _key_without(group, may_differ[change]) for change in may_differ} for group in comparison.groups]

@@ -84,7 +84,7 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
     for comparison in data.comparisons:
         num_finished = len(comparison.finished_groups)
         print(f"  {comparison.name}: {len(comparison.groups)} runs, {num_finished} finished")
-    print(f"{num_files} files; open {out / 'index.html'}", flush=True)
+    print(f"wrote {num_files} files: open {out / 'index.html'} in a browser", flush=True)
     return data
 
 
@@ -105,8 +105,8 @@ def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:
         try:
             is_any_running = make(runs, out, page_only, reload_seconds=seconds).is_any_running
         except AlmaError as error:
-            # Continue after an error, because it may be temporary. For example, the ledgers of all runs are empty until
-            # the runs have recorded their first results.
+            # Continue after an error, because it may be temporary. For example, `make` raises an error as long as no
+            # run has recorded a result.
             print(f"alma-report: {error}", file=sys.stderr, flush=True)
             is_any_running = is_any_run_held(runs)
         idle_polls = 0 if is_any_running else idle_polls + 1

@@ -70,7 +70,8 @@ def panels_of(
         panels.setdefault(title, []).append((score, group))
     shown_titles = sorted(panels, key=lambda title: min(score for score, _ in panels[title]))[:MAX_PANELS]
     shown, num_shown = {}, 0
-    for title in panels:  # keep the order of the comparison, because `shown_titles` is sorted by score
+    # Loop over `panels`, which is in the order of the groups in the comparison. `shown_titles` is sorted by score.
+    for title in panels:
         if title in shown_titles:
             best = sorted(panels[title], key=lambda item: item[0])[:max_groups]
             shown[title] = [group for group in comparison.groups if any(group is other for _, other in best)]
@@ -122,7 +123,8 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
     mean, error = values[:, first_t:].mean(axis=0), standard_error(values[:, first_t:])
     style = appearance_of(group.learner)
     is_short = comparison.num_arrivals <= FEW_ARRIVALS
-    # On a long stream, draw steps, because the value changes only when a stage ends.
+    # On a short stream, draw a marker at each arrival and join the markers by straight lines. On a long stream, draw
+    # steps without these markers, which would overlap. The steps show that the value changes only when a stage ends.
     axes.plot(
         times, mean, color=style.colour, linestyle=dashes, linewidth=1.3,
         drawstyle="default" if is_short else "steps-post", marker=style.marker if is_short else None, markersize=4,

@@ -82,7 +82,9 @@ def _draw_load(axes: Axes, run: Run, layer: int) -> QuadMesh:
     # last column gets the width of the column before it, because there is no next column.
     edges = np.array([*times, 2 * times[-1] - times[-2] if len(times) > 1 else times[-1] + 1], float)
     if times[-1] <= FEW_ARRIVALS:
-        edges -= 0.5  # centre each column on its arrival
+        # Shift the columns by 0.5. A column of width 1 is then centred on its arrival, so the number of the arrival on
+        # the x axis is below the middle of the column.
+        edges -= 0.5
     image = axes.pcolormesh(
         edges, np.arange(len(table) + 1) - 0.5, table, cmap="viridis", vmin=0, vmax=max(2.0, np.nanmax(table))
     )

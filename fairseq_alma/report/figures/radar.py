@@ -84,7 +84,7 @@ def radar_shares(numbers: Sequence[Numbers]) -> tuple[list[list[float]], list[bo
             for result in numbers
         ]
     )
-    values = np.maximum(values, 1e-12)  # replace 0, because the lines below divide by values and take logarithms
+    values = np.maximum(values, 1e-12)  # replace 0 by 1e-12, because 0 has no logarithm and cannot be a divisor
     smallest, largest = values.min(axis=0), values.max(axis=0)
     is_log = largest > 10 * smallest
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -72,8 +72,8 @@ def routing_map(group: RunGroup, title: str) -> Figure:
     if len(files) > MAX_STAGES:  # choose evenly spaced stages, including the first and the last
         files = [files[round(i * (len(files) - 1) / (MAX_STAGES - 1))] for i in range(MAX_STAGES)]
     routings = [(k, _read_routing(path)) for k, path in files]
-    # The files can contain different numbers of images: the user may have stopped the run, changed the setting
-    # routing_examples, and continued the run.
+    # Use only as many images as the smallest file contains. The files can contain different numbers of images, because
+    # the user may have stopped the run, changed the setting `routing_examples`, and continued the run.
     num_examples = min(len(routing["expert"]) for _, routing in routings)
     if num_examples < MIN_EXAMPLES:
         raise RunError(f"{files[0][1]} has {num_examples} examples, too few for a map: run with routing_examples=1000")
@@ -129,8 +129,8 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
         count += 1
     if count != num_experts:
         raise RunError(
-            f"the tree of gates has {count} experts, but the mixture has {num_experts}: the routing file is damaged, "
-            f"or another release wrote it"
+            f"the tree of gates has {count} experts, but the mixture has {num_experts}: a routing.npz of the run is "
+            f"damaged, or another release wrote it. Remove the routing.npz files to leave this map out of the report"
         )
     return tree
 
@@ -200,7 +200,7 @@ def _read_routing(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in names}
-    except Exception as error:  # zipfile, zlib and numpy raise many kinds of errors for damaged files
+    except Exception as error:  # zipfile, zlib and numpy raise errors of many types for damaged files
         raise RunError(f"{path} cannot be read ({error!r}): remove it to leave this map out of the report") from error
 
 

@@ -85,7 +85,8 @@ def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) ->
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         return
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-    # Write numbers at 1, 2, 5, 10, 20, ...; if the values differ much, only at 1, 10, 100, ...
+    # Label the axis at 1, 2, 5, 10, 20, ... If the largest value is at least 300 times the smallest, these would be too
+    # many labels, so label the axis only at 1, 10, 100, ...
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if ratio < 300 else (1.0,)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: with_unit(value)))

@@ -30,19 +30,27 @@ MAX_POINTS = 400
 
 
 def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against training TFLOPs. A line joins groups of runs that differ only in size."""
+    """Draw CER or average perplexity against training TFLOPs.
+
+    A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
+    """
     return _tradeoff(comparison, numbers, lambda result: result.comp / 1e12, "training TFLOPs over the stream")
 
 
 def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against the number of parameters. A line joins groups that differ only in size."""
+    """Draw CER or average perplexity against the number of parameters.
+
+    A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
+    """
     return _tradeoff(comparison, numbers, lambda result: result.num_params, "parameters after the last mega-batch")
 
 
 def _tradeoff(
     comparison: Comparison, numbers: Sequence[Numbers], x_of: Callable[[Numbers], float], x_label: str
 ) -> Figure | None:
-    """Draw CER or average perplexity against a cost. A line joins groups of runs that differ only in size.
+    """Draw CER or average perplexity against a cost.
+
+    A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
 
     Args:
         comparison: the groups; only finished groups are drawn.
@@ -128,9 +136,10 @@ def _scale_quality_axes(panels: Sequence[Axes], comparison: Comparison, drawn: S
 
 
 def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
-    """Divide the groups of runs in a panel into lists, so that the groups in one list differ only in size.
+    """Divide the groups of runs in a panel into lists. A figure draws one line through the points of each list.
 
-    The groups in a list have the same learner. A figure draws one line through the points of each list.
+    The groups in one list have the same learner and wait, and differ only in the size of the model (SIZE_SETTINGS, such
+    as `width`).
     """
     # Growth settings can be ignored here. Within a panel, groups with the same learner and wait have the same growth
     # settings, because `panels_of` puts all other groups into different panels.
@@ -207,7 +216,7 @@ def _draw_points(axes: Axes, points: Sequence[tuple[float, Numbers]], learner: s
 
     Args:
         axes: the panel.
-        points: (x, results of a group) for each point. y is the quality in the results.
+        points: for each point, x and the results of a group. y is the CER or average perplexity in these results.
         learner: name of the learner. It determines colour and marker.
         dashes: matplotlib line style.
     """

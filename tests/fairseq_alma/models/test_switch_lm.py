@@ -161,7 +161,7 @@ def test_a_checkpoint_of_other_sizes_is_refused_in_one_line(other, named):
         make().load_state_dict(make_with(sizes, **options).state_dict())
     message = str(caught.value)
     assert re.search(named, message)
-    assert message.endswith("give the --arch and the sizes that it was trained with")
+    assert message.endswith("give the --arch and the sizes with which the checkpoint was trained")
     assert len(message) < 400  # not every tensor is listed
 
 

@@ -36,7 +36,7 @@ def test_a_report_is_figures_tables_and_a_page(tmp_path, monkeypatch, capsys):
     } <= files  # fmt: skip
     printed = capsys.readouterr().out
     assert "3 runs in 2 comparison(s)" in printed
-    assert f"{len(files)} files; open {tmp_path / 'report/index.html'}" in printed
+    assert f"wrote {len(files)} files: open {tmp_path / 'report/index.html'} in a browser" in printed
 
 
 def test_a_stream_whose_name_is_not_unicode_is_reported(tmp_path, monkeypatch):
