@@ -51,8 +51,8 @@ current folder of a job may be a different folder with different modules."""
 def warm_start(modules: Sequence[str]) -> Start:
     """Return a function that starts `python -m` commands as forks of one server, for the argument `start` of Job.
 
-    The server is started by the first call, in the background. Further calls with the same modules use the server
-    again. The server ends when this process ends.
+    The first call of `warm_start` starts the server, and does not wait until the server has imported the modules. Later
+    calls with the same modules use the same server. The server ends when this process ends.
 
     Args:
         modules: dotted names of the modules that the server imports before it forks. A module that cannot be imported
@@ -86,8 +86,8 @@ class Server:
         self._owner = os.getpid()
         with theirs:
             # Start the server without OMP_NUM_THREADS. OpenMP reads this variable only once, when the server loads
-            # OpenMP, so the number of threads of this process would apply to all forks. Instead, each fork uses the
-            # number of threads of its job, or OpenMP's default.
+            # OpenMP. So with OMP_NUM_THREADS, all forks would use the number of threads of the server. Without it, each
+            # fork uses the number of threads of its job, or OpenMP's default.
             environment = {**os.environ, **QUIET_IMPORTS}
             environment.pop("OMP_NUM_THREADS", None)
             # Use killed_with only in the main thread, because Linux kills the server when the thread that started it
@@ -125,7 +125,10 @@ class Server:
             raise
 
     def close(self) -> None:
-        """End the server, and kill its forks. In a fork of this process, which did not start the server, do nothing."""
+        """End the server and kill its forks. Do nothing if this process did not start the server.
+
+        A process that was forked from this process has a copy of this object, but it must not end the server.
+        """
         atexit.unregister(self.close)
         if os.getpid() == self._owner:
             self._control.close()
@@ -134,10 +137,12 @@ class Server:
 
 
 class Fork:
-    """A process that a server has forked. It has those methods of `subprocess.Popen` that `launch.local` uses.
+    """A process that the server (see Server) has forked.
+
+    This class has the methods of `subprocess.Popen` that `launch.local` uses.
 
     Args:
-        reply: connection on which the server sends the process id and later the exit status.
+        reply: connection on which the server sends the id of the new process and later its exit status.
 
     Raises:
         ConnectionError: if the server did not fork.
@@ -159,7 +164,7 @@ class Fork:
         """
         if self._status is None:
             if not select.select([self._reply], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+                raise subprocess.TimeoutExpired(f"forked process with id {self.pid}", timeout or 0)
             status = self._read()
             # If there is no status, the server was killed before it could send one. Linux kills all forks of a killed
             # server with SIGKILL, so use this signal as the status.
@@ -195,10 +200,14 @@ class Fork:
 
 
 def serve(control: socket.socket, modules: Sequence[str]) -> list[str]:
-    """Import modules, then fork for each request until the other end of `control` is closed.
+    """Import modules. Then wait for requests, and fork for each request.
 
-    In the server, this function does not return: the process exits. In a fork, it returns the arguments of `python -m`,
-    a module name and the arguments of the module.
+    In the server, this function never returns: the server exits when its parent has closed the connection `control`. In
+    a fork, this function returns the arguments of `python -m`: a module name and the arguments of the module.
+
+    Args:
+        control: connection on which the requests arrive.
+        modules: dotted names of the modules to import.
     """
     # Ignore Ctrl-C in the server. In a terminal, Ctrl-C sends SIGINT to all processes, and the forks handle it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -293,7 +302,7 @@ def _take_over(output: int, reply: socket.socket) -> list[str]:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    # Add the working directory to sys.path, because `python -m` adds it, too.
+    # Add the working directory to sys.path, as `python -m` does. `python -m` does not add it if PYTHONSAFEPATH is set.
     if not os.environ.get("PYTHONSAFEPATH"):
         sys.path.insert(0, request["folder"])
     # Seed numpy and torch anew, because all forks would otherwise start with the same random state. Python seeds its
