@@ -137,10 +137,10 @@ def _result(future: Future, watch: Callable[[], None]) -> Any:
             try:
                 return future.result(timeout=1)
             except TimeoutError:
-                # `future.result` raises TimeoutError after one second of waiting. But if the future is done, the called
-                # function itself has raised TimeoutError, so pass the error on.
+                # `future.result` raises TimeoutError after one second of waiting. But if the future is done, either the
+                # called function itself has raised TimeoutError, or the result has just arrived.
                 if future.done():
-                    raise
+                    return future.result()
                 watch()
 
 

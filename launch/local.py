@@ -31,7 +31,7 @@ SPIN = {"GOMP_SPINCOUNT": "10000"}
 
 
 class Process(Protocol):
-    """A running process: those methods of `subprocess.Popen` that are used here."""
+    """A running process. It has the methods of `subprocess.Popen` that this module uses."""
 
     def wait(self, timeout: float | None = None) -> int: ...
 
@@ -48,7 +48,10 @@ process, and the environment variables of the process."""
 def start_process(
     command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
 ) -> Process:
-    """Start a command with `subprocess`. See `Start`. If `errors` is given, stderr is written to it."""
+    """Start a command with `subprocess.Popen`, and return the process.
+
+    See `Start` for the arguments. If `errors` is given, stderr is written to this file descriptor, not to `output`.
+    """
     return subprocess.Popen(
         list(command),
         stdout=output,
@@ -71,7 +74,9 @@ class Job:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables to add to the environment of this process. The value None removes a variable."""
     start: Start = start_process
-    """Function that starts the command. `launch.warm.warm_start` returns one that saves the time of imports."""
+    """Function that starts the command. It can be a function that `launch.warm.warm_start` returned.
+
+    Such a function starts the command faster, in a process that has already imported slow libraries."""
 
 
 def run_process(
@@ -242,9 +247,9 @@ def killed_with(parent: int) -> Callable[[], None]:
 
     def request_kill() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Restore the default handling of SIGINT, so that SIGINT ends the child process. Otherwise, if this program is a
-        # background job of a shell script, the child process would ignore SIGINT like this program. But when the main
-        # process of a training has ended, torch uses SIGINT to end the other processes of the training.
+        # Make SIGINT end the child process, because torch uses SIGINT to end the other processes of a training when the
+        # main process of the training has ended. Without this line, the child process would ignore SIGINT if its parent
+        # ignores it, as all background jobs of a shell script do.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         # Exit if the parent died between fork and prctl, because then the kernel will not kill this process. In this
         # case, this process has a new parent. Do not test whether the id of the new parent is 1, because in a container

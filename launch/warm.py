@@ -50,8 +50,8 @@ current folder of a job may be a different folder with different modules."""
 def warm_start(modules: Sequence[str]) -> Start:
     """Return a function that starts `python -m` commands as forks of one server, for the argument `start` of Job.
 
-    The server is started by the first call, in the background. Further calls with the same modules use the server
-    again. The server ends when this process ends.
+    The first call of `warm_start` starts the server, and does not wait until the server has imported the modules. Later
+    calls with the same modules use the same server. The server ends when this process ends.
 
     Args:
         modules: dotted names of the modules that the server imports before it forks. A module that cannot be imported
@@ -92,8 +92,8 @@ class Server:
         control, theirs = socket.socketpair()
         with theirs:
             # Start the server without OMP_NUM_THREADS. OpenMP reads this variable only once, when the server loads
-            # OpenMP, so the number of threads of this process would apply to all forks. Instead, each fork uses the
-            # number of threads of its job, or OpenMP's default.
+            # OpenMP. So with OMP_NUM_THREADS, all forks would use the number of threads of the server. Without it, each
+            # fork uses the number of threads of its job, or OpenMP's default.
             environment = {**os.environ, **QUIET_IMPORTS}
             environment.pop("OMP_NUM_THREADS", None)
             # Use killed_with only in the main thread, because Linux kills the server when the thread that started it
@@ -163,7 +163,10 @@ class Server:
             raise
 
     def close(self) -> None:
-        """End the server, and kill its forks. In a fork of this process, which did not start the server, do nothing."""
+        """End the server and kill its forks. Do nothing if this process did not start the server.
+
+        A process that was forked from this process has a copy of this object, but it must not end the server.
+        """
         atexit.unregister(self.close)
         if self.is_owned():
             self._control.close()
@@ -188,10 +191,12 @@ class _Child:
 
 
 class Fork:
-    """A process that a server has forked. It has those methods of `subprocess.Popen` that `launch.local` uses.
+    """A process that the server (see Server) has forked.
+
+    This class has the methods of `subprocess.Popen` that `launch.local` uses.
 
     Args:
-        reply: connection on which the server sends the process id and later the exit status.
+        reply: connection on which the server sends the id of the new process and later its exit status.
 
     Raises:
         ConnectionError: if the server did not fork.
@@ -213,7 +218,7 @@ class Fork:
         """
         if self._status is None:
             if not select.select([self._reply], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+                raise subprocess.TimeoutExpired(f"forked process with id {self.pid}", timeout or 0)
             status = self._read()
             # If there is no status, the server was killed before it could send one. Linux kills all forks of a killed
             # server with SIGKILL, so use this signal as the status.

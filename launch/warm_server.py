@@ -18,10 +18,15 @@ from launch.local import killed_with
 
 
 def serve(control: socket.socket, generations: int, modules: Sequence[str]) -> list[str]:
-    """Import modules, then fork for each request until the other end of `control` is closed.
+    """Import modules. Then wait for requests, and fork for each request.
 
-    In the server, this function does not return: the process exits. In a fork, it returns the arguments of `python -m`,
-    a module name and the arguments of the module. See `warm.Server` for `generations` and `modules`.
+    In the server, this function never returns: the server exits when its parent has closed the connection `control`. In
+    a fork, this function returns the arguments of `python -m`: a module name and the arguments of the module.
+
+    Args:
+        control: connection on which the requests arrive.
+        generations: if it is above 0, each fork gets a separate server, see `warm.Server`.
+        modules: dotted names of the modules to import.
     """
     # Ignore Ctrl-C in the server. In a terminal, Ctrl-C sends SIGINT to all processes, and the forks handle it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -141,7 +146,7 @@ def _take_over(output: int, errors: int, reply: socket.socket) -> list[str]:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    # Add the working directory to sys.path, because `python -m` adds it, too.
+    # Add the working directory to sys.path, as `python -m` does. `python -m` does not add it if PYTHONSAFEPATH is set.
     if not os.environ.get("PYTHONSAFEPATH"):
         sys.path.insert(0, request["folder"])
     # Seed numpy and torch anew, because all forks would otherwise start with the same random state. Python seeds its

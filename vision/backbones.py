@@ -1,4 +1,4 @@
-"""Network architectures: multilayer perceptrons (MLPs) for digits, MNIST and EMNIST, the reduced VGG19 for CIFAR."""
+"""Network architectures: multilayer perceptrons (MLPs) for digits, MNIST and EMNIST; reduced VGG19 for CIFAR."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -43,10 +43,10 @@ class Backbone(ABC):
 
 
 class Perceptron(Backbone):
-    """Multilayer perceptrons (MLPs) with two hidden layers.
+    """The architecture of multilayer perceptrons (MLPs) with two hidden layers.
 
     Args:
-        sizes: numbers of inputs, of units in the first and in the second hidden layer, and of classes (four values).
+        sizes: four numbers: inputs, units in the first hidden layer, units in the second hidden layer, classes.
     """
 
     def __init__(self, sizes: Sequence[int]):

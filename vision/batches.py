@@ -142,7 +142,8 @@ class Memory:
     def _tensors(self, mega_batches: Sequence[MegaBatch], part: str) -> tuple[Tensor, Tensor]:
         """Return the examples and the labels of some mega-batches.
 
-        The examples have the shape [S, n, ...] and the format of `Inputs.to_storage`. The labels have the shape [S, n].
+        For S seeds and n examples per seed, the labels have the shape [S, n]. The examples have the shape [S, n, ...]
+        and the format that `Inputs.to_storage` returns.
 
         Args:
             mega_batches: the mega-batches, in order of arrival.
@@ -158,8 +159,9 @@ class Memory:
 class _Table:
     """A table with the examples of all seeds, to which more examples can be appended.
 
-    If there are too few free rows, `append` allocates a new table with rows for at least twice the earlier examples.
-    Then it copies the earlier examples to the new table. So most calls of `append` copy only the new examples.
+    If there are too few free rows, `append` allocates a new table with at least twice as many rows as there are
+    examples in the old table. Then it copies these examples to the new table. So most calls of `append` copy only the
+    new examples.
     """
 
     def __init__(self, num_classes: int):
@@ -227,10 +229,11 @@ class Batches:
         return -(-self._data.num_new // self._batch_size)
 
     def epoch(self, augmented: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of one epoch. A batch has b examples for each of the R orders (see the class docstring).
+        """Yield the batches of one epoch.
 
-        Each batch is a pair: the examples as network inputs, [R, b, ...], and their classes as one-hot vectors,
-        [R, b, C].
+        Each batch is a pair of tensors: the examples as network inputs, [R, b, ...], and their classes as one-hot
+        vectors, [R, b, C]. Here R is the number of orders (random sequences in which networks read the examples), b
+        the number of examples per batch, and C the number of classes.
 
         Args:
             augmented: if True, images are cropped and flipped at random.
@@ -246,16 +249,21 @@ class Batches:
             yield x.view(num_orders, -1, *x.shape[1:]), one_hot.view(num_orders, -1, one_hot.shape[1])
 
     def _augmentation(self, num_examples: int) -> Tensor | None:
-        """Draw the augmentation parameters for one epoch, [R, n, ...]. Return None if examples are not augmented."""
+        """Draw and return the random augmentation parameters for one epoch. Return None if examples are not augmented.
+
+        The result has the shape [R, n, ...] for R orders and n = num_examples.
+        """
         inputs = self._data.training.inputs
         drawn = [inputs.draw_augmentation(num_examples, generator) for generator in self._generators]
         augmentation = [values for values in drawn if values is not None]
         return torch.stack(augmentation).to(self._data.training.y.device, non_blocking=True) if augmentation else None
 
     def _indices(self) -> Tensor:
-        """Draw the sequence of examples for each order for one epoch, and return the indices of the examples, [R, n].
+        """Draw the random orders in which the networks read the examples in one epoch.
 
-        The examples of each seed are numbered from 0.
+        Returns:
+            Indices of examples, [R, n], for R orders and n examples per epoch. The examples of each seed are numbered
+            from 0.
         """
         num_past, num_new = self._data.num_past, self._data.num_new
         order_Rn = torch.stack([torch.randperm(num_new, generator=generator) for generator in self._generators])

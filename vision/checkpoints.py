@@ -17,9 +17,9 @@ KINDS: dict[str, type[Stack]] = {
     "vgg": VGGStack,
     "vgg_mixture": VGGMixtureStack,
 }
-"""The class of each kind of network stack, by name of the kind.
+"""The classes of network stacks that can be stored in a checkpoint, each with a name.
 
-A checkpoint stores the name under the key "kind". Add new kinds here."""
+A checkpoint contains the name of its class under the key "kind". To store a new class of stacks, add it here."""
 FORMAT_VERSION = 1
 """Version of the file format. A file with another version is refused."""
 
@@ -47,7 +47,7 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"its format version is {state['format_version']}, but only {FORMAT_VERSION} is supported")
+            raise ValueError(f"the file has format version {state['format_version']}, expected {FORMAT_VERSION}")
         return KINDS[state["kind"]].from_state(state, device)
     except FileNotFoundError as error:
         raise StageError(f"{path} is missing: restore it, or start a new run in another folder (out=)") from error

@@ -167,8 +167,9 @@ def _stream_of(run: Run) -> Stream:
         evaluated_on = hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)
         return Stream("language model", evaluated_on, None, num_arrivals, num_arrivals)
     num_mega_batches = None
-    # With the setting `arrivals`, a run may receive only the first part of the stream. Then take the number of
-    # mega-batches in the complete stream from the settings, or use the default of the dataset.
+    # With the setting `arrivals`, a run may receive only the first mega-batches of the stream, so `num_arrivals` may
+    # differ from the length of the stream. Take the length from the setting `mega_batches` or, if the user did not set
+    # it, from the default for the dataset.
     if settings.get("arrivals"):
         num_mega_batches = settings.get("mega_batches")
         if not isinstance(num_mega_batches, int):

@@ -18,7 +18,10 @@ class Row(NamedTuple):
     learner: str
     wait: int
     steps: int
-    """Number of updates in a stage, divided by the number in a stage with wait 1; 3 for `SM_w3 (3x steps)`."""
+    """How many times as many updates a stage has as a stage of a learner with wait 1.
+
+    For example, 3 in the row `SM_w3 (3x steps)`, because each of its stages has 3 x 120,000 updates.
+    """
     experts: tuple[int, ...]
     """Number of experts of each member: a single number, or one number for each stage if the learner grows."""
     members: tuple[int, ...]
@@ -96,11 +99,13 @@ def _changes(values: Array) -> tuple[int, ...]:
 
 
 def _sizes_match(ours: tuple[int, ...], paper: tuple[int, ...], num_stages: int) -> bool:
-    """Return True if a group of our runs has the paper's sizes at each of its stages. It may have fewer stages.
+    """Return True if a group of runs has the same numbers of experts (or of members) as a row of the paper's table.
+
+    The numbers must be equal at each stage of the group. The group may have fewer stages than the paper.
 
     Args:
-        ours: numbers of experts or of members in our group, one of the two tuples that `sizes` returns.
+        ours: numbers of experts or of members of the group, one of the two tuples that `sizes` returns.
         paper: numbers of experts or of members in the paper: `Row.experts` or `Row.members`.
-        num_stages: number of stages of our group.
+        num_stages: number of stages of the group.
     """
     return ours == paper[: max(1, min(num_stages, len(paper)))] if len(paper) > 1 else ours == paper

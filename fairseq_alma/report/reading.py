@@ -73,7 +73,7 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
             runs.append(run)
     if not runs:
         reasons = "".join(f"\n  {message}" for message in [*data.errors, *data.notes])
-        raise RunError(f"nothing to report on:{reasons}")
+        raise RunError(f"no run can be reported, because no readable run has recorded an arrival:{reasons}")
     data.comparisons = group_runs(runs)
     return data
 
@@ -87,16 +87,19 @@ def is_any_run_held(folders: Iterable[str | Path]) -> bool:
 
 
 def read_run(folder: Path) -> Run:
-    """Read one run folder.
+    """Read one run folder, and return its settings and results as a Run.
 
     Raises:
-        RunError: if the settings or the ledger are damaged. The message names the file and the line.
+        RunError: if the settings or the ledger are damaged. The message names the file and, for the ledger, the line.
     """
     settings = read_json(folder / "settings.json")
     if not isinstance(settings, dict):
         raise RunError(f"{folder / 'settings.json'} is not a JSON object with settings: restore it or remove {folder}")
     if not isinstance(settings.get("learner", ""), str):
-        raise RunError(f"{folder / 'settings.json'}: learner is {settings['learner']!r}, expected a name")
+        raise RunError(
+            f"{folder / 'settings.json'}: learner is {settings['learner']!r}, expected the name of a learner: "
+            f"restore the file"
+        )
     path = folder / "ledger.jsonl"
     ledger = Ledger(path if path.exists() or not path.with_name("ledger.jsonl.gz").exists() else f"{path}.gz")
     rows = ledger.rows()
@@ -200,7 +203,10 @@ def _expert_load(path: Path, rows: Sequence[LedgerRow]) -> dict[int, list[list[f
         # If `layers` is not a list, the ledger is damaged. Then loop over [None], so that the error below is raised.
         for layer in layers if isinstance(layers, list) else [None]:
             if not isinstance(layer, list) or not layer or not set(map(type, layer)) <= {int, float}:
-                raise RunError(f"{path}, line {row.t + 1}: expert_load contains {layer!r}, expected a list of numbers")
+                raise RunError(
+                    f"{path}, line {row.t + 1}: expert_load contains {layer!r}, expected a list of numbers: "
+                    f"restore the file"
+                )
         load_by_t[row.t] = layers
     return load_by_t
 

@@ -1,7 +1,7 @@
 """The tables of a report: a summary of all groups, and tables like Tables 1 and 2 of the paper.
 
-All cells are text. Each table can be written as CSV, Markdown and LaTeX. In the tables, "run" means a group: runs with
-equal settings and several seeds.
+All cells are text. Each table can be written as CSV, Markdown and LaTeX. In the tables, the word "run" means a group of
+runs that differ only in the seed.
 """
 
 import csv
@@ -261,7 +261,7 @@ def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
 
 
 def _label_without_wait(group: RunGroup, comparison: Comparison) -> str:
-    """Return the label of a group without the wait and the settings that depend on the wait."""
+    """Return the label of a group, but leave out the wait and the settings that depend on the wait."""
     return group_label(group, [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS])
 
 

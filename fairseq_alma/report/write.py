@@ -67,7 +67,10 @@ def write_table(table: Table, folder: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PATH.png and PATH.pdf. They contain no date, so the same runs always give identical files."""
+    """Write a figure as PATH.png and PATH.pdf.
+
+    The two files contain no date, so a report on the same runs always has identical files.
+    """
     # Do not use Figure.savefig. It is slow, because it draws the figure twice and computes the layout each time.
     with written_aside(path.with_suffix(".png"), durable=False) as temporary:
         FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})

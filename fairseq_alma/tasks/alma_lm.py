@@ -75,7 +75,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     ):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = stream
-        # The ids of the blocks in the first validation batch. With them, valid_step() recognises copies of this batch.
+        # The ids of the blocks (sequences of tokens) in the first validation batch. fairseq gives some ranks a copy of
+        # this batch, and valid_step() recognises such a copy by these ids, so that its losses are not counted twice.
         self._first_valid_ids: list[int] = []
         self._loss_check = LossCheck()
         # The numbers of tokens and of token pairs that this stage has processed, from which the FLOPs are computed. A
@@ -146,8 +147,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Return fairseq's iterator over the batches of a dataset, with two changes.
 
-        First, no block is dropped. fairseq would drop the last batch if its size is not a multiple of
-        `--required-batch-size-multiple` (8 by default). Then validation and test would not score all tokens.
+        First, no example (block of tokens) is dropped. fairseq would drop the last batch if its size is not a multiple
+        of `--required-batch-size-multiple` (8 by default). Then validation and test would not score all tokens.
 
         Second, every training epoch gets new batches. fairseq makes the batches only in the first epoch of a process
         and uses them again in later epochs. So if a stage was resumed in a later epoch, its batches would differ from
@@ -225,7 +226,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
                 torch.distributed.all_reduce(mixture.valid_loss_E)
                 torch.distributed.all_reduce(mixture.valid_tokens_E)
             logger.info(
-                "mixture %d: validation tokens by expert %s, loss by expert %s",
+                "mixture layer %d, one number per expert: validation tokens %s, summed loss of these tokens in nats %s",
                 layer,
                 mixture.valid_tokens_E.tolist(),
                 [round(loss, 1) for loss in mixture.valid_loss_E.tolist()],

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 MAX_WAITING = 16
-"""Maximum number of losses that wait for their check. If there are more, the host waits for the oldest loss."""
+"""Maximum number of losses that are being copied to the host and are not checked yet.
+
+If there are more, `LossCheck.add` waits until the oldest loss has arrived, and checks it."""
 
 
 class LossCheck:
@@ -56,8 +58,8 @@ class LossCheck:
         if arrived is not None:
             arrived.synchronize()
         if not torch.isfinite(loss):
-            # Discard the other losses. Otherwise a second error could be raised while fairseq handles this error,
-            # because fairseq may call the task again, which calls `finish`.
+            # Discard the losses that are not checked yet. While fairseq handles the error that is raised here, it may
+            # call the task again, and the task calls `finish`. `finish` would then raise a second error.
             self._waiting.clear()
             raise FloatingPointError(
                 f"the loss is {loss.item()} at update {update}: lower the learning rate, lengthen the warm-up or clip "

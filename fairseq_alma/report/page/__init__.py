@@ -1,7 +1,7 @@
 """Make index.html, the page of a report.
 
-The file contains all data, scripts and styles, so a browser can open it from disk without a network. On the page, "run"
-means a group: runs with equal settings and several seeds.
+The file contains all data, scripts and styles, so a browser can open it from disk without a network. On the page, the
+word "run" means a group of runs that differ only in the seed.
 """
 
 import json
@@ -24,7 +24,9 @@ from fairseq_alma.report.tables import duration, state
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("data.js", "choice.js", "plots.js", "tables.js", "controls.js")
-"""JavaScript files of the page, in the order in which they are joined. A file can use names of the files before it."""
+"""JavaScript files of the page, in the order in which they are joined.
+
+A file can use functions and variables that are defined in the files before it in this list."""
 MAX_POINTS = 250_000
 """Maximum total number of points in the curves of one comparison. This limits the size of index.html.
 
@@ -208,7 +210,8 @@ def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change
 
     def score(index: int) -> tuple[bool, float]:
         value = numbers[index].validation_score
-        return (value is None, value or 0.0)  # alternatives without a score come last
+        # Sort alternatives without a score last, because the page shows the best alternatives.
+        return (value is None, value or 0.0)
 
     best: list[list[Any]] = []
     for change in dict.fromkeys(change for change, _ in others):

@@ -126,7 +126,7 @@ def test_settings_of_unexpected_types_do_not_stop_the_report(tmp_path):
     (write_vision(tmp_path / "e", ERRORS) / "settings.json").write_text("{}")
     data = read_runs([tmp_path])
     [error] = data.errors
-    assert "learner is ['sm'], expected a name" in error
+    assert "learner is ['sm'], expected the name of a learner" in error
     assert len(data.comparisons) == 4
     assert all(len(comparison.slug) < 100 for comparison in data.comparisons)
 
