@@ -109,7 +109,7 @@ def _read(path: Path, file: File, layout: Layout) -> tuple[np.ndarray, np.ndarra
         _refuse(path, f"it contains {len(images)} images, but {len(labels)} {layout.labels.decode()}")
     if min(labels) < 0 or max(labels) >= layout.num_classes:
         found = f"{min(labels)}..{max(labels)}"
-        _refuse(path, f"its {layout.labels.decode()} {found} are not all in 0..{layout.num_classes - 1}")
+        _refuse(path, f"its {layout.labels.decode()} are in {found}, but must be in 0..{layout.num_classes - 1}")
     return images, np.array(labels, dtype=np.int64)
 
 
@@ -157,7 +157,8 @@ class _Unpickler(pickle.Unpickler):
     known = frozenset(
         {
             ("numpy.core.multiarray", "_reconstruct"),
-            # numpy 2 has renamed the module of the function `_reconstruct`.
+            # numpy 2 has renamed the module numpy.core to numpy._core. A file may contain the old or the new name, so
+            # accept both.
             ("numpy._core.multiarray", "_reconstruct"),
             ("numpy", "ndarray"),
             ("numpy", "dtype"),
@@ -173,13 +174,18 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(path: Path) -> Any:
-    """Return the content of a pickle file, with a `_Recorded` object in place of each numpy array and dtype."""
+    """Return the content of a pickle file. In it, a `_Recorded` object replaces each numpy array and dtype.
+
+    A `_Recorded` object only records the arguments from which numpy would create the array or dtype. No code that the
+    file names is executed.
+    """
     with path.open("rb") as stream:
         try:
             # Python 2 stored the pixels as a string. With the encoding "bytes", Python 3 reads this string as bytes.
             return _Unpickler(stream, encoding="bytes").load()
         except Exception as error:
-            # Catch every error, because unpickling a truncated file or a file of another kind can raise many kinds.
+            # Catch every error, because unpickling a truncated file or a file of another kind can raise many
+            # different errors.
             _refuse(path, f"it cannot be read as a pickle of images ({type(error).__name__}: {error})", error)
 
 
@@ -196,7 +202,8 @@ def _images(path: Path, data: Any) -> np.ndarray:
         if kind in (b"u1", "u1") and num_images and num_bytes == NUM_BYTES:
             return np.ascontiguousarray(np.frombuffer(values, np.uint8).reshape(shape, order="F" if by_column else "C"))
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        # `data` does not describe an array, or the number of bytes does not fit the shape.
+        # A damaged file leads to one of these errors: `data` does not have the attributes that describe an array, or
+        # the number of bytes does not fit the shape of the array.
         _refuse(path, f"its data are not an array of bytes with shape [n, {NUM_BYTES}] ({error})", error)
     required = f"type 'u1' (uint8) and shape [n, {NUM_BYTES}] with at least one image"
     _refuse(path, f"its data have type {kind!r} and shape {list(shape)}, but must have {required}")

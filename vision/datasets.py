@@ -229,8 +229,8 @@ def _read_pair(images: Path, labels: Path, known: range) -> Examples:
         )
     if int(classes.min()) not in known or int(classes.max()) not in known:
         raise SettingError(
-            f"{labels} is damaged: its labels {classes.min()}..{classes.max()} are not all in {known[0]}..{known[-1]}; "
-            f"{DOWNLOAD_AGAIN}"
+            f"{labels} is damaged: its labels are in {classes.min()}..{classes.max()}, but must be in "
+            f"{known[0]}..{known[-1]}; {DOWNLOAD_AGAIN}"
         )
     return Examples(torch.from_numpy(pixels).flatten(1), torch.from_numpy(classes).long())
 

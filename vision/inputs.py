@@ -1,6 +1,6 @@
 """Convert images to the format in which the device stores them, and convert stored images to network inputs.
 
-Shapes: n images, s height and width of an image, i inputs of a multilayer perceptron (MLP).
+Shapes: n images, s height and width of an image.
 """
 
 import torch
@@ -50,7 +50,9 @@ class Inputs:
 
 
 class Vectors(Inputs):
-    """Conversion of images to the inputs of MLPs, float [..., i]. Images are normalised once, before they are stored.
+    """Conversion of images to the inputs of multilayer perceptrons (MLPs), float [..., inputs].
+
+    Images are normalised once, before they are stored.
 
     Args:
         pixels: the normalisation of pixels.
@@ -91,7 +93,8 @@ class Images(Inputs):
         return image.movedim(-3, -1).contiguous()
 
     def to_input(self, stored: Tensor) -> Tensor:
-        # Join width and channels into one long dimension, because torch is slow if the last dimension has only size 3.
+        # `_shift` and `_scale` have one value per channel. Repeat the values for each column of the image, because the
+        # columns and channels are joined into one dimension: torch is slow if the last dimension has only size 3.
         shift, scale = (value.to(stored.device).repeat(stored.shape[-2]) for value in (self._shift, self._scale))
         return torch.addcmul(shift, stored.flatten(-2).float(), scale).view(stored.shape)
 
@@ -117,8 +120,8 @@ class Images(Inputs):
             return self.to_input(stored)
         side, padding, channels = self._side, self._padding, self._num_channels
         padded_side = side + 2 * padding
-        # A black border has the pixel value 0, so add a black border to the stored bytes, and normalise all pixels at
-        # the end. The value of any other border is already normalised, so normalise the images before padding them.
+        # If `border` is None, the border is black: it has the pixel value 0, so add it to the stored bytes, and
+        # normalise all pixels at the end. Otherwise, `border` is a normalised value, so normalise the images first.
         source = stored if self._border is None else self.to_input(stored)
         padded = torch.nn.functional.pad(
             source, (0, 0, padding, padding, padding, padding), value=0 if self._border is None else self._border

@@ -240,8 +240,8 @@ def test_only_arrays_may_be_unpickled(tmp_path, no_network, function):
         ({b"labels": None}, "it lacks the key 'labels', which all files of cifar-10-batches-py contain"),
         ({b"labels": [1, 2, 3]}, "it contains 2 images, but 3 labels"),
         ({b"labels": [1]}, "it contains 2 images, but 1 labels"),
-        ({b"labels": [3, 10]}, "its labels 3..10 are not all in 0..9"),
-        ({b"labels": [-1, 3]}, "its labels -1..3 are not all in 0..9"),
+        ({b"labels": [3, 10]}, "its labels are in 3..10, but must be in 0..9"),
+        ({b"labels": [-1, 3]}, "its labels are in -1..3, but must be in 0..9"),
         ({b"labels": [1.5, 2]}, "its labels are not a list of whole numbers"),
         ({b"labels": 7}, "its labels are not a list of whole numbers"),
         (
@@ -299,7 +299,7 @@ def test_cifar100_without_fine_labels_is_reported(tmp_path, no_network):
 def test_a_fine_label_out_of_range_is_reported(tmp_path, no_network):
     path = write_cifar100(tmp_path) / "train"
     write_pickle(path, {b"data": images(2), b"fine_labels": [100, 3], b"coarse_labels": [0, 0]})
-    assert f"{path} is damaged: its fine_labels 3..100 are not all in 0..99" in refusal("cifar100", tmp_path)
+    assert f"{path} is damaged: its fine_labels are in 3..100, but must be in 0..99" in refusal("cifar100", tmp_path)
 
 
 @pytest.mark.parametrize(("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")])

@@ -3,8 +3,7 @@
 A unit is an output channel of a convolution or a hidden unit of a multilayer perceptron. A norm is a batch
 normalisation layer. All forward passes are in evaluation mode, so the running statistics of the norms do not change.
 
-Shapes: b examples, s x s pixels of an image, C inputs and D outputs of a layer. *k stands for the two kernel
-dimensions (3, 3) of a convolution, and for no dimension in a linear layer.
+Shapes: b examples, s x s pixels of an image, C inputs and D outputs of a layer.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from vision.networks.conv import EPS
 
 @dataclass(frozen=True)
 class Norm:
-    """Batch normalisation in evaluation mode. Every tensor has shape [D]."""
+    """Batch normalisation in evaluation mode. Every tensor has shape [D], one element per unit."""
 
     scale: Tensor
     shift: Tensor
@@ -60,7 +59,7 @@ class Layer:
     """One layer with ReLU. A convolution computes relu(norm(W x)), a linear layer relu(W x + bias)."""
 
     weight: Tensor
-    """Weights, [D, C, *k]."""
+    """Weights for C inputs and D outputs, [D, C, 3, 3] for a convolution or [D, C] for a linear layer."""
     bias: Tensor | None
     """Biases, [D], or None if the layer has a norm."""
     norm: Norm | None
@@ -78,7 +77,7 @@ class Layer:
 
         Args:
             x: input of this layer, [b, C] or [b, C, s, s].
-            weight: weights with any number of outputs, [outputs, C, *k].
+            weight: weights with any number of outputs, [outputs, C] or [outputs, C, 3, 3].
         """
         return F.conv2d(x, weight, padding=1) if weight.dim() == 4 else F.linear(x, weight)
 

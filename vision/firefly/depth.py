@@ -2,8 +2,8 @@
 
 A candidate is a possible new layer after one of the layers of the network. There is one candidate per layer.
 
-Shapes: b examples, s x s pixels of an image, D outputs of a layer. *k stands for the two kernel dimensions (3, 3) of a
-convolution, and for no dimension in a linear layer.
+Shapes: b examples, s x s pixels of an image, D outputs of a layer. The weights of a new layer have the shape
+[D, D, 3, 3] (convolution) or [D, D] (linear layer).
 """
 
 import logging
@@ -54,8 +54,8 @@ class DepthCandidates:
             trainable((draw_uniform((layer.width, layer.width, *layer.weight.shape[2:])) * 2 - 1) * 0.01)
             for layer in chain.layers
         ]
-        """For each layer of the chain, the noise of the new layer after it, [D, D, *k]. The weights of the new layer
-        are the identity (weights that return the input unchanged) plus the noise."""
+        """For each layer of the chain, the noise of the new layer after it, [D, D] or, for a convolution, [D, D, 3, 3].
+        The weights of the new layer are the identity (weights that return the input unchanged) plus the noise."""
 
     @property
     def variables(self) -> list[Tensor]:
@@ -85,8 +85,9 @@ class DepthCandidates:
             x = layer.output(x)
             noise = layer.product(x, self.noise[number])
             if gates is not None:
-                # Multiply the noise by 1 + gate. detach() makes the backward pass cheaper. It does not change the
-                # gradients, because the gradients that it omits are multiplied by gates, and all gates are 0.
+                # Multiply the noise by 1 + gate, because the score is the gradient with respect to the gate. detach()
+                # saves computation: without it, the gradient of `noise` would have another term, gate * (...). This
+                # term is 0, because all gates are 0.
                 noise = noise + noise.detach() * gates[number]
             x = layer.pool((x + noise).relu())
         return F.linear(x.flatten(1), self.chain.head_weight, self.chain.head_bias)
@@ -156,7 +157,7 @@ def grow_depth(
         places.append(place)
     if len(places) < num_layers:
         logger.warning(
-            "added only %d of %d new layers: the next one would exceed the limit of %d parameters",
+            "added only %d of %d new layers, because the next layer would exceed this stage's limit of %d parameters",
             len(places), num_layers, max_params,
         )  # fmt: skip
     if places and any(layer.norm for layer in chain.layers):
@@ -167,7 +168,7 @@ def grow_depth(
 
 
 def _identity_weight(layer: Layer) -> Tensor:
-    """Return weights [D, D, *k] with which a new layer after `layer` returns its input unchanged."""
+    """Return weights with which a new layer after `layer` returns its input unchanged, [D, D] or [D, D, 3, 3]."""
     eye = torch.eye(layer.width, device=layer.weight.device, dtype=layer.weight.dtype)
     return F.pad(eye[..., None, None], (1, 1, 1, 1)) if layer.weight.dim() == 4 else eye
 

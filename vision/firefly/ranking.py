@@ -26,7 +26,7 @@ SPLIT_PENALTY is for the noise (small trainable weights) of splits and of new la
 weights of new units."""
 
 Batch = tuple[Tensor, Tensor]
-"""Examples, [b, i] or [b, channels, s, s], and their classes, [b]."""
+"""Examples, [b, inputs] or [b, channels, s, s], and their classes, [b]."""
 BatchSource = Callable[[], Iterable[Batch]]
 """A function that returns the batches of one epoch. Each call starts a new epoch."""
 Draw = Callable[[tuple[int, ...]], Tensor]
@@ -50,7 +50,12 @@ class Candidates(Protocol):
         """
 
     def logits(self, x: Tensor, gates: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the logits of the network with all candidates, [b, classes]."""
+        """Return the logits of the network with all candidates, [b, classes].
+
+        Args:
+            x: examples, [b, inputs] or [b, channels, s, s].
+            gates: the gates from `gates()`, in the second ranking pass. None in the first pass.
+        """
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Growth:
 
     chain: Chain
     flops: int
-    """FLOPs of all passes over the data that the growth needed, forward and backward."""
+    """FLOPs of all passes over the data that the growth needed."""
 
 
 class Ranking(NamedTuple):
@@ -72,7 +77,7 @@ class Ranking(NamedTuple):
     num_examples: int
     """Number of examples in one pass."""
     example: Tensor
-    """One example of the data, [1, ...]."""
+    """One example of the data, [1, ...], with which the FLOPs of a further pass can be counted."""
 
 
 def rank(candidates: Candidates, batches: BatchSource) -> Ranking:

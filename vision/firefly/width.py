@@ -4,7 +4,7 @@ A unit is an output channel of a convolution or a hidden unit of a multilayer pe
 split of a unit, or a possible new unit. Candidates are ranked, and only the best candidates are added.
 
 Shapes: b examples, s x s pixels of an image, C inputs and D outputs of a layer, K new units per layer among the
-candidates. *k stands for the two kernel dimensions (3, 3) of a convolution, and for no dimension in a linear layer.
+candidates. The weights of a layer have the shape [D, C, 3, 3] (convolution) or [D, C] (linear layer).
 """
 
 import logging
@@ -51,15 +51,15 @@ class WidthCandidates:
     def __init__(self, chain: Chain, num_candidates: int, draw_uniform: Draw, draw_normal: Draw):
         self.chain, self.num_candidates = chain, num_candidates
         self.splits: list[Tensor] = []
-        """For each layer, the noise v of the splits, [D, C, *k]. The split of a unit with weights W replaces it by two
-        units, called its halves, with the weights W + v and W - v."""
+        """For each layer, the noise v of the splits, a tensor of the same shape as the weights of the layer. The split
+        of a unit with weights W replaces it by two units, called its halves, with the weights W + v and W - v."""
         self.new_units: list[Tensor] = []
-        """For each layer, the input weights of its new units, [K, C, *k]. The inputs are the old units of the previous
-        layer or, for the first layer, the inputs of the network."""
+        """For each layer, the input weights of its new units, [K, C] or, for a convolution, [K, C, 3, 3]. The inputs
+        are the old units of the previous layer or, for the first layer, the inputs of the network."""
         self.weights_on_new: list[Tensor | None] = []
         """For each layer, the weights from the K new units of the previous layer to the units of this layer,
-        [D + K, K, *k]. The first D rows belong to the old units of this layer, the last K rows to its new units. None
-        for the first layer, because it has no previous layer."""
+        [D + K, K] or, for a convolution, [D + K, K, 3, 3]. The first D rows belong to the old units of this layer, the
+        last K rows to its new units. None for the first layer, because it has no previous layer."""
         for number, layer in enumerate(chain.layers):
             num_in, *kernel = layer.weight.shape[1:]
             self.splits.append(trainable((draw_uniform((layer.width, num_in, *kernel)) * 2 - 1) * 0.1))
@@ -110,9 +110,10 @@ class WidthCandidates:
             weights = torch.cat([layer.weight, self.splits[number], self.new_units[number]])
             z, noise, z_new = layer.product(x, weights).split([width, width, self.num_candidates], dim=1)
             if gates is not None:
-                # Multiply the noise by 1 + gate. detach() makes the backward pass cheaper. It does not change the
-                # gradients, because the gradients that it omits are multiplied by gates, and all gates are 0.
                 gate = gates[number].view(1, -1, *[1] * (x.dim() - 2))
+                # Multiply the noise by 1 + gate, because the score is the gradient with respect to the gate. detach()
+                # saves computation: without it, the gradient of `noise` would have another term, gate * (...). This
+                # term is 0, because all gates are 0.
                 noise = noise + noise.detach() * gate[:, :width]
                 z_new = z_new + z_new.detach() * gate[:, width:]
             z, weight_on_new = layer.add_bias(z), self.weights_on_new[number]
@@ -121,8 +122,8 @@ class WidthCandidates:
                 z, z_new = z + more, z_new + more_new
             halves = layer.activate(z + noise, layer.norm) + layer.activate(z - noise, layer.norm)
             new_norm = None if layer.norm is None else Norm.identity(layer.weight, self.num_candidates)
-            # Pool the mean of the two halves, as the code of the Firefly authors does. This is an approximation,
-            # because the grown network pools each half separately.
+            # A split replaces a unit by two units, its halves. Pool the mean of their outputs, as the code of the
+            # Firefly authors does. This is an approximation, because the grown network pools each half separately.
             x, x_new = layer.pool(halves / 2), layer.pool(layer.activate(z_new, new_norm))
         assert x_new is not None
         head = self.chain
@@ -149,8 +150,9 @@ class WidthCandidates:
             weight = torch.cat([first_halves, second_halves, self.new_units[number][added]])
             on_new = self.weights_on_new[number]
             if split_inputs is not None and new_inputs is not None and on_new is not None:
-                # The previous layer has gained units: the second halves of splits, and new units. So add a column of
-                # input weights to this layer for each of them.
+                # Each new unit of the previous layer is a new input of this layer, so it needs a column of weights
+                # in this layer. `rows` has one column for each of the K candidates for new units. It has one row for
+                # each unit of the grown layer: old units, then second halves of split units, then new units.
                 rows = torch.cat([on_new[: layer.width], on_new[split], on_new[layer.width + added]])
                 weight = torch.cat([_with_split_inputs(weight, split_inputs), rows[:, new_inputs]], dim=1)
             norm, bias = layer.norm, layer.bias
@@ -250,7 +252,7 @@ def _with_split_inputs(weight: Tensor, split: Tensor) -> Tensor:
     Each half gets half of the old weight. So two equal halves together have the same effect as the old input.
 
     Args:
-        weight: weights before the split, [D, C, *k].
+        weight: weights before the split, [D, C] or [D, C, 3, 3].
         split: indices of the inputs that were split. The weights for their second halves are appended as new columns.
     """
     weight = weight.clone()

@@ -69,7 +69,7 @@ class VisionLearner:
         self.stage_index = self.stage_length = 0
         """Index of the last trained stage, and number of new mega-batches in this stage. Both are 0 before stage 1."""
         self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
-        """For each seed, loss and error rate on the validation data of the last stage. None before stage 1."""
+        """For each seed, loss and error rate on the validation data of the most recent stage. None before stage 1."""
         self.expert_load: list[list[list[float]]] | None = None
         """Mean weight of each expert over the validation examples, indexed by seed, mixture and expert.
 
@@ -90,7 +90,11 @@ class VisionLearner:
 
     @property
     def combine(self) -> Combine:
-        """How the outputs of several networks become one prediction: mean "probability", mean "logit" or "vote"."""
+        """How the outputs of several networks become one prediction.
+
+        The value "probability" means the mean of the probabilities, "logit" the mean of the logits, and "vote" the
+        majority vote.
+        """
         return "probability"
 
     @property

@@ -88,7 +88,7 @@ class GrowingEnsemble(VisionLearner):
 
     @property
     def frozen(self) -> list[tuple[str, Stack]]:
-        """For each earlier stage, a name and the stack of its frozen networks. Missing stacks are read from files."""
+        """For each earlier stage: (name, stack of its frozen networks). Stacks not in memory are read from files."""
         # `load` may have restored an earlier state, in which the networks of fewer stages are frozen. So delete the
         # networks of later stages from the list.
         del self._frozen[self._num_frozen :]

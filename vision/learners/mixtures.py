@@ -37,8 +37,9 @@ class _MixtureLearner(VisionLearner):
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         scores = super()._validate(data)
-        # super()._validate() computed the network's outputs for the validation examples. The stack still stores the
-        # weights that its experts had for these examples.
+        # Compute the mean weight of each expert. This needs no further forward pass: super()._validate() has computed
+        # the networks' outputs for the validation examples, and the stack still stores the weights that its experts
+        # had for these examples.
         loads = [weights_MbE.mean(1) for weights_MbE in self.stack.expert_weights]
         self.expert_load = [[load_ME[number].tolist() for load_ME in loads] for number in range(len(self.seeds))]
         return scores

@@ -41,8 +41,8 @@ class ConvBlock:
         is_narrow = self._layers[0].compute_dtype is torch.float32 and self._narrow.can_compute(x)
         if training:
             if is_narrow is not self._was_narrow:
-                # torch computed the last pass and narrow.c computes this pass, or the reverse. So free the tensors that
-                # the last pass saved.
+                # Free the tensors that the last pass saved, because they are not needed any more. This pass does not
+                # overwrite them, because torch and narrow.c save their tensors in different objects.
                 self.free_activations()
             self._was_narrow = is_narrow
         if is_narrow:

@@ -72,7 +72,11 @@ def load(source: Path, real: str) -> ctypes.CDLL:
             if _is_private(path) and path.name == f"{name}-{_digest(path.read_bytes())}.so":
                 return ctypes.CDLL(str(path))
     except OSError as error:
-        logger.info("%s is compiled again in each process, because the result cannot be cached: %s", source.name, error)
+        logger.info(
+            "%s is compiled again in each process, because the compiled library cannot be cached: %s",
+            source.name,
+            error,
+        )
         folder = None
     with tempfile.TemporaryDirectory(prefix="alma-") as work:
         library = Path(work) / f"{name}.so"
@@ -82,7 +86,9 @@ def load(source: Path, real: str) -> ctypes.CDLL:
                 return ctypes.CDLL(str(_add_to_cache(library, folder)))
             except OSError as error:
                 logger.info(
-                    "%s is compiled again in each process, because the result cannot be cached: %s", source.name, error
+                    "%s is compiled again in each process, because the compiled library cannot be cached: %s",
+                    source.name,
+                    error,
                 )
         # The temporary folder is deleted at the end of this block. This does no harm, because a loaded library can be
         # used without its file.

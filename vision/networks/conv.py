@@ -111,7 +111,8 @@ class ConvLayer:
         self.gradient.shift_D.copy_(d_shift_D)
         # The gradient with respect to the output of the convolution is
         # (dy - mean of dy - projection of dy on the centred values) * factor, with factor = scale / standard deviation.
-        # Compute it as dy * factor + centred * slope + constant.
+        # Compute it as dy * factor + centred * slope + constant, because this form needs only two operations on large
+        # tensors.
         num_pixels = y.numel() // len(factor_D)
         slope_D = (d_factor_D * inverse_D.square()).mul_(factor_D).div_(-num_pixels)
         constant_D = d_shift_D.mul_(factor_D).div_(-num_pixels)
@@ -247,8 +248,9 @@ def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.devi
     one index per entry, [s*s*D*s*s*C], and an index refers to the flattened weights.
 
     Each row of the matrix belongs to one output pixel and channel, each column to one input pixel and channel. If the
-    input pixel is outside the 3 x 3 pixels that the output pixel depends on, the entry must be 0. The index is then
-    the number of weights: `_dense_weight` appends a 0 to the flattened weights, so that this index points to the 0.
+    input pixel is outside the 3 x 3 pixels that the output pixel depends on, the entry must be 0. In this case
+    the result contains the index 9*D*C, which is one more than the largest index of a weight. `_dense_weight` appends a
+    0 to the flattened weights, so this index points to the 0.
     """
     positions = torch.arange(side)
     # offset[i, j] is the index of the kernel row that connects output row i to input row j. The kernel has the rows 0,
@@ -268,8 +270,8 @@ def _entries_of_weights(side: int, num_out: int, num_in: int, device: torch.devi
 
     `_dense_weight` returns this matrix. In the matrix, a weight occurs in at most s*s entries. So the result contains
     s*s indices for each weight, [9*D*C*s*s]. The indices refer to the flattened matrix. If a weight occurs in fewer
-    entries, its remaining indices are the number of entries: `_conv_backward` appends a 0 to the flattened gradient of
-    the matrix, so that these indices point to the 0.
+    than s*s entries, its remaining indices are s*s*D*s*s*C, which is one more than the largest index of an entry.
+    `_conv_backward` appends a 0 to the flattened gradient of the matrix, so these indices point to the 0.
 
     The gradient of a weight is the sum of the gradients of the entries in which the weight occurs. With the indices,
     `_conv_backward` adds these gradients in a fixed order, so the result is reproducible. A scatter-add on a GPU would
