@@ -132,7 +132,8 @@ def run_and_show(settings: VisionSettings) -> float:
         summary, stderr = whole["mean"], whole["stderr"]
         console.print(
             f"{title}: {seeding.seeds} seeds, CER {summary['cer']:.3f} +- {stderr['cer']:.3f}, final error rate "
-            f"{summary['final']:.2%} +- {stderr['final']:.2%}, {summary['comp']:.3g} FLOPs each"
+            f"{summary['final']:.2%} +- {stderr['final']:.2%} (mean +- standard error), {summary['comp']:.3g} FLOPs "
+            f"per seed"
         )
     console.print(f"ledger {out}{'' if seeding.seeds == 1 else '/seed_*'}/ledger.jsonl, summary {out}/summary.json")
     return summary["final_validation"]
@@ -140,7 +141,7 @@ def run_and_show(settings: VisionSettings) -> float:
 
 def quickstart() -> None:
     """Train SM and Ens on digits and write a report. `alma-vision` without arguments calls this function."""
-    # Import the report code only here, because it imports matplotlib, which takes a second.
+    # Import the report code only when it is needed, because it imports matplotlib, and that import takes a second.
     from fairseq_alma.report.cli import make
 
     out = Path("runs/quickstart")
@@ -178,7 +179,8 @@ def _warn_if_it_never_grows(settings: VisionSettings, num_stages: int) -> None:
     grow_every = settings.own.stages_between_growths
     if grow_every is not None and num_stages <= grow_every:
         logger.warning(
-            "the learner never grows, because the run has %d stage(s) and grow_every=%d. Set a smaller grow_every=",
+            "the learner never grows, because the run has %d stage(s) and grow_every=%d. Set grow_every= to a smaller "
+            "number",
             num_stages,
             grow_every,
         )
@@ -198,7 +200,7 @@ def _full_memory_as_run_error(settings: VisionSettings, device: torch.device) ->
         raise RunError(
             f"the memory of {device} is full ({str(error).splitlines()[0][:200]}).\n"
             f"Finished stages are kept: to continue, run the same command on a machine with more memory. Or start a "
-            f"run that needs less memory in another out=, with fewer members, or with a smaller "
+            f"new run that needs less memory: set out= to a new folder, and use fewer members or a smaller value of "
             f"width= (now {settings.width}), batch_size= (now {settings.recipe.batch_size}) or seeds= (now "
             f"{settings.seeding.seeds})."
         ) from error
@@ -218,7 +220,8 @@ def _refuse_other_seeds(out: Path, folders: Sequence[Path]) -> None:
     if others := [path.parent for path in settings_files if path.exists() and path.parent not in folders]:
         raise RunError(
             f"{out} contains a run of other seeds ({', '.join(str(folder) for folder in others)}).\n"
-            f"To continue that run, give the seed= and seeds= it was started with. For a new run, give another out=."
+            f"To continue that run, set seed= and seeds= to the values with which it was started. For a new run, set "
+            f"out= to a different folder."
         )
 
 
@@ -236,7 +239,9 @@ def _device(name: str) -> torch.device:
         torch.ones(1, device=device).item()
     # Catch all exceptions, because torch raises many kinds of errors for a missing device.
     except Exception as error:
-        raise SettingError(f"device={name!r} cannot be used here ({error}): give auto, cpu or cuda") from error
+        raise SettingError(
+            f"device={name!r} cannot be used on this machine ({error}): give device=auto, cpu or cuda"
+        ) from error
     return device
 
 
@@ -263,9 +268,14 @@ def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None)
 
 
 def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
-    """Return `vgg` for the CIFAR datasets and `perceptron` for all others.
+    """Return `vgg` if the dataset of the run is cifar10 or cifar100, otherwise `perceptron`.
 
     A preset is a YAML file of settings. In it, ${by_backbone:A,B} calls this function with the values A and B.
+
+    Args:
+        perceptron: value of a setting for runs with multilayer perceptrons.
+        vgg: value of the same setting for runs with the reduced VGG19.
+        _root_: all settings of the run. OmegaConf, the library that reads the preset, passes this argument.
     """
     return vgg if _root_.dataset in CONVOLUTIONAL else perceptron
 

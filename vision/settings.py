@@ -80,9 +80,15 @@ class RecipeSettings(Settings):
                 f"be at least 0"
             )
         if self.optimizer == "adadelta" and (self.momentum or self.weight_decay or self.nesterov):
-            raise SettingError("momentum, nesterov and weight_decay can only be used with optimizer=sgd")
+            raise SettingError(
+                "momentum, nesterov and weight_decay can only be used with optimizer=sgd, not with "
+                "optimizer=adadelta: remove these settings, or give optimizer=sgd"
+            )
         if self.nesterov and not self.momentum:
-            raise SettingError("nesterov=true needs a momentum= above 0")
+            raise SettingError(
+                f"nesterov=true needs a momentum above 0, but momentum={self.momentum}: give a larger momentum, or "
+                "nesterov=false"
+            )
         is_number = isinstance(self.crop_border, int | float) and not isinstance(self.crop_border, bool)
         if self.crop_border != "black" and not (is_number and isfinite(self.crop_border)):  # type: ignore[arg-type]
             raise SettingError(
@@ -96,14 +102,17 @@ class SeedSettings(Settings):
     """Random seeds of a run."""
 
     seed: NonNegative = 0
-    """First seed. It determines how data are cut into mega-batches, the initial parameters and the order of training
-    examples."""
+    """Random seed. It determines how data are cut into mega-batches, the initial parameters and the order of training
+    examples. If `seeds` is above 1, this is the first of the seeds."""
     data_seed: NonNegative | None = None
-    """First seed for cutting the data into mega-batches. By default `seed`."""
+    """Random seed for cutting the data into mega-batches. By default equal to `seed`. If `seeds` is above 1, this is
+    the first of several seeds."""
     initialisation_seed: NonNegative | None = None
-    """First seed of the initial parameters. By default `seed`."""
+    """Random seed of the initial parameters. By default equal to `seed`. If `seeds` is above 1, this is the first of
+    several seeds."""
     order_seed: NonNegative | None = None
-    """First seed of the order of training examples. By default `seed`."""
+    """Random seed of the order of training examples. By default equal to `seed`. If `seeds` is above 1, this is the
+    first of several seeds."""
     seeds: Count = 1
     """Number of seeds. The run uses the seeds `seed`, `seed` + 1, and so on. All seeds are trained at once. Exception:
     with learner=ff, they are trained one after another."""
@@ -160,7 +169,7 @@ class VisionSettings(RunSettings):
     learner: str = "sm"
     """Name of the learner."""
     wait: Count = 1
-    """Number of mega-batches that are gathered before each stage, w."""
+    """Wait, w: the number of mega-batches that are gathered before a stage is trained."""
     replay: Replay = False
     """Whether a stage also trains on earlier mega-batches: `false` (no), `all` (on all of them), or a number between 0
     and 1, which is the share of each batch that comes from earlier mega-batches."""
@@ -197,7 +206,7 @@ class VisionSettings(RunSettings):
     plugin: str | None = None
     """Name of a Python module of yours that is imported first, for example one that registers a learner."""
     own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
-    """Settings that only the chosen learner has. None is replaced by their default values."""
+    """Settings that only the chosen learner has. If `own` is None, these settings get their default values."""
 
     def __post_init__(self) -> None:
         if not self.out or not isinstance(self.out, str):

@@ -65,7 +65,8 @@ def partition(examples: Examples, num_mega_batches: int, validation_share: float
     for part in np.array_split(order.numpy(), num_mega_batches):
         end = start + len(part)
         middle = end - max(1, int(len(part) * validation_share))
-        # Copy the examples, so that no tensor of one mega-batch shares memory with another mega-batch.
+        # Copy the examples, because a view shares memory with all other mega-batches. With views, a learner could read
+        # mega-batches that have not arrived yet.
         arrivals.append(Arrival(*(Examples(ordered.images[a:b].clone(), ordered.labels[a:b].clone())
                                   for a, b in ((start, middle), (middle, end)))))  # fmt: skip
         start = end

@@ -71,8 +71,8 @@ class OwnLoss:
 
         Args:
             logits_MbC: logits of all networks for one batch.
-            one_hot_RbC: classes of the examples in the batch, as one-hot vectors. There is one batch per order, a
-                random sequence in which a network reads the examples.
+            one_hot_RbC: classes of the examples, as one-hot vectors. There is a separate batch for each of the R
+                orders, because networks with different orders read different examples at the same time.
         """
         return _cross_entropy_gradient(self.unit_logits(logits_MbC), one_hot_RbC)
 
@@ -131,7 +131,8 @@ class TrainingCounts:
     """Number of updates and numbers of processed examples in a stage."""
 
     num_updates: int
-    """Number of updates of each network. Networks that are trained as one model are updated together."""
+    """Number of optimizer updates in the stage. Each update changes all networks, so this is also the number of updates
+    of each network."""
     num_examples: int
     """Number of training examples that each network processed, summed over all epochs."""
     num_validated: int
@@ -177,7 +178,7 @@ def train_stage(
             num_updates += 1
             num_examples += x.shape[1]
         logits_UnC = loss.unit_logits(stack.logits_of_many(x_valid))
-        # The epoch with the lowest score is selected.
+        # The epoch with the lowest score is selected. So the score must be a loss or an error rate, not an accuracy.
         score_U = _cross_entropy(logits_UnC, y_valid_Un)
         if select_by == "validation_accuracy":
             # Give an epoch with NaN logits the score infinity, so that it is never selected. Without this, it could be

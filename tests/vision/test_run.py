@@ -253,9 +253,9 @@ def test_a_damaged_file_of_a_stage_is_told(tmp_path, alma_vision, name):
         (("learner=moe",), "experts=1 must be at least 2, because learner=moe"),
         (("dataset=cifar",), "dataset='cifar' is not one of digits, mnist, emnist"),
         (("lr=fast",), "lr='fast' must be a number"),
-        (("device=cuda:99",), "device='cuda:99' cannot be used here"),
-        (("device=meta",), "device='meta' cannot be used here"),
-        (("device=toaster",), "device='toaster' cannot be used here"),
+        (("device=cuda:99",), "device='cuda:99' cannot be used on this machine"),
+        (("device=meta",), "device='meta' cannot be used on this machine"),
+        (("device=toaster",), "device='toaster' cannot be used on this machine"),
         (("plugin=no_such_module_of_mine",), "plugin=no_such_module_of_mine: No module named"),
         (("data_root=null",), "data_root=None must be a string"),
     ],
@@ -273,8 +273,8 @@ def test_bad_settings_are_told_before_anything_is_written(tmp_path, alma_vision,
 def test_a_gpu_that_is_not_there_is_told(tmp_path, alma_vision):
     said = alma_vision(*as_arguments(device="cuda"), f"out={tmp_path}")
     assert said.status == 2
-    assert "device='cuda' cannot be used here" in said.err
-    assert "give auto, cpu or cuda" in said.err
+    assert "device='cuda' cannot be used on this machine" in said.err
+    assert "give device=auto, cpu or cuda" in said.err
 
 
 def test_full_memory_is_told(alma_vision, tmp_path):
@@ -282,7 +282,7 @@ def test_full_memory_is_told(alma_vision, tmp_path):
     said = alma_vision(*as_arguments(width=2_000_000), f"out={tmp_path}")
     assert said.status == 2
     assert "the memory of cpu is full" in said.err
-    assert "smaller width= (now 2000000)" in said.err
+    assert "smaller value of width= (now 2000000)" in said.err
     assert "Traceback" not in said.err
 
 

@@ -87,7 +87,10 @@ class GatedStack(Stack):
             ValueError: if an expert has been split by `split` before.
         """
         if any(gates.splits[0] for gates in self.gates):
-            raise ValueError("split_flat() cannot be called after split(): a tree of gates cannot become flat")
+            raise ValueError(
+                "split_flat() cannot be called after split(), because split() makes a tree of gates and split_flat() "
+                "needs a flat softmax: call only one of these two methods for a network"
+            )
         return self._with_twins(experts, generators, flat=True)
 
     @abstractmethod

@@ -53,11 +53,10 @@ class Gates:
         splits: for each network, the experts that were split, see `expert_paths`. All networks have the same number of
             splits.
         hard: if True, each node chooses one branch, which gets the weight 1. The other branches of the node get the
-            weight 0. In evaluation, a node chooses its most likely branch. In training, it chooses a branch at random,
-            by probability, and the gradient is straight-through (version 1 of the paper). Each node chooses separately,
-            so a split does not change the output in evaluation. Choosing the most likely of all experts could change
-            the output: a split divides the weight of the most likely expert, so a different expert can become the most
-            likely.
+            weight 0. In evaluation, a node chooses its most likely branch. In training, a node chooses a branch at
+            random, by probability, and the gradient is straight-through (version 1 of the paper). The gates do not
+            simply choose the expert with the largest weight, because then a split could change the output: it divides
+            the weight of an expert, so a different expert could get the largest weight.
         device: device on which the gates are computed.
     """
 
@@ -129,11 +128,11 @@ class Gates:
         """
         if self.hard:
             probability_MbK, chosen_MbK, failed_MbE = self._saved
-            # Straight-through gradients: the choice of a branch is 1 if the branch was chosen, else 0. The weight of an
-            # expert is the product of the choices on its path. The gradient with respect to a choice is used as the
-            # gradient with respect to the probability of the branch. So a branch gets a gradient from an expert only if
-            # all other branches on the path to the expert were chosen. others_MbKE is the number of other branches on
-            # the path that were not chosen.
+            # Straight-through gradients. The choice of a branch is 1 if the branch was chosen, else 0. The weight of an
+            # expert is the product of the choices on its path. So the derivative of the weight with respect to one
+            # choice is 1 if all other branches on the path were chosen, else 0. This derivative is used as the
+            # derivative with respect to the probability of the branch. To compute it, others_MbKE counts the other
+            # branches on the path that were not chosen.
             others_MbKE = failed_MbE[:, :, None] - (1 - chosen_MbK)[..., None]
             reached_MbKE = (others_MbKE == 0) * self._on_path_MKE[:, None]
             d_probability = torch.einsum("mbke,mbe->mbk", reached_MbKE, d_weights_MbE)
@@ -165,7 +164,8 @@ class Gates:
             chosen_MbK = self._apply_per_node(probability_MbK, _draw_one_hot, noise_Mbn)
         else:
             chosen_MbK = self._apply_per_node(probability_MbK, _argmax_one_hot)
-        # For each expert, count the branches on its path that were not chosen.
+        # Count the branches on the path of each expert that were not chosen, because an expert gets the weight 1 only
+        # if there are none.
         failed_MbE = torch.bmm(1 - chosen_MbK, self._on_path_MKE)
         if training:
             self._saved = (probability_MbK, chosen_MbK, failed_MbE)

@@ -146,7 +146,8 @@ class MixtureStack(GatedStack):
             networks_M1 = torch.arange(len(self))[:, None]
             grown, num_new_rows = gates.with_twins(experts[layer - 1], flat)
             new_weight, new_bias = draw_linear(num_new_rows, weight.shape[2], generators)
-            # Order of the rows: the experts, the new twin, the old branches of the gates, the new branches.
+            # Insert the twin between the experts and the branches, because the rows of all experts come first. Append
+            # the new branches at the end, because `Gates` gives them the last indices.
             tensors[f"weight_{layer}"] = torch.cat(
                 [weight[:, :num_rows], weight[networks_M1, rows_Mh], weight[:, num_rows:], new_weight], dim=1
             )

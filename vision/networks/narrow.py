@@ -143,8 +143,10 @@ class NarrowBlock:
         if dy_bssD.shape != output_shape:
             raise ValueError(f"the gradient has shape {list(dy_bssD.shape)}, but the output has {list(output_shape)}")
         b, s = c_long(self._num_examples), c_long(side)
-        # d is the gradient with respect to the output of the batch normalisation of a layer (at first, the last layer).
-        # `sums` contains, for each channel, the sum of d and the sum of d * (z - mean).
+        # d is the gradient with respect to the output of the batch normalisation of a layer. alma_pool_backward
+        # computes d for the last layer. Then each pass of the loop below computes d for the layer before. `sums`
+        # contains, for each channel, the sum of d and the sum of d * (z - mean). The backward pass of batch
+        # normalisation needs these sums.
         d, sums = torch.empty_like(last.z_gssDl), dy_bssD.new_empty(2 * num_out, dtype=torch.float64)
         dy_bssD = dy_bssD.contiguous()
         library.alma_pool_backward(

@@ -53,7 +53,10 @@ class Stack(ABC):
 
     @cached_property
     def flops(self) -> Flops:
-        """FLOPs of one network for one example, from torch's FLOP counter. Some subclasses use a formula instead."""
+        """FLOPs of one network for one example: in a forward pass, in training and in a prediction.
+
+        By default, torch's FLOP counter counts them. Subclasses without convolutions compute them by a formula.
+        """
         return count_flops(self.to_module(0), self.module_input_shape)
 
     @property

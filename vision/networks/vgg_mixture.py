@@ -72,9 +72,9 @@ class VGGMixtureStack(GatedStack):
             for number in range(len(blocks))
         ]
         self._saved: list[list[tuple[Tensor, ...]]] = []
-        """What `backward` needs: a list for each mixture, then a list with the input of the head. The list of a mixture
-        begins with a pair: the features that the gates read and the weights of the experts. Then follows one pair for
-        each network: the input of the mixture and the outputs of the experts."""
+        """Tensors that `backward` needs. There is one list for each mixture. It begins with the pair (features that the
+        gates read, weights of the experts). Then it contains one pair for each network: (input of the mixture, outputs
+        of the experts). After the lists of all mixtures, a last list contains the input of the head."""
 
     @classmethod
     def initialised(
@@ -214,7 +214,7 @@ class VGGMixtureStack(GatedStack):
     def _weights(self, number: int, gates: Gates, features_Mbf: Tensor, training: bool) -> Tensor:
         """Return the weights of the experts in block `number` (0 is the first block), [M, b, E].
 
-        If the block has a single expert, it has no gates, and all weights are 1.
+        If the block has a single expert, the block has no gates, and all weights are 1.
         """
         if not gates.num_branches:
             return features_Mbf.new_ones(*features_Mbf.shape[:2], 1)
