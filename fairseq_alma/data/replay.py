@@ -41,11 +41,11 @@ class ReplayShareDataset(BaseWrapperDataset):
         self.epoch = 1
 
     def __getitem__(self, index: int) -> dict:
-        # Use the index as the id of the block, because the ids inside `new` and `past` may be equal.
+        # Use the index as the id, because a block of `new` and a block of `past` may have the same id.
         return {**self.dataset[index], "id": index}
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose batches `batch_by_size` returns, counted from 1."""
+        """Set the epoch whose batches `batch_by_size` returns. Epochs are counted from 1."""
         super().set_epoch(epoch)
         self.epoch = epoch
 
@@ -85,8 +85,8 @@ class ReplayShareDataset(BaseWrapperDataset):
         # return an integer that is too small by 1.
         past_ends = [math.floor(i * self.share * max_sentences + 1e-9) for i in range(num_batches + 1)]
         new_ends = [i * max_sentences - end for i, end in enumerate(past_ends)]
-        # In the concatenated dataset, the past blocks come after the new ones, so their indices begin at num_new.
         with data_utils.numpy_seed(self.seed, self.epoch):
+            # Add num_new to the indices of the past blocks, because they follow the new blocks in the joint dataset.
             past = (self.num_new + _draw(self.num_past, past_ends[-1])).tolist()
             new = _draw(self.num_new, new_ends[-1]).tolist()
         batches = [

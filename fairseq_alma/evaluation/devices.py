@@ -57,11 +57,11 @@ def default_tokens_per_batch(devices: Sequence[torch.device]) -> int:
 
 
 def on_each(items: Sequence[Item], work: Callable[[Item], Result], cancel: Callable[[], None]) -> list[Result]:
-    """Call `work` for each item at the same time, and return the results in the order of the items.
+    """Call `work` for all items at the same time, and return the results in the order of the items.
 
-    There is one thread for each item. An item is, for example, the copy of a model on one device. Threads are used and
-    not processes, because Python only starts the GPU computations, so the threads hardly delay each other. Unlike child
-    processes, threads end when this process is killed.
+    An item is, for example, the copy of a model on one device. There is one thread for each item. Threads are fast
+    enough, because Python only starts the GPU computations, so the threads hardly delay each other. Threads are also
+    safer than child processes, because threads end when this process is killed.
 
     Args:
         items: the arguments of the calls.

@@ -32,7 +32,7 @@ class Predictor(Protocol):
     def frozen(self) -> Sequence[Path]:
         """The checkpoints in `predictor` that no later stage trains further.
 
-        They do not change, so the evaluator may store the outputs of these models and use them again.
+        These models do not change, so the evaluator may store their outputs and use the outputs again.
         """
 
     @property
@@ -101,7 +101,8 @@ class PerplexityEvaluator:
             num_params=sum(one.num_params for one in facts),
             forward_flops=sum(one.forward_flops for one in facts),
             perplexity=results["test"].perplexity,
-            # The number of words in a sample is not known.
+            # If only the first tokens of the test set (a sample) were scored, there is no perplexity per word, because
+            # the number of words in these tokens is not known.
             word_perplexity=None if is_sample else results["test"].word_perplexity,
             validation_loss=results["valid"].loss,
             validation_perplexity=results["valid"].perplexity,
@@ -120,7 +121,8 @@ class PerplexityEvaluator:
     def _scores_of(self, checkpoint: Path, frozen_key: str | None, max_tokens: int | None) -> MemberScores:
         """Return the scores of a checkpoint. Compute them only if they are not stored yet.
 
-        Computed scores are stored in `keep_in` if the checkpoint is frozen, and in `shared` if this folder is given.
+        Computed scores are stored in the folder `keep_in` if the checkpoint is frozen (no later stage trains it), and
+        in the folder `shared` if it is given. See PerplexityEvaluator.
 
         Args:
             checkpoint: the checkpoint to score.
@@ -142,7 +144,7 @@ class PerplexityEvaluator:
                 if store is self._kept:
                     raise
                 # Only warn, because this run does not need the scores in the shared folder.
-                logger.warning("scores of %s could not be shared: %s", checkpoint, error)
+                logger.warning("cannot store the scores of %s in the share folder: %s", checkpoint, error)
         return scores
 
     def _score(self, checkpoint: Path, max_tokens: int | None) -> MemberScores:
@@ -162,7 +164,11 @@ class PerplexityEvaluator:
         return MemberScores(facts, {split: token_scores.log_probability_T for split, token_scores in scores.items()})
 
     def _score_split(self, model: Any, task: Any, split: str, max_tokens: int | None) -> TokenScores:
-        """Return the scores of a model on a split. Raise StreamError if not all tokens were scored."""
+        """Return the scores of a model on a split.
+
+        Raises:
+            StreamError: if `max_tokens` is None and not all tokens of the split were scored.
+        """
         scores = score_tokens(model, task, split, self._devices, max_tokens=max_tokens)
         expected = self._stream.counts(split)["tokens"]
         if max_tokens is None and len(scores.log_probability_T) != expected:

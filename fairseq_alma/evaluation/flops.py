@@ -16,28 +16,27 @@ SHORT, LONG = 16, 32
 
 @dataclass(frozen=True)
 class RowFlops:
-    """FLOPs for one row (sequence) of a batch. For L tokens, they are exactly per_token * L + per_token_pair * L^2.
+    """FLOPs for one sequence. For L tokens, they are exactly per_token * L + per_token_pair * L^2.
 
-    The formula holds because in a transformer, the FLOPs of attention have a part that is quadratic in L, and all other
-    FLOPs are linear in L. Counts for two lengths are enough to compute both coefficients. The FLOPs of a batch are the
-    sum over its rows.
+    The FLOPs of attention have a part that is quadratic in L. All other FLOPs of a transformer are linear in L. So
+    counts for two lengths are enough to compute both coefficients. The FLOPs of a batch are the sum over its sequences.
     """
 
     per_token: int
-    """The coefficient of L: FLOPs for each token of a row."""
+    """The coefficient of L: FLOPs for each token of a sequence."""
     per_token_pair: int
-    """The coefficient of L^2: FLOPs for each pair of tokens in the same row."""
+    """The coefficient of L^2: FLOPs for each pair of tokens in the same sequence."""
 
     def of_row(self, length: int) -> int:
-        """Return the FLOPs for one row of `length` tokens."""
+        """Return the FLOPs for one sequence of `length` tokens."""
         return self.total(length, length * length)
 
     def total(self, num_tokens: int, num_token_pairs: int) -> int:
-        """Return the FLOPs for several rows (sequences) of any lengths.
+        """Return the FLOPs for several sequences of any lengths.
 
         Args:
-            num_tokens: number of tokens in all rows, including padding.
-            num_token_pairs: sum of the squared lengths of all rows.
+            num_tokens: number of tokens in all sequences, including padding.
+            num_token_pairs: sum of the squared lengths of all sequences.
         """
         return self.per_token * num_tokens + self.per_token_pair * num_token_pairs
 
@@ -78,7 +77,7 @@ def _solve(model: Any, backward: bool) -> RowFlops:
 
 
 def _count(model: Any, length: int, backward: bool) -> int:
-    """Return the FLOPs for one row of `length` tokens, counted by torch. The model is not changed.
+    """Let torch count the FLOPs for one sequence of `length` tokens, and return them. The model is not changed.
 
     During the count, the experts have no capacity limit, so no token is dropped.
     """

@@ -36,7 +36,7 @@ class PerplexityScore:
     """The score of a predictor on a split. End-of-document tokens are scored like all other tokens."""
 
     nll_sum: float
-    """Negative log-likelihood in nats, summed over all tokens of the split."""
+    """Negative log-likelihood in nats, summed over all tokens that were scored."""
     num_tokens: int
     """Number of tokens that were scored."""
     num_words: int
@@ -77,7 +77,7 @@ def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) ->
     # The checkpoint contains the paths that the stream and this package had during training. Override them, because
     # both may have moved since then.
     overrides: dict[str, Any] = {"data": str(stream.path), "user_dir": str(Path(__file__).parents[1].absolute())}
-    # The checkpoint also contains the numbers of the mega-batches that it was trained on. Override them, because
+    # The checkpoint also contains the numbers of the mega-batches of its training. Override them, because
     # `stream` may not have these mega-batches. The value "1" has no effect on the scores.
     overrides |= {"mega_batches": "1", "replay_mega_batches": None, "replay_share": 0.0}
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
@@ -196,9 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Path]:
     """Return the checkpoint files and the stream folder that alma-eval uses.
 
-    If `paths` contains only a run folder, the checkpoint files are those of the run's predictor. By default, the stream
-    folder is the one with which the run was trained. Otherwise, `paths` contains the checkpoint files, and `stream`
-    must be given.
+    If `paths` contains only a run folder, return the checkpoint files of the run's predictor. In this case, `stream`
+    may be None, and then the stream with which the run was trained is returned. If `paths` contains checkpoint files,
+    return these files. In this case, `stream` must be given.
 
     Raises:
         StreamError: if a path does not exist, if the run has no finished stage, or if checkpoints were given without

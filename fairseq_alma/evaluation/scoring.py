@@ -19,10 +19,10 @@ from fairseq_alma.evaluation.devices import default_tokens_per_batch, on_each
 
 @dataclass(frozen=True)
 class TokenScores:
-    """The scores of one model on the T tokens of a split."""
+    """The scores of one model on T tokens of a split."""
 
     log_probability_T: np.ndarray
-    """Log-probability of each token of the split, in nats, in the order of the split. float32 [T]."""
+    """Log-probability of each scored token, in nats, in the order of the split. float32 [T]."""
     load: list[list[float]]
     """For each mixture, the fraction of the tokens that the router sent to each expert. Empty without mixtures."""
     overflow: float
@@ -40,8 +40,7 @@ def score_tokens(
     """Return the log-probability of every token of a split, and how the routers distribute the tokens over experts.
 
     As in fairseq-eval-lm, the tokens are cut into blocks of tokens_per_sample tokens. The input of a block begins with
-    the last token of the previous block, so that the first token of the block is predicted, too. Each token is scored
-    exactly once.
+    the last token of the previous block, so each token, even the first one of a block, is scored exactly once.
 
     The batches are the same for any number of devices. The devices take the next batch whenever they have finished one,
     so a slow device delays the others by at most one batch.
@@ -52,8 +51,8 @@ def score_tokens(
         devices: the devices that compute the scores, each with a copy of the model. By default the model's device.
         tokens_per_batch: number of tokens in one forward pass. By default, it depends on the devices. It changes the
             scores only if the experts have a capacity limit.
-        max_tokens: score only the first whole blocks that have at most this number of tokens together, but at least one
-            block. None to score all tokens.
+        max_tokens: maximum number of tokens to score, counted from the beginning of the split and rounded down to whole
+            blocks. At least one block is scored. None to score all tokens.
     """
     own_device = next(model.parameters()).device
     devices = list(devices or [own_device])
@@ -66,19 +65,21 @@ def score_tokens(
 
     @torch.inference_mode()
     def score(model: Any) -> tuple[list[tuple[int, Tensor]], _RoutingCounts]:
-        """Score batches until none is left. Return (start, log-probabilities) of each batch, and the routing counts."""
+        """Score batches until none is left. Return (start, log-probabilities) of each batch, and the routing counts.
+
+        `start` is the position of the batch's first token in the split.
+        """
         device, scored, routing = next(model.parameters()).device, [], _RoutingCounts()
         while spans:
             try:
                 start, end = spans.popleft()
-            except IndexError:  # another device took the last batch
+            except IndexError:  # no batch is left, because another device took the last one
                 break
             source, target = _batch(tokens_T, start, end, length, task.source_dictionary.eos())
             nll_T, extra = model(source.to(device), nll_of=target.to(device), per_token=True, has_padding=False)
             scored.append((start, -nll_T))
             routing.add(extra)
-        # Copy the results to the host only after the last batch. If they were copied after each batch, the host would
-        # have to wait for the device each time.
+        # Copy the results to the host only after the last batch, because the host must wait for each copy.
         return [(start, scores_T.cpu()) for start, scores_T in scored], routing
 
     models = [model, *(copy.deepcopy(model).to(device) for device in devices[1:])]
@@ -148,7 +149,7 @@ class _RoutingCounts:
         for layer, mixture in enumerate(mixtures):
             self._load[layer] += mixture.plan.load_E
             self._routed += mixture.routing.expert_T.numel()
-            # `_dropped` is the integer 0 before the first batch, and then a tensor on the device of the model.
+            # Keep `_dropped` as a tensor on the device of the model, so that the host need not wait for the device.
             self._dropped = self._dropped + mixture.num_dropped
 
     @staticmethod

@@ -63,7 +63,8 @@ def key_of_scores(checkpoint: Path, splits: Mapping[str, str], dictionary: str, 
     """
     everything = {
         "model": digest_of_model(checkpoint),
-        # A checkpoint without the option `precision` is from an earlier version of ALMA, which used float32.
+        # Use float32 if the checkpoint has no option `precision`, because an earlier version of ALMA wrote such a
+        # checkpoint, and that version used float32.
         "options": {"precision": "float32", **require_checkpoint(checkpoint)["cfg"]["model"]},
         "splits": dict(splits),
         "dictionary": dictionary,
@@ -79,7 +80,7 @@ class StoredScores:
 
     Each checkpoint has a subfolder with one .npy file for each split (4 bytes for each token) and facts.json, which
     also has the digests of the .npy files. A subfolder gets its name only when it is complete, so a killed process
-    leaves no incomplete subfolder under this name. If a file is damaged later, `read` treats the scores as missing.
+    leaves no incomplete subfolder with such a name. If a file is damaged later, `read` treats the scores as missing.
 
     Args:
         folder: the folder. It is created when the first scores are stored.
@@ -122,7 +123,7 @@ class StoredScores:
                     digests[split] = sha256_of(temporary / f"{split}.npy")
                 write_json(temporary / "facts.json", {"facts": asdict(scores.facts), "sha256": digests}, durable=False)
         except OSError:
-            # If the scores exist now, another process has just stored them, so there is no error.
+            # Report the error only if the scores are still missing, because another process may have stored them now.
             if self.read(key) is None:
                 raise
 

@@ -53,7 +53,9 @@ def grow_checkpoint(
     except SettingError as error:
         raise SettingError(f"{source} cannot grow: {error}") from error
     model_config["num_experts"] += num_new
-    if "ema" in checkpoint["extra_state"]:  # restart the average of the weights (--store-ema) from the grown weights
+    # Restart the average of the weights (fairseq's --store-ema) from the grown weights, because the average in the
+    # checkpoint does not contain the new experts.
+    if "ema" in checkpoint["extra_state"]:
         checkpoint["extra_state"]["ema"] = checkpoint["model"]
         checkpoint["extra_state"].pop("ema_fp32_params", None)
     checkpoint.pop("last_optimizer_state", None)

@@ -30,7 +30,8 @@ def experts_with_largest_loss(valid_loss_E: Tensor, num_new: int) -> list[int]:
     """
     if num_new > len(valid_loss_E):
         raise SettingError(
-            f"cannot copy {num_new} of {len(valid_loss_E)} experts: one growth step can at most double their number"
+            f"cannot copy {num_new} of {len(valid_loss_E)} experts, because each expert is copied at most once: "
+            f"give at most {len(valid_loss_E)}"
         )
     if not bool(valid_loss_E.gt(0).any()):
         raise SettingError(
@@ -46,17 +47,16 @@ def grow_experts(
     """Return the state dict of a model with `num_new` more experts in every mixture. `state` is not changed.
 
     In each mixture, the experts with the largest validation loss (`valid_loss_E` in the state dict) are copied. The
-    copied expert is the parent of the copy. Both have the same weights. The copies are appended after the existing
-    experts, largest loss first. The router row of an expert is the row of weights with which the router scores it. If a
-    copy had the router row of its parent, both would always have the same score, and the copy would never get a token.
-    So the copy gets another row, in one of two ways:
+    copied expert is called the parent. A copy has the weights of its parent. The copies are appended after the existing
+    experts, largest loss first. The router row of an expert is the row of weights with which the router scores the
+    expert. If a copy had the router row of its parent, the two experts would always have the same score, and the copy
+    would never get a token. So the copy gets another router row, in one of two ways:
 
-    - "copy" (the paper): the row of the parent plus noise. A token that went to the parent now goes to the copy if the
-      copy has the larger logit. At first, the copy may get few tokens; training balances the load. Output and loss
-      change: each gate probability p falls to about p / (1 + q), where q is the sum over all copied experts.
-    - "tree" (the gates of the paper's appendix A): the row is only noise. It is not used for a logit of the softmax.
-      Instead, for each token that goes to the parent, the row is used to decide whether the token stays there or moves
-      to the copy (see `Router`). Output and loss do not change.
+    - "copy" (the paper): the router row of the parent plus noise. A token that went to the parent now goes to the copy
+      if the copy has the larger logit. Output and loss change, because each gate probability p falls to about
+      p / (1 + q), where q is the sum of the gate probabilities of all parents before the growth.
+    - "tree" (the gates of the paper's appendix A): only noise. The copy has no logit in the softmax. Instead, its row
+      decides which tokens of the parent move to the copy (see `Router`). Output and loss do not change.
 
     The optimizer state has no entries for the new experts, so the optimizer must start from scratch.
 
@@ -79,7 +79,7 @@ def grow_experts(
         raise SettingError(f"router={router!r} is not one of copy, tree")
     prefixes = mixture_prefixes(state)
     if not prefixes:
-        raise SettingError("this model has no mixture, so it cannot grow")
+        raise SettingError("this model has no mixture to which experts could be added: use a model that has one")
     grown = dict(state)
     if num_new == 0:
         return grown
@@ -88,8 +88,8 @@ def grow_experts(
         parents = experts_with_largest_loss(state[prefix + "valid_loss_E"], num_new)
         rows_ED, split_E = state[prefix + "router.weight"], state[prefix + "router.split_E"]
         if router == "copy" and bool(split_E.ge(0).any()):
-            # With "copy", a new expert gets a logit in the router's softmax. An expert added with "tree" has no
-            # logit. So the copy of such an expert could get tokens that the router does not send to its parent.
+            # Refuse this, because an expert that was added with "tree" has no logit in the router's softmax. A copy
+            # of this expert would get a logit with "copy", and so could get tokens that this expert never gets.
             raise SettingError("experts of this model were added with router=tree before: use router=tree again")
         for name in EXPERT_WEIGHTS:
             weight = state[prefix + name]
@@ -97,7 +97,8 @@ def grow_experts(
         grown[prefix + "router.weight"] = _grow_rows(rows_ED, parents, router, noise, random)
         new_split = parents if router == "tree" else [-1] * num_new
         grown[prefix + "router.split_E"] = torch.cat([split_E, torch.tensor(new_split).to(split_E)])
-        for name in ("valid_loss_E", "valid_tokens_E"):  # set to 0, because the grown model is not validated yet
+        # Set the validation losses and token counts to 0, because the grown model has not been validated yet.
+        for name in ("valid_loss_E", "valid_tokens_E"):
             grown[prefix + name] = torch.zeros(len(split_E) + num_new, dtype=state[prefix + name].dtype)
     return grown
 
@@ -134,8 +135,8 @@ def _grow_rows(
         random: random number generator for the noise.
     """
     parent_KD = rows_ED[parents].float()
-    # Compute the scale of the noise from all rows of the mixture, and not only from the row of the parent. If the
-    # parent was added with "tree", the row of the parent is itself only small noise.
+    # Compute the scale of the noise from the router rows of all experts, and not only of the copied experts. A router
+    # row that was added with "tree" is only small noise itself, so its scale would be too small.
     scale = rows_ED.float().square().mean().sqrt()
     noise_KD = noise * scale * torch.randn(parent_KD.shape, generator=random)
     return torch.cat([rows_ED, (noise_KD + (parent_KD if router == "copy" else 0)).to(rows_ED.dtype)])

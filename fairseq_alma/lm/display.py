@@ -117,7 +117,7 @@ class _MemberDisplay:
             return
         try:
             kind, values = match[1], json.loads(match[2])
-        except ValueError:  # skip an invalid line, because two processes may have written to it at the same time
+        except ValueError:  # skip an invalid line, because two processes may write to one line at the same time
             return
         if kind == "valid":
             name, perplexity = "validation_perplexity", float(values["valid_ppl"])

@@ -1,7 +1,7 @@
 """Functions that call fairseq in the alma-lm process: the configuration of a training, untrained and trained models.
 
-Training itself runs in other processes (train_member.py). These two files are the only ones of `fairseq_alma.lm` that
-import fairseq.
+Training itself runs in other processes, which execute train_member.py. In `fairseq_alma.lm`, only train_member.py and
+this file import fairseq.
 """
 
 import contextlib
@@ -43,12 +43,15 @@ ALLOWED = {
     "find_unused_parameters", "gradient_as_bucket_view", "fast_stat_sync", "heartbeat_timeout", "broadcast_buffers",
     "zero_sharding",
 }  # fmt: skip
-"""Options that users may change with the setting `fairseq`, although alma-lm sets them or they are in REFUSED."""
+"""Options that users may change with the setting `fairseq`, although they are in REFUSED or alma-lm sets them.
+
+They do not change which data a run reads, which checkpoints it writes or how many sequences an update has."""
 
 REFUSED = {
-    # These options select fairseq components by name, for example the optimizer.
+    # Refuse the options that select components of fairseq, such as the optimizer, because alma-lm selects these itself.
     "arch", "task", "criterion", "optimizer", "lr_scheduler", "user_dir",
-    # These options change which data the run reads, and how often the model is trained on the data.
+    # Refuse the options that change which data a run reads or how often it trains on the data, because Algorithm 1 of
+    # the paper and the settings of alma-lm determine this.
     *(field.name for field in fields(LanguageModelingConfig)),
     "train_subset", "valid_subset", "combine_valid_subsets", "ignore_unused_valid_subsets", "max_valid_steps",
     "max_tokens", "max_tokens_valid", "batch_by_size", "skip_invalid_size_inputs_valid_test", "curriculum",
@@ -56,20 +59,23 @@ REFUSED = {
     "skip_remainder_batch", "disable_validation", "validate_after_updates", "max_epoch", "stop_time_hours",
     "stop_min_lr", "sentence_avg", "use_bmuf", "force_anneal",
     *(field.name for field in fields(FairseqBMUFConfig)),
-    # These options change which checkpoints the run writes and reads.
+    # Refuse the options for checkpoints, because alma-lm needs the checkpoints that its own options select.
     *(field.name for field in fields(CheckpointConfig)),
-    # These options select devices and processes, whose number changes the number of sequences in an update.
+    # Refuse the options that select devices or processes, because the number of sequences in an update depends on the
+    # number of processes.
     "cpu", "model_parallel_size", *(field.name for field in fields(DistributedTrainingConfig)),
 }  # fmt: skip
 """Options that alma-lm refuses in the setting `fairseq`, in addition to the options that alma-lm sets itself.
 
-With these options, a run would not follow Algorithm 1 of the paper, or would differ from its settings, and the user
-would not be told. For example, `--max-valid-steps 1` would choose checkpoints by the first validation batch alone."""
+If alma-lm accepted these options, a run could differ from Algorithm 1 of the paper or from the settings of alma-lm
+without any warning. For example, with `--max-valid-steps 1`, the best checkpoint would be chosen by the perplexity
+on only one validation batch."""
 
 OTHER_PRECISIONS = {"fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16", "tpu"}
-"""fairseq's own options for 16-bit precision. They are refused, because with them a resumed training would differ from
-an uninterrupted one: fairseq saves only weights that are rounded to 16 bits. With alma-lm's setting `precision`, the
-saved weights are float32."""
+"""fairseq's own options for 16-bit precision, and the option for TPUs. alma-lm refuses them.
+
+After some of these options, a resumed training would differ from an uninterrupted one. For example, with fp16, fairseq
+saves only weights that are rounded to 16 bits. With alma-lm's setting `precision`, the saved weights are float32."""
 
 
 def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
@@ -82,7 +88,7 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
 
     Raises:
         SettingError: if fairseq does not know an option or refuses its value, or if `fairseq` contains an option that
-            alma-lm sets from its own settings, or an option that would change the protocol of the run (see REFUSED).
+            alma-lm sets from its own settings or that is in REFUSED.
     """
     fairseq_alma.register()
     base = [
@@ -146,8 +152,8 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
     utils.set_torch_seed(config.common.seed)
     task = tasks.setup_task(config.task)
     model = task.build_model(config.model)
-    # fairseq's Trainer writes these keys and the state of the optimizer. The Trainer is not used here,
-    # because it creates an optimizer, for which torch imports its compiler, and this takes more than a second.
+    # Write the keys that fairseq's Trainer writes, but no state of the optimizer. Do not use the Trainer, because it
+    # creates an optimizer. To create an optimizer, torch imports its compiler, which takes more than a second.
     checkpoint = {
         "args": None,
         "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),

@@ -58,7 +58,7 @@ class LanguageModelLearner:
     def frozen(self) -> list[Path]:
         """The checkpoints in `predictor` that no later stage trains further.
 
-        They do not change, so the evaluator may store the outputs of these models and use them again.
+        These models do not change, so the evaluator may store their outputs and use the outputs again.
         """
         return []
 
@@ -134,7 +134,7 @@ class LanguageModelLearner:
         return Member.of_run(number, self.settings.seed, self.num_experts(stage_index))
 
     def _entry(self, path: Path) -> dict[str, str]:
-        """Return the path of a checkpoint, relative to the run folder, and its digest, as stored in JSON files."""
+        """Return the JSON entry of a checkpoint: its "path", relative to the run folder, and its digest "sha256"."""
         return {"path": str(path.relative_to(self.run_folder)), "sha256": sha256_of(path)}
 
 
@@ -148,7 +148,8 @@ class Ensemble(LanguageModelLearner):
     @property
     def num_members(self) -> int:
         assert isinstance(self.settings.own, LanguageModelEnsembleSettings)
-        assert self.settings.own.members is not None  # LanguageModelEnsembleSettings requires members
+        # `members` is not None here, because LanguageModelEnsembleSettings requires that the user sets it.
+        assert self.settings.own.members is not None
         return self.settings.own.members
 
 
@@ -183,11 +184,11 @@ class GrowingMixture(LanguageModelLearner):
         return self.settings.experts + sum(self._own.added_at(k) for k in range(2, stage_index + 1))
 
     def grow(self, stage: Stage) -> Spent:
-        """Write a checkpoint with more experts. The training of the stage starts from it.
+        """Write a checkpoint with more experts, from which the training of this stage starts. Return zero cost.
 
-        Until the end of the stage, the checkpoint of the previous stage predicts. The returned cost is 0, because the
-        loss of each expert is already in the checkpoint of the previous stage. So no data are read to choose the
-        experts.
+        Growth copies the experts with the largest validation loss. The validations of the previous stage have already
+        measured the loss of each expert and stored it in the checkpoint, so growth needs no forward pass and its cost
+        is zero. Until the end of this stage, the checkpoint of the previous stage predicts.
         """
         s, own, target = self.settings, self._own, stage.folder / "grow" / "member_1" / "checkpoint_grown.pt"
         seed = growth_seed(s.seed, stage.index)
@@ -207,5 +208,5 @@ LEARNERS: dict[str, type[LanguageModelLearner]] = {
 
 
 def make_learner(settings: LanguageModelSettings, stream: TrainingView, processes: Processes) -> LanguageModelLearner:
-    """Return a new learner of the class that LEARNERS gives for the setting `learner`."""
+    """Return a new learner. Its class is the one that the setting `learner` selects in LEARNERS."""
     return LEARNERS[settings.learner](as_recorded(settings), stream, processes)

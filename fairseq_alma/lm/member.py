@@ -217,7 +217,9 @@ class MemberTraining:
             try:
                 self._shared.publish(folder, key)
             except OSError as error:  # only warn, because this run does not need the copy in the shared folder
-                logger.warning("cannot copy the trained member in %s to the folder share=: %s", folder, error)
+                logger.warning(
+                    "cannot copy the trained member in %s to the share folder (setting share=): %s", folder, error
+                )
 
     def _folder(self, stage: Stage, member: Member) -> Path:
         """Return the folder of a member in a stage folder."""
@@ -325,4 +327,4 @@ def failure_message(
     else:
         advice = "fix the problem that the log reports and run the same command again to continue"
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return f"fairseq-train {ended}: {last_error or '(no error line)'}\n  log: {log}\n  what to do: {advice}"
+    return f"the training process {ended}: {last_error or '(no error line)'}\n  log: {log}\n  what to do: {advice}"

@@ -17,10 +17,11 @@ SPEEDUP = 1.2
 def as_recorded(settings: LanguageModelSettings) -> LanguageModelSettings:
     """Return the settings with `precision=auto` replaced by float32 or bfloat16.
 
-    If the run was started before, settings.json in its folder contains the settings with which it was started. Then an
-    automatic precision is replaced by the precision in settings.json, or by float32 if settings.json has no precision,
-    because it was written by an earlier version of ALMA that used float32. If `batch_size` is not given, it is taken
-    from settings.json as well, because earlier versions stored a value there that depended on `arch`.
+    A new run gets the precision that `fastest_precision` returns. If the run was started before, the file settings.json
+    in the run folder contains the settings with which the run was started. Then the precision is read from this file.
+    If the file contains no precision, it was written by an earlier version of ALMA, which used float32, so float32 is
+    returned. If `batch_size` is not given, it is also read from this file, because earlier versions stored a value that
+    depended on `arch`.
     """
     path = Path(settings.out) / "settings.json"
     recorded = read_json(path) if path.exists() else None

@@ -47,8 +47,8 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     stream_settings = settings.stream_settings(len(stream))
 
     scalars = RunScalars(settings.out, settings.tensorboard)
-    # First start the process that imports fairseq for the training processes. Then this process and that process import
-    # fairseq at the same time.
+    # LocalProcesses starts a process that imports fairseq once for all training processes. Start it before the imports
+    # below, because then both processes import fairseq at the same time, which saves seconds.
     processes = LocalProcesses(len(stream), settings.parallel, scalars)
     # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
     # found before this point, so the user sees the error without this delay.
@@ -70,7 +70,8 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
             identity,
             stream.digests,
             settings.not_identity(settings.learner),
-            # If settings.json has no precision, an earlier version of ALMA wrote it, and that version used float32.
+            # Use float32 as the default of `precision`, because a settings.json without `precision` was written by an
+            # earlier version of ALMA, and that version used float32.
             {**settings.defaults_for(settings.learner), "precision": "float32"},
             on_rows=scalars.rows,
         )
@@ -97,7 +98,8 @@ def run_seeds(settings: LanguageModelSettings) -> float:
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
         validation_perplexity = rows[-1].scores.validation_perplexity
-        assert validation_perplexity is not None  # alma-lm writes this score in every ledger row
+        # The perplexity is not None here, because alma-lm writes a validation perplexity in every ledger row.
+        assert validation_perplexity is not None
         return validation_perplexity
     out, summaries = Path(settings.out), []
     for seed in range(settings.seed, settings.seed + settings.seeds):

@@ -130,7 +130,8 @@ class LanguageModelSettings(RunSettings):
         """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""
         if self.updates is not None:
             return self.updates
-        assert self.updates_per_mega_batch is not None  # __post_init__ requires updates or this setting
+        # `updates_per_mega_batch` is not None here, because __post_init__ requires that it or `updates` is set.
+        assert self.updates_per_mega_batch is not None
         return self.updates_per_mega_batch * num_mega_batches
 
     def warmup_of_stage(self, updates: int) -> int:

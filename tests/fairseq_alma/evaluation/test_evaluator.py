@@ -206,7 +206,7 @@ def test_a_shared_folder_that_cannot_be_written_stops_no_run(stream, members, tm
     (tmp_path / "shared").write_text("a file is in its place")
     score = PerplexityEvaluator(StreamFolder.open(stream), tmp_path / "kept", [CPU], tmp_path / "shared")
     assert score(learner(members, True)) == score(learner(members, False))
-    assert "could not be shared" in caplog.text
+    assert "cannot store the scores" in caplog.text
 
 
 def test_two_processes_that_store_the_same_scores_at_the_same_time_both_succeed(tmp_path, monkeypatch):
