@@ -78,3 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add_options(parser, groups, PrepSettings)
     add_options(parser, groups, Cluster)
     return parser
+
+
+if __name__ == "__main__":
+    main()

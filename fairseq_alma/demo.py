@@ -3,17 +3,32 @@
 import argparse
 import os
 import shlex
-import subprocess
 import sys
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.lm.stage_processes import IMPORTED
+from launch.local import Start, start_process
+from launch.warm import warm_start
 
 MEGA_BATCHES = 4
 UPDATES_PER_MEGA_BATCH = 32
+MODULES = {
+    "alma-prep": "data_prep.cli",
+    "alma-lm": "fairseq_alma.lm.run",
+    "alma-report": "fairseq_alma.report.cli",
+}
+"""Module that each command runs."""
+SLOW_IMPORTS = (
+    "fairseq_alma.lm.run",
+    "fairseq_alma.lm.learners",
+    "fairseq_alma.evaluation.evaluator",
+    "tensorboardX",
+    *IMPORTED,
+)
+"""Modules that alma-lm and its training processes need, and which take seconds to import."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,9 @@ def main() -> int:
     out = arguments.out
     stream = out / "stream"
     show = wide_console().print
+    # Import the slow modules of alma-lm once for all its calls, in another process while alma-prep runs. With
+    # generations=1, the training processes that alma-lm starts also use this import.
+    warm = warm_start(SLOW_IMPORTS, generations=1)
     show(
         f"The data are the docstrings of Python's standard library. They arrive in {MEGA_BATCHES} mega-batches.\n"
         f"SM, wait 1: one model is trained on each mega-batch when it arrives.\n"
@@ -65,7 +83,8 @@ def main() -> int:
              "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0", "--duplicates", "keep")  # fmt: skip
     for part in PARTS:
         _command("alma-lm", f"stream={stream}", f"out={out / part.folder}", "preset=quickstart", *part.settings,
-                 f"updates_per_mega_batch={arguments.updates_per_mega_batch}", "validations=2")  # fmt: skip
+                 f"updates_per_mega_batch={arguments.updates_per_mega_batch}", "validations=2",
+                 f"share={out / 'share'}", start=warm)  # fmt: skip
     runs = {part.label: out / part.folder for part in PARTS}
     _command("alma-report", *map(str, runs.values()), "--out", str(out / "report"))
     for label, run in runs.items():
@@ -84,12 +103,12 @@ def main() -> int:
     return 0
 
 
-def _command(name: str, *arguments: str) -> None:
+def _command(name: str, *arguments: str, start: Start = start_process) -> None:
     """Print a command and run it. If the command fails, end the demo with the exit status of the command."""
     print(f"\n$ {name} {shlex.join(arguments)}", flush=True)
-    program = Path(sysconfig.get_path("scripts")) / name
-    status = subprocess.run([str(program), *arguments], env={**os.environ, "COLUMNS": "120"}).returncode
-    if status:
+    command = [sys.executable, "-m", MODULES[name], *arguments]
+    process = start(command, sys.stdout.fileno(), {**os.environ, "COLUMNS": "120"}, sys.stderr.fileno())
+    if status := process.wait():
         sys.exit(status)
 
 

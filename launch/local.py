@@ -40,18 +40,26 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-Start = Callable[[Sequence[str], int, Mapping[str, str]], Process]
-"""A function that starts a command. Its arguments are the command, the file descriptor for stdout and stderr of the
-process, and the environment variables of the process."""
+class Start(Protocol):
+    """A function that starts a command."""
+
+    def __call__(
+        self, command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
+    ) -> Process:
+        """Start a command and return its process.
+
+        Args:
+            command: program and arguments.
+            output: file descriptor for stdout of the process.
+            environment: environment variables of the process.
+            errors: file descriptor for stderr of the process. By default, stderr is also written to `output`.
+        """
 
 
 def start_process(
     command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
 ) -> Process:
-    """Start a command with `subprocess.Popen`, and return the process.
-
-    See `Start` for the arguments. If `errors` is given, stderr is written to this file descriptor, not to `output`.
-    """
+    """Start a command with `subprocess.Popen`, and return the process. See `Start` for the arguments."""
     return subprocess.Popen(
         list(command),
         stdout=output,

@@ -47,7 +47,7 @@ OpenBLAS continues to use one thread. PYTHONSAFEPATH excludes the current folder
 current folder of a job may be a different folder with different modules."""
 
 
-def warm_start(modules: Sequence[str]) -> Start:
+def warm_start(modules: Sequence[str], generations: int = 0) -> Start:
     """Return a function that starts `python -m` commands as forks of one server, for the argument `start` of Job.
 
     The first call of `warm_start` starts the server, and does not wait until the server has imported the modules. Later
@@ -56,12 +56,13 @@ def warm_start(modules: Sequence[str]) -> Start:
     Args:
         modules: dotted names of the modules that the server imports before it forks. A module that cannot be imported
             is ignored.
+        generations: see `Server`.
     """
     if sys.platform != "linux" or os.environ.get("ALMA_WARM") == "0":
         return start_process
     if nested_server and nested_server.is_owned() and {*modules} <= {*nested_server.modules}:
         return nested_server.start
-    return _server(os.getpid(), tuple(modules)).start
+    return _server(os.getpid(), tuple(modules), generations).start
 
 
 nested_server: "Server | None" = None
@@ -69,14 +70,15 @@ nested_server: "Server | None" = None
 
 
 @cache
-def _server(pid: int, modules: tuple[str, ...]) -> "Server":
+def _server(pid: int, modules: tuple[str, ...], generations: int) -> "Server":
     """Return the server for these modules. The first call creates it, and later calls return it from the cache.
 
     Args:
         pid: id of the calling process. If this process forks, the child has a different id and gets a separate server.
         modules: dotted names of the modules that the server imports.
+        generations: see `Server`.
     """
-    return Server(modules)
+    return Server(modules, generations)
 
 
 class Server:
@@ -135,14 +137,7 @@ class Server:
     def start(
         self, command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
     ) -> Process:
-        """Start a command, in a fork if it is a `python -m` command and the server runs (see launch.local.Start).
-
-        Args:
-            command: program and arguments.
-            output: file descriptor for stdout of the process.
-            environment: environment variables of the process.
-            errors: file descriptor for stderr of the process. By default, stderr is also written to `output`.
-        """
+        """Start a command, in a fork if it is a `python -m` command and the server runs (see launch.local.Start)."""
         if [*command[:2]] != [sys.executable, "-m"] or len(command) < 3:
             return start_process(command, output, environment, errors)
         request = {"arguments": command[2:], "environment": dict(environment), "folder": str(Path.cwd())}

@@ -30,17 +30,7 @@ def serve(control: socket.socket, generations: int, modules: Sequence[str]) -> l
     """
     # Ignore Ctrl-C in the server. In a terminal, Ctrl-C sends SIGINT to all processes, and the forks handle it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in modules:
-        # Ignore import errors, because a fork that needs the module imports it again and reports the error.
-        with suppress(Exception):
-            importlib.import_module(module)
-    # Exit if a library has started threads at import, because it is not safe to fork a process with several threads.
-    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
-        os._exit(1)
-    gc.collect()
-    # Exclude all existing objects from garbage collection. Otherwise, the first garbage collection in a fork would
-    # write to these objects, so Linux would have to copy the memory that the fork shares with the server.
-    gc.freeze()
+    _import(modules)
     prepare = killed_with(os.getpid())
     ended, wake_up = os.pipe()
     os.set_blocking(wake_up, False)
@@ -86,6 +76,21 @@ def serve(control: socket.socket, generations: int, modules: Sequence[str]) -> l
         reply.close()
         return serve(theirs, generations - 1, modules)
     return _take_over(output, errors, reply)
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import modules and prepare this process for forking. Exit if this process is not safe to fork."""
+    for module in modules:
+        # Ignore import errors, because a fork that needs the module imports it again and reports the error.
+        with suppress(Exception):
+            importlib.import_module(module)
+    # Exit if a library has started threads at import, because it is not safe to fork a process with several threads.
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+        os._exit(1)
+    gc.collect()
+    # Exclude all existing objects from garbage collection. Otherwise, the first garbage collection in a fork would
+    # write to these objects, so Linux would have to copy the memory that the fork shares with the server.
+    gc.freeze()
 
 
 def _fork_server(modules: Sequence[str]) -> socket.socket | None:

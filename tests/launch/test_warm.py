@@ -409,7 +409,7 @@ def test_one_server_serves_all_callers(folder):
     start = warm_start(["slow_import"])
     assert start == warm_start(("slow_import",)) != warm_start(["json"])
     for modules in (("slow_import",), ("json",)):
-        warm._server(os.getpid(), modules).close()
+        warm._server(os.getpid(), modules, 0).close()
     warm._server.cache_clear()
 
 
