@@ -37,8 +37,7 @@ def prepare(settings: PrepSettings) -> dict:
     files: Files = {source: list_files(source) for source in settings.sources}
     if settings.partition != "as-given":
         # Sort the sources, because the bytes of the stream must not depend on the order in which the sources are given.
-        # Do not sort them with partition="as-given", because the order of the sources is then the order of the
-        # mega-batches.
+        # If partition is "as-given", keep the given order, because it is the order of the mega-batches.
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     check_installed(settings, files)

@@ -22,13 +22,15 @@ MODULES = {
 }
 """Module that each command runs."""
 SLOW_IMPORTS = (
+    *IMPORTED,
     "fairseq_alma.lm.run",
     "fairseq_alma.lm.learners",
     "fairseq_alma.evaluation.evaluator",
     "tensorboardX",
-    *IMPORTED,
 )
-"""Modules that alma-lm and its training processes need, and which take seconds to import."""
+"""Modules that alma-lm and its training processes need, and which take seconds to import.
+
+The modules of the training processes come first, because the first module determines the format of their logs."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,9 @@ def warm_start(modules: Sequence[str], generations: int = 0) -> Start:
 
 
 nested_server: "Server | None" = None
-"""The server of this process, if this process is a fork of a server with generations=1 or more."""
+"""A server that is ready when this process begins, and from which this process can start its own child processes.
+
+It is None unless this process was forked by a server that gives each fork such a server (`generations` above 0)."""
 
 
 @cache
@@ -86,8 +88,8 @@ class Server:
 
     Args:
         modules: dotted names of the modules that the server imports.
-        generations: if it is 1, each fork gets a separate server, which `warm_start` uses in the fork. The forks of
-            that server have no server. If it is 2, they also have one, and so on.
+        generations: with 0, the forks have no server from which they could start processes. With n above 0, each fork
+            has such a server, whose own argument `generations` is n - 1. `warm_start` returns it.
     """
 
     def __init__(self, modules: Sequence[str], generations: int = 0):

@@ -1,4 +1,7 @@
-"""The server process of `launch.warm`: python -m launch.warm_server CONNECTION GENERATIONS MODULES..."""
+"""The server process that imports modules once and then forks for each request: see `launch.warm`, which starts it.
+
+python -m launch.warm_server CONNECTION GENERATIONS MODULES...
+"""
 
 import atexit
 import gc
@@ -25,7 +28,8 @@ def serve(control: socket.socket, generations: int, modules: Sequence[str]) -> l
 
     Args:
         control: connection on which the requests arrive.
-        generations: if it is above 0, each fork gets a separate server, see `warm.Server`.
+        generations: with 0, a fork has no server from which it could start processes. With n above 0, each fork has
+            such a server, whose own argument `generations` is n - 1.
         modules: dotted names of the modules to import.
     """
     # Ignore Ctrl-C in the server. In a terminal, Ctrl-C sends SIGINT to all processes, and the forks handle it.

@@ -45,9 +45,10 @@ class Pixels:
     largest: float
     """The largest possible pixel value of the dataset, for example 255."""
     mean: float | tuple[float, ...]
-    """Mean of pixel / largest: one number for all channels, or a tuple with one number per channel."""
+    """Mean of the pixel values divided by `largest`: one number for all channels, or one number per channel."""
     deviation: float | tuple[float, ...]
-    """Standard deviation of pixel / largest: one number for all channels, or a tuple with one number per channel."""
+    """Standard deviation of the pixel values divided by `largest`: one number for all channels, or a tuple with one
+    number per channel."""
 
     def __post_init__(self):
         if len(_by_channel(self.mean)) != len(_by_channel(self.deviation)):

@@ -25,13 +25,17 @@ class ErrorRateEvaluator:
     A stack is several networks that are computed together. A learner may predict with several stacks (see
     `VisionLearner.members`). The outputs of stacks that will not change any more are computed once and cached.
 
+    For learners with gates, the evaluator also writes routing.npz files: the weights that the gates give to the experts
+    for some test images.
+
     Args:
         dataset: the dataset that contains the test set.
         inputs: converts images to network inputs.
         device: device on which the test set is stored.
-        stages: for each seed, the folder RUN/stages, in which routing.npz is written to subfolders.
-        num_stages: number of stages of the complete run. After the last stage, routing.npz is always written.
-        routing_examples: number of test images in routing.npz. If it is 0, no file is written.
+        stages: for each seed, the folder RUN/stages. The routing.npz of a stage is written to its subfolder.
+        num_stages: number of stages of the complete run. A routing.npz is written after the last stage, even if the
+            number of experts is the same as in the file before.
+        routing_examples: number of test images in each routing.npz. If it is 0, no routing.npz is ever written.
     """
 
     def __init__(

@@ -10,10 +10,13 @@ from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, ReportPr
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
-# Project Gutenberg adds text before and after a book. _START matches the line before the book, and _END matches the
-# line after the book. Old files have THIS instead of THE, and ETEXT instead of EBOOK. _OLD_START matches the last line
-# of the small print, the legal text of old files. _LICENCE, a stricter form of _END, is used if no start of the book is
-# found. _PRODUCED matches the note that says who made the electronic text.
+# Project Gutenberg adds text before and after a book.
+# _START matches the line before the book: "*** START OF THE PROJECT GUTENBERG EBOOK ...", in old files "... THIS ...".
+# _OLD_START matches the last line of the small print, a legal text that old files have before the book.
+# _END matches the line after the book.
+# _LICENCE replaces _END if no start was found. It matches only the form of the line with "***", because the other form
+# may also occur inside an ordinary text.
+# _PRODUCED matches the note that says who made the electronic text.
 _START = re.compile(
     r"^[ \t]*\*{3}[ \t]*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n*]*(?:\n[^\n*]+)?\*{3}[ \t\r]*$", re.I | re.M
 )

@@ -156,7 +156,8 @@ def _visible_text(code: Any) -> str:
             elif node.title is not None:
                 parts.append(_visible_text(node.title))
         elif isinstance(node, nodes.HTMLEntity):
-            # Remove the heading mark, because an HTML entity can encode any character, including this mark.
+            # This module marks headings with the character _HEADING. Remove this character here, because an HTML entity
+            # can stand for any character, and the text would otherwise be taken for a heading.
             parts.append(node.normalize().replace(_HEADING, ""))
     return "".join(parts)
 

@@ -125,7 +125,9 @@ def hydra_main(config: DictConfig) -> float:
 
 def main() -> None:
     """Run the command alma-lm."""
-    logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
+    # `python -m` may run in a fork of a warm server, which has imported fairseq_cli. That import has set up logging
+    # in the way of fairseq-train, so replace it.
+    logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), force=__name__ == "__main__")
     if "PYTHONWARNINGS" not in os.environ:
         # Hide the warnings that fairseq and fairscale use deprecated features of torch and Hydra, because users of
         # alma-lm cannot change the code of fairseq and fairscale.

@@ -42,12 +42,13 @@ class Router(nn.Module):
     sigmoid(w_n x) > 1/2, and otherwise stays at e. This is the tree of gates in the paper's appendix A, with a hard
     choice at each node.
 
-    In a tree, too, the output of the expert is multiplied by the softmax probability only. With soft gates, the output
-    would also be multiplied by g, the probability of the branch that the token takes at the node. With a hard choice,
-    growth would then suddenly make the output smaller, so g is left out. w_n gets its gradient in two other ways:
+    In a tree, too, the value of the expert's output is scaled by the softmax probability only, and not by g, the
+    probability of the branch that the token takes at the node. Scaling by g, as soft gates do, would suddenly make the
+    output smaller at growth. But w_n needs a gradient. It gets one from two places:
 
-    - through the factor g / stop_gradient(g). Its value is 1, and its gradient is the gradient of log g.
-    - through the balance loss, which uses the product of all probabilities on the path to each expert.
+    - The output is also multiplied by g / stop_gradient(g). The value of this factor is 1, so the output does not
+      change, but the gradient of the factor is the gradient of log g.
+    - The balance loss uses the product of all probabilities on the path to each expert.
 
     Args:
         model_dim: model width, D.

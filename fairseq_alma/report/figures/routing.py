@@ -76,7 +76,10 @@ def routing_map(group: RunGroup, title: str) -> Figure:
     # the user may have stopped the run, changed the setting `routing_examples`, and continued the run.
     num_examples = min(len(routing["expert"]) for _, routing in routings)
     if num_examples < MIN_EXAMPLES:
-        raise RunError(f"{files[0][1]} has {num_examples} examples, too few for a map: run with routing_examples=1000")
+        raise RunError(
+            f"{files[0][1]} contains the routing of {num_examples} examples only, too few to draw the routing map: "
+            "repeat the training run with routing_examples=1000"
+        )
     positions = _embed(routings[0][1]["images"][:num_examples])
     figure = Figure(figsize=(WIDTH * len(routings) + 0.4, WIDTH + 0.6), layout="constrained", dpi=150)
     panels = figure.subplots(1, len(routings), squeeze=False)[0]

@@ -237,7 +237,7 @@ def test_maps_of_different_and_of_too_few_examples(tmp_path):
     assert visible(routing_map(group, ""))[0].collections[0].get_offsets().shape == (30, 2)
     path.unlink()
     write_routing(folder, 2, [0, 1], 0, [0], 2)
-    with pytest.raises(RunError, match="has 2 examples, too few for a map"):
+    with pytest.raises(RunError, match="routing of 2 examples only, too few to draw the routing map"):
         routing_map(group, "")
 
 
