@@ -1,16 +1,51 @@
 """Helpers for tests that run commands, and settings that make runs small."""
 
+import contextlib
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import IO
+
+from fairseq_alma import demo
+from launch.warm import warm_start
 
 ROOT = Path(__file__).parents[1]
 
 
-def run_command(*command, **options) -> subprocess.CompletedProcess:
-    """Run a command that is installed in .venv, e.g. `fairseq-train`. The working directory is the repository."""
-    program = Path(sys.executable).parent / command[0]
-    return subprocess.run([str(program), *map(str, command[1:])], cwd=ROOT, capture_output=True, text=True, **options)
+MODULES = {
+    "alma-eval": "fairseq_alma.evaluation.perplexity",
+    "alma-grow": "fairseq_alma.growth.checkpoint",
+    "alma-lm": "fairseq_alma.lm.run",
+    "fairseq-eval-lm": "fairseq_cli.eval_lm",
+    "fairseq-train": "fairseq_cli.train",
+    "fairseq-validate": "fairseq_cli.validate",
+}
+"""Module of each command that imports fairseq, which takes seconds."""
+
+
+def run_command(*command) -> subprocess.CompletedProcess:
+    """Run a command that is installed in .venv, e.g. `fairseq-train`. The working directory is the repository.
+
+    A command of MODULES is a real process, but it is a fork of a process that has imported fairseq (see launch.warm). So
+    are the training processes that it starts. Other tests run the installed scripts: those of the pages and test_killed.
+    """
+    name, *arguments = map(str, command)
+    if name not in MODULES or not sys.platform.startswith("linux"):
+        program = Path(sys.executable).parent / name
+        return subprocess.run([str(program), *arguments], cwd=ROOT, capture_output=True, text=True)
+    start = warm_start(demo.SLOW_IMPORTS, generations=1)
+    words = [sys.executable, "-m", MODULES[name], *arguments]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, contextlib.chdir(ROOT):
+        status = start(words, output.fileno(), os.environ, errors.fileno()).wait()
+        texts = [read_text(file) for file in (output, errors)]
+    return subprocess.CompletedProcess(words, status, *texts)
+
+
+def read_text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
 
 
 STAGE = (
