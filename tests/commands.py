@@ -28,8 +28,9 @@ MODULES = {
 def run_command(*command) -> subprocess.CompletedProcess:
     """Run a command that is installed in .venv, e.g. `fairseq-train`. The working directory is the repository.
 
-    A command of MODULES is a real process, but it is a fork of a process that has imported fairseq (see launch.warm). So
-    are the training processes that it starts. Other tests run the installed scripts: those of the pages and test_killed.
+    A command of MODULES is a real process, but it is a fork of a process that has imported fairseq (see launch.warm),
+    and so are the training processes that it starts. Other tests run the installed scripts: those of the pages and
+    test_killed.
     """
     name, *arguments = map(str, command)
     if name not in MODULES or not sys.platform.startswith("linux"):
