@@ -11,7 +11,7 @@ The steps, in order, and the modules that implement them:
     reading, cleaning   read every document once, remove unwanted documents, and copy the rest into the `spool`, a
                         folder of plain text files
     deduplication       remove copies of documents (`duplicates` finds the copies)
-    partition, layout   cut long documents into passages, shuffle passages by seed, divide them into splits;
+    partition, layout   cut long documents into passages, shuffle the passages, divide them into splits;
                         `index` defines the file that stores the order of the passages and the splits
     stream_tokenizer    train a tokenizer, or copy a given one (`tokenization` implements the tokenizers)
     encoding            encode passages and write fairseq's files (`mmap_writer`, `dictionary`)

@@ -1,7 +1,7 @@
 """Checks that alma-prep makes before any work begins.
 
-Are all needed libraries installed? Are the stream folder and the sources separate? Was a finished stream made with
-these settings and from these files?
+Are all needed libraries installed? Are the stream folder and the sources separate? If the stream is already finished:
+was it made with the settings and from the files of this call of alma-prep?
 """
 
 import hashlib
@@ -72,10 +72,10 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
     given = stream.get("given", before)
     changed = []
     for name, now in json.loads(json.dumps(settings.identity())).items():
-        # A setting counts as unchanged in three cases. First: the stream does not record the setting, because the
-        # release that made the stream had no such option. Second: the value is equal to the recorded value in "given"
-        # or in "settings". Third: the user gives no value now, and the stream has no "given", so it is unknown whether
-        # the user gave a value when the stream was made.
+        # A setting counts as unchanged in three cases. First: stream.json does not contain the setting, because the
+        # release that made the stream had no such option. Second: when the stream was made, the user gave the
+        # same value (`given`), or the same value was used (`before`). Third: the user gives no value now, and
+        # stream.json has no "given", so it is unknown whether the user gave a value when the stream was made.
         if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")
@@ -83,7 +83,7 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
         content = given_tokenizer(settings.tokenizer)[1]
         if hashlib.sha256(content).hexdigest() != stream["tokenizer"]["sha256"]:
             changed.append(f"the tokenizer file {settings.tokenizer} has changed")
-    what_to_do = f"Use the old values, choose another folder, or remove {settings.out} to make the stream again."
+    what_to_do = f"Use the old values, choose another stream folder, or remove {settings.out} to make it again."
     if changed:
         raise PrepError(f"{settings.out} was made with other settings: {'; '.join(changed)}. {what_to_do}")
     recorded = {Source(source["kind"], source["path"]).name: source["fingerprint"] for source in stream["sources"]}
@@ -91,6 +91,6 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
         if recorded[source.name] != fingerprint(found):
             raise PrepError(
                 f"{settings.out} was made from {source}, whose files have changed since then (names, sizes or "
-                f"modification times). Restore the files, choose another folder, or remove {settings.out} to make the "
-                "stream again."
+                f"modification times). Restore the files, choose another stream folder, or remove {settings.out} to "
+                "make the stream again."
             )

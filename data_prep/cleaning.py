@@ -25,7 +25,7 @@ class Cleaning(NamedTuple):
     language: str = ""
     """ISO 639 code of the language to keep, such as `en`; empty: keep all languages."""
     gopher: bool = False
-    """Whether to apply the Gopher rules."""
+    """Whether to remove documents that fail the Gopher rules, which detect text of low quality (Rae et al., 2021)."""
 
 
 class Cleaner:
@@ -78,12 +78,19 @@ def known_languages() -> frozenset[str]:
 
 
 def _gopher_rules(language: str) -> list:
-    """Return the Gopher rules as a list of two pairs (name, datatrove filter): quality rules and repetition rules."""
+    """Return the Gopher rules (Rae et al., 2021) as a list of two pairs (name, datatrove filter).
+
+    The first filter applies the quality rules, and the second filter applies the repetition rules.
+
+    Args:
+        language: ISO 639 code of the language to keep. The rule that requires English stop words ("the", "of", ...) is
+            used only if this is English.
+    """
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
     words = words_between_spaces()
-    # One Gopher rule requires English stop words ("the", "of", "and", ...) in every document. Skip this rule unless
-    # the setting `language` keeps only English documents.
+    # One Gopher rule requires English stop words in every document. Skip this rule unless the setting `language` keeps
+    # only English documents, because documents in other languages would fail it.
     stop_words = {} if language == _STOP_WORDS_OF else {"min_stop_words": None}
     return [
         ("gopher quality", GopherQualityFilter(language=words, **stop_words)),

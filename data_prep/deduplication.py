@@ -4,8 +4,8 @@ alma-prep --extend adds mega-batches to a stream, but leaves out documents that 
 
 An exact copy has the same text as another document. A near copy has similar text. The folder OUT/dedup of a stream
 stores a key and a MinHash signature per document, together 128 bytes. The key is a 16-byte hash of the text, so exact
-copies have equal keys. The signature is used to find near copies (see `duplicates`). Signatures are stored only if the
-setting `duplicates` is "near".
+copies have equal keys. The signature is used to find near copies (see `duplicates`). If the setting `duplicates` is
+"exact", only keys are stored. If it is "keep", copies are not removed, and nothing is stored.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ def remove_copies(
 
     Args:
         spooled: the new documents, that is, those that were read from the sources.
-        known_keys: V16 [m], the keys (hashes of the text) of the documents already in the stream; empty for a new
-            stream.
-        known_signatures: the signature files of the documents already in the stream: one list of files for the stream
+        known_keys: the 16-byte keys (hashes of the text) of the documents already in the stream, and of the near copies
+            of them that were removed earlier. NumPy type V16, shape [m]; empty for a new stream.
+        known_signatures: the files with the MinHash signatures of these m documents: one list of files for the stream
             as it was first made, and one list per extension.
 
     Returns:
@@ -65,8 +65,8 @@ def remove_copies(
     if not len(kept):
         holder = "in the stream" if num_known else "in the sources"
         raise Unworkable(
-            f"no document is left: each of {len(documents):,} documents is a copy of another document {holder}. Add "
-            "sources with other text."
+            f"no document is left: each of the {len(documents):,} new documents is a copy of a document that is "
+            f"already {holder}. Add sources with other text."
         )
     return kept, exact, rows
 
@@ -83,7 +83,7 @@ def save_keys(folder: Path, number: int, keys: np.ndarray, exact: np.ndarray, si
     Args:
         folder: the stream's folder `dedup`.
         number: 0 for a new stream, else the number of the extension, from 1.
-        keys: V16 [n], the key of each document: a 16-byte hash of its text.
+        keys: the key of each document, a 16-byte hash of its text. NumPy type V16, shape [n].
         exact: bool [n], True for exact copies. Their keys are not written, because the document that is kept has the
             same key.
         signatures: the signature files of the n documents; None if near copies were not searched for.

@@ -14,19 +14,25 @@ _FAIRSEQ_SPECIAL = {"<s>", "<pad>", "</s>", "<unk>"}
 
 
 def dictionary_size(num_symbols: int) -> int:
-    """Return the size of the fairseq dictionary of a tokenizer, including special symbols and padding."""
+    """Return the size of a tokenizer's fairseq dictionary, including fairseq's special symbols and padding entries.
+
+    Args:
+        num_symbols: number of symbols of the tokenizer.
+    """
     return -(-(NUM_SPECIAL + num_symbols) // MULTIPLE) * MULTIPLE  # -(-a // b) is a / b, rounded up
 
 
 def dictionary_names(symbols: list[str]) -> list[str]:
-    """Return a name for each symbol and each padding entry of dict.txt. fairseq needs unique names without white space.
+    """Return a name for each symbol and padding entry (unused symbol) of dict.txt.
+
+    fairseq needs unique names without white space.
 
     Each white space character in a symbol is replaced by its code, such as <U+000A>. If an earlier symbol or one of
     fairseq's four special symbols already has the resulting name, `#` and the symbol's id are appended. The names do
     not affect decoded text, because text is decoded from ids.
     """
     num_padding = dictionary_size(len(symbols)) - NUM_SPECIAL - len(symbols)
-    # Use the names that fairseq uses for padding entries.
+    # Padding entries are unused symbols that make the dictionary size a multiple of MULTIPLE. Use fairseq's names.
     padding = [f"madeupword{number:04d}" for number in range(num_padding)]
     taken, names = set(_FAIRSEQ_SPECIAL), []
     for number, symbol in enumerate(symbols + padding):

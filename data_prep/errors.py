@@ -11,7 +11,8 @@ class PrepError(AlmaError):
 
 
 class Unworkable(PrepError):  # noqa: N818, the name needs no suffix
-    """An error for settings that cannot work on the text of the sources, for example because there is too little text.
+    """An error for settings that do not fit the text of the sources, for example because there is too little text.
 
-    The unfinished work is removed, because no later call of alma-prep could continue from it.
+    alma-prep then empties its work folder, because only a call with the same settings could continue from the folder,
+    and that call would fail again.
     """

@@ -8,9 +8,10 @@ from data_prep.workers import Local
 
 
 def open_executor(settings: PrepSettings) -> AbstractContextManager[Executor]:
-    """Return the executor that the settings ask for.
+    """Return the object that runs tasks (the executor): `Slurm` if `settings.executor` is "slurm", otherwise `Local`.
 
-    The executor is a context manager. On exit, it ends its worker processes, or cancels its unfinished Slurm jobs.
+    `Slurm` runs tasks in Slurm jobs, and `Local` runs them in worker processes on this machine. The executor is a
+    context manager. On exit, it ends its worker processes, or cancels its unfinished Slurm jobs.
     """
     if settings.executor == "slurm":
         # Import here, because data_prep.slurm needs datatrove, which is an optional dependency (`[corpora]`).

@@ -36,7 +36,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
         The content of stream.json.
 
     Raises:
-        PrepError: if no stream can be extended, or if the same input files were added before with other settings.
+        PrepError: if the stream is missing or damaged, or if the files were added before with other settings.
     """
     out = settings.out
     if finished is None:
@@ -103,13 +103,14 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
     if changed:
         raise PrepError(
             f"{out} was extended with these files, but with other settings: {'; '.join(changed)}. The same files "
-            "cannot be added again. Use the old values to check the stream, or give other files."
+            "cannot be added again. To add text, give other files. To only check the stream, run the command again "
+            "with the old values of these settings."
         )
     check_bytes(out, f"Restore it, or remove {out} and make it again.")
     remove_finished_work(out, len(stream["extensions"]))
     first, last = extension["mega_batches"]
     added = f"mega-batch {first}" + (f" to {last}" * (last > first))
-    note(f"{out} already contains these files as {added}: nothing to do")
+    note(f"{out} already contains the text of these input files, in {added}: nothing to do")
 
 
 def _extended_manifest(manifest: dict, num_mega_batches: int, number: int) -> dict:

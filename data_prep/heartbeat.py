@@ -31,7 +31,8 @@ class Heartbeat:
     a long time, the worker counts as hung. The file then shows which input the worker was processing.
 
     Args:
-        path: the heartbeat file. It contains the process id, the host, and the last `place` passed to `beat`.
+        path: the heartbeat file. It contains the process id, the host, and what the task is working on, such as a file
+            name (the argument `place` of `beat`).
     """
 
     def __init__(self, path: Path):
@@ -84,12 +85,17 @@ class Heartbeat:
             write_whole(self._path, json.dumps(content), durable=False)
 
     def _watch(self) -> None:
-        """Rewrite the heartbeat file after each interval with progress. This method runs in the heartbeat thread."""
+        """Check once per INTERVAL_SECONDS whether the task has made progress. If so, rewrite the heartbeat file.
+
+        This method runs in the heartbeat thread, and returns when the `with` statement ends.
+        """
         num_beats, cpu_seconds = self._num_beats, time.process_time()
         while not self._ended.wait(INTERVAL_SECONDS):
             num_beats_now, cpu_seconds_now = self._num_beats, time.process_time()
             used_cpu = cpu_seconds_now - cpu_seconds > _MIN_CPU_SHARE * INTERVAL_SECONDS
             if num_beats_now != num_beats or (self._is_computing and used_cpu):
-                with suppress(OSError):  # ignore errors such as a full disk, because the task itself reports them
+                # Ignore errors such as a full disk. The task writes to the same disk, so it fails too and reports the
+                # error.
+                with suppress(OSError):
                     self._write()
             num_beats, cpu_seconds = num_beats_now, cpu_seconds_now

@@ -50,8 +50,8 @@ class Index(NamedTuple):
 
     def training(self) -> tuple[int, int]:
         """Return the range (start, end) of the passages that belong to mega-batches. `end` is excluded."""
-        # Only the first and the last mega-batch are needed, because the passages of all mega-batches are consecutive.
-        # The validation set is stored before the mega-batches, and the test set after the mega-batches.
+        # The validation set is stored first, then all mega-batches, then the test set. So the range begins with the
+        # first passage of the first mega-batch, and ends with the last passage of the last mega-batch.
         which = [number for number, name in enumerate(self.splits) if name not in ("valid", "test")]
         return self.cuts[which[0]], self.cuts[which[-1] + 1]
 
@@ -76,8 +76,8 @@ def byte_ranges(num_bytes: np.ndarray, start: int, end: int, most: int) -> Itera
         Ranges (first passage, index after the last passage).
     """
     ends = np.cumsum(num_bytes[start:end], dtype=np.int64)
-    # `done` is the number of bytes in all earlier ranges. It is needed because `ends` counts bytes from the passage
-    # `start`, not from the first passage of the current range.
+    # `done` is the number of bytes from the passage `start` to the beginning of the current range. `ends` also counts
+    # bytes from the passage `start`, so the current range ends where `ends` reaches about `done + most`.
     done, position = 0, start
     while position < end:
         stop = max(position + 1, start + int(np.searchsorted(ends, done + most)))

@@ -26,20 +26,25 @@ def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
         Indices into `entries`. The order of entries with equal keys does not matter, because they have equal text.
     """
     keys = entries["key"] if which is None else entries["key"][which]
-    # Sort each 16-byte key as two big-endian 64-bit numbers, which gives the same order as sorting by bytes.
+    # Read each 16-byte key as two big-endian 64-bit integers. Sort the keys by the first integer, and keys with equal
+    # first integers by the second. This gives the same order as comparing the keys byte by byte.
     halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))
     return order if which is None else which[order]
 
 
 def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
-    """Return a shuffled order of passages in which every section has about the same mix of source kinds.
+    """Return a shuffled order of passages in which each source kind is spread evenly from the beginning to the end.
 
-    A source kind is, for example, books or wikipedia. First, the passages of each kind are shuffled: they are sorted by
-    key, a pseudo-random number in the index entry. Then the interval from 0 to 1 is divided into one subinterval per
-    passage of the kind, in this order. The length of a subinterval is proportional to the number of words of the
-    passage. Finally, the passages of all kinds are sorted by the midpoints of their subintervals. If there is only one
-    kind, the result is the order by key.
+    A source kind is, for example, books or wikipedia. Because of this order, all mega-batches can have nearly the same
+    mix of source kinds. The order is computed in three steps:
+
+    1. The passages of each kind are shuffled: they are sorted by key, a pseudo-random number in the index entry.
+    2. For each kind, the interval from 0 to 1 is divided into one subinterval per passage, in the shuffled order. The
+       length of a subinterval is proportional to the number of words of the passage.
+    3. The passages of all kinds are sorted by the midpoints of their subintervals.
+
+    If there is only one kind, the result is the order by key.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
@@ -48,8 +53,8 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
         which: indices into `passages` of the passages to order; None: all passages.
 
     Returns:
-        Indices into `passages`. The index entries are not copied, so that the memory for the index entries and all
-        temporary arrays is at most 128 bytes per passage.
+        Indices into `passages`. The index entries are not copied, to save memory: the index entries and all temporary
+        arrays together take at most 128 bytes per passage.
     """
     order = by_key(passages, which)
     kind_of = kinds.astype(np.int8)[passages["source"][order]]
@@ -58,7 +63,8 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
         is_kind = kind_of == kind
         kind_words = words[is_kind].astype(np.float64)
         middle[is_kind] = (np.cumsum(kind_words) - kind_words / 2) / max(1.0, kind_words.sum())
-    # Use a stable sort, so that passages with equal midpoints stay sorted by key.
+    # `middle` contains the midpoint of each passage's subinterval. Use a stable sort, so that passages with equal
+    # midpoints stay sorted by key.
     return order[np.argsort(middle, kind="stable")]
 
 
@@ -82,13 +88,13 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
     rest, total = sum(words[source] for source in shares if source not in given), sum(given.values())
     if total > 1 + 1e-9 or (len(given) == len(shares) and total < 1 - 1e-9):
         raise PrepError(
-            f"the source shares sum to {total:g}, but must sum to 1, or to less if there are sources without a share, "
-            "which then provide the rest. Change the numbers after the @ in --source."
+            f"the source shares sum to {total:g}, but must sum to 1 if every source has a share, and to less than 1 "
+            "otherwise. Change the shares, which are the numbers after the @ in --source."
         )
     if len(given) < len(shares) and total > 1 - 1e-9:
         raise PrepError(
-            "the given shares already sum to 1, so nothing is left for the sources without a share: remove these "
-            "sources or lower the shares."
+            "the given shares already sum to 1, so nothing is left for the sources without a share: lower the shares, "
+            "or remove the sources without a share."
         )
     wanted = {
         source: given[source] if source in given else (1 - total) * words[source] / max(1, rest) for source in shares
@@ -100,9 +106,10 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
 
 
 def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
-    """Return the passages to keep so that each source has about the wanted number of words.
+    """Return the index entries of the passages to keep, so that each source has about the wanted number of words.
 
     Of each source, the passages with the smallest keys are kept. Keys are pseudo-random, so this is a random choice.
+    The kept passages stay in the order of `passages`.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
@@ -218,8 +225,9 @@ def drifting_layout(
         found = int(words[split].sum(dtype=np.int64))
         if found < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
             raise PrepError(
-                f"{name} would have {found:,} words, but needs at least {MIN_MEGA_BATCH_WORDS:,}. "
-                "Merge snapshots, or add files."
+                f"{name} would have {found:,} words, but a mega-batch or test set needs at least "
+                f"{MIN_MEGA_BATCH_WORDS:,}, and a validation set at least 1. Add files, or combine small snapshots: "
+                "with --partition by-date, give their files the same date; with as-given, put them into one --source."
             )
     return Layout(np.concatenate(splits), [0, *np.cumsum([len(split) for split in splits]).tolist()])
 

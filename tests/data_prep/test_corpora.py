@@ -279,7 +279,7 @@ def test_extending_with_the_same_files_changes_nothing_and_with_others_adds_more
     after = folder_bytes(out)
     capsys.readouterr()
     assert main(argv) == 0  # the same files: done
-    assert "already contains these files as mega-batch 4: nothing to do" in capsys.readouterr().err
+    assert "already contains the text of these input files, in mega-batch 4: nothing to do" in capsys.readouterr().err
     assert folder_bytes(out) == after
     (tmp_path / "more").mkdir()
     for seed in range(240):

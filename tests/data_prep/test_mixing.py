@@ -60,7 +60,7 @@ def test_shares_use_as_much_as_they_can():
     # Those without a share divide the rest as they are.
     assert share_out({0: 100, 1: 300, 2: 100}, {0: 0.2, 1: None, 2: None}) == {0: 100, 1: 300, 2: 100}
     assert share_out({0: 100, 1: 300, 2: 100}, {0: 0.5, 1: None, 2: None}) == {0: 100, 1: 75, 2: 25}
-    with pytest.raises(PrepError, match=r"sum to 1\.2, but must sum to 1"):
+    with pytest.raises(PrepError, match=r"sum to 1\.2, but must sum to 1 if every source has a share"):
         share_out({0: 1, 1: 1}, {0: 0.6, 1: 0.6})
     with pytest.raises(PrepError, match=r"sum to 0\.5"):
         share_out({0: 1, 1: 1}, {0: 0.2, 1: 0.3})
@@ -105,7 +105,9 @@ def test_a_drifting_stream_has_one_mega_batch_per_snapshot():
     # Validation and test are of every snapshot, by its size.
     assert np.bincount(splits[0]).tolist() == [10, 30, 20]
     assert np.bincount(splits[4]).tolist() == [248, 743, 495]
-    with pytest.raises(PrepError, match=r"mega_batch_1 would have 30 words, but needs at least 1,000"):
+    with pytest.raises(
+        PrepError, match=r"mega_batch_1 would have 30 words, but a mega-batch or test set needs at least 1,000"
+    ):
         drifting_layout(passages_of([10] * 2004, [0] * 2004, [0] * 4 + [1] * 2000), ONE_KIND, 20, 2, None)
 
 
