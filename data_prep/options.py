@@ -41,7 +41,7 @@ def setting(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:
 
 
 def options_of(settings: Any) -> dict[str, Option]:
-    """Return the command-line options of a settings dataclass (class or instance), by field name."""
+    """Return a dict that maps field names to options. `settings` is a settings dataclass or an instance of one."""
     found = {field.name: field.metadata.get("option") for field in dataclasses.fields(settings)}
     return {name: option for name, option in found.items() if option is not None}
 
@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
 
 
 def parsed_settings(parsed: argparse.Namespace, settings: type) -> dict[str, Any]:
-    """Return the parsed command-line values of the fields of a settings dataclass, by field name."""
+    """Return a dict that maps the name of each field of `settings` that has an option to its parsed value."""
     return {
         name: getattr(parsed, option.flag.removeprefix("--").replace("-", "_"))
         for name, option in options_of(settings).items()
@@ -83,5 +83,5 @@ def parsed_settings(parsed: argparse.Namespace, settings: type) -> dict[str, Any
 
 
 def defaults_of(settings: Any) -> dict[str, Any]:
-    """Return the default values of all fields of a settings dataclass that have an option, by field name."""
+    """Return a dict that maps the name of each field of `settings` that has an option to its default value."""
     return {field.name: field.default for field in dataclasses.fields(settings) if "option" in field.metadata}

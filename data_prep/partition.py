@@ -51,8 +51,8 @@ def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, 
     Args:
         total_words: number of words in all documents.
         num_mega_batches: number of mega-batches, B.
-        valid_words: number of words in the validation set; None: `default_valid_words`.
-        passage_words: number of words in a passage of a long document; None: `default_passage_words`.
+        valid_words: number of words in the validation set; None: use `default_valid_words`.
+        passage_words: number of words in a passage of a long document; None: use `default_passage_words`.
 
     Raises:
         PrepError: if there is too little text, or `passage_words` is too large.
@@ -86,7 +86,7 @@ def extension_plan(total_words: int, num_mega_batches: int, passage_words: int |
     Args:
         total_words: number of words in all new documents.
         num_mega_batches: number of mega-batches to add.
-        passage_words: number of words in a passage of a long document; None: `default_passage_words`.
+        passage_words: number of words in a passage of a long document; None: use `default_passage_words`.
 
     Raises:
         PrepError: if there is too little text, or `passage_words` is too large.
@@ -94,8 +94,8 @@ def extension_plan(total_words: int, num_mega_batches: int, passage_words: int |
     needed_words = num_mega_batches * MIN_MEGA_BATCH_WORDS
     if total_words < needed_words:
         raise PrepError(
-            f"too little text: {total_words:,} new words are left, but {num_mega_batches} mega-batches need at least "
-            f"{needed_words:,}. Wait for more text, or add sources."
+            f"too little text: only {total_words:,} words of new text can be used, but {num_mega_batches} mega-batches "
+            f"need at least {needed_words:,}. Wait for more text, or add sources."
         )
     mega_batch_words = total_words // num_mega_batches
     limit_words = mega_batch_words // 100
@@ -141,8 +141,8 @@ def _split_after(pattern: re.Pattern, text: str) -> list[str]:
 def _join_up_to(passage_words: int, parts: list[str]) -> list[str]:
     """Join neighbouring parts of a document into passages of up to `passage_words` words.
 
-    A part with more than `passage_words` words becomes one longer passage. A part without words, such as a blank line,
-    is always joined with another part.
+    A part with more than `passage_words` words is not cut, so its passage is longer than `passage_words` words. A part
+    without words, such as a blank line, is always joined with another part.
     """
     passages: list[str] = []
     current: list[str] = []

@@ -44,13 +44,14 @@ class BaseStream(NamedTuple):
     description: Mapping
     """The content of the stream's stream.json."""
     keys: np.ndarray
-    """V16 [n]: the 16-byte key (hash of the text) of each document of the stream, and of each near-duplicate that was
-    removed."""
+    """Array [n] of keys. A key is a hash of the text of a document, 16 bytes long (NumPy type V16). There is one key
+    for each document of the stream, and one for each near-duplicate that was removed."""
     signatures: list[list[Path]]
-    """The files with MinHash signatures, which are used to find near-duplicates. They contain one signature per key.
+    """Paths of the files with MinHash signatures, which are used to find near-duplicates. The files contain one
+    signature for each key in `keys`.
 
-    There is one list of files for the stream as it was first made, and one list per call of alma-prep --extend that
-    added mega-batches.
+    The first list contains the files of the stream as it was first made. Each further list contains the files of one
+    call of alma-prep --extend that added mega-batches.
     """
 
     @property
@@ -81,7 +82,8 @@ def build_stream(
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
     documents, table = _without_copies(settings, spooled, work, base)
-    # Free the memory of `spooled.documents`, 56 bytes per document, because only `documents` is needed from here on.
+    # Free the memory of `spooled.documents` (56 bytes per document), the documents before copies were removed. From
+    # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY))
     num_mega_batches = _num_mega_batches(settings, spooled)
     words = _words_by_source(documents, len(files))
@@ -142,7 +144,7 @@ def _encode_extension(
 
 
 def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> dict:
-    """Return the entries that stream.json has both for a new stream and for an extension.
+    """Return the entries of stream.json about sources, cleaning, splits and snapshots, of a stream or an extension.
 
     Args:
         spooled: the documents that were read from the sources.
@@ -283,7 +285,10 @@ def _write_index(
     settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
     work: WorkFolder, base: BaseStream | None,
 ) -> Index:  # fmt: skip
-    """Sort all passages into the final order, divide them into splits, and write the index file (see `index`)."""
+    """Sort all passages into the final order, divide them into splits, and write the index file (see `index`).
+
+    Return an Index object, which contains the path of the index file and says which passages belong to which split.
+    """
     names = layout.split_order(num_mega_batches)
     kind_names = [record["kind"] for record in spooled.records]
     known = sorted(set(kind_names))
@@ -302,16 +307,18 @@ def _write_index(
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(order), _WRITTEN_PASSAGES):
             part = passages[order[start : start + _WRITTEN_PASSAGES]]
-            # Clear these two fields. They were needed only to compute the order, and must not affect the file's digest.
+            # Set these two fields to 0. They were needed only to compute the order of the passages. If they stayed in
+            # the index file, the file's digest could differ although the text of the stream is equal.
             part["source"] = part["group"] = 0
             file.write(part.data)
     return Index(path, sha256_of(path), work.spool, cuts, names)
 
 
 def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
-    """Return rows for the table "cleaning" in stream.json: how many words of a source are not used due to shares.
+    """Return rows for the table "cleaning" in stream.json. A row says how many words of one source are left out.
 
-    The share of a source is the fraction of the stream's words that the source should provide.
+    Words are left out so that every source provides its share, which is the fraction of the stream's words that the
+    source should provide. A source of which no words are left out has no row.
 
     Args:
         spooled: the documents that were read, with the records of the sources.

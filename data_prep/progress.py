@@ -8,8 +8,8 @@ from tqdm import tqdm
 
 
 class _Tqdm(tqdm):
-    # 0 disables tqdm's monitor thread. It must not run: if the monitor thread received Ctrl-C, Python would raise
-    # KeyboardInterrupt in the main thread at once, even while `interrupts_delayed` delays Ctrl-C in the main thread.
+    # The value 0 disables tqdm's monitor thread. This is needed because, if the monitor thread received Ctrl-C, Python
+    # would raise KeyboardInterrupt in the main thread at once, even inside a `with interrupts_delayed()` statement.
     monitor_interval = 0
 
 

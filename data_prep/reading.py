@@ -130,7 +130,10 @@ def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
 def _records(
     files: Files, tasks: Sequence[SpoolTask], results: Sequence[dict]
 ) -> tuple[list[dict], dict[str, dict[str, list[int]]]]:
-    """Combine the results of all tasks, and return the values of `Spooled.records` and `Spooled.removed`.
+    """Combine the results of all tasks.
+
+    Return two values. First, the entry of each source in stream.json (see `Spooled.records`). Second, what cleaning
+    removed (see `Spooled.removed`).
 
     Args:
         files: the files of each source.
@@ -169,8 +172,9 @@ def _records(
 def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) -> float:
     """Return the number of damaged files, which can be fractional.
 
-    A file that is skipped completely, or from the damage on, counts as 1. A file in which only some lines, records or
-    pages are bad counts as a fraction: the number of bad lines, records or pages divided by the number of all of them.
+    A file that is skipped completely, or from the damage on, counts as 1. A file in which only some lines, records,
+    pages or rows are bad counts as num_bad / (num_bad + num_documents). num_bad is the number of bad lines, records,
+    pages or rows of the file. num_documents is the number of documents that were read from the file.
 
     Args:
         skipped: what was skipped in the files of a source.

@@ -147,7 +147,7 @@ class PrepSettings:
             raise ValueError(f"language={self.language} is unknown: give a code such as en, de, bg (ISO 639-1)")
         if self.valid_source is not None and self.valid_source not in {source.kind for source in self.sources}:
             known = ", ".join(sorted({source.kind for source in self.sources}))
-            raise ValueError(f"valid_source={self.valid_source} is not the kind of a given source: use one of {known}")
+            raise ValueError(f"valid_source={self.valid_source}: no source of this kind is given. Use one of {known}")
         check_tokenizer(self.tokenizer)
         self._check_partition()
         self._check_numbers()
@@ -203,9 +203,9 @@ class PrepSettings:
 
         They must be equal in all calls of alma-prep for one stream folder.
 
-        Values are returned as given: None if alma-prep computes the default from the text. `out`, `workers`, `max_bad`
-        and the executor settings are not included, because they do not affect the bytes. Sources are sorted, except
-        with partition="as-given", where their order matters.
+        A setting that the user did not give, and whose default alma-prep computes from the text, is None. `out`,
+        `workers`, `max_bad` and the executor settings are not included, because they do not affect the bytes. Sources
+        are sorted, except with partition="as-given", where their order matters.
         """
         sources = list(map(str, self.sources))
         return {
@@ -226,5 +226,5 @@ class PrepSettings:
         }
 
     def applies_gopher(self, kind: str) -> bool:
-        """Return True if documents from sources of this kind are filtered with the Gopher rules."""
+        """Return True if documents from sources of this kind are filtered with the Gopher rules for text quality."""
         return self.gopher == "all" or (self.gopher == "crawls" and kind == "common-crawl")

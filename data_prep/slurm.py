@@ -125,7 +125,7 @@ class Slurm:
         Raises:
             PrepError: if a worker hangs, or the jobs leave the queue before all tasks have a done mark.
         """
-        # `left_at` is the time at which the Slurm queue was first seen without our jobs, or 0.0 if it contains jobs.
+        # `left_at` is the time at which the Slurm queue first contained no submitted job; 0.0 while it contains one.
         missing, left_at = set(numbers), 0.0
         while missing:
             for number in sorted(missing):

@@ -155,7 +155,8 @@ class CutTask(Task):
     long_documents: str
     """Path of the file with the index entry (`index.ENTRY`) of each document that must be cut."""
     sha256: str
-    """SHA-256 digest of the file `long_documents`. If the file has changed, the task has changed, and is done again."""
+    """SHA-256 digest of the file `long_documents`. If the file has changed, this digest has changed too. Then the task
+    counts as a different task and is done again (see `tasks`)."""
     start: int
     end: int
 

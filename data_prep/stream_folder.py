@@ -97,7 +97,7 @@ def check_free(out: Path) -> None:
     """Check that a new stream can be written into `out`. Nothing is written or deleted.
 
     Raises:
-        PrepError: if `out` is a file, or contains files that alma-prep did not write.
+        PrepError: if `out` is a file, or a folder with files that are not part of an unfinished stream.
     """
     if out.exists() and not out.is_dir():
         raise PrepError(f"{out} is a file: choose a folder for the stream.")
@@ -106,8 +106,8 @@ def check_free(out: Path) -> None:
     if foreign:
         names = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else "")
         raise PrepError(
-            f"{out} contains files that do not belong to an unfinished stream of alma-prep: {names}. "
-            "Nothing was changed. Choose an empty or new folder."
+            f"{out} already contains these files: {names}. Nothing was changed. A new stream needs an empty or new "
+            "folder: choose another folder, or move these files."
         )
 
 

@@ -202,7 +202,7 @@ def read_documents(part: Part, report_progress: ReportProgress = no_report) -> I
         if isinstance(document, str) and not document.isascii():
             try:
                 document.encode("utf-8")
-            except UnicodeEncodeError:  # UTF-8 has no lone surrogates (halves of UTF-16 pairs), so replace them
+            except UnicodeEncodeError:  # replace halves of UTF-16 pairs, because UTF-8 cannot encode them
                 document = document.encode("utf-8", "replace").decode("utf-8")
         yield document
 

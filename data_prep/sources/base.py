@@ -21,7 +21,7 @@ def no_report() -> None:
 
 
 class SourceFile(NamedTuple):
-    """A file of a source."""
+    """An input file of a source: its path, size and modification time."""
 
     path: Path
     name: str
@@ -70,7 +70,7 @@ class Skipped(NamedTuple):
     """True if the file counts as damaged; False, for example, if the file is empty."""
 
     def reason(self) -> str:
-        """Return a text for stream.json: why lines, records, pages or rows were skipped, and how many."""
+        """Return the text for stream.json that says how many lines, records, pages or rows were skipped, and why."""
         if not self.num_units:
             return self.why
         units = f"1 {self.unit}" if self.num_units == 1 else f"{self.num_units} {self.unit}s"

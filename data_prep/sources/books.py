@@ -12,10 +12,10 @@ from data_prep.sources.text import TOO_LONG, paths_ending_in
 
 # Project Gutenberg adds text before and after a book.
 # _START matches the line before the book: "*** START OF THE PROJECT GUTENBERG EBOOK ...", in old files "... THIS ...".
-# _OLD_START matches the last line of the small print, a legal text that old files have before the book.
+# _OLD_START matches the last line of the small print, a legal text that old files have before or after the book.
 # _END matches the line after the book.
-# _LICENCE replaces _END if no start was found. It matches only the form of the line with "***", because the other form
-# may also occur inside an ordinary text.
+# _LICENCE is used instead of _END if _START and _OLD_START found no line before the book. _LICENCE does not match a
+# line that begins with "End of Project Gutenberg", because such a line may also occur in an ordinary text.
 # _PRODUCED matches the note that says who made the electronic text.
 _START = re.compile(
     r"^[ \t]*\*{3}[ \t]*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n*]*(?:\n[^\n*]+)?\*{3}[ \t\r]*$", re.I | re.M
@@ -108,8 +108,8 @@ def _epub_text(path: str, report_progress: ReportProgress) -> str:
                 if item is not None and item.get_type() == ITEM_DOCUMENT and not isinstance(item, epub.EpubNav):
                     html = item.get_content().decode("utf-8", "replace")
                     html_length += len(html)
-                    # Limit `html_length`, too, because an EPUB can list the same chapter many times, and `unpacked`
-                    # counts this chapter only once.
+                    # Limit the total length of the chapters, because an EPUB can list the same chapter many times. The
+                    # size of the unpacked archive, which is checked above, includes this chapter only once.
                     if html_length > 4 * MAX_DOCUMENT_BYTES:
                         raise DamagedFile(TOO_LONG)
                     chapters.append(extract_plain_text(html, main_content=False, alt_texts=False).strip())

@@ -17,7 +17,8 @@ from typing import Any
 from data_prep.sources.base import ReportProgress, no_report
 
 SECONDS = 20
-"""CPU time limit of a call, in seconds. The longest real pages need 1% of it, so slow machines are fast enough."""
+"""CPU time limit of a call, in seconds. Even the longest real pages need only 1% of this time, so
+the limit is not reached on slow machines either."""
 _POLL_SECONDS = 0.5
 
 
@@ -85,7 +86,8 @@ def _serve(pipe: Connection, function: str) -> None:
             seconds, arguments = pipe.recv()
         except (EOFError, OSError):
             return
-        # The kernel counts CPU time from the start of this process. Therefore add the time that earlier calls used.
+        # The kernel counts the CPU time of this process since its start, not since the start of this call. Therefore
+        # the limit `most` is the time that earlier calls used plus `seconds`.
         used = resource.getrusage(resource.RUSAGE_SELF)
         most = int(used.ru_utime + used.ru_stime) + 1 + seconds
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]

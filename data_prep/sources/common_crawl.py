@@ -31,7 +31,7 @@ def _list_paths(root: Path) -> list[Path]:
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
-    """Yield the text of each page in one archive, and a Skipped object for each reason to skip content.
+    """Yield the text of each page in one archive, and Skipped objects, which describe the content that was skipped.
 
     If the archive is damaged, the pages before the damage are yielded.
     """
@@ -199,7 +199,7 @@ def page_text(
 
 
 def _main_text(html: str) -> str:
-    """Return the text of the main content of an HTML page, without menus and the like."""
+    """Return the text of the main content of an HTML page, without other text such as menus."""
     from resiliparse.extract.html2text import extract_plain_text
 
     return extract_plain_text(html, main_content=True, alt_texts=False, preserve_formatting=True).strip()

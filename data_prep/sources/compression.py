@@ -68,7 +68,8 @@ def _next_stream(path: str | Path, position: int) -> int:
     """Return the position of the first bzip2 stream that begins at or after `position`; the file size if none does."""
     with open(path, "rb") as file:
         file.seek(position)
-        # Keep the last bytes of the previous chunk, because the marker of a stream may be split between two chunks.
+        # Keep the last bytes of the previous chunk, because the bytes BZIP2_STREAM, with which each stream begins, may
+        # be split between two chunks.
         kept = b""
         while chunk := file.read(CHUNK_BYTES):
             found = (kept + chunk).find(BZIP2_STREAM)
@@ -152,14 +153,20 @@ class Eager:
 
 
 class _Unpacked(io.RawIOBase):
-    """A file object that reads the decompressed content of all members of a compressed file, one after another."""
+    """A file object that reads the decompressed content of a compressed file.
+
+    The file may have several members (for example gzip members). They are decompressed one after another.
+    """
 
     def __init__(self, file: BinaryIO | io.RawIOBase, name: str, make):
         self._file, self._name, self._make = file, name, make
         self._member: _Decompressor = make()
-        self._ready = memoryview(b"")  # decompressed bytes that have not been returned yet
-        self._waiting = b""  # compressed bytes that have not been decompressed yet
-        self._begun = False  # True inside a member (for example a gzip member), False between two members
+        # _ready: decompressed bytes that have not been returned yet.
+        # _waiting: compressed bytes that have been read from the file, but have not been decompressed yet.
+        # _begun: True inside a member of the file (for example a gzip member), False between two members.
+        self._ready = memoryview(b"")
+        self._waiting = b""
+        self._begun = False
         self.bytes_in = self.bytes_out = 0
 
     def readable(self) -> bool:

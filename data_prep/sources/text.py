@@ -102,7 +102,7 @@ def _field_of(row: object, name: str) -> str:
 
     Raises:
         KeyError: if the object has no such field, or the field contains no text. The argument of the error is the
-            reason, as written to stream.json.
+            reason for skipping the line, which is written to stream.json.
     """
     if not isinstance(row, dict):
         raise KeyError("the line is not a JSON object")

@@ -127,10 +127,12 @@ def _num_unclosed(markup: str) -> int:
 
 
 def _visible_text(code: Any) -> str:
-    """Return the visible text of parsed markup, without tables, files and references. Headings begin with _HEADING.
+    """Return the visible text of parsed markup, without tables, files and references.
 
-    This function leaves out the unwanted nodes of the parsed markup. It does not call mwparserfromhell's `remove`,
-    because `remove` would search the complete page for each node.
+    Each heading in the returned text begins with the character _HEADING and the level of the heading.
+
+    Tables, files and references are skipped while the nodes of the parsed markup are read. They are not deleted with
+    mwparserfromhell's method `remove`, because `remove` searches the complete page for each node that it deletes.
     """
     from mwparserfromhell import nodes
     from mwparserfromhell.definitions import is_visible
@@ -156,14 +158,18 @@ def _visible_text(code: Any) -> str:
             elif node.title is not None:
                 parts.append(_visible_text(node.title))
         elif isinstance(node, nodes.HTMLEntity):
-            # This module marks headings with the character _HEADING. Remove this character here, because an HTML entity
-            # can stand for any character, and the text would otherwise be taken for a heading.
+            # An HTML entity can encode any character, also the character _HEADING. Remove _HEADING here, because in the
+            # returned text only headings may contain it.
             parts.append(node.normalize().replace(_HEADING, ""))
     return "".join(parts)
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
-    """Remove the headings of sections that contain no text, and remove the _HEADING marks of the other headings."""
+    """Return the lines without the headings of sections that contain no text.
+
+    A heading in `lines` begins with the character _HEADING and the level of the heading. Both are removed from the
+    headings that are kept.
+    """
     kept: list[str] = []
     # Keep a heading only if its section contains text, directly or in a subsection. A subsection has a larger heading
     # level than its section. Read the lines from the last to the first, and keep a heading if its level is smaller than
@@ -261,7 +267,7 @@ class _Streams:
         return self._END
 
     def close(self) -> None:
-        """Close all files."""
+        """Close the files from which the XML header and the bzip2 streams are read."""
         for file in self._files:
             file.close()
 

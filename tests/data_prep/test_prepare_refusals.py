@@ -142,7 +142,7 @@ def test_a_folder_with_files_that_are_not_ours(finished, tmp_path, refused):
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
     # The name of a shard alone does not make it ours: no run of alma-prep was killed here.
     (tmp_path / "out" / "dict.txt").write_text("my own")
-    assert "do not belong to an unfinished stream of alma-prep: dict.txt, thesis.tex, valid." in refused(
+    assert "already contains these files: dict.txt, thesis.tex, valid." in refused(
         tmp_path / "out", f"books:{finished}/books"
     )
     assert (tmp_path / "out" / "dict.txt").read_text() == "my own"
