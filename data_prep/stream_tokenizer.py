@@ -63,7 +63,7 @@ class TrainTokenizerTask(Task):
     spool: str
     """Path of the spool folder, which contains the text of the passages."""
     index: str
-    """Path of the index file, which lists all passages (see `index`)."""
+    """Path of the index file, which lists all passages."""
     index_sha256: str
     """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
     start: int

@@ -209,8 +209,9 @@ def run_task(folder: str, number: int) -> int:
     with open(Path(folder) / _TASKS) as file:
         description = json.loads(next(line for index, line in enumerate(file) if index == number))
     stem = f"{number:06d}"
-    # Write the shards into a temporary folder first, because an interrupted task must leave no incomplete shards.
-    # `written_aside` of core.files cannot replace an existing folder, so it cannot write into the step's folder.
+    # Write the shards into a temporary folder first, because an interrupted task must leave no incomplete shards in the
+    # step's folder. `written_aside` of core.files cannot be used for this, because it writes one file or one new
+    # folder, but a task writes several shards into an existing folder.
     temporary = Path(folder) / f"{stem}.{socket.gethostname()}.{os.getpid()}.part"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()

@@ -47,12 +47,13 @@ class Tokenizer(Protocol):
         ...
 
 
-# ByteBPE splits text into words with the regular expression WORD, and caches the token ids of each word. (White space
-# between words is also matched as a word.) The cache is correct only if a word has the same token ids wherever it
-# occurs. This is guaranteed, because WORD splits only at points where GPT-2's own regular expression also splits, and
-# no GPT-2 token crosses such a point. WORD splits before a space that precedes a word, and around other white space.
+# ByteBPE splits text into words with the regular expression WORD. It splits before the space in front of a word. Other
+# white space counts as a separate word. ByteBPE caches the token ids of each word. The cache is correct, because a word
+# has the same token ids wherever it occurs: WORD splits only at points where GPT-2's own regular expression also
+# splits, and no GPT-2 token crosses such a point.
 #
-# _SPACE is Unicode white space, as in the tokenizers library. Python's \s also matches four more control characters.
+# _SPACE lists the characters that the tokenizers library treats as white space. Python's \s cannot be used instead,
+# because it also matches four control characters that are not white space in the tokenizers library.
 _SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
 WORD = re.compile(f" ?[^{_SPACE}]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+")
 MAX_KNOWN_WORDS = 1 << 18
@@ -237,7 +238,7 @@ class AnyTokenizer:
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {"byte-bpe": ByteBPE, "sentencepiece": SentencePiece}
-"""Mapping from a name in --tokenizer to the tokenizer class. It contains the tokenizers that alma-prep can train."""
+"""Mapping from a value of --tokenizer to the class of the tokenizer, for all tokenizers that alma-prep can train."""
 
 
 def load_tokenizer(file: Path) -> "ByteBPE | SentencePiece | AnyTokenizer":
@@ -286,7 +287,8 @@ def check_tokenizer(name: str) -> None:
         missing = [file for file in GPT2_FILES if not (folder / file).is_file()]
         if missing:
             raise ValueError(
-                f"tokenizer={name}: {folder} has no {' and no '.join(missing)}. GPT-2's tokenizer needs both files"
+                f"tokenizer={name}: {folder} has no {' and no '.join(missing)}. The folder of GPT-2's tokenizer must "
+                f"contain {' and '.join(GPT2_FILES)}"
             )
         return
     known = f"use one of {', '.join(TOKENIZERS)}, or the path of a tokenizer.json, a .model, or GPT-2's vocab.bpe"

@@ -25,8 +25,9 @@ from fairseq_alma.core.stream_folder import STREAM_FILE
 SETTINGS = "settings.json"
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
-"""Prefix of the names of further files and folders that `Lease` (a lock) creates. These are temporary copies of the
-lease file, and the folder .lease.claim, which exists while a process removes the lease of an ended process."""
+"""Prefix of the names of files and folders that `Lease` (a lock) creates in addition to the lease file. These are
+temporary copies of the lease file, and the folder .lease.claim, which exists while a process removes the lease of an
+ended process."""
 
 
 class WorkFolder(NamedTuple):
@@ -180,9 +181,10 @@ def _lease_held(out: Path) -> Iterator[None]:
     lease = Lease(out / WORK)
     with ExitStack() as at_end:
         try:
-            # Delay Ctrl-C (SIGINT) until `_release` is registered, because a Ctrl-C between the next two calls would
-            # leave the lease in the folder. `__enter__` also starts a thread. A thread started while SIGINT is blocked
-            # never receives SIGINT. This is needed, because a thread that receives SIGINT interrupts the main thread.
+            # Delay Ctrl-C (SIGINT) until the lease is created and `_release` is registered. Otherwise, a Ctrl-C after
+            # the creation would leave the lease in the folder. `lease.__enter__` also starts a thread. SIGINT is
+            # blocked at this time, so the thread never receives SIGINT. If the thread received SIGINT, Python would
+            # interrupt the main thread, even while the main thread delays SIGINT.
             with interrupts_delayed():
                 lease.__enter__()
                 at_end.callback(_release, lease)
@@ -247,16 +249,18 @@ def _previous_settings(out: Path) -> dict:
 
 
 def _can_resume(out: Path, settings: Mapping) -> bool:
-    """Return True if the work folder contains unfinished work with the same settings, which can be continued.
+    """Return True if the work folder contains unfinished work that was started with `settings`.
 
-    If the work folder contains no unfinished work, remove all files except the lease files, and return False.
+    Such work can be continued. If the work folder contains no unfinished work, remove all files except the lease files,
+    and return False.
 
     Raises:
         PrepError: if the work folder contains unfinished work with other settings. The message lists the differences.
     """
     previous = _previous_settings(out)
     # alma-prep extends only a finished stream. So if the settings in the work folder are those of the stream or of an
-    # earlier extension, that work is finished, and alma-prep was killed just before it removed the work folder.
+    # earlier extension, that work is finished, and alma-prep was killed just before it removed the work folder. Then
+    # there is nothing to continue.
     if previous.get("extension", 0) < settings.get("extension", 0):
         previous = {}
     if not previous:

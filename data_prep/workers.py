@@ -114,8 +114,8 @@ class Local:
             hung = step.stalled(began, self._stall_seconds)
             if hung:
                 raise PrepError(
-                    f"{hung}. Run the same command again to continue. If it hangs again, check the input file named "
-                    "above, or leave it out."
+                    f"{hung}. Run the same command again to continue. If a worker hangs again at the same input "
+                    "file, check this file, or leave it out."
                 )
 
         calls = [(str(step.folder), number) for number in numbers]
@@ -138,7 +138,8 @@ def _result(future: Future, watch: Callable[[], None]) -> Any:
                 return future.result(timeout=1)
             except TimeoutError:
                 # `future.result` raises TimeoutError after one second of waiting. But if the future is done, either the
-                # called function itself has raised TimeoutError, or the result has just arrived.
+                # called function itself has raised TimeoutError, or the result has just arrived. In both cases, calling
+                # `future.result` again does not wait: it raises the function's error or returns the result.
                 if future.done():
                     return future.result()
                 watch()

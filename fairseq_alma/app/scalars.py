@@ -5,7 +5,8 @@ Language models and vision use the same names. For most scalars, the TensorBoard
 test/error_rate or test/perplexity, validation/...     scores after the arrival
 stream/cer or stream/average_perplexity                metric of the stream up to this arrival
 cost/train_tflops, cost/updates, cost/train_seconds    total cost up to this arrival
-model/parameters, .../experts, .../members, .../overflow
+model/parameters, model/experts, model/members         number of parameters, of experts, and of members (networks)
+model/overflow                                         share of the tokens that found their expert full
 
 For the scalars during_stage/..., 1000 TensorBoard steps are one stage.
 

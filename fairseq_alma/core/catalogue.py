@@ -55,7 +55,7 @@ GROWTH_SETTINGS = ("grow_every", "grow_experts")
 of stages, which depends on `wait`. So runs with different values of `wait` usually also differ in these settings."""
 
 WAIT_SETTINGS = ("wait", "updates", "updates_per_mega_batch", "grow_every")
-"""Names of `wait` and of the settings that are usually changed together with `wait`. To show the effect of `wait`, a
+"""The setting `wait`, and the settings that are usually changed together with `wait`. To show the effect of `wait`, a
 report compares two runs that differ only in these settings."""
 
 NOT_COMPARED = (
@@ -209,7 +209,10 @@ class RunSettings(Settings):
         if self.own is None:
             object.__setattr__(self, "own", kind())
         if not isinstance(self.own, kind):
-            raise SettingError(f"own={self.own!r} must be a {kind.__name__}, because learner={self.learner}")
+            raise SettingError(
+                f"own={self.own!r} must be an object of the class {kind.__name__}, which contains the additional "
+                f"settings of learner={self.learner}"
+            )
         self.own.check_run(self)
 
     @classmethod
@@ -244,7 +247,10 @@ class RunSettings(Settings):
         for name in sorted(of_others & values.keys()):
             if values[name] is not None and (given is None or name in given):
                 takers = ", ".join(learners_that_take(name, cls.half))
-                raise SettingError(f"{name}={values[name]} is for learner={takers}, not for learner={learner}")
+                raise SettingError(
+                    f"{name}={values[name]} is for learner={takers}, not for learner={learner}: leave out {name}, or "
+                    f"choose another learner"
+                )
         arguments = cls._arguments({name: values[name] for name in common if name in values})
         arguments["own"] = kind(**{name: values[name] for name in own if values.get(name) is not None})
         return cls(**arguments)

@@ -18,10 +18,10 @@ class LearnerSettings(Settings):
 
     @property
     def stages_between_growths(self) -> int | None:
-        """Number of stages from one growth (step that adds capacity) to the next.
+        """Return the number of stages from one growth (step that adds capacity) to the next.
 
-        This is the setting `grow_every`. Return None for a learner without this setting. Such a learner grows at every
-        stage or never.
+        This number is the setting `grow_every`. Return None for a learner without this setting. Such a learner grows
+        at every stage or never.
         """
         return None
 
@@ -88,7 +88,10 @@ class GatedSettings(LearnerSettings):
 class MixtureSettings(GatedSettings):
     def check_run(self, run: Any) -> None:
         if self.experts < 2:
-            raise SettingError(f"experts={self.experts} must be at least 2, because learner={run.learner}")
+            raise SettingError(
+                f"experts={self.experts} must be at least 2, because learner={run.learner} trains mixtures of experts: "
+                f"give a larger number, e.g. experts=4"
+            )
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class FireflySettings(LearnerSettings):
     """Number of stages from one growth to the next."""
     grow_ratio: float = 0.25
     """Number of parameters that each growth adds, as a fraction of the parameters of the first network. With
-    grow_by=width, it is the factor g of the authors' code instead; see grow_by."""
+    grow_by=width, grow_ratio determines the width of the layers instead, as described in grow_by."""
     grow_by: Literal["parameters", "width"] = "parameters"
     """What grow_ratio refers to: `parameters` (the paper) or `width` (the authors' code). With `width` and
     grow_every=1, the width after n growths is about c (1 + g n), where c is the width of the first network and g is
@@ -139,8 +142,8 @@ class FireflySettings(LearnerSettings):
             raise SettingError(f"grow_ratio={self.grow_ratio} must be above 0")
         if self.grow_depth > run.num_layers:
             raise SettingError(
-                f"grow_depth={self.grow_depth} is too large: each of the {run.num_layers} layers that the network for "
-                f"{run.dataset} has at first can be followed by at most one new layer per growth. "
+                f"grow_depth={self.grow_depth} is too large: the network for {run.dataset} has {run.num_layers} "
+                f"layers at first, and a growth can add at most one new layer after each of them. "
                 f"Set grow_depth to at most {run.num_layers}"
             )
 
@@ -164,10 +167,10 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
     """Number of experts that each growth adds to every mixture. Required. In a list, the first number is for the growth
     before stage 2, the second for the growth before stage 3, and so on; the last number is for all further growths."""
     grow_router: Literal["copy", "tree"] = "copy"
-    """How the router row of a new expert, which is the weight vector that scores the expert, is initialized. With
-    `copy` (the paper), the row is a copy of the row of the copied expert, plus noise. With `tree`, the row is only
-    noise, and it decides which tokens of the copied expert go to the new expert. Growth with `tree` does not change the
-    output of the model, because the weights of the two experts are equal."""
+    """How to initialize the router row (weight vector) of a new expert, which is a copy of an existing expert, its
+    parent. With `copy` (the paper), the router row is the router row of the parent plus noise. With `tree`, the router
+    row is random noise, and is used only to decide which tokens of the parent go to the new expert instead. Growth with
+    `tree` does not change the output of the model, because the new expert has the same weights as its parent."""
     grow_noise: float = 0.01
     """Standard deviation of the noise that is added to the router row (weight vector) of a new expert, relative to the
     root mean square of all router rows of the mixture."""
@@ -205,7 +208,8 @@ class LanguageModelGrowingMixtureSettings(LearnerSettings):
                 )
             if added > experts:
                 raise SettingError(
-                    f"grow_experts={self.grow_experts}: growth {number} would copy {added} of {experts} experts, but "
-                    f"one growth can at most double the number of experts"
+                    f"grow_experts={self.grow_experts}: growth {number} would add {added} experts to the {experts} "
+                    f"experts of each mixture, but one growth can at most double the number of experts. "
+                    f"Set the number for growth {number} to at most {experts}"
                 )
             experts += added

@@ -156,7 +156,7 @@ class Lease:
     def _is_restart_of(self, holder: dict) -> bool:
         """Return True if the process that holds the lease was ended by a restart of its Slurm job.
 
-        In this case, `holder` has the same Slurm job id as this process, but another number of job restarts.
+        In this case, `holder` has the same Slurm job id as this process, but a different number of restarts of the job.
 
         Args:
             holder: content of the lease file, which describes the process that holds the lease.

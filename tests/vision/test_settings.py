@@ -174,7 +174,7 @@ def test_seeds_are_one_unless_they_are_given_apart():
         ({"hard_gates": True}, "hard_gates=True is for learner=gmoe, moe, gmoe_flat, ens_moe, not for learner=sm"),
         ({"colour": "red"}, "unknown settings colour: the settings are arrivals, bagging"),
         ({"epoch": 3}, "unknown settings epoch: did you mean epochs? the settings are arrivals"),
-        ({"grow_depth": 3, "learner": "ff"}, "grow_depth=3 is too large: each of the 2 layers"),
+        ({"grow_depth": 3, "learner": "ff"}, "grow_depth=3 is too large: the network for digits has 2 layers"),
     ],
 )
 def test_what_is_refused(values, message):

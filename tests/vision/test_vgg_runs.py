@@ -213,7 +213,7 @@ def test_firefly_in_depth(tmp_path):
 
 
 def test_firefly_refuses_more_depth_than_there_is_at_once(tmp_path):
-    with pytest.raises(SettingError, match="grow_depth=17 is too large: each of the 16 layers"):
+    with pytest.raises(SettingError, match="grow_depth=17 is too large: the network for cifar10 has 16 layers"):
         small_run(tmp_path, "ff", grow_depth=17)
     assert not tmp_path.exists() or not any(tmp_path.iterdir())
 
