@@ -30,7 +30,9 @@ SLOW_IMPORTS = (
 )
 """Modules that alma-lm and its training processes need, and which take seconds to import.
 
-The modules of the training processes come first, because the first module determines the format of their logs."""
+The modules of the training processes come first in this list, because the first of them configures Python's logging.
+Modules that are imported later cannot change this configuration. So the training processes log in the format of
+fairseq-train."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ def main() -> int:
     out = arguments.out
     stream = out / "stream"
     show = wide_console().print
-    # Import the slow modules of alma-lm once for all its calls, in another process while alma-prep runs. With
-    # generations=1, the training processes that alma-lm starts also use this import.
+    # Start a server process, which imports the slow modules of alma-lm once, while alma-prep runs. All calls of alma-lm
+    # are forks of this server, so they need not import the modules again. With generations=1, the training processes
+    # that alma-lm starts need not import them either.
     warm = warm_start(SLOW_IMPORTS, generations=1)
     show(
         f"The data are the docstrings of Python's standard library. They arrive in {MEGA_BATCHES} mega-batches.\n"
@@ -106,7 +109,13 @@ def main() -> int:
 
 
 def _command(name: str, *arguments: str, start: Start = start_process) -> None:
-    """Print a command and run it. If the command fails, end the demo with the exit status of the command."""
+    """Print a command and run it. If the command fails, end the demo with the exit status of the command.
+
+    Args:
+        name: a key of MODULES.
+        arguments: arguments of the command.
+        start: function that starts the process of the command.
+    """
     print(f"\n$ {name} {shlex.join(arguments)}", flush=True)
     command = [sys.executable, "-m", MODULES[name], *arguments]
     process = start(command, sys.stdout.fileno(), {**os.environ, "COLUMNS": "120"}, sys.stderr.fileno())

@@ -152,10 +152,13 @@ class Ledger:
             try:
                 row = LedgerRow.from_json(json.loads(line))
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-                raise RunError(f"{self.path}, line {number} is damaged ({error!r}): restore the file") from error
+                raise RunError(
+                    f"{self.path}, line {number} is damaged ({error!r}): restore the file from a backup"
+                ) from error
             if row.t != len(rows):
                 raise RunError(
-                    f"{self.path}, line {number} contains arrival t={row.t}, expected t={len(rows)}: restore the file"
+                    f"{self.path}, line {number} contains arrival t={row.t}, expected t={len(rows)}: "
+                    f"restore the file from a backup"
                 )
             rows.append(row)
         return rows
@@ -174,13 +177,13 @@ class Ledger:
 
     def _read_complete_lines(self) -> bytes:
         # Return bytes instead of text, because a damaged file may not be valid UTF-8, and because `append` needs the
-        # length in bytes.
+        # number of bytes of the complete lines.
         content = self.path.read_bytes()
         if self.path.suffix == ".gz":
             try:
                 content = gzip.decompress(content)
             except (OSError, EOFError, zlib.error) as error:
-                raise RunError(f"{self.path} is damaged ({error!r}): restore the file") from error
+                raise RunError(f"{self.path} is damaged ({error!r}): restore the file from a backup") from error
         return content[: content.rfind(b"\n") + 1]
 
 
@@ -230,7 +233,9 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
         ValueError: if the ledger has no arrival after t = 0.
     """
     if len(rows) < 2:
-        raise ValueError("the ledger has no arrival yet, so there is nothing to summarize")
+        raise ValueError(
+            "the ledger has no arrival yet after t = 0, so there is nothing to summarize: continue the run"
+        )
     last = rows[-1]
     quality: dict[str, float | None]
     if last.scores.error_rate is not None:
@@ -279,7 +284,8 @@ def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any
 def _measured(value: float | None) -> float:
     if value is None:
         raise ValueError(
-            "this ledger lacks the requested metric: a ledger contains either error rates or perplexities, not both"
+            "this ledger lacks the requested metric: a ledger contains either error rates (vision) or perplexities "
+            "(language models), so request the metric that it contains"
         )
     return value
 

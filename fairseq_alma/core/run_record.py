@@ -176,7 +176,8 @@ class RunRecord:
         """Add a row to the ledger and update summary.json. If the ledger already has the row, do not add it again.
 
         There are two reasons why the ledger may already have the row. An earlier process may have been killed after it
-        added the row and before it updated summary.json. Or a continued run goes through its finished stages again.
+        added the row and before it updated summary.json. Or the run is continued. In this case, `run_stream` starts at
+        t = 0 again, skips the steps that are finished, and calls this method for every arrival again.
 
         Raises:
             RunError: if the ledger has a different row for this arrival.
@@ -316,7 +317,7 @@ def _read_mark(path: Path, kind: type) -> Any:
     except (TypeError, ValueError) as error:
         raise RunError(
             f"{path} is not a valid done mark (result of a finished step) of this version of ALMA ({error}): "
-            f"restore the file or start a new run"
+            f"restore the file from a backup, or start a new run"
         ) from error
 
 

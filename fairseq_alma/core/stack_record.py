@@ -15,8 +15,9 @@ class StackRecord:
     """Stores the progress of runs with different seeds that are trained together, one run per seed.
 
     The result of each step is a list with one entry per seed. If the process is killed during a stage, the stage is
-    repeated for all seeds together. The seeds are never trained separately, because rounding would make the results of
-    separate training slightly different.
+    repeated for all seeds together. A continued run must have the same results as an uninterrupted run. So the seeds
+    are never trained separately, because separate training has other rounding errors, which would change the results
+    slightly.
 
     Args:
         records: one RunRecord per seed. All of them must use the same `stages` folder.
@@ -59,5 +60,5 @@ class StackRecord:
             record.arrival(t, stage, updated, scores[number], of_seed)
 
     def rows(self) -> list[list[LedgerRow]]:
-        """Return the ledger rows of each seed so far."""
+        """Return one list per seed, with the rows that the ledger of this seed has so far."""
         return [record.rows() for record in self.records]

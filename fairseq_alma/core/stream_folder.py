@@ -23,7 +23,7 @@ from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 FORMAT_VERSION = 1
 STREAM_FILE = "stream.json"
 ITEM_SIZE = {"uint16": 2, "uint32": 4, "int32": 4}
-ADVICE = "copy the whole stream again, or remove the folder and run `alma-prep` again"
+ADVICE = "copy the whole stream again, or remove the stream folder and run `alma-prep` again"
 # Size of the header of an .idx file. The header has four fields: file signature, version, data type, and number of
 # sequences.
 IDX_HEADER_BYTES = 9 + 8 + 1 + 8
@@ -82,7 +82,7 @@ class TrainingView:
 
 @dataclass(frozen=True)
 class StreamFolder:
-    """A stream folder whose files are complete. Create it with `StreamFolder.open`, which checks the files."""
+    """An existing stream folder whose files are complete. Open it with `StreamFolder.open`, which checks the files."""
 
     path: Path
     description: Mapping[str, Any]
@@ -182,7 +182,8 @@ class StreamFolder:
                 kind = "dictionary" if name == "dict.txt" else "tokenizer"
                 raise StreamError(
                     f"{path} is not the {kind} that this stream was encoded with: restore the file that "
-                    f"`alma-prep` wrote (sha256 {digest[:12]}...), or remove the folder and run `alma-prep` again"
+                    f"`alma-prep` wrote (sha256 {digest[:12]}...), or remove the stream folder and run `alma-prep` "
+                    f"again"
                 )
 
     def _check_split(self, split: str) -> None:

@@ -35,8 +35,9 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
 
     - `loss`: cross entropy plus balance losses and z-losses, in bits per token.
     - `nll_loss`: cross entropy in bits per token, as in fairseq.
-    - `ppl`: perplexity, computed from the cross entropy only. Select checkpoints by `ppl`. fairseq's default is `loss`,
-      which also contains the balance losses and z-losses.
+    - `ppl`: perplexity, computed from the cross entropy only. Give fairseq-train the option
+      `--best-checkpoint-metric ppl`. The default of this option is `loss`, which also contains the balance losses and
+      z-losses.
     - `balance_loss`: mean of the balance losses of the mixtures. It is 1 if the load is even.
     - `router_z_loss`: mean of the z-losses of the mixtures.
     - `overflow_percent`: percentage of tokens that were dropped because their expert was full.
@@ -86,8 +87,8 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
             "ntokens": num_tokens,
             "nsentences": target.size(0),
             "sample_size": num_tokens,
-            # A sequence of L tokens needs a L + b L^2 FLOPs, where a and b depend only on the model. So the sum of L
-            # and the sum of L^2 over all sequences are enough to compute the FLOPs.
+            # The FLOPs for a sequence of L tokens are a * L + b * L^2, where a and b depend only on the model. So the
+            # sum of L and the sum of L^2 over all sequences are enough to compute the FLOPs.
             "processed_tokens": target.numel(),
             "processed_token_pairs": target.numel() * target.size(1),
         }

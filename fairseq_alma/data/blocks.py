@@ -29,7 +29,7 @@ class Blocks(MonolingualDataset):
     1 for other data."""
 
     def batch_by_size(self, indices: Any, **kwargs: Any) -> list:
-        """Return fairseq's batches, then copies of the first ones until every rank gets the same number of batches."""
+        """Return fairseq's batches, and add copies of the first batches so that all ranks get equally many batches."""
         return fill_shards(super().batch_by_size(indices, **kwargs), self.num_shards)
 
     def collater(self, samples: list[dict]) -> dict:

@@ -17,7 +17,9 @@ def parse_mega_batches(text: str, num_mega_batches: int) -> list[int]:
     for part in text.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise SettingError(f"mega-batches {text!r} must have the form 1, 2-4 or 1,3-5")
+            raise SettingError(
+                f'mega-batches {text!r} are not numbers and ranges separated by commas, for example "1,3-5"'
+            )
         chosen.update(range(int(first), int(last or first) + 1))
     outside = sorted(t for t in chosen if not 1 <= t <= num_mega_batches)
     if outside or not chosen:

@@ -86,7 +86,8 @@ class ReplayShareDataset(BaseWrapperDataset):
         past_ends = [math.floor(i * self.share * max_sentences + 1e-9) for i in range(num_batches + 1)]
         new_ends = [i * max_sentences - end for i, end in enumerate(past_ends)]
         with data_utils.numpy_seed(self.seed, self.epoch):
-            # Add num_new to the indices of the past blocks, because they follow the new blocks in the joint dataset.
+            # Add num_new to the indices of the past blocks, because this dataset contains first all new blocks and then
+            # all past blocks.
             past = (self.num_new + _draw(self.num_past, past_ends[-1])).tolist()
             new = _draw(self.num_new, new_ends[-1]).tolist()
         batches = [

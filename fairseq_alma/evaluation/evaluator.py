@@ -81,9 +81,9 @@ class PerplexityEvaluator:
         """Return the scores of the learner's current predictor.
 
         Raises:
-            StreamError: if a checkpoint does not fit the stream, or if the number of scored tokens is not the number of
-                tokens in the split.
-            StageError: if a checkpoint is missing or damaged.
+            StreamError: if a checkpoint was trained with another dictionary than that of the stream, or if the number
+                of scored tokens is not the number of tokens in the split.
+            StageError, StreamError: if a checkpoint is missing or damaged.
         """
         max_tokens = None if learner.is_trained else self._untrained_tokens
         frozen = {checkpoint: self._key(checkpoint, max_tokens) for checkpoint in learner.frozen}
@@ -144,7 +144,12 @@ class PerplexityEvaluator:
                 if store is self._kept:
                     raise
                 # Only warn, because this run does not need the scores in the shared folder.
-                logger.warning("cannot store the scores of %s in the share folder: %s", checkpoint, error)
+                logger.warning(
+                    "cannot store the scores of %s in the share folder (%s): this run continues, but other runs must "
+                    "compute these scores again",
+                    checkpoint,
+                    error,
+                )
         return scores
 
     def _score(self, checkpoint: Path, max_tokens: int | None) -> MemberScores:

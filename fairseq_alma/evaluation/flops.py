@@ -23,9 +23,9 @@ class RowFlops:
     """
 
     per_token: int
-    """The coefficient of L: FLOPs for each token of a sequence."""
+    """FLOPs for each token of a sequence, without the part of attention that is quadratic in the length."""
     per_token_pair: int
-    """The coefficient of L^2: FLOPs for each pair of tokens in the same sequence."""
+    """FLOPs of attention for each pair of tokens. A sequence of L tokens has L^2 such pairs."""
 
     def of_row(self, length: int) -> int:
         """Return the FLOPs for one sequence of `length` tokens."""
@@ -63,15 +63,17 @@ def count_training_flops(model: Any) -> RowFlops:
 
 
 def _solve(model: Any, backward: bool) -> RowFlops:
-    """Count the FLOPs for two lengths L. Return the coefficients a and b for which FLOPs = a L + b L^2."""
+    """Count the FLOPs for two lengths L. Return the a and b for which FLOPs = a * L + b * L^2 at these lengths."""
     short, long = _count(model, SHORT, backward), _count(model, LONG, backward)
-    # Because LONG = 2 SHORT, the linear part cancels: long - 2 short = per_token_pair (LONG^2 - 2 SHORT^2).
+    # LONG is 2 * SHORT, so the terms with per_token cancel in the difference `long - 2 * short`. The difference equals
+    # per_token_pair * (LONG^2 - 2 * SHORT^2).
     per_token_pair, remainder = divmod(long - 2 * short, LONG**2 - 2 * SHORT**2)
     per_token, remainder_2 = divmod(short - per_token_pair * SHORT**2, SHORT)
     if remainder or remainder_2:
         raise ValueError(
-            f"{type(model).__name__}: the FLOPs for a sequence of L tokens do not have the form a L + b L^2: "
-            f"{short} for L = {SHORT}, {long} for L = {LONG}"
+            f"{type(model).__name__}: the FLOPs for a sequence of L tokens do not have the form a * L + b * L^2 with "
+            f"integers a and b: they are {short} for L = {SHORT}, {long} for L = {LONG}. Use a model whose FLOPs have "
+            f"this form"
         )
     return RowFlops(per_token, per_token_pair)
 

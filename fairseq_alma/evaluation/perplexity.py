@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--tokens-per-batch",
         type=int,
         help="number of tokens in one forward pass on a device (default: 8192 on a CPU, 65536 on a GPU that has the "
-        "memory); scores do not depend on it",
+        "memory); it changes the scores only if the experts have a capacity limit in evaluation",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)
@@ -211,7 +211,10 @@ def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Pa
             runs = [str(path.parent) for path in sorted(run.glob("*/predictor.json"))]
             if runs:
                 raise StreamError(f"{run} contains several runs. Score one of them: {', '.join(runs)}")
-            raise StreamError(f"{run} has no predictor.json, so it has no finished stage: run alma-lm first")
+            raise StreamError(
+                f"{run} has no predictor.json, so it is not a run with a finished stage: "
+                f"give another folder, or let alma-lm finish a stage of this run"
+            )
         checkpoints = [run / entry["path"] for entry in read_json(predictor)["checkpoints"]]
         settings = read_json(run / "settings.json")
         if "stream" not in settings:

@@ -16,7 +16,10 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import digest_of_code, read_json, sha256_of, write_json, written_aside
 
 CODE = ("models", "modules", "evaluation")
-"""Packages of `fairseq_alma` whose code computes scores. The key of stored scores depends on this code."""
+"""Packages of `fairseq_alma` whose code computes scores.
+
+The key of stored scores depends on the source code of these packages. So if the code is changed, the checkpoints are
+scored again, and scores that older code computed are not used."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class MemberFacts:
     """Measurements of one checkpoint: its size, its cost and the load of its experts."""
 
     num_params: int
-    """Number of parameters."""
+    """Number of parameters of the model in the checkpoint."""
     forward_flops: int
     """FLOPs of a forward pass on one sequence of tokens_per_sample tokens."""
     num_experts: int | None
@@ -79,8 +82,9 @@ class StoredScores:
     """A folder with the scores of checkpoints. Several processes may use it at the same time.
 
     Each checkpoint has a subfolder with one .npy file for each split (4 bytes for each token) and facts.json, which
-    also has the digests of the .npy files. A subfolder gets its name only when it is complete, so a killed process
-    leaves no incomplete subfolder with such a name. If a file is damaged later, `read` treats the scores as missing.
+    also has the digests of the .npy files. The name of the subfolder is the key of the scores. A process first writes
+    the subfolder under a temporary name, and renames it when it is complete. So if a process is killed, it leaves no
+    incomplete scores under a key. If a file is damaged later, `read` treats the scores as missing.
 
     Args:
         folder: the folder. It is created when the first scores are stored.
@@ -123,7 +127,8 @@ class StoredScores:
                     digests[split] = sha256_of(temporary / f"{split}.npy")
                 write_json(temporary / "facts.json", {"facts": asdict(scores.facts), "sha256": digests}, durable=False)
         except OSError:
-            # Report the error only if the scores are still missing, because another process may have stored them now.
+            # Raise the error only if the scores are still missing. Another process may have stored the same scores in
+            # the meantime, and then nothing is lost.
             if self.read(key) is None:
                 raise
 

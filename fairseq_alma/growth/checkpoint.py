@@ -1,7 +1,7 @@
 """alma-grow: add experts to the model of a fairseq checkpoint, and write the result as a new checkpoint.
 
 alma-grow CHECKPOINT OUT --experts 2
-alma-grow RUN/stages/stage_001/member_1/checkpoint_best.pt OUT --experts 2 --stage 2    as alma-lm does before stage 2
+alma-grow RUN/stages/stage_001/member_1/checkpoint_best.pt OUT --experts 2 --stage 2    # like alma-lm before stage 2
 """
 
 import argparse
@@ -51,7 +51,7 @@ def grow_checkpoint(
     try:
         checkpoint["model"] = grow_experts(checkpoint["model"], num_new, router, noise, seed)
     except SettingError as error:
-        raise SettingError(f"{source} cannot grow: {error}") from error
+        raise SettingError(f"cannot add experts to {source}: {error}") from error
     model_config["num_experts"] += num_new
     # Restart the average of the weights (fairseq's --store-ema) from the grown weights, because the average in the
     # checkpoint does not contain the new experts.
@@ -79,7 +79,10 @@ def _read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise SettingError(f"no complete checkpoint at {source}: train a stage first (alma-lm, or fairseq-train)")
     config = (checkpoint.get("cfg") or {}).get("model")
     if not isinstance(config, dict) or "num_experts" not in config:
-        raise SettingError(f"{source} is not a checkpoint of a switch_lm model: its configuration has no num_experts")
+        raise SettingError(
+            f"{source} is not a checkpoint of a switch_lm model, because its configuration has no num_experts: give a "
+            f"checkpoint of a switch_lm model"
+        )
     return checkpoint, config
 
 

@@ -79,7 +79,7 @@ def grow_experts(
         raise SettingError(f"router={router!r} is not one of copy, tree")
     prefixes = mixture_prefixes(state)
     if not prefixes:
-        raise SettingError("this model has no mixture to which experts could be added: use a model that has one")
+        raise SettingError("cannot add experts, because this model has no mixture: use a model with mixtures")
     grown = dict(state)
     if num_new == 0:
         return grown
@@ -88,8 +88,8 @@ def grow_experts(
         parents = experts_with_largest_loss(state[prefix + "valid_loss_E"], num_new)
         rows_ED, split_E = state[prefix + "router.weight"], state[prefix + "router.split_E"]
         if router == "copy" and bool(split_E.ge(0).any()):
-            # Refuse this, because an expert that was added with "tree" has no logit in the router's softmax. A copy
-            # of this expert would get a logit with "copy", and so could get tokens that this expert never gets.
+            # Refuse "copy" if an expert was added with "tree" before. That expert has no logit in the router's softmax.
+            # With "copy", a copy of that expert would get a logit, and so could get tokens from all other experts.
             raise SettingError("experts of this model were added with router=tree before: use router=tree again")
         for name in EXPERT_WEIGHTS:
             weight = state[prefix + name]
@@ -135,8 +135,9 @@ def _grow_rows(
         random: random number generator for the noise.
     """
     parent_KD = rows_ED[parents].float()
-    # Compute the scale of the noise from the router rows of all experts, and not only of the copied experts. A router
-    # row that was added with "tree" is only small noise itself, so its scale would be too small.
+    # Compute the scale of the noise from the router rows of all experts, and not only of the copied experts. A copied
+    # expert may have been added with "tree". Its router row then contains only small noise, so a scale that is computed
+    # from this row would be too small.
     scale = rows_ED.float().square().mean().sqrt()
     noise_KD = noise * scale * torch.randn(parent_KD.shape, generator=random)
     return torch.cat([rows_ED, (noise_KD + (parent_KD if router == "copy" else 0)).to(rows_ED.dtype)])

@@ -145,7 +145,7 @@ def test_a_missing_file_is_named(stream, lost):
     (stream / lost).unlink()
     message = refusal(stream)
     assert f"{stream / lost} is missing" in message
-    assert "copy the whole stream again, or remove the folder and run `alma-prep` again" in message
+    assert "copy the whole stream again, or remove the stream folder and run `alma-prep` again" in message
 
 
 @pytest.mark.parametrize("cut", ["mega_batch_2/train.bin", "valid/valid.bin", "mega_batch_2/train.idx"])
