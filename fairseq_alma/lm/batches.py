@@ -19,7 +19,7 @@ def usable_devices(settings: LanguageModelSettings, num_devices: int) -> int:
     """Return the largest number of devices, at most `num_devices`, among which an update can be divided evenly.
 
     Raises:
-        SettingError: if an update is not a multiple of the setting `batch_size`.
+        SettingError: if the number of sequences in an update is not a multiple of the setting `batch_size`.
     """
     batch_size = settings.batch_size or 1
     for number in range(num_devices, 0, -1):
@@ -36,8 +36,13 @@ def sequences_per_pass(
 ) -> int:
     """Return the number of sequences in a forward pass on one device.
 
-    This is the setting `batch_size` if it is given. Otherwise, it is the largest number that fits into the estimated
-    memory and with which all forward passes of an update have the same number of sequences.
+    This is the setting `batch_size` if it is given. Otherwise, it is the largest number that meets two conditions:
+
+    - All forward passes of an update have the same number of sequences.
+    - On a GPU, the memory that `bytes_of_training` estimates is at most the fraction SHARE_OF_MEMORY of `memory`. On a
+      CPU, a forward pass has at most TOKENS_PER_PASS_ON_CPU tokens.
+
+    If no number meets both conditions, the result is 1.
 
     Args:
         settings: settings of the run.

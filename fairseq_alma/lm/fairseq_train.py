@@ -1,4 +1,4 @@
-"""Functions that call fairseq in the alma-lm process: the configuration of a training, untrained and trained models.
+"""Functions that call fairseq in the alma-lm process. They make configurations, write checkpoints and load models.
 
 Training itself runs in other processes, which execute train_member.py. In `fairseq_alma.lm`, only train_member.py and
 this file import fairseq.
@@ -36,16 +36,17 @@ PATHS = {
     "save_dir": "checkpoint",
     "finetune_from_model": "checkpoint",
 }
-"""Mapping from each option whose value is a path to the group of fairseq's configuration that contains the option."""
+"""For each option whose value is a path, the group of fairseq's configuration that contains the option."""
 
 ALLOWED = {
     "adam_betas", "adam_eps", "num_workers", "ddp_backend", "ddp_comm_hook", "bucket_cap_mb", "fix_batches_to_gpus",
     "find_unused_parameters", "gradient_as_bucket_view", "fast_stat_sync", "heartbeat_timeout", "broadcast_buffers",
     "zero_sharding",
 }  # fmt: skip
-"""Options that users may change with the setting `fairseq`, although they are in REFUSED or alma-lm sets them.
+"""Options that alma-lm accepts in the setting `fairseq`, even if they are also in REFUSED or alma-lm sets them itself.
 
-They do not change which data a run reads, which checkpoints it writes or how many sequences an update has."""
+All other options that are in REFUSED or that alma-lm sets cause an error. The options in ALLOWED are accepted, because
+they do not change which data a run reads, which checkpoints it writes or how many sequences an update has."""
 
 REFUSED = {
     # Refuse the options that select components of fairseq, such as the optimizer, because alma-lm selects these itself.
@@ -59,7 +60,7 @@ REFUSED = {
     "skip_remainder_batch", "disable_validation", "validate_after_updates", "max_epoch", "stop_time_hours",
     "stop_min_lr", "sentence_avg", "use_bmuf", "force_anneal",
     *(field.name for field in fields(FairseqBMUFConfig)),
-    # Refuse the options for checkpoints, because alma-lm needs the checkpoints that its own options select.
+    # Refuse the options for checkpoints, because alma-lm decides which checkpoints are written.
     *(field.name for field in fields(CheckpointConfig)),
     # Refuse the options that select devices or processes, because the number of sequences in an update depends on the
     # number of processes.
@@ -74,7 +75,7 @@ on only one validation batch."""
 OTHER_PRECISIONS = {"fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16", "tpu"}
 """fairseq's own options for 16-bit precision, and the option for TPUs. alma-lm refuses them.
 
-After some of these options, a resumed training would differ from an uninterrupted one. For example, with fp16, fairseq
+With some of these options, a resumed training would differ from an uninterrupted one. For example, with fp16, fairseq
 saves only weights that are rounded to 16 bits. With alma-lm's setting `precision`, the saved weights are float32."""
 
 
@@ -98,7 +99,9 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
     try:
         more = shlex.split(fairseq)
     except ValueError as error:
-        raise SettingError(f"fairseq={fairseq!r} cannot be split into options: {error}") from error
+        raise SettingError(
+            f"fairseq={fairseq!r} cannot be split into options ({error}): check its quotation marks"
+        ) from error
     namespace = _parse([*base, *more])
     if more:
         before, after = vars(_parse(base, only_given=True)), vars(_parse([*base, *more], only_given=True))
@@ -122,9 +125,11 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
 
 
 def identity_of_config(config: DictConfig) -> dict[str, Any]:
-    """Return the part of a configuration on which the result of a training depends, as JSON values.
+    """Return the options in `config` that influence the result of a training, as values that JSON can represent.
 
-    Paths, the numbers of the mega-batches, devices and the saving of checkpoints are not part of it.
+    Paths and the options for checkpoints are left out, because they do not influence the result. The options for
+    devices and for the mega-batches to read are left out, too, because the caller adds the devices and the
+    digests of the mega-batches instead.
     """
     plain = OmegaConf.to_container(config, enum_to_str=True)
     assert isinstance(plain, dict)
@@ -199,7 +204,8 @@ def _parse(words: list[str], only_given: bool = False) -> Namespace:
         reason = (output.getvalue().strip().splitlines() or ["with them, it prints its help and exits"])[-1]
         raise SettingError(f"fairseq-train refuses the options from fairseq= and arch=: {reason}") from error
     except (ValueError, RuntimeError) as error:
-        # fairseq raises these errors, for example, for --tpu together with --fp16, and for an unknown --arch.
+        # fairseq raises ValueError or RuntimeError, for example, for --tpu together with --fp16, and for an unknown
+        # --arch. Convert them to SettingError, because alma-lm prints a SettingError without a traceback.
         raise SettingError(
             f"fairseq-train refuses the options from fairseq= and arch=: {error or 'unknown --arch'}"
         ) from error

@@ -161,7 +161,10 @@ class GrowingEnsemble(LanguageModelLearner):
         return list(self._predictor)
 
     def grow(self, stage: Stage) -> Spent:
-        """Initialise a new member. The predictor uses it only after the stage has trained it."""
+        """Write the checkpoint of a new, randomly initialised member. Return zero cost.
+
+        The predictor uses the new member only after the stage has trained it.
+        """
         number = len(self._predictor) + 1
         untrained = self._training.untrained(self._member(number, stage.index), stage.folder / "grow")
         self._trainees = {number: untrained}

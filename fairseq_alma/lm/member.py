@@ -194,8 +194,8 @@ class MemberTraining:
             if started["devices"] != num_devices:
                 raise StageError(
                     f"the training in {folder} was started on {started['devices']} device(s), but now it would get "
-                    f"{num_devices}: continue with the same number of devices (CUDA_VISIBLE_DEVICES, parallel=), or "
-                    f"remove {folder} to restart this stage"
+                    f"{num_devices}: continue with the same number of devices (set CUDA_VISIBLE_DEVICES or parallel=), "
+                    f"or remove {folder} to restart this stage"
                 )
             optimizer = require_checkpoint(folder / LAST)["optimizer_history"][-1].get("optimizer_name")
             if optimizer not in (None, OPTIMIZER):
@@ -233,8 +233,8 @@ class MemberTraining:
     def _key(self, stage: Stage, member: Member, start: Path, num_devices: int) -> str:
         """Return the key of a member's training in the shared folder: a digest of all that influences the result.
 
-        Data and initial weights enter the key by their digests, not by their paths. So runs in different folders can
-        have the same key.
+        The key depends on the digests of the data and of the initial weights, not on their paths. So runs in different
+        folders can have the same key.
         """
         config = self._configs.of(member, num_devices, stage)
         recipe: dict[str, Any] = {

@@ -45,7 +45,8 @@ def fastest_precision() -> Precision:
     network = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
     inputs = torch.randn(512, 256)
     seconds = {False: float("inf"), True: float("inf")}
-    # Alternate between the two precisions, so that another process on this machine slows down both measurements.
+    # Measure the two precisions alternately. If another process uses the CPU for some time, it then slows down the
+    # measurements of both precisions, and not of only one, so the comparison remains fair.
     for _ in range(5):
         for autocast in seconds:
             start = time.perf_counter()

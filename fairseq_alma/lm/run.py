@@ -125,8 +125,8 @@ def hydra_main(config: DictConfig) -> float:
 
 def main() -> None:
     """Run the command alma-lm."""
-    # `python -m` may run in a fork of a warm server, which has imported fairseq_cli. That import has set up logging
-    # in the way of fairseq-train, so replace it.
+    # If alma-lm is started with `python -m`, it may run in a fork of a server process that has already imported
+    # fairseq_cli. That import has configured logging for fairseq-train, so replace this configuration (force=True).
     logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), force=__name__ == "__main__")
     if "PYTHONWARNINGS" not in os.environ:
         # Hide the warnings that fairseq and fairscale use deprecated features of torch and Hydra, because users of

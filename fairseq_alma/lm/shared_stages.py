@@ -38,7 +38,8 @@ class SharedStages:
     """
 
     FILES = (BEST, "log.txt", "done.json")
-    """The files that are copied for a member, in this order. If done.json exists, the other files are complete."""
+    """The files that are copied for a member, in this order. If done.json exists, the other files are complete,
+because done.json is copied last."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -112,5 +113,6 @@ def _digest_of_code() -> str:
     The key of a training contains this digest in addition to the version number of the package, because a developer may
     change the code without a new version number.
     """
-    # Include flops.py, because it computes the training FLOPs in done.json, which is copied with a member.
+    # Include flops.py in the digest, because its code computes the training FLOPs. The file done.json, which is copied
+    # together with a trained member, contains these FLOPs.
     return digest_of_code((*TRAINING_PACKAGES, "evaluation/flops.py"))

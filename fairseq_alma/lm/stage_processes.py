@@ -21,7 +21,8 @@ ON_THIS_MACHINE = dict.fromkeys(
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Environment variable with which `python -m` does not import modules from the current folder.
 
-Otherwise a process that is started in another copy of this repository would train with the code of that copy."""
+Without it, if a user starts alma-lm in a folder with another copy of this repository, the training processes would
+import the code of that copy."""
 
 TRAIN_MEMBER = "fairseq_alma.lm.train_member"
 """Program that trains one member of a stage."""
@@ -90,5 +91,8 @@ class LocalProcesses:
         return dict(zip(jobs, statuses, strict=True))
 
     def _slots(self, num_jobs: int) -> list[dict[str, str]]:
-        """Return one dict for each job that can run at the same time: environment variables that assign its devices."""
+        """Return one dict of environment variables for each job that can run at the same time.
+
+        The variables assign GPUs or CPU cores to the job.
+        """
         return share_of_machine(num_jobs, self._num_gpus, self._at_once)

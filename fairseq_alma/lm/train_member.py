@@ -122,8 +122,8 @@ class Checkpoints:
         }
         if best is not None:
             extra_state["best"] = best
-        # checkpoint_best.pt may be a hard link to the old checkpoint_last.pt. This call does not change it, because
-        # fairseq does not overwrite the old file, but writes a temporary file and renames it.
+        # Replace checkpoint_last.pt. This does not change checkpoint_best.pt, even if both names are hard links to one
+        # file, because fairseq does not overwrite the old file, but writes a temporary file and renames it.
         path = trainer.save_checkpoint(str(folder / LAST), extra_state)
         if is_best:
             link(folder / LAST, folder / BEST)

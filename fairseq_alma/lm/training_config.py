@@ -93,12 +93,12 @@ class TrainingConfigs:
             # No stage reaches this number of epochs, so only the intervals in updates have an effect.
             "save_interval": 10**6,
             "validate_interval": 10**6,
-            "validate_interval_updates": interval,  # without it, a checkpoint at the end of an epoch is not validated
+            # Otherwise, fairseq would not validate a checkpoint that it saves after the last update of an epoch.
+            "validate_interval_updates": interval,
             "best_checkpoint_metric": "ppl",
             "log_format": "json",
             "log_interval": max(1, min(100, updates // 50)),
-            # Let every training process load the checkpoint from the file. By default, only the first process loads it
-            # and sends it to the others, as data with a fairseq class that torch.load refuses to load.
+            # By default, the first process sends the checkpoint to the others, in a format that torch.load refuses.
             "load_checkpoint_on_all_dp_ranks": True,
             "distributed_world_size": num_devices,
             "nprocs_per_node": num_devices,

@@ -1,1 +1,1 @@
-"""The models that this package registers with fairseq. Needs fairseq."""
+"""The models that this package registers with fairseq. This package needs fairseq."""

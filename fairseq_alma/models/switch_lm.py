@@ -115,9 +115,9 @@ class SwitchLanguageModel(FairseqLanguageModel):
         super().upgrade_state_dict_named(state_dict, name)
         own = self.state_dict()
         for key in own.keys() - state_dict.keys():
-            # The key of the entry `version` ends with this word. If the state dict is the moving average of the weights
-            # (fairseq's option --store-ema), fairseq leaves this entry out. Add it, because _refuse_other_sizes would
-            # otherwise report it as missing.
+            # Add the entry `version` if the state dict lacks it, because _refuse_other_sizes would otherwise report it
+            # as missing. fairseq leaves this entry out of a moving average of the weights (option --store-ema). Compare
+            # only the end of the key, because the key starts with names of modules, as in "decoder.version".
             if key.endswith("version"):
                 state_dict[key] = own[key]
         _refuse_other_sizes(state_dict, own)
@@ -225,9 +225,9 @@ class SwitchDecoder(FairseqDecoder):
 
     def _autocast(self, device_type: str) -> AbstractContextManager[Any]:
         """Return a context manager that turns on autocast to bfloat16. With precision float32, it does nothing."""
-        # The model turns on autocast, not the task or the criterion, for two reasons. First, training, validation and
-        # alma-eval then compute with the same precision. Second, on a GPU, fairseq turns autocast off around the
-        # criterion.
+        # Turn on autocast in the model, and not in the task or the criterion, for two reasons. First, training,
+        # validation and alma-eval then compute with the same precision. Second, on a GPU, fairseq turns autocast off
+        # before it calls the criterion.
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(device_type, dtype=torch.bfloat16)
@@ -346,8 +346,8 @@ class CausalSelfAttention(nn.Module):
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         if x.device.type == "cpu":
-            # On a CPU, attention computes in float32. In bfloat16, its backward pass is three times as slow for 128
-            # tokens, and hardly faster for 512.
+            # On a CPU, compute attention in float32. In bfloat16, the backward pass would take three times as long for
+            # sequences of 128 tokens, and only slightly less time for sequences of 512 tokens.
             with torch.autocast("cpu", enabled=False):
                 q, k, v = q.float(), k.float(), v.float()
                 y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)

@@ -1,1 +1,1 @@
-"""The modules of a Switch Transformer (Fedus et al., 2021). Needs only torch."""
+"""The modules of a Switch Transformer (Fedus et al., 2021). This package needs only torch."""

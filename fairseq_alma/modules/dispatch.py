@@ -44,7 +44,7 @@ class Plan:
     dropped_E: Tensor
     """Number of dropped tokens of each expert, int64 [E]."""
     counts: tuple[int, ...] | None
-    """Number of rows of each expert, [E]; None with way="grouped", because the host then does not know it."""
+    """Number of rows of each expert, [E]. None with way="grouped", so that the host need not wait for the GPU."""
 
     @property
     def num_dropped(self) -> Tensor:
@@ -53,7 +53,7 @@ class Plan:
 
 
 def choose_way(device: torch.device, dtype: torch.dtype, capacity: int | None) -> Way:
-    """Return the fastest way to lay out the rows of the experts: "split", "slots" or "grouped".
+    """Return the fastest layout of the experts' rows: "split", "slots" or "grouped" (see the module's docstring).
 
     Args:
         device: the device of the tokens.
@@ -132,7 +132,7 @@ def plan_dispatch(expert_T: Tensor, num_experts: int, capacity: int | None, way:
 
 
 def to_rows(x_TD: Tensor, plan: Plan) -> Tensor:
-    """Return the inputs of the experts, [S, D]: the input of the token in each row.
+    """Return the inputs of the experts, [S, D]. Row s is the input of token `plan.token_S[s]`.
 
     Args:
         x_TD: inputs of the tokens, [T, D].
@@ -186,7 +186,7 @@ class _Move(torch.autograd.Function):
 
 def _select(x: Tensor, index: Tensor, valid: Tensor | None) -> Tensor:
     """Return x[index], with 0 in the rows in which `valid` is False."""
-    # index_select raises an error if x has no rows, even if no row of the result is valid. Return zeros instead.
+    # If x has no rows, index_select raises an error. In this case, no row of the result is valid, so return zeros.
     if len(x) == 0:
         return x.new_zeros(len(index), x.size(1))
     selected = x.index_select(0, index)

@@ -87,7 +87,10 @@ class _Unstack(torch.autograd.Function):
 
 
 def _run_slots(x_SD: Tensor, weights: ExpertWeights, dropout: float) -> Tensor:
-    """Return the outputs [S, D] of the experts. Each expert has S / E rows. A layer is one batched matrix product."""
+    """Return the outputs [S, D] of the experts if each expert has S / E rows.
+
+    One batched matrix product computes a layer of all experts.
+    """
     num_experts = len(weights.fc1_weight)
     x_ECD = x_SD.view(num_experts, len(x_SD) // num_experts, x_SD.size(1))
     h_ECF = torch.baddbmm(weights.fc1_bias.unsqueeze(1), x_ECD, weights.fc1_weight.transpose(1, 2)).relu()
@@ -96,11 +99,14 @@ def _run_slots(x_SD: Tensor, weights: ExpertWeights, dropout: float) -> Tensor:
 
 
 def _run_grouped(x_SD: Tensor, load_E: Tensor, weights: ExpertWeights, dropout: float) -> Tensor:
-    """Return the outputs [S, D] of the experts. Expert e has load_E[e] rows. A layer is one grouped matrix product."""
+    """Return the outputs [S, D] of the experts if expert e has load_E[e] rows.
+
+    One grouped matrix product computes a layer of all experts.
+    """
     end_E = load_E.cumsum(0).to(torch.int32)
     # Select the bias of each row by a matrix product with a matrix of zeros and ones, [S, E], because the gradient of a
     # matrix product is fast. If the biases were selected by an index, the gradient would need S additions to only E
-    # rows, and additions to one row must wait for each other.
+    # rows. This would be slow, because additions to the same row cannot run in parallel.
     row_S = torch.arange(len(x_SD), device=x_SD.device).unsqueeze(1)
     is_expert_SE = ((row_S < end_E) & (row_S >= end_E - load_E)).to(x_SD.dtype)
     h_SF = F.grouped_mm(x_SD, weights.fc1_weight.transpose(1, 2), offs=end_E) + is_expert_SE @ weights.fc1_bias

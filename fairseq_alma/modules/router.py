@@ -141,9 +141,9 @@ def _descend(
         leaf_probabilities[parent] = leaf_probabilities[parent] * (1 - to_new_T)
         at_parent_T = expert_T == parent
         moves_T = at_parent_T & (logits_TE[:, new] > 0)
-        # Compute g / stop_gradient(g) (see Router) as exp(log g - stop_gradient(log g)). g is also computed for tokens
-        # that are not at this split, and for them it can be 0. A division would then give 0 / 0, and all gradients
-        # would be NaN.
+        # g is the probability of the branch that a token takes at this split. Compute g / stop_gradient(g) (see Router)
+        # as exp(log g - stop_gradient(log g)) without a division. g is also computed for tokens that are not at this
+        # split, and for them g can be 0. The division would then give 0 / 0, and all gradients would be NaN.
         log_taken_T = F.logsigmoid(torch.where(moves_T, logits_TE[:, new], -logits_TE[:, new]))
         one_T = (log_taken_T - log_taken_T.detach()).exp()
         probability_T = torch.where(at_parent_T, probability_T * one_T, probability_T)
