@@ -19,7 +19,7 @@ from fairseq_alma.core.errors import SettingError
 
 @dataclass
 class FusedAdamConfig(FairseqDataclass):
-    """Options of the optimizer fused_adam. They have the names of the options of fairseq's adam."""
+    """Options of the optimizer fused_adam. Their names are those of the equivalent options of fairseq's adam."""
 
     adam_betas: Any = field(
         default=(0.9, 0.98), metadata={"help": "decay rates of the two moving averages (the paper's values by default)"}
@@ -34,7 +34,8 @@ class FusedAdam(FairseqOptimizer):
     """AdamW of torch with `fused=True`.
 
     Without weight decay, this is Adam as published (Kingma and Ba, algorithm 1). fairseq's adam differs from it in one
-    detail: it adds eps before the bias correction of the denominator. So in the first updates, eps has a larger effect.
+    detail: it adds eps before the bias correction of the denominator. So in the first updates, eps has a larger effect
+    in fairseq's adam than here.
 
     Args:
         cfg: options.
@@ -50,7 +51,10 @@ class FusedAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The options as arguments of torch.optim.AdamW. fairseq uses them instead of the values in a checkpoint."""
+        """The options, as a dictionary of keyword arguments of torch.optim.AdamW.
+
+        When fairseq loads a checkpoint, it replaces the options stored in the checkpoint by this dictionary.
+        """
         lr = self.cfg.lr
         return {
             "lr": lr if isinstance(lr, float) else lr[0],

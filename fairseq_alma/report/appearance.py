@@ -22,7 +22,10 @@ class Appearance:
     marker: str
     """The matplotlib name of the marker in figures."""
     symbol: str
-    """The plotly name of the marker on the page. Its shape is that of `marker` if plotly has a marker of this shape."""
+    """The plotly name of the marker on the page.
+
+    The marker has the same shape as `marker`, if plotly has a marker of this shape.
+    """
 
 
 # The first six colours are from the palette of Okabe and Ito. Its yellow is not used, because it is hard to see in
@@ -39,11 +42,12 @@ APPEARANCES = {
     "gmoe_flat": Appearance("#999933", "<", "triangle-left"),
     "ens_moe": Appearance("#332288", ">", "triangle-right"),
 }
-# The colours for learners that plugins add. The name of the learner determines which of them it gets.
+# The colours for learners that plugins add. The name of a learner determines the colour of the learner.
 _COLOURS_OF_PLUGINS = ("#000000", "#117733", "#661100", "#777777")
 
-# The line style of a curve shows the wait of the learner. These are the line styles, first for matplotlib. For example,
-# the matplotlib style (0, (1, 3)) starts at offset 0 and repeats a dash of length 1 and a gap of length 3.
+# The line style of a curve shows the wait of the learner. _MATPLOTLIB_DASHES contains the line styles in figures, and
+# _PLOTLY_DASHES those on the page. For example, the matplotlib style (0, (1, 3)) starts at offset 0 and repeats a dash
+# of length 1 and a gap of length 3.
 _MATPLOTLIB_DASHES: tuple = ("-", "--", ":", "-.", (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 _PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 

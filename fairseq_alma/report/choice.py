@@ -3,9 +3,9 @@
 A group contains the runs of one setting with several seeds. The page of the report (index.html) shows each group as one
 "run".
 
-The functions find three things: the best group within a budget; the Pareto front, which is the groups that no other
-group beats; and the alternatives to a group. An alternative differs from the group in one decision of the user: how
-long to wait, whether to replay, or whether to grow.
+The functions find three things: the best group within a budget; the Pareto front, which consists of all groups that no
+other group beats; and the alternatives to a group. An alternative is a finished group that differs from the
+group in one decision of the user: how long to wait, whether to replay, or whether to grow.
 
 Groups are chosen by their results on validation data (numbers.validation_score), never by test results. The page then
 shows the test results of the chosen group. When the user moves a slider on the page, page/choice.js computes the best
@@ -87,8 +87,8 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
     wait: the wait, the number of updates and the growth interval. The wait determines the number of stages, and users
         adapt the number of updates and the growth interval to the number of stages.
     replay: the setting `replay`.
-    growth: the learner, and the settings that only some learners have. One of the two learners grows, and the other
-        one does not.
+    growth: the learner, and the settings that only some learners have. The learner of one group must grow, and the
+        learner of the other group must not grow.
 
     All other settings must be equal.
 
@@ -99,8 +99,9 @@ def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
     may_differ: dict[Change, set[str]] = {
         "wait": set(WAIT_SETTINGS),
         "replay": {"replay"},
-        # Add the settings that only some learners have. For a setting that all learners have, learners_that_take
-        # returns an empty list. The list can depend on `comparison.half` ("vision" or "language model"). For example,
+        # Two groups with different learners may also differ in the settings that only some learners have. For such a
+        # setting, learners_that_take returns the names of these learners. For a setting that all learners have, it
+        # returns an empty list. The result depends on `comparison.half` ("vision" or "language model"): for example,
         # only some vision learners have the setting `experts`, but all language model learners have it.
         "growth": {"learner", *(name for name in names if learners_that_take(name, comparison.half))},
     }

@@ -48,9 +48,9 @@ def group_runs(runs: Sequence[Run]) -> list[Comparison]:
         while title in taken_titles:
             number += 1
             title = f"{name} ({number}), {details}"
-        # A slug is the title as a folder name. Two different titles may give the same slug, because a slug cannot
-        # contain all characters. If the slug exists already, append a number to it, so that each comparison has a
-        # separate folder.
+        # A slug is a folder name that is made from the title. Characters other than letters and digits are replaced, so
+        # two different titles may have the same slug. If the slug is already taken, append a number to it, so that
+        # each comparison has a separate folder.
         taken_slugs = {comparison.slug for comparison in comparisons}
         slug = base = re.sub(r"\W+", "_", title.replace(" = ", "")).strip("_")
         number = 1
@@ -161,7 +161,10 @@ def _compared_settings(half: Half, settings: Mapping[str, Any]) -> dict[str, Any
 
 
 def _stream_of(run: Run) -> Stream:
-    """Return the properties of the stream of a run. Vision runs have the setting `dataset`; language models do not."""
+    """Return the properties of the stream of a run.
+
+    A run with the setting `dataset` is a vision run, and a run without it is a language model run.
+    """
     settings, num_arrivals = run.settings, run.num_arrivals
     if "dataset" not in settings:
         evaluated_on = hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)

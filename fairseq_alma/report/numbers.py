@@ -63,7 +63,7 @@ class Numbers:
     num_updates: float
     """Number of optimizer updates over the stream. For an ensemble, the sum over its members."""
     wall_seconds: float | None
-    """Wall time of a run in seconds. If summary.json contains no wall time, the time spent in training."""
+    """Wall time of a run in seconds. If summary.json contains no wall time, this is the time spent in training."""
 
 
 def all_numbers(comparison: Comparison) -> list[Numbers]:

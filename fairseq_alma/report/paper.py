@@ -18,9 +18,9 @@ class Row(NamedTuple):
     learner: str
     wait: int
     steps: int
-    """How many times as many updates a stage has as a stage of a learner with wait 1.
+    """Number of updates in a stage, divided by 120,000 (the updates in a stage of a learner with wait 1).
 
-    For example, 3 in the row `SM_w3 (3x steps)`, because each of its stages has 3 x 120,000 updates.
+    For example, `steps` is 3 in the row `SM_w3 (3x steps)`, because each stage of this learner has 360,000 updates.
     """
     experts: tuple[int, ...]
     """Number of experts of each member: a single number, or one number for each stage if the learner grows."""
@@ -59,9 +59,9 @@ TABLE2 = (
 def row_of(group: RunGroup) -> Row | None:
     """Return the row of the paper's Table 2 that has the settings of this group of runs, or None if no row has them.
 
-    The group must have the learner, wait, steps, experts and members of the row, and replay must be off. Its number of
-    arrivals must be at least 3, and at least the wait. The group may use other data than the paper. For vision runs,
-    the result is None.
+    The group must have the learner, wait, steps, experts and members of the row, and replay must be off. The
+    group may use other data than the paper. The result is None for vision runs, and for a stream that is too short to
+    compare: with fewer than 3 arrivals, or with fewer arrivals than the wait.
     """
     if group.half != "language model" or group.replay or group.num_arrivals < max(3, group.wait):
         return None

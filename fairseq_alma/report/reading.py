@@ -30,13 +30,13 @@ MAX_PROCESSES = 16
 """Maximum number of processes that read run folders in parallel."""
 
 SCORE_COLUMNS = ("num_params", "forward_flops", "num_members", "num_experts", "overflow")
-"""Attributes that have the same name in `Run` and in `LedgerRow.scores`.
+"""Names of the `Run` attributes that are read from `LedgerRow.scores`, where they have the same names.
 
-`Run.quality` and `Run.validation` are missing here, because they have other names in the ledger. `Run.quality` is
-error_rate or perplexity there; `Run.validation` is validation_error_rate or validation_perplexity.
+`Run.quality` and `Run.validation` are missing here, because they have other names in the ledger. There, `Run.quality`
+is called error_rate or perplexity, and `Run.validation` is called validation_error_rate or validation_perplexity.
 """
 SPENT_COLUMNS = ("train_flops", "num_updates", "train_seconds")
-"""Attributes that have the same name in `Run` and in `LedgerRow.spent`."""
+"""Names of the `Run` attributes that are read from `LedgerRow.spent`, where they have the same names."""
 OPTIONAL_COLUMNS = ("validation", "num_members", "num_experts", "overflow")
 """Attributes of `Run` that may be missing in a row of the ledger."""
 
@@ -174,7 +174,8 @@ def _num_arrivals(folder: Path, settings: Mapping[str, Any], last_t: int) -> int
         try:
             return max(len(read_json(path)["digests"]), last_t)
         except (RunError, KeyError, TypeError):
-            # arrivals.json is incomplete, or another release of ALMA wrote it. Use the settings instead.
+            # arrivals.json is incomplete, or another release of ALMA wrote it. Ignore the error, and read the number
+            # of arrivals from the settings below.
             pass
     for name in ("arrivals", "mega_batches"):
         if isinstance(value := settings.get(name), int) and value >= last_t:

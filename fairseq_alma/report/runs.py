@@ -70,7 +70,7 @@ class Run:
     If the file summary.json contains the wall time `wall_seconds`, this dictionary contains it too.
     """
     settings: Mapping[str, Any]
-    """The content of settings.json."""
+    """All settings of the run: setting name -> value, read from the file settings.json."""
     provenance: Mapping[str, Any]
     """The content of provenance.json, such as the command line of the run; empty if this file is missing or damaged."""
     is_running: bool

@@ -126,7 +126,7 @@ def table1(comparison: Comparison) -> Table | None:
     """Return a table like the paper's Table 1. It compares learning in sequence with learning in random order (i.i.d.).
 
     Each row compares two groups of runs with the same data and compute. The groups differ only in the wait, and in
-    settings that depend on the wait.
+    settings that users adapt to the wait, such as the number of updates.
 
     In sequence: the first group has wait 1. It learns one mega-batch after another.
     i.i.d.: the second group has wait k. Its first stage learns the first k mega-batches together, in random order.
@@ -255,13 +255,13 @@ def _quality_text(group: RunGroup, t: int, scale: float) -> str:
 
 
 def _differ_in_wait_only(a: RunGroup, b: RunGroup) -> bool:
-    """Return True if groups `a` and `b` differ only in the wait and in settings that depend on the wait."""
+    """Return True if groups `a` and `b` differ only in WAIT_SETTINGS, such as the wait and the number of updates."""
     names = {*a.settings, *b.settings} - set(catalogue.WAIT_SETTINGS)
     return all(a.settings.get(name) == b.settings.get(name) for name in names)
 
 
 def _label_without_wait(group: RunGroup, comparison: Comparison) -> str:
-    """Return the label of a group, but leave out the wait and the settings that depend on the wait."""
+    """Return the label of a group without WAIT_SETTINGS, such as the wait and the number of updates."""
     return group_label(group, [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS])
 
 

@@ -70,7 +70,8 @@ def panels_of(
         panels.setdefault(title, []).append((score, group))
     shown_titles = sorted(panels, key=lambda title: min(score for score, _ in panels[title]))[:MAX_PANELS]
     shown, num_shown = {}, 0
-    # Loop over `panels`, which is in the order of the groups in the comparison. `shown_titles` is sorted by score.
+    # Loop over `panels`, because its titles are in the order of the groups in the comparison. The panels of the figure
+    # must be in this order too. `shown_titles` is sorted by score instead.
     for title in panels:
         if title in shown_titles:
             best = sorted(panels[title], key=lambda item: item[0])[:max_groups]
@@ -108,9 +109,17 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 
 
 def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: object) -> list[float]:
-    """Draw the curve of one group of runs: the mean over seeds at each arrival. Return the finite values of the curve.
+    """Draw the curve of one group of runs: the mean over seeds at each arrival.
 
-    For a language model without a finished stage, nothing is drawn and the result is an empty list.
+    Args:
+        axes: the panel.
+        comparison: the comparison that contains the group.
+        group: the group whose curve is drawn.
+        dashes: matplotlib line style.
+
+    Returns:
+        The values of the curve that are finite, to scale the y axis. For a language model without a finished stage,
+        nothing is drawn and the list is empty.
     """
     values = group.column("quality") * (100.0 if comparison.is_vision else 1.0)
     first_t = 0
@@ -124,7 +133,8 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
     style = appearance_of(group.learner)
     is_short = comparison.num_arrivals <= FEW_ARRIVALS
     # On a short stream, draw a marker at each arrival and join the markers by straight lines. On a long stream, draw
-    # steps without these markers, which would overlap. The steps show that the value changes only when a stage ends.
+    # a step curve without markers, because so many markers would overlap. A step curve fits, because the error rate or
+    # perplexity changes only when a stage ends.
     axes.plot(
         times, mean, color=style.colour, linestyle=dashes, linewidth=1.3,
         drawstyle="default" if is_short else "steps-post", marker=style.marker if is_short else None, markersize=4,

@@ -69,7 +69,8 @@ def routing_map(group: RunGroup, title: str) -> Figure:
         RunError: if a routing file is damaged or contains too few examples.
     """
     files = group.counted_runs[0].routing_files()
-    if len(files) > MAX_STAGES:  # choose evenly spaced stages, including the first and the last
+    if len(files) > MAX_STAGES:
+        # Only MAX_STAGES panels fit in a figure. Choose evenly spaced stages, including the first and the last stage.
         files = [files[round(i * (len(files) - 1) / (MAX_STAGES - 1))] for i in range(MAX_STAGES)]
     routings = [(k, _read_routing(path)) for k, path in files]
     # Use only as many images as the smallest file contains. The files can contain different numbers of images, because
@@ -133,20 +134,31 @@ def gate_tree(root: int, splits: Sequence[int], num_experts: int) -> Tree:
     if count != num_experts:
         raise RunError(
             f"the tree of gates has {count} experts, but the mixture has {num_experts}: a routing.npz of the run is "
-            f"damaged, or another release wrote it. Remove the routing.npz files to leave this map out of the report"
+            f"damaged, or another release wrote it. Remove the routing.npz files of the run to make the report without "
+            f"its routing map"
         )
     return tree
 
 
 def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray) -> None:
-    """Draw the tree of gates on top of the examples. An expert that receives no example is left out."""
+    """Draw the tree of gates on top of the images. An expert that receives no image is left out.
+
+    Args:
+        axes: the panel.
+        tree: the tree of gates.
+        positions: t-SNE position of each image, [number of images, 2].
+        expert: index of the expert that each image is routed to, [number of images].
+    """
     # Compute where the index of each expert is drawn. Among the images of the expert, choose the image that has the
     # most other images of the expert near it, and use the position of this image.
     radius = np.ptp(positions, axis=0).max() / 12
     leaves = {int(leaf): _densest_position(positions[expert == leaf], radius) for leaf in np.unique(expert)}
 
     def draw(node: Tree) -> np.ndarray | None:
-        """Draw a node and everything below it. Return the position of the node; None if nothing is drawn."""
+        """Draw a gate and all gates below it in the tree. Return the position of `node`, a gate or an expert.
+
+        For an expert without images, and for a gate that has only such experts below it, return None and draw nothing.
+        """
         if not isinstance(node, list):
             return leaves.get(node)
         branches = [position for branch in node if (position := draw(branch)) is not None]
@@ -167,10 +179,14 @@ def _draw_tree(axes: Axes, tree: Tree, positions: np.ndarray, expert: np.ndarray
 
 
 def _densest_position(positions: np.ndarray, radius: float) -> np.ndarray:
-    """Return the one of `positions` that has the most other positions within the distance `radius`.
+    """Return the position that has the most other positions within the distance `radius`.
 
-    The index of an expert is drawn there. The mean of the positions of its images would be a bad choice. An expert may
-    process several classes, and the mean may lie between the classes, where the expert has no images.
+    The index of the expert is drawn at this position. The mean of the positions is not used. If the images of the
+    expert form several clusters, the mean may lie between the clusters, where the expert has no images.
+
+    Args:
+        positions: t-SNE positions of the images of one expert, [number of images, 2].
+        radius: another position is counted if its distance is less than this number.
     """
     distances = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
     return positions[(distances < radius).sum(axis=1).argmax()]
@@ -188,7 +204,7 @@ def _embed(images: np.ndarray) -> np.ndarray:
     pixels = images[:MAX_EXAMPLES].reshape(min(len(images), MAX_EXAMPLES), -1).astype(np.float32) / 255
     if min(pixels.shape) > 50:
         pixels = PCA(50, random_state=0).fit_transform(pixels)
-    # t-SNE accepts only a perplexity that is smaller than the number of examples.
+    # Reduce the perplexity if there are few images, because t-SNE requires a perplexity below the number of images.
     perplexity = min(_PERPLEXITY, max(2, (len(pixels) - 1) // 3))
     return TSNE(init="pca", random_state=0, perplexity=perplexity).fit_transform(pixels)
 
@@ -203,8 +219,10 @@ def _read_routing(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in names}
-    except Exception as error:  # zipfile, zlib and numpy raise errors of many types for damaged files
-        raise RunError(f"{path} cannot be read ({error!r}): remove it to leave this map out of the report") from error
+    except Exception as error:  # catch all errors, because zipfile, zlib and numpy raise many types for a damaged file
+        raise RunError(
+            f"{path} cannot be read ({error!r}): remove this file to draw the routing map without it"
+        ) from error
 
 
 def _colour(number: int, count: int) -> Any:

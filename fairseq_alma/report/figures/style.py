@@ -128,7 +128,7 @@ def legend_entry(comparison: Comparison, group: RunGroup, dashes: Any = "-") -> 
 
 
 def add_legend(figure: Figure, handles: Sequence[Line2D]) -> Legend:
-    """Add a legend to the right of the panels."""
+    """Add a legend with the entries `handles` to the right of the panels. Return the legend."""
     return figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False, handlelength=3)
 
 

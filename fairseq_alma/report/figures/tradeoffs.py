@@ -30,7 +30,7 @@ MAX_POINTS = 400
 
 
 def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against training TFLOPs.
+    """Draw CER or average perplexity against training TFLOPs. Return None if no group of runs is finished.
 
     A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
     """
@@ -38,7 +38,7 @@ def against_compute(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 
 
 def against_parameters(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
-    """Draw CER or average perplexity against the number of parameters.
+    """Draw CER or average perplexity against the number of parameters. Return None if no group of runs is finished.
 
     A line joins groups of runs that differ only in the size of the model (SIZE_SETTINGS, such as `width`).
     """
@@ -141,8 +141,8 @@ def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
     The groups in one list have the same learner and wait, and differ only in the size of the model (SIZE_SETTINGS, such
     as `width`).
     """
-    # Growth settings can be ignored here. Within a panel, groups with the same learner and wait have the same growth
-    # settings, because `panels_of` puts all other groups into different panels.
+    # Growth settings can be ignored here, because `panels_of` has already separated groups that have the same learner
+    # and wait but different growth settings: such groups are in different panels.
     ignored = (*SIZE_SETTINGS, *GROWTH_SETTINGS)
     series: dict[tuple, list[RunGroup]] = {}
     for group in groups:
@@ -154,7 +154,8 @@ def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
 def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the effect of replay: CER or average perplexity against training TFLOPs, without and with replay.
 
-    A line joins each group of runs without replay to each group that differs from it only in replay.
+    A line joins each group of runs without replay to each group that differs from it only in replay. The result is
+    None if there are no two finished groups that differ only in replay.
     """
     pairs = replay_pairs(comparison, numbers)
     if not pairs:
@@ -216,7 +217,8 @@ def _draw_points(axes: Axes, points: Sequence[tuple[float, Numbers]], learner: s
 
     Args:
         axes: the panel.
-        points: for each point, x and the results of a group. y is the CER or average perplexity in these results.
+        points: for each point, the x coordinate and the results of a group of runs. The y coordinate is the CER or
+            average perplexity of the group, taken from its results.
         learner: name of the learner. It determines colour and marker.
         dashes: matplotlib line style.
     """

@@ -33,7 +33,7 @@ MAX_POINTS = 250_000
 If a comparison has n curves, each curve may have MAX_POINTS / n points.
 """
 MIN_POINTS = 40
-"""One curve may always have this many points, even if all curves together then have more than MAX_POINTS."""
+"""Each curve may have at least this many points, even if all curves together then have more than MAX_POINTS."""
 MAX_ALTERNATIVES = 12
 """Maximum number of alternatives that the page shows for each group of runs and each decision.
 
