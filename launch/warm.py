@@ -10,8 +10,9 @@ The module `multiprocessing.forkserver` of the standard library is similar, but 
 `python -m`: it imports the main script of the parent again, does not run functions registered with `atexit`, ends with
 status 1 instead of by SIGINT after Ctrl-C, and keeps the server alive if the parent is killed.
 
-A command such as alma-lm calls `warm_start` itself. If the command runs in a fork of a server with `generations=1`, it
-has a server of its own from the start. That server does not import the modules again, because it is a fork, too.
+A command that runs in a fork may call `warm_start` itself, as alma-lm does. Normally, `warm_start` would then start a
+second server, which would import the modules again. To avoid this, a server with `generations=1` creates a new server
+for each of its forks. The new server is a fork of this fork, so it contains the imported modules already.
 
 The server is only used on Linux, and not if the environment variable ALMA_WARM is 0. Commands other than `python -m`,
 and all commands if there is no server, are started by `subprocess`.
@@ -66,9 +67,10 @@ def warm_start(modules: Sequence[str], generations: int = 0) -> Start:
 
 
 nested_server: "Server | None" = None
-"""A server that is ready when this process begins, and from which this process can start its own child processes.
+"""The server process that was created for this process when this process was forked, or None if there is none.
 
-It is None unless this process was forked by a server that gives each fork such a server (`generations` above 0)."""
+This process can start its child processes as forks of this server. A process has such a server only if it was itself
+forked by a server whose argument `generations` is above 0 (see `Server`)."""
 
 
 @cache
@@ -88,8 +90,9 @@ class Server:
 
     Args:
         modules: dotted names of the modules that the server imports.
-        generations: with 0, the forks have no server from which they could start processes. With n above 0, each fork
-            has such a server, whose own argument `generations` is n - 1. `warm_start` returns it.
+        generations: number of generations of forks that get a server of their own, from which they can start
+            processes. With 0, forks of this server have no server. With 1, each fork of this server has a server. With
+            2, each fork of those servers has a server, too.
     """
 
     def __init__(self, modules: Sequence[str], generations: int = 0):
@@ -100,9 +103,9 @@ class Server:
             # fork uses the number of threads of its job, or OpenMP's default.
             environment = {**os.environ, **QUIET_IMPORTS}
             environment.pop("OMP_NUM_THREADS", None)
-            # Use killed_with only in the main thread, because Linux kills the server when the thread that started it
-            # ends, even if this process continues. In another thread, do without killed_with: the server also exits
-            # when this process ends, because the connection is closed then.
+            # killed_with tells Linux to kill the server when the thread that started the server ends, even if this
+            # process continues. So use killed_with only in the main thread. A server that another thread has started
+            # exits when this process ends, because its connection to this process is closed then.
             is_main_thread = threading.current_thread() is threading.main_thread()
             process = subprocess.Popen(
                 [sys.executable, "-m", "launch.warm_server", str(theirs.fileno()), str(generations), *modules],
@@ -139,7 +142,11 @@ class Server:
     def start(
         self, command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None
     ) -> Process:
-        """Start a command, in a fork if it is a `python -m` command and the server runs (see launch.local.Start)."""
+        """Start a command and return its process. The arguments are those of `launch.local.Start`.
+
+        If the command is a `python -m` command and the server runs, the server forks a process for the command.
+        Otherwise, `subprocess` starts the command.
+        """
         if [*command[:2]] != [sys.executable, "-m"] or len(command) < 3:
             return start_process(command, output, environment, errors)
         request = {"arguments": command[2:], "environment": dict(environment), "folder": str(Path.cwd())}
@@ -172,7 +179,10 @@ class Server:
 
 
 class _Child:
-    """A child process of this process, which `os.fork` has created. It has methods of `subprocess.Popen`."""
+    """A child process that this process created with `os.fork`.
+
+    This class has the methods of `subprocess.Popen` that `Server` uses.
+    """
 
     def __init__(self, pid: int):
         self.pid = pid

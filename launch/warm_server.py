@@ -1,6 +1,10 @@
 """The server process that imports modules once and then forks for each request: see `launch.warm`, which starts it.
 
-python -m launch.warm_server CONNECTION GENERATIONS MODULES...
+Command line: python -m launch.warm_server CONNECTION GENERATIONS MODULES...
+
+CONNECTION   file descriptor of the socket on which the requests arrive
+GENERATIONS  number of generations of forks that get a server of their own (see `launch.warm.Server`)
+MODULES      dotted names of the modules to import
 """
 
 import atexit
@@ -28,8 +32,7 @@ def serve(control: socket.socket, generations: int, modules: Sequence[str]) -> l
 
     Args:
         control: connection on which the requests arrive.
-        generations: with 0, a fork has no server from which it could start processes. With n above 0, each fork has
-            such a server, whose own argument `generations` is n - 1.
+        generations: number of generations of forks that get a server of their own (see `launch.warm.Server`).
         modules: dotted names of the modules to import.
     """
     # Ignore Ctrl-C in the server. In a terminal, Ctrl-C sends SIGINT to all processes, and the forks handle it.
@@ -73,7 +76,8 @@ def serve(control: socket.socket, generations: int, modules: Sequence[str]) -> l
                 replies[pid] = reply
                 with suppress(OSError):
                     reply.sendall(f"{pid}\n".encode())
-    # Only a fork leaves the loop above. Create its server before anything in the fork is changed for its job.
+    # Only a fork leaves the loop above. If the fork needs a server of its own, create this server by forking the fork
+    # now, before the job begins. The job may start threads, and a process with several threads is not safe to fork.
     if generations and (theirs := _fork_server(modules)):
         os.close(output)
         os.close(errors)
@@ -98,7 +102,10 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _fork_server(modules: Sequence[str]) -> socket.socket | None:
-    """Fork a server of this process and set `warm.nested_server`. In the server, return its connection, else None."""
+    """Create a server for this process by forking, and store the connection to it in `warm.nested_server`.
+
+    Return None in this process. In the new server, return the socket on which its requests arrive.
+    """
     control, theirs = socket.socketpair()
     prepare = killed_with(os.getpid())
     if (pid := _fork()) == 0:
@@ -122,7 +129,11 @@ def _fork() -> int | None:
 
 
 def _send_statuses(replies: dict[int, socket.socket]) -> None:
-    """Send the exit statuses of the forks that have ended, and remove them from `replies`."""
+    """Send the exit status of each fork that has ended to the process that requested the fork.
+
+    Args:
+        replies: the connections to send to, by process id of the fork. Those of ended forks are removed.
+    """
     # waitpid raises ChildProcessError if no fork is left.
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -77,8 +77,9 @@ class StageData:
     def num_new(self) -> int:
         """Number of examples that an epoch reads, per seed.
 
-        If the setting `replay` is False or a number, this is the number of new examples. If `replay` is "all", it is
-        the number of new examples and of examples of earlier mega-batches.
+        If the setting `replay` is False, these are the new examples. If `replay` is a number, the number of examples is
+        the same, because each example of an earlier mega-batch is read instead of a new example. If `replay` is "all",
+        an epoch reads the new examples and all examples of earlier mega-batches.
         """
         return self.training.num_examples - self.num_past
 
@@ -249,9 +250,9 @@ class Batches:
             yield x.view(num_orders, -1, *x.shape[1:]), one_hot.view(num_orders, -1, one_hot.shape[1])
 
     def _augmentation(self, num_examples: int) -> Tensor | None:
-        """Draw and return the random augmentation parameters for one epoch. Return None if examples are not augmented.
+        """Draw the random crop and flip of each example for one epoch. Return None if examples are not augmented.
 
-        The result has the shape [R, n, ...] for R orders and n = num_examples.
+        The result has the shape [R, n, ...] for R orders and n = num_examples (see `Inputs.draw_augmentation`).
         """
         inputs = self._data.training.inputs
         drawn = [inputs.draw_augmentation(num_examples, generator) for generator in self._generators]

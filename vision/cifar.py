@@ -202,8 +202,8 @@ def _images(path: Path, data: Any) -> np.ndarray:
         if kind in (b"u1", "u1") and num_images and num_bytes == NUM_BYTES:
             return np.ascontiguousarray(np.frombuffer(values, np.uint8).reshape(shape, order="F" if by_column else "C"))
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        # A damaged file leads to one of these errors: `data` does not have the attributes that describe an array, or
-        # the number of bytes does not fit the shape of the array.
+        # The file is damaged: `data` does not have the attributes that describe an array, or the number of bytes does
+        # not fit the shape of the array.
         _refuse(path, f"its data are not an array of bytes with shape [n, {NUM_BYTES}] ({error})", error)
     required = f"type 'u1' (uint8) and shape [n, {NUM_BYTES}] with at least one image"
     _refuse(path, f"its data have type {kind!r} and shape {list(shape)}, but must have {required}")

@@ -36,7 +36,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Pixels:
-    """The formula that normalises pixel values: (pixel / largest - mean) / deviation.
+    """Normalises pixel values: divides them by `largest`, subtracts `mean`, and divides by `deviation`.
 
     Raises:
         SettingError: if `mean` and `deviation` have different numbers of channels.
@@ -45,10 +45,10 @@ class Pixels:
     largest: float
     """The largest possible pixel value of the dataset, for example 255."""
     mean: float | tuple[float, ...]
-    """Mean of the pixel values divided by `largest`: one number for all channels, or one number per channel."""
+    """Mean of the pixel values after division by `largest`: one number for all channels, or one number per channel."""
     deviation: float | tuple[float, ...]
-    """Standard deviation of the pixel values divided by `largest`: one number for all channels, or a tuple with one
-    number per channel."""
+    """Standard deviation of the pixel values after division by `largest`: one number for all channels, or a tuple with
+    one number per channel."""
 
     def __post_init__(self):
         if len(_by_channel(self.mean)) != len(_by_channel(self.deviation)):

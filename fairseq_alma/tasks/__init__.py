@@ -1,1 +1,1 @@
-"""The tasks that this package registers with fairseq. Needs fairseq."""
+"""The fairseq task alma_lm (alma_lm.py) and its check that losses are finite (loss_check.py)."""

@@ -199,7 +199,10 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return super().valid_step(sample, model, criterion)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Log the metrics of an update or validation batch, and add its tokens and token pairs to `self.processed`."""
+        """Log the metrics of an update or a validation batch, and count its tokens and token pairs in `self.processed`.
+
+        A sequence of L tokens has L^2 token pairs.
+        """
         super().reduce_metrics(logging_outputs, criterion)
         processed = self.processed["training" if criterion.training else "validation"]
         for log in logging_outputs:
@@ -233,7 +236,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             )
 
     def get_checkpoint_dict(self) -> dict:
-        """Return the task's entry in a checkpoint: `self.processed` and the digest of the dictionary.
+        """Return the task's entry in a checkpoint: token counts (`self.processed`) and the digest of the dictionary.
 
         Raises:
             FloatingPointError: if a loss since the last check is not finite. Then no checkpoint is written.
@@ -243,7 +246,11 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return {type(self).__name__: {"processed": self.processed, "dict_sha256": dictionary}}
 
     def set_checkpoint_dict(self, state: dict) -> None:
-        """Set `self.processed` to the numbers in a checkpoint. `state` is the task's entry in the checkpoint."""
+        """Set `self.processed` to the numbers of processed tokens and token pairs that a checkpoint contains.
+
+        Args:
+            state: the task's entry in the checkpoint, which `get_checkpoint_dict` returned.
+        """
         self.processed = state["processed"]
 
     def _mega_batch_splits(self, text: str) -> list[str]:
@@ -251,7 +258,12 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         return [f"mega_batch_{t}" for t in parse_mega_batches(text, self.stream.num_mega_batches)]
 
     def _blocks(self, splits: list[str], shuffle: bool) -> Blocks:
-        """Return the concatenated tokens of the splits as non-overlapping blocks of tokens_per_sample tokens."""
+        """Return the concatenated tokens of the splits as non-overlapping blocks of tokens_per_sample tokens.
+
+        Args:
+            splits: names of the splits, for example "mega_batch_1" or "valid".
+            shuffle: if True, the blocks are read in random order.
+        """
         datasets = [self._load(split) for split in splits]
         documents = datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)
         blocks = TokenBlockDataset(

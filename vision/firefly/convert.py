@@ -1,4 +1,4 @@
-"""Convert a stack of one network to a `Chain`, the form that growth needs, and convert the grown chain back."""
+"""Convert a stack of one network to a `Chain` (a list of layers, which growth needs), and a grown chain to a stack."""
 
 from itertools import accumulate
 

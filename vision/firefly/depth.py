@@ -85,9 +85,9 @@ class DepthCandidates:
             x = layer.output(x)
             noise = layer.product(x, self.noise[number])
             if gates is not None:
-                # Multiply the noise by 1 + gate, because the score is the gradient with respect to the gate. detach()
-                # saves computation: without it, the gradient of `noise` would have another term, gate * (...). This
-                # term is 0, because all gates are 0.
+                # Multiply the noise by 1 + gate, because the score is the gradient with respect to the gate. All gates
+                # are 0, so the product noise * gate adds only zeros to the gradient with respect to `noise`. detach()
+                # saves the computation of these zeros.
                 noise = noise + noise.detach() * gates[number]
             x = layer.pool((x + noise).relu())
         return F.linear(x.flatten(1), self.chain.head_weight, self.chain.head_bias)
@@ -119,7 +119,8 @@ class DepthCandidates:
             norm, bias = None, None if layer.bias is None else torch.zeros_like(layer.bias)
             if number in moments:
                 mean, variance = moments[number]
-                # The norm returns its input: (x - mean) / sqrt(variance + EPS) * scale + shift = x.
+                # Choose the scale sqrt(variance + EPS) and the shift `mean`, so that the norm does not change its input
+                # x: (x - mean) / sqrt(variance + EPS) * scale + shift = x.
                 norm = Norm((variance + EPS).sqrt(), mean, mean, variance)
             layers.append(Layer(weight, bias, norm, layer.is_pooled))
         return replace(self.chain, layers=layers)
@@ -136,7 +137,8 @@ def grow_depth(
         num_layers: number of new layers. If `max_params` does not allow so many, fewer are added.
         generator: random generator for the noise, the small random part of the weights of new layers.
         max_params: largest number of parameters of the grown network, or None for no limit. New layers are added from
-            the best score to the worst. If the next one would exceed the limit, growth ends and a warning is logged.
+            the best score to the worst. If the network would exceed the limit with the next one, growth ends and a
+            warning is logged.
 
     Raises:
         SettingError: if `num_layers` is larger than the number of layers of the network.
@@ -157,11 +159,13 @@ def grow_depth(
         places.append(place)
     if len(places) < num_layers:
         logger.warning(
-            "added only %d of %d new layers, because the next layer would exceed this stage's limit of %d parameters",
+            "added only %d of %d new layers, because with one more layer the network would have more parameters than "
+            "this stage's limit of %d",
             len(places), num_layers, max_params,
         )  # fmt: skip
     if places and any(layer.norm for layer in chain.layers):
-        # Add the FLOPs of one more forward pass over all examples, which computes the statistics of the new norms.
+        # Add the FLOPs of the forward pass over all examples in which `grown_chain` computes the means and variances of
+        # the new norms.
         with torch.no_grad():
             flops += flops_of_call(lambda: chain.logits(example)) * num_examples
     return Growth(candidates.grown_chain(places, batches), flops)

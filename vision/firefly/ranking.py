@@ -77,7 +77,7 @@ class Ranking(NamedTuple):
     num_examples: int
     """Number of examples in one pass."""
     example: Tensor
-    """One example of the data, [1, ...], with which the FLOPs of a further pass can be counted."""
+    """One example of the data, [1, ...]. It can be used to count the FLOPs that the network needs per example."""
 
 
 def rank(candidates: Candidates, batches: BatchSource) -> Ranking:

@@ -105,15 +105,15 @@ class WidthCandidates:
         x_new: Tensor | None = None
         for number, layer in enumerate(self.chain.layers):
             width = layer.width
-            # The old units, the noise of the splits and the new units have the input x in common. So compute all of
-            # their outputs in one product.
+            # Three tensors of weights are multiplied by the same input x: the weights of the old units, the noise of
+            # the splits and the weights of the new units. Concatenate them, so that one product is enough.
             weights = torch.cat([layer.weight, self.splits[number], self.new_units[number]])
             z, noise, z_new = layer.product(x, weights).split([width, width, self.num_candidates], dim=1)
             if gates is not None:
                 gate = gates[number].view(1, -1, *[1] * (x.dim() - 2))
-                # Multiply the noise by 1 + gate, because the score is the gradient with respect to the gate. detach()
-                # saves computation: without it, the gradient of `noise` would have another term, gate * (...). This
-                # term is 0, because all gates are 0.
+                # Multiply the noise by 1 + gate, because the score is the gradient with respect to the gate. All gates
+                # are 0, so the product noise * gate adds only zeros to the gradient with respect to `noise`. detach()
+                # saves the computation of these zeros.
                 noise = noise + noise.detach() * gate[:, :width]
                 z_new = z_new + z_new.detach() * gate[:, width:]
             z, weight_on_new = layer.add_bias(z), self.weights_on_new[number]
@@ -150,9 +150,10 @@ class WidthCandidates:
             weight = torch.cat([first_halves, second_halves, self.new_units[number][added]])
             on_new = self.weights_on_new[number]
             if split_inputs is not None and new_inputs is not None and on_new is not None:
-                # Each new unit of the previous layer is a new input of this layer, so it needs a column of weights
-                # in this layer. `rows` has one column for each of the K candidates for new units. It has one row for
-                # each unit of the grown layer: old units, then second halves of split units, then new units.
+                # Each new unit of the previous layer is a new input of this layer, so this layer needs a new column
+                # of weights for it. `rows` contains a column for each of the K possible new units of the previous
+                # layer. `rows[:, new_inputs]` selects the columns of the units that are added. The rows of `rows`
+                # belong to the units of the grown layer: old units, then second halves of splits, then new units.
                 rows = torch.cat([on_new[: layer.width], on_new[split], on_new[layer.width + added]])
                 weight = torch.cat([_with_split_inputs(weight, split_inputs), rows[:, new_inputs]], dim=1)
             norm, bias = layer.norm, layer.bias
