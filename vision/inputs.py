@@ -83,8 +83,8 @@ class Images(Inputs):
 
     def __init__(self, pixels: Pixels, num_channels: int, side: int, padding: int = 4, border: float | None = None):
         self._num_channels, self._side, self._padding, self._border = num_channels, side, padding, border
-        # Compute shift and scale, so that a normalised value is shift + scale * pixel. The pixel value 0 gives shift,
-        # and the pixel value 1 gives shift + scale.
+        # A normalised value is shift + scale * pixel. To compute shift and scale, normalise the pixel values 0 and 1:
+        # the results are shift and shift + scale.
         ends = pixels.normalise(torch.arange(2, dtype=torch.uint8)[:, None].expand(2, num_channels))
         self._shift, self._scale = ends[0], ends[1] - ends[0]
 

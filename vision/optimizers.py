@@ -20,9 +20,9 @@ class AdaDelta:
 
     def __init__(self, parameters: Tensor, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6):
         self._parameters, self._lr, self._rho = parameters, lr, rho
-        # torch's update rule adds eps to both running means at every step. To save this addition, `_square` and
-        # `_change` contain the running mean plus eps. So they start at eps, and `step` averages gradient^2 + eps and
-        # update^2 + eps instead of gradient^2 and update^2.
+        # torch's update rule has a running mean of gradient^2 and one of update^2, and adds eps to both at every step.
+        # To save this addition, `_square` and `_change` contain these running means plus eps. So they start at eps, and
+        # `step` averages gradient^2 + eps and update^2 + eps instead of gradient^2 and update^2.
         self._eps = torch.tensor(eps, device=parameters.device)
         self._square, self._change = torch.full_like(parameters, eps), torch.full_like(parameters, eps)
         self._step, self._new = torch.empty_like(parameters), torch.empty_like(parameters)

@@ -51,9 +51,11 @@ def keep_freed_memory() -> None:
     a quarter of the time of a step is spent on requesting memory from the operating system. The results of the training
     do not change. On a system without glibc, this function does nothing.
 
-    The change cannot be undone. glibc has no function that reads the current thresholds, and if a threshold is set
-    once, glibc never adjusts it automatically again. So only programs whose process runs nothing else should call this
-    function. `vision.run.run` does not call this function, because other programs may call `run`.
+    glibc has two thresholds: it returns freed memory to the operating system only if the size of this memory exceeds a
+    threshold. This function raises both thresholds. The change cannot be undone, because glibc has no function that
+    returns the thresholds from before the change. Also, glibc normally adjusts the thresholds automatically, and stops
+    this as soon as a program sets one of them. So call this function only in a process that runs nothing but the
+    training. `vision.run.run` does not call it, because other programs may call `run`.
     """
     if not sys.platform.startswith("linux"):
         return

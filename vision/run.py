@@ -235,7 +235,8 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        # Read a number from the device. This fails on a device that stores no data, such as meta.
+        # Check that torch can compute on the device: create a tensor there and read its number. Reading fails on a
+        # device that stores no data, such as meta.
         torch.ones(1, device=device).item()
     # Catch all exceptions, because torch raises many kinds of errors for a missing device.
     except Exception as error:

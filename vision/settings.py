@@ -137,10 +137,12 @@ class SeedSettings(Settings):
         return replace(self, **{name: value + number for name, value in self._first_seeds().items()}, seeds=1)
 
     def first(self, purpose: str) -> int:
-        """Return the first seed of the random numbers for a purpose.
+        """Return the random seed of the first run for a purpose, for example for the initial parameters.
 
-        For each purpose, this table shows a setting. The first seed is the value of that setting or, if the setting is
-        None, the value of `seed`.
+        There is one run per seed, so `seeds` runs. Run number i, counted from 0, uses the returned value plus i.
+
+        The table shows, for each purpose, the setting that determines the random seed. If this setting is None, the
+        setting `seed` is used instead.
 
         purpose                               setting
         "data"                                data_seed
@@ -195,7 +197,7 @@ class VisionSettings(RunSettings):
     threads: Count = 1
     """Number of CPU threads. More than one thread does not make the training faster, because the networks are small."""
     tensorboard: bool = True
-    """Whether to write RUN/tensorboard while the run progresses."""
+    """Whether to write TensorBoard logs to RUN/tensorboard during the run."""
     keep_stages: bool = False
     """Whether to keep the networks of every stage on disk."""
     routing_examples: NonNegative = 2000
@@ -216,7 +218,7 @@ class VisionSettings(RunSettings):
             raise SettingError(f"dataset={self.dataset!r} is not one of {', '.join(DEFAULT_MEGA_BATCHES)}")
         object.__setattr__(self, "recipe", self.recipe.for_dataset(self.dataset))
         if not 0 < self.validation_share < 1:
-            raise SettingError(f"validation_share={self.validation_share} must be between 0 and 1")
+            raise SettingError(f"validation_share={self.validation_share} must be above 0 and below 1")
         if self.routing_examples > 5000:
             raise SettingError(f"routing_examples={self.routing_examples} must be at most 5000")
         if self.precision == "bfloat16" and self.dataset not in CONVOLUTIONAL:

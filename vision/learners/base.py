@@ -157,7 +157,7 @@ class VisionLearner:
         self._stack, self._files.current = self._prepared(stack), None
 
     def new_stack(self, stage_index: int) -> Stack:
-        """Return S x N untrained networks, the networks of the first seed first.
+        """Return untrained networks, N for each of the S seeds. The networks of the first seed come first.
 
         Args:
             stage_index: index of the first stage that will train these networks. The random parameters depend on it.
@@ -165,14 +165,15 @@ class VisionLearner:
         return self.new_network(self.generators("initialisation", stage_index))
 
     def generators(self, purpose: str, stage_index: int, networks_per_seed: int | None = None) -> list[torch.Generator]:
-        """Return a random generator for each network, the generators of the first seed first.
+        """Return a random generator for each network. The generators of the first seed come first.
 
         Each combination of seed, purpose, network and stage has a different generator.
 
         Args:
             purpose: what the random numbers are used for (see `SeedSettings.first`).
             stage_index: index of the stage that uses the random numbers.
-            networks_per_seed: number of generators per seed. By default N, one for each network.
+            networks_per_seed: number of generators per seed. By default the property `networks_per_seed`, so that there
+                is one generator for each network.
         """
         first = self.settings.seeding.first(purpose)
         count = networks_per_seed or self.networks_per_seed

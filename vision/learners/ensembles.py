@@ -88,7 +88,10 @@ class GrowingEnsemble(VisionLearner):
 
     @property
     def frozen(self) -> list[tuple[str, Stack]]:
-        """For each earlier stage: (name, stack of its frozen networks). Stacks not in memory are read from files."""
+        """The frozen networks: for each earlier stage, a pair (name of the stage, stack of its networks).
+
+        Stacks that are not in memory are read from files.
+        """
         # `load` may have restored an earlier state, in which the networks of fewer stages are frozen. So delete the
         # networks of later stages from the list.
         del self._frozen[self._num_frozen :]

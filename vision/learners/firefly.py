@@ -66,8 +66,9 @@ class Firefly(VisionLearner):
         A candidate is a possible change of the network (see `grow`).
         """
         if self.own.grow_by == "width":
-            # As in the authors' code, the width of the network in stage t + 1 is about c (1 + g t). Here c is the
-            # width in the first stage, and g is grow_ratio. So the width must increase by the fraction
+            # As in the authors' code: if the network grows before every stage, its width is about c (1 + g (t - 1)) in
+            # stage t, and about c (1 + g t) in stage t + 1. Here c is the width in the first stage, and g is
+            # grow_ratio. So the growth between these stages must increase the width by the fraction
             # (1 + g t) / (1 + g (t - 1)) - 1.
             t, g = stage_index - 1, self.own.grow_ratio
             return count_by_width_ratio(chain, (g * t + 1) / (g * (t - 1) + 1) - 1)

@@ -23,7 +23,8 @@ class ConvBlock:
     def __init__(self, layers: Sequence[ConvLayer]):
         self._layers, self._pool, self._narrow = list(layers), MaxPool(), NarrowBlock(layers)
         self._was_narrow = False
-        """True if narrow.c computed the last forward pass in training mode. Then narrow.c also computes `backward`."""
+        """True if the C code narrow.c computed the last forward pass in training mode. Then narrow.c also computes
+        `backward`."""
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Set the dtype of the convolutions: float32 or bfloat16."""
@@ -41,8 +42,9 @@ class ConvBlock:
         is_narrow = self._layers[0].compute_dtype is torch.float32 and self._narrow.can_compute(x)
         if training:
             if is_narrow is not self._was_narrow:
-                # Free the tensors that the last pass saved, because they are not needed any more. This pass does not
-                # overwrite them, because torch and narrow.c save their tensors in different objects.
+                # torch computed the last forward pass and the C code narrow.c computes this one, or the reverse. torch
+                # and narrow.c save tensors in different objects, so this pass does not overwrite the tensors that the
+                # last pass saved. Free these tensors, because they are not needed any more.
                 self.free_activations()
             self._was_narrow = is_narrow
         if is_narrow:

@@ -136,7 +136,10 @@ def _cache_folder() -> Path:
         raise FileNotFoundError(str(error)) from error
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not _is_private(folder):
-        raise PermissionError(f"{folder} belongs to another user, or other users can write to it")
+        raise PermissionError(
+            f"{folder} belongs to another user, or other users can write to it: set the environment variable "
+            "XDG_CACHE_HOME to a folder of yours"
+        )
     return folder
 
 
@@ -156,7 +159,10 @@ def _compiler() -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:
-        raise CompileError(f"the environment variable CC={command} is not a valid command ({error})") from error
+        raise CompileError(
+            f"the environment variable CC={command} is not a valid command ({error}): set CC to a C compiler, "
+            "for example CC=gcc"
+        ) from error
 
 
 def _flags() -> list[str]:

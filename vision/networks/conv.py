@@ -37,9 +37,9 @@ class ConvTensors:
     weight_D33C: Tensor
     """Weights of the convolution."""
     scale_D: Tensor
-    """Scale of each channel: the normalised channel is multiplied by it."""
+    """Scale of the batch normalisation, one number per channel. The normalised channel is multiplied by it."""
     shift_D: Tensor
-    """Shift of each channel: it is added after the multiplication by the scale."""
+    """Shift of the batch normalisation, one number per channel. It is added after the multiplication by `scale_D`."""
 
 
 class ConvLayer:
@@ -110,9 +110,10 @@ class ConvLayer:
         torch.mul(d_factor_D, inverse_D, out=self.gradient.scale_D)
         self.gradient.shift_D.copy_(d_shift_D)
         # The gradient with respect to the output of the convolution is
-        # (dy - mean of dy - projection of dy on the centred values) * factor, with factor = scale / standard deviation.
-        # Compute it as dy * factor + centred * slope + constant, because this form needs only two operations on large
-        # tensors.
+        # (dy - mean of dy - projection of dy on `centred`) * factor, with factor = scale / standard deviation.
+        # `centred` is the output of the convolution minus the mean of each channel. The projection is `centred` times
+        # one number per channel. So the gradient is dy * factor + centred * slope + constant, with one slope and one
+        # constant per channel. Compute it in this form, because it needs only two operations on large tensors.
         num_pixels = y.numel() // len(factor_D)
         slope_D = (d_factor_D * inverse_D.square()).mul_(factor_D).div_(-num_pixels)
         constant_D = d_shift_D.mul_(factor_D).div_(-num_pixels)
@@ -186,9 +187,10 @@ class MaxPool:
         """
         num_examples, side, _, channels = x_bssC.shape
         half = side // 2
-        # Comparing rows is fast, because a row is a long contiguous block of numbers. Comparing columns is slow: the
-        # contiguous blocks are single pixels of a few channels. So compare the rows first: then only half of the
-        # numbers are left for the comparison of columns.
+        # Take the maximum of each pair of rows first, then the maximum of each pair of columns. The step for rows is
+        # fast, because a row is a long contiguous block of numbers. The step for columns is slow, because its
+        # contiguous blocks are single pixels with few channels. After the step for rows, only half of the numbers are
+        # left for the slow step.
         row_pairs = x_bssC.view(num_examples * half, 2, side * channels)
         upper, lower = row_pairs[:, 0], row_pairs[:, 1]
         larger_row = torch.maximum(upper, lower)
@@ -244,8 +246,9 @@ def draw_conv(num_out: int, num_in: int, generators: Sequence[torch.Generator]) 
 def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
     """Return, for each entry of the matrix of a convolution, the index of the weight to which the entry is equal.
 
-    `_dense_weight` returns this matrix. The matrix and the weights [D, 3, 3, C] are flattened. So the result contains
-    one index per entry, [s*s*D*s*s*C], and an index refers to the flattened weights.
+    The product of this matrix with a flattened image is the output of the convolution. `_dense_weight` returns the
+    matrix. The matrix and the weights [D, 3, 3, C] are flattened. So the result contains one index per entry,
+    [s*s*D*s*s*C], and an index refers to the flattened weights.
 
     Each row of the matrix belongs to one output pixel and channel, each column to one input pixel and channel. If the
     input pixel is outside the 3 x 3 pixels that the output pixel depends on, the entry must be 0. In this case
@@ -266,12 +269,14 @@ def _weights_of_entries(side: int, num_out: int, num_in: int, device: torch.devi
 
 @lru_cache(maxsize=1000)
 def _entries_of_weights(side: int, num_out: int, num_in: int, device: torch.device) -> Tensor:
-    """Return, for each weight of a convolution, where the weight occurs in the matrix of the convolution.
+    """Return, for each weight of a convolution, the indices of the entries of a matrix that contain the weight.
 
-    `_dense_weight` returns this matrix. In the matrix, a weight occurs in at most s*s entries. So the result contains
-    s*s indices for each weight, [9*D*C*s*s]. The indices refer to the flattened matrix. If a weight occurs in fewer
-    than s*s entries, its remaining indices are s*s*D*s*s*C, which is one more than the largest index of an entry.
-    `_conv_backward` appends a 0 to the flattened gradient of the matrix, so these indices point to the 0.
+    The product of this matrix with a flattened image is the output of the convolution. `_dense_weight` returns the
+    matrix. It has P = s*s*D*s*s*C entries, and an index refers to the flattened matrix.
+
+    A weight occurs in at most s*s entries. So the result contains s*s indices for each weight, [9*D*C*s*s]. If a weight
+    occurs in fewer entries, its list of indices is filled up with P. No entry has the index P. `_conv_backward` appends
+    a 0 to the flattened gradient of the matrix, so the index P points to this 0.
 
     The gradient of a weight is the sum of the gradients of the entries in which the weight occurs. With the indices,
     `_conv_backward` adds these gradients in a fixed order, so the result is reproducible. A scatter-add on a GPU would

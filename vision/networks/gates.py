@@ -2,15 +2,20 @@
 
 A tree consists of nodes and experts. Each node has several branches, and each branch leads to a node or to an expert. A
 node is a softmax over its branches. The logits of the branches are linear functions of the layer input, or of features
-computed from the layer input. The path of an expert consists of the branches from the root (the first node) to the
-expert. The weight of an expert is the product of the probabilities of the branches on its path.
+computed from the layer input. The path of an expert consists of the branches from the first node to the expert. The
+weight of an expert is the product of the probabilities of the branches on its path.
 
-The root has one branch per initial expert. Exception: there is no root if the mixture began with one expert. Growth
-splits an expert in two: the expert and its twin, a copy of it. Each split puts a new node with two branches in the
-place of the expert. One branch leads to the expert, the other to its twin. So the expert and its twin share the weight
-that the expert had. As long as the expert and its twin are equal, the split does not change the output of the layer.
+If a mixture begins with several experts, its first node has one branch per initial expert. In this module, only this
+node is called the root. If a mixture begins with one expert, its tree has no root: the first split creates the first
+node, which has two branches.
 
-A flat softmax is a tree with the root only. Growth adds branches to the root.
+Growth splits an expert in two: the expert and its twin, a copy of it. Each split puts a new node with two branches in
+the place of the expert. One branch leads to the expert, the other to its twin. So the expert and its twin share the
+weight that the expert had. As long as the expert and its twin are equal, the split does not change the output of the
+layer.
+
+A flat softmax is a tree whose only node is the root, with one branch per expert. Growth adds branches to the root. If a
+mixture begins with one expert, the first growth creates the root.
 
 Shapes: M networks, b examples, n nodes, K branches, E experts.
 """
@@ -26,13 +31,13 @@ its own random generator. So a network gets the same numbers, whether it is comp
 
 
 def expert_paths(root: int, splits: Sequence[int]) -> list[list[int]]:
-    """Return, for each expert, the indices of the branches on the path from the root of the gate tree to the expert.
+    """Return, for each expert, the indices of the branches on the path from the first node of the gates to the expert.
 
     The gates of a mixture form a tree whose leaves are the experts.
 
     Args:
-        root: number of branches of the root. Their indices are 0 to root - 1. If the mixture began with one expert,
-            there is no root, and this number is 0.
+        root: number of branches of the root, or 0 if there is no root. A tree of gates has no root if the mixture began
+            with one expert. The branches of the root have the indices 0 to root - 1.
         splits: for each split in order, the index of the expert that was split. Each split adds two branches. The first
             leads to the expert, the second to its twin (a copy of the expert). The index of the twin is the number of
             experts before the split.
@@ -129,7 +134,7 @@ class Gates:
         """
         if self.hard:
             probability_MbK, chosen_MbK, failed_MbE = self._saved
-            # Straight-through gradients. The choice of a branch is 1 if the branch was chosen, else 0. The weight of an
+            # Straight-through gradients. Let the choice of a branch be 1 if it was chosen, else 0. The weight of an
             # expert is the product of the choices on its path. So the derivative of the weight with respect to one
             # choice is 1 if all other branches on the path were chosen, else 0. This derivative is used as the
             # derivative with respect to the probability of the branch. To compute it, others_MbKE counts the other
@@ -143,7 +148,8 @@ class Gates:
             d_log = d_weights_MbE * weights_MbE
             if self.splits[0]:
                 d_log = torch.bmm(d_log, self._on_path_MKE.transpose(1, 2))
-        # Backward pass of log_softmax: the gradient of a branch is d_log - p * total. Here p is the probability of the
+        # Backward pass of log_softmax. d_log contains the gradient with respect to the log-probability of each branch.
+        # The gradient with respect to the logit of a branch is d_log - p * total. Here p is the probability of the
         # branch, and `total` is the sum of d_log over all branches of the node.
         total = self._apply_per_node(d_log, lambda d: d.sum(-1, keepdim=True).expand_as(d))
         return d_log.addcmul_(probability_MbK, total, value=-1)
@@ -165,8 +171,8 @@ class Gates:
             chosen_MbK = self._apply_per_node(probability_MbK, _draw_one_hot, noise_Mbn)
         else:
             chosen_MbK = self._apply_per_node(probability_MbK, _argmax_one_hot)
-        # Count the branches on the path of each expert that were not chosen, because an expert gets the weight 1 only
-        # if there are none.
+        # For each expert, count the branches on its path that were not chosen. The expert gets the weight 1 only if
+        # this count is 0.
         failed_MbE = torch.bmm(1 - chosen_MbK, self._on_path_MKE)
         if training:
             self._saved = (probability_MbK, chosen_MbK, failed_MbE)

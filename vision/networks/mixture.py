@@ -146,8 +146,9 @@ class MixtureStack(GatedStack):
             networks_M1 = torch.arange(len(self))[:, None]
             grown, num_new_rows = gates.with_twins(experts[layer - 1], flat)
             new_weight, new_bias = draw_linear(num_new_rows, weight.shape[2], generators)
-            # Insert the twin between the experts and the branches, because the rows of all experts come first. Append
-            # the new branches at the end, because `Gates` gives them the last indices.
+            # In the weight matrix, the rows of all experts come first, then the rows of the branches of the gates. So
+            # insert the rows of the twin (the copy of the expert) between them. Append the rows of the new branches at
+            # the end, because `Gates` gives the new branches the last indices.
             tensors[f"weight_{layer}"] = torch.cat(
                 [weight[:, :num_rows], weight[networks_M1, rows_Mh], weight[:, num_rows:], new_weight], dim=1
             )

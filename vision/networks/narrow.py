@@ -22,10 +22,10 @@ from vision.networks.conv import EPS, MOMENTUM, ConvLayer
 
 SOURCE = Path(__file__).with_name("narrow.c")
 MAX_CHANNELS = 16
-"""Largest number of channels for which narrow.c is faster than torch with one thread. narrow.c always uses one thread.
-So if torch uses t threads, the limit is MAX_CHANNELS / t."""
+"""Largest number of channels for which the C code narrow.c is faster than torch with one thread. narrow.c always uses
+one thread. So if torch uses t threads, the limit is MAX_CHANNELS / t."""
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
-"""Supported dtypes of the parameters, and for each dtype the C type for which narrow.c is compiled."""
+"""Supported dtypes of the parameters. For each dtype: the C type with which the C code narrow.c is compiled."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SavedLayer:
 
 
 class NarrowBlock:
-    """A block of one network, computed by narrow.c: a sequence of convolutions, then max pooling.
+    """A block of one network, computed by the C code narrow.c: a sequence of convolutions, then max pooling.
 
     The block maps [b, s, s, C] to [b, s/2, s/2, D].
 
@@ -64,7 +64,7 @@ class NarrowBlock:
         self._saved: list[SavedLayer] = []
 
     def can_compute(self, x_bssC: Tensor) -> bool:
-        """Return True if narrow.c can compute the block for the input `x_bssC` and is faster than torch."""
+        """Return True if the C code narrow.c can compute the block for the input `x_bssC` and is faster than torch."""
         return (
             self._is_cpu
             and x_bssC.device.type == "cpu"
@@ -84,7 +84,7 @@ class NarrowBlock:
 
         Raises:
             ValueError: if the images are not square, have an odd side, or have the wrong number of channels.
-            MemoryError: if narrow.c cannot allocate its work buffers.
+            MemoryError: if the C code narrow.c cannot allocate its work buffers.
         """
         library, pointer, (num_examples, side, width, channels) = self._library(), self._pointer, x_bssC.shape
         if side != width or side % 2 or channels != self._layers[0].parameters.weight_D33C.shape[3]:
@@ -134,7 +134,7 @@ class NarrowBlock:
 
         Raises:
             ValueError: if the gradient does not have the shape of the output.
-            MemoryError: if narrow.c cannot allocate its work buffers.
+            MemoryError: if the C code narrow.c cannot allocate its work buffers.
         """
         assert self._saved, "backward needs a forward pass with training=True before it"
         library, pointer, last = self._library(), self._pointer, self._saved[-1]
@@ -145,8 +145,8 @@ class NarrowBlock:
         b, s = c_long(self._num_examples), c_long(side)
         # d is the gradient with respect to the output of the batch normalisation of a layer. alma_pool_backward
         # computes d for the last layer. Then each pass of the loop below computes d for the layer before. `sums`
-        # contains, for each channel, the sum of d and the sum of d * (z - mean). The backward pass of batch
-        # normalisation needs these sums.
+        # contains, for each channel, the sum of d and the sum of d * (z - mean). Here z is the output of the
+        # convolution, and `mean` is the mean of z. The backward pass of batch normalisation needs these sums.
         d, sums = torch.empty_like(last.z_gssDl), dy_bssD.new_empty(2 * num_out, dtype=torch.float64)
         dy_bssD = dy_bssD.contiguous()
         library.alma_pool_backward(
@@ -176,7 +176,7 @@ class NarrowBlock:
         return dx
 
     def _library(self) -> CDLL:
-        """Return the compiled narrow.c. Call this only if `can_compute` returned True."""
+        """Return the library compiled from the C code narrow.c. Call this only if `can_compute` returned True."""
         library = load_or_warn(SOURCE, C_TYPES[self._dtype])
         assert library is not None
         return library
@@ -207,6 +207,6 @@ def _sums_pointer(sums: Tensor | None) -> c_void_p:
 
 
 def _raise_if_failed(failed: int) -> None:
-    """Raise MemoryError if `failed`, the value that a function of narrow.c returned, is not 0."""
+    """Raise MemoryError if `failed`, the value that a function of the C code narrow.c returned, is not 0."""
     if failed:
         raise MemoryError("there is not enough memory for the work buffers of the C code narrow.c: use smaller batches")

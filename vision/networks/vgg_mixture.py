@@ -43,8 +43,8 @@ class VGGMixtureStack(GatedStack):
         width: number of channels of all convolutions.
         gates: gates of each mixture, that is, of all blocks except the first.
         parameters: conv_k_e_l, scale_k_e_l and shift_k_e_l for layer l of expert e of block k; gate_k [M, K, 4 x 4 x C]
-            and gate_bias_k [M, K] for the gates of block k; weight_head and bias_head. The indices k, e and l start at
-            0. The first block (k = 0) has one expert and no gates.
+            and gate_bias_k [M, K] for the gates of block k, which have K branches and read C channels; weight_head and
+            bias_head. The indices k, e and l start at 0. The first block (k = 0) has one expert and no gates.
         statistics: mean_k_e_l and variance_k_e_l, the running statistics of the batch normalisation of layer l of
             expert e of block k.
         blocks: number of convolutions in each block. Pooling follows every block.
@@ -72,9 +72,11 @@ class VGGMixtureStack(GatedStack):
             for number in range(len(blocks))
         ]
         self._saved: list[list[tuple[Tensor, ...]]] = []
-        """Tensors that `backward` needs. There is one list for each mixture. It begins with the pair (features that the
-        gates read, weights of the experts). Then it contains one pair for each network: (input of the mixture, outputs
-        of the experts). After the lists of all mixtures, a last list contains the input of the head."""
+        """Tensors that `backward` needs: one list for each mixture, then one list for the head.
+
+        The list of a mixture begins with the pair (features that the gates read, weights of the experts). Then it
+        contains one pair for each network: (input of the mixture, outputs of the experts). The list of the head
+        contains the input of the head."""
 
     @classmethod
     def initialised(
@@ -222,7 +224,9 @@ class VGGMixtureStack(GatedStack):
         return gates.weights(torch.baddbmm(bias[:, None], features_Mbf, weight.transpose(1, 2)), training)
 
     def _gates_backward(self, number: int, gates: Gates, features_Mbf: Tensor, d_weights_MbE: Tensor) -> Tensor | None:
-        """Write the gradient of the gates of block `number`. Return the gradient with respect to the features.
+        """Return the gradient with respect to the features that the gates of block `number` read.
+
+        Also write the gradients of the parameters of these gates to `gradient`.
 
         If the block has a single expert, the block has no gates. In this case, write nothing and return None.
         """
