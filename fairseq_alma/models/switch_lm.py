@@ -167,7 +167,8 @@ class SwitchDecoder(FairseqDecoder):
         self.pad = dictionary.pad()
         self.dropout = nn.Dropout(cfg.dropout)
         self.checkpoint_activations = cfg.checkpoint_activations
-        self.precision = str(cfg.precision)
+        # Checkpoints of earlier versions do not contain this option.
+        self.precision = str(getattr(cfg, "precision", "float32"))
         # Multiply the embeddings by sqrt(D), as in fairseq's transformer. Otherwise, the attention output, which is
         # similar for all tokens of a sequence, is larger than the token's embedding. The untrained router then sends
         # half of all tokens to one expert. In a test of the tiny model with 150 updates, the perplexity was
