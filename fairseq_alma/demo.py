@@ -82,7 +82,8 @@ def main() -> int:
         f"SM, wait {MEGA_BATCHES}: one model is trained when all mega-batches have arrived.\n"
         "gMoE: a mixture of experts gets more experts before each stage.\n"
         "Ens: the probabilities of two models are averaged.\n"
-        "Each model is trained with the same number of updates."
+        "Each model is trained with the same number of updates.\n"
+        "A model that an earlier run has trained in the same way is copied, not trained again (share=)."
     )
     _command("alma-prep", str(stream), "--source", "python-docs", "--mega-batches", str(MEGA_BATCHES),
              "--vocab-size", "4000", "--valid-words", "5000", "--seed", "0", "--duplicates", "keep")  # fmt: skip

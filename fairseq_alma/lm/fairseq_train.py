@@ -5,11 +5,13 @@ this file import fairseq.
 """
 
 import contextlib
+import copy
 import io
 import shlex
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +111,7 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
         _refuse(given, set(values), fairseq)
     for name in values.keys() - PATHS.keys():
         setattr(namespace, name, values[name])
-    try:
-        config = convert_namespace_to_omegaconf(namespace)
-    except Exception as error:
-        # Catch all exceptions, because Hydra and OmegaConf raise many different ones for a value of a wrong type.
-        reason = str(error).strip().splitlines()
-        raise SettingError(f"fairseq refuses a setting: {reason[0] if reason else type(error).__name__}") from error
+    config = copy.deepcopy(_convert(_Options(**vars(namespace))))
     # Set the paths here and not in `namespace`. convert_namespace_to_omegaconf passes all values in `namespace` through
     # Hydra's parser, which fails on some paths.
     for name, group in PATHS.items():
@@ -122,6 +119,29 @@ def member_config(values: Mapping[str, Any], fairseq: str = "") -> DictConfig:
             config[group][name] = None if values[name] is None else str(values[name])
     config.common.user_dir = USER_DIR
     return config
+
+
+class _Options(Namespace):
+    """Options of fairseq-train, as the key of a cache."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(self))
+
+
+# A conversion takes a third of a second, and every stage needs the same configuration several times.
+@lru_cache(maxsize=16)
+def _convert(given: _Options) -> DictConfig:
+    """Return fairseq's typed configuration for options. The caller must not change it.
+
+    Raises:
+        SettingError: if an option has a value of the wrong type.
+    """
+    try:
+        return convert_namespace_to_omegaconf(given)
+    except Exception as error:
+        # Catch all exceptions, because Hydra and OmegaConf raise many different ones for a value of a wrong type.
+        reason = str(error).strip().splitlines()
+        raise SettingError(f"fairseq refuses a setting: {reason[0] if reason else type(error).__name__}") from error
 
 
 def identity_of_config(config: DictConfig) -> dict[str, Any]:
