@@ -44,6 +44,16 @@ def ours(options: argparse.Namespace) -> tuple[nn.Module, Loss]:
     return model, loss
 
 
+def compile_blocks(model: nn.Module) -> None:
+    """Compile the parts of our model whose shapes do not depend on the routing: all but the mixtures and the loss."""
+    for layer in model.decoder.layers:
+        layer.self_attn.compile()
+        layer.self_attn_layer_norm.compile()
+        layer.final_layer_norm.compile()
+        if layer.mixture is None:
+            layer.compile()
+
+
 def hugging_face(options: argparse.Namespace) -> tuple[nn.Module, Loss]:
     """Return the decoder of Hugging Face's Switch Transformer, without an encoder, and its loss.
 
@@ -87,12 +97,15 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=50_264)
     parser.add_argument("--length", type=int, default=512, help="tokens in a sequence")
     parser.add_argument("--sequences", type=int, default=4, help="sequences in an update")
+    parser.add_argument("--compile", action="store_true", help="compile attention, normalizations and dense layers")
     parser.add_argument("--peers", action="append", default=[], help="folder with libraries")
     options = parser.parse_args()
     sys.path += options.peers  # at the end, so that packages of this environment come first
     torch.manual_seed(0)
     model, loss_of = (ours if options.model == "ours" else hugging_face)(options)
     model.to(options.device).train()
+    if options.compile:
+        compile_blocks(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     update = 0
     while True:
