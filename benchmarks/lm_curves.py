@@ -94,8 +94,9 @@ def section(curves: dict[str, list[dict[int, float]]], options: argparse.Namespa
     ]
     return [
         "Validation perplexity, mean ± standard deviation over the seeds. Fast: bfloat16 by autocast, fused Adam, "
-        f"chunked loss, the code of commit {commit_of(options.now)} (--now). Slow: float32 and fairseq's Adam, the code "
-        f"of commit {commit_of(options.before)} (--before). The difference is that of the runs with the same seed, ± its standard error.",
+        f"chunked loss, the code of commit {commit_of(options.now)} (--now). Slow: float32 and fairseq's Adam, the "
+        f"code of commit {commit_of(options.before)} (--before). The difference is that of the runs with the same "
+        "seed, ± its standard error.",
         "",
         *table(["updates", "slow", "fast", "fast - slow"], rows),
         "",
