@@ -27,9 +27,12 @@ class Option:
     """Whether the bytes of the stream depend on the option. If so, every alma-prep command that continues or extends
     a stream folder must give the same value."""
     in_command: bool = True
-    """If True, the command line that a stream records includes the option whenever its value is not the default."""
+    """Whether the option can be part of the command line in stream.json, with which the stream can be made again.
+
+    If True, the command line contains the option when its value is not the default. If False, it never does."""
     always_in_command: bool = False
-    """If True, the command line that a new stream records includes the option even if its value is the default."""
+    """If True, the command line in the stream.json of a new stream contains the option even if its value is the
+    default."""
     fixed_by_stream: bool = False
     """Whether alma-prep --extend, which adds mega-batches to a stream, takes the value from the existing stream. If so,
     the option must not be given together with --extend."""

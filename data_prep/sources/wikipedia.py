@@ -172,20 +172,21 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
     """
     kept: list[str] = []
     # Keep a heading only if its section contains text, directly or in a subsection. A subsection has a larger heading
-    # level than its section. Read the lines from the last to the first, and keep a heading if its level is smaller than
-    # `deepest_with_text`:
-    # - A line with text sets `deepest_with_text` to 9, so the next heading is kept, because no level is larger than 6.
-    # - A kept heading sets `deepest_with_text` to its level, so the headings of the sections around it are also kept.
-    deepest_with_text = 0
+    # level than its section, and levels are 1 to 6. Read the lines from the last to the first, and keep a heading if
+    # its level is smaller than `keep_below`:
+    # - A line with text sets `keep_below` to 9, so the nearest heading above the text is kept.
+    # - A heading that is kept sets `keep_below` to its own level. Above it, a heading of the same or a larger level is
+    #   kept only if more text is found, but the heading of the section that contains it is always kept.
+    keep_below = 0
     for line in reversed(lines):
         if not line.startswith(_HEADING):
             kept.append(line)
-            deepest_with_text = 9 if line else deepest_with_text
+            keep_below = 9 if line else keep_below
             continue
         level = int(line[1])
-        if deepest_with_text > level:
+        if level < keep_below:
             kept.append(line[2:])
-            deepest_with_text = level
+            keep_below = level
     return kept[::-1]
 
 

@@ -135,9 +135,9 @@ def _grow_rows(
         random: random number generator for the noise.
     """
     parent_KD = rows_ED[parents].float()
-    # Compute the scale of the noise from the router rows of all experts, and not only of the copied experts. A copied
-    # expert may have been added with "tree". Its router row then contains only small noise, so a scale that is computed
-    # from this row would be too small.
+    # Compute the scale of the noise from the router rows of all experts, and not only from `parent_KD`. A parent may
+    # itself have been added by an earlier growth with router="tree". Its router row then contains only small noise, so
+    # a scale that is computed from this row would be too small.
     scale = rows_ED.float().square().mean().sqrt()
     noise_KD = noise * scale * torch.randn(parent_KD.shape, generator=random)
     return torch.cat([rows_ED, (noise_KD + (parent_KD if router == "copy" else 0)).to(rows_ED.dtype)])

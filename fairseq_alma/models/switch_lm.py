@@ -379,8 +379,8 @@ def switch_lm_tiny(args: Namespace) -> None:
 def switch_lm_base(args: Namespace) -> None:
     """Set the sizes of the base model, chosen as the closest to the base model of the paper.
 
-    With a dictionary of 50k words, the model has 38.9M parameters outside the experts, and 6.30M for each expert
-    (summed over the 3 mixtures).
+    With a dictionary of 50k words, the model has 38.9M parameters outside the experts. One expert in each
+    of the 3 mixtures, 3 experts together, has 6.30M parameters.
     """
     _set_sizes(args, layers=6, dim=512, heads=8)
 
@@ -389,7 +389,7 @@ def switch_lm_base(args: Namespace) -> None:
 def switch_lm_large(args: Namespace) -> None:
     """Set the sizes of the large model, chosen as the closest to the large model of the paper.
 
-    With a dictionary of 50k words, the model has 96.1M parameters outside the experts, and 28.34M for each expert
-    (summed over the 6 mixtures).
+    With a dictionary of 50k words, the model has 96.1M parameters outside the experts. One expert in each
+    of the 6 mixtures, 6 experts together, has 28.34M parameters.
     """
     _set_sizes(args, layers=12, dim=768, heads=12)

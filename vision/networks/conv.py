@@ -308,7 +308,11 @@ def _dense_weight(weight_D33C: Tensor, side: int) -> Tensor:
 
 
 def _rows(table_bssD: Tensor) -> tuple[Tensor, int]:
-    """Return the images viewed as a table with several pixels in each row, and the number of pixels in a row."""
+    """Return (matrix, p): the values of the images as a matrix in which each row holds p neighbouring pixels, and p.
+
+    A matrix with one pixel in each row would have short rows, which are slower to process. The matrix is a view of
+    `table_bssD` with the shape [b * s * s / p, p * D].
+    """
     num_pixels, num_channels = table_bssD.shape[:3].numel(), table_bssD.shape[3]
     repeats = 1
     while 2 * repeats * num_channels <= ROW_LENGTH and num_pixels % (2 * repeats) == 0:

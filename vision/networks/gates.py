@@ -59,10 +59,10 @@ class Gates:
             splits.
         hard: if True, each node chooses one branch, which gets the weight 1. The other branches of the node get the
             weight 0. In evaluation, a node chooses its most likely branch. In training, a node chooses a branch at
-            random, by probability, and the gradient is straight-through (version 1 of the paper). The choice is
-            made at each node, and not among the weights of all experts, because a split must not change the output of
-            the network. A split divides the weight of one expert between two, so afterwards a different expert could
-            have the largest weight.
+            random, by probability, and the gradient is straight-through (version 1 of the paper). Each node chooses
+            separately. If instead the gates chose the expert with the largest weight, a split could change the output
+            of the network: it divides the weight of one expert between two, so another expert could then have the
+            largest weight.
         device: device on which the gates are computed.
     """
 
