@@ -225,9 +225,10 @@ def test_the_mixture_modules_import_torch_and_themselves():
             assert {m for m in others if not is_inside(m, "torch", "fairseq_alma.modules")} == set()
 
 
-def test_only_alma_lm_uses_the_launcher():
+def test_only_alma_lm_and_the_demo_use_the_launcher():
     assert {name for name in importers("launch") if not is_inside(name, "launch")} == {
-        "fairseq_alma.lm.stage_processes"
+        "fairseq_alma.demo",
+        "fairseq_alma.lm.stage_processes",
     }
 
 
