@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -137,6 +137,26 @@ def verdict(value: float, target: float, at_most: bool) -> str:
     if value <= target if at_most else value >= target:
         return "PASS"
     return f"short of target by {abs(value / target - 1):.0%}"
+
+
+def write_part(introduction: str, commands: Mapping[str, str], name: str, lines: Sequence[str]) -> None:
+    """Write one part of the report of this script, SCRIPT.md. The other parts stay as they are.
+
+    Args:
+        introduction: the text before the first part, with the title.
+        commands: name of each part -> the command that fills it. A part that was never measured says so.
+        name: name of the part to write.
+        lines: the lines of this part.
+    """
+    report = Path(sys.argv[0]).resolve().with_suffix(".md")
+    parts = {part: f"Not measured. `python {command} --write` fills this part." for part, command in commands.items()}
+    if report.is_file():
+        for part in report.read_text(encoding="utf-8").split("\n## ")[1:]:
+            heading, _, text = part.partition("\n\n")
+            parts[heading] = text.strip()
+    parts[name] = "\n".join(lines)
+    text = "\n\n".join([introduction, *(f"## {heading}\n\n{text}" for heading, text in parts.items())])
+    report.write_text(f"{text}\n", encoding="utf-8")
 
 
 def provenance(load_at_start: float) -> list[str]:

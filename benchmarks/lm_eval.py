@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import provenance, ratio_columns, table, verdict
+from _common import provenance, ratio_columns, table, verdict, write_part
 from _lm_stream import write_stream
 from torch.nn import functional as F
 
@@ -73,8 +73,9 @@ def main() -> None:
     text = "\n".join([*_section(rows, device, tokens, options), "", *provenance(load_at_start)])
     print(text)
     if options.write:
-        title = "# Speed of evaluation\n\nWritten by `benchmarks/lm_eval.py --write`."
-        Path(__file__).with_suffix(".md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
+        introduction = "# Speed of evaluation\n\nWritten by `benchmarks/lm_eval.py --write`."
+        commands = {f"On {name}": f"benchmarks/lm_eval.py --device {name}" for name in MODELS}
+        write_part(introduction, commands, f"On {options.device}", text.splitlines())
 
 
 def _row(arch: str, precision: str, stream: Path, device: torch.device, tokens: int, repeats: int) -> list[object]:

@@ -18,12 +18,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from _common import provenance, table
+from _common import provenance, table, write_part
 
-REPORT = Path(__file__).with_suffix(".md")
+INTRODUCTION = (
+    "# Mixture layer against a dense feed-forward network of the same active size\n\n"
+    "Written by `benchmarks/lm_layer.py --write`. A cell is the time of a forward and a backward pass, divided by "
+    "that of a dense network with the size of one expert (median over turns). Each token is processed by one "
+    "expert; by two in fairscale. With capacity 1, dropped tokens are not computed where the rows are split, which "
+    "makes a layer look cheaper by their share. HF, fairscale and the einsum limit the capacity in each sequence "
+    "of 512 tokens. The weights are float32, and bfloat16 is autocast."
+)
+PARTS = {f"On {device}": f"benchmarks/lm_layer.py --device {device} --peers FOLDER" for device in ("cpu", "cuda")}
+"""Part of the report -> the command that fills it."""
 TARGETS = {
     "cpu": {"bfloat16": {4: 1.10, 8: 1.30, 12: 1.40}, "float32": {4: 1.10, 8: 1.10, 12: 1.10}},
     "cuda": {"bfloat16": {4: 1.25, 8: 1.25, 12: 1.25, 64: 1.25}, "float32": {}},
@@ -56,7 +64,7 @@ def main() -> None:
         machine.append(f"- GPU: {torch.cuda.get_device_name()}")
     print("\n".join(machine))
     if options.write:
-        _write(options.device, [*machine, "", *lines])
+        write_part(INTRODUCTION, PARTS, f"On {options.device}", [*machine, "", *lines])
 
 
 def _parse() -> argparse.Namespace:
@@ -173,28 +181,6 @@ def _timer(case: Any, run: Callable, module: Any, x_TD: Any, grad_TD: Any) -> Ca
         return start.elapsed_time(end) / 1000 / STEPS["cuda"]
 
     return on_cpu if case.device == "cpu" else on_cuda
-
-
-def _write(device: str, lines: list[str]) -> None:
-    """Replace the part of this device in the report. The part of the other device stays as it is."""
-    parts = {}
-    for name in ("cpu", "cuda"):
-        parts[name] = f"Not measured. `benchmarks/lm_layer.py --device {name} --write` fills this part.\n"
-    if REPORT.is_file():
-        for part in REPORT.read_text(encoding="utf-8").split("\n## On ")[1:]:
-            name, _, text = part.partition("\n\n")
-            parts[name] = text
-    parts[device] = "\n".join(lines)
-    text = (
-        "# Mixture layer against a dense feed-forward network of the same active size\n\n"
-        "Written by `benchmarks/lm_layer.py --write`. A cell is the time of a forward and a backward pass, divided by "
-        "that of a dense network with the size of one expert (median over turns). Each token is processed by one "
-        "expert; by two in fairscale. With capacity 1, dropped tokens are not computed where the rows are split, which "
-        "makes a layer look cheaper by their share. HF, fairscale and the einsum limit the capacity in each sequence "
-        "of 512 tokens. The weights are float32, and bfloat16 is autocast.\n"
-    )
-    text += "".join(f"\n## On {name}\n\n{part.rstrip()}\n" for name, part in parts.items())
-    REPORT.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,10 +16,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from _common import ROOT, provenance, table
+from _common import ROOT, provenance, table, write_part
 
 SEQUENCES = {"cpu": 4, "cuda": 64}
 """Device -> number of sequences of 512 tokens in an update."""
+PARTS = {
+    f"{arch} on {device}": f"benchmarks/lm_profile.py --device {device} --arch {arch} --before FOLDER"
+    for arch, device in (("switch_lm_base", "cpu"), ("switch_lm_base", "cuda"), ("switch_lm_large", "cuda"))
+}
+"""Part of the report -> the command that fills it."""
 
 
 def main() -> None:
@@ -33,13 +38,13 @@ def main() -> None:
     sequences = SEQUENCES[options.device]
     common = ["--device", options.device, "--arch", options.arch]
     text = "\n".join([
-        f"## {options.arch} on {options.device}", "", *profiles(options.before, common, sequences), "",
+        *profiles(options.before, common, sequences), "",
         *scaling(common, sequences), "", *provenance(load_at_start),
     ])  # fmt: skip
     print(text)
     if options.write:
-        title = "# Where the time of an update goes\n\nWritten by `benchmarks/lm_profile.py --write`."
-        Path(__file__).with_suffix(".md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
+        introduction = "# Where the time of an update goes\n\nWritten by `benchmarks/lm_profile.py --write`."
+        write_part(introduction, PARTS, f"{options.arch} on {options.device}", text.splitlines())
 
 
 def run(*arguments: object, code: Path = ROOT) -> dict[str, dict[str, float]]:

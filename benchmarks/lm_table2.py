@@ -17,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _common import ROOT, provenance, table
+import torch
+from _common import ROOT, provenance, table, write_part
 from _lm_stream import write_stream
 from hydra import compose, initialize_config_dir
 
@@ -30,6 +31,11 @@ from fairseq_alma.lm.settings import LanguageModelSettings
 VOCABULARY = 50_264  # size of a fairseq dictionary for the 50,257 symbols of GPT-2, with special and padding symbols
 MEGA_BATCHES = 4
 """Number of mega-batches in the paper's stream."""
+PARTS = {
+    "On cpu": "benchmarks/lm_table2.py --updates 50 --sequences 4",
+    "On cuda": "benchmarks/lm_table2.py",
+}
+"""Part of the report -> the command that fills it, on a machine without and with a GPU."""
 
 
 def main() -> None:
@@ -72,8 +78,9 @@ def main() -> None:
     ])  # fmt: skip
     print(text)
     if options.write:
-        title = "# The paper's large model, by hand\n\nWritten by `benchmarks/lm_table2.py --write`."
-        Path(__file__).with_suffix(".md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
+        introduction = "# The paper's large model, by hand\n\nWritten by `benchmarks/lm_table2.py --write`."
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        write_part(introduction, PARTS, f"On {device}", text.splitlines())
 
 
 def tokens_of_table_2(arch: str) -> int:
@@ -102,8 +109,6 @@ def _peak_memory(log: str) -> str:
         json.loads(line[line.index("{") :]).get("gb_free") for line in log.splitlines() if "| train_inner |" in line
     ]
     if any(free):
-        import torch
-
         total = torch.cuda.get_device_properties(0).total_memory / 2**30
         return f"{total - min(float(gigabytes) for gigabytes in free if gigabytes):.1f} GiB of {total:.0f} GiB"
     return f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.1f} GiB (process)"

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from _common import ROOT, StepByStep, provenance, ratio_columns, table, verdict
+from _common import ROOT, StepByStep, provenance, ratio_columns, table, verdict, write_part
 from _lm_stream import write_stream
 
 VOCABULARY = 50_264  # size of a fairseq dictionary for the 50,257 symbols of GPT-2, with special and padding symbols
@@ -31,6 +31,11 @@ SKIPPED_UPDATES = {"cpu": 2, "cuda": 10}
 """Device -> number of first updates that are not measured. For example, Adam allocates its state in the first one."""
 SIZES = {"switch_lm_base": (6, 512, 8), "switch_lm_large": (12, 768, 12)}
 """Architecture -> number of layers, width and number of heads, for fairseq's model of the same active size."""
+PARTS = {
+    f"{arch} on {device}": f"benchmarks/lm_train.py --device {device} --arch {arch} --peers FOLDER"
+    for arch, device in (("switch_lm_base", "cpu"), ("switch_lm_base", "cuda"), ("switch_lm_large", "cuda"))
+}
+"""Part of the report -> the command that fills it."""
 FAIRSEQ, PLAIN, HF = "fairseq transformer_lm", "plain loop, our model, bfloat16", "plain loop, HF Switch, bfloat16"
 OURS = "ours, bfloat16, capacity 1"
 
@@ -52,8 +57,8 @@ def main() -> None:
     text = "\n".join([*_section(measured, options, sequences), "", *provenance(load_at_start)])
     print(text)
     if options.write:
-        title = "# Speed of training\n\nWritten by `benchmarks/lm_train.py --write`."
-        Path(__file__).with_suffix(".md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
+        introduction = "# Speed of training\n\nWritten by `benchmarks/lm_train.py --write`."
+        write_part(introduction, PARTS, f"{options.arch} on {options.device}", text.splitlines())
 
 
 def _commands(options: argparse.Namespace, sequences: int, scratch: Path) -> dict[str, list[str]]:
@@ -147,8 +152,6 @@ def _section(
     header = ["", "s an update, smallest", "median", "tokens/s", "dropped", "of fairseq's rate", "of the plain loop's"]
     clock = "CPU time, one thread" if options.device == "cpu" else "time that passes"
     lines = [
-        f"## {options.arch} on {options.device}",
-        "",
         f"{sequences} sequences of {LENGTH} tokens in an update, {VOCABULARY:,} words, dropout 0.1, Adam, clipping; "
         f"{clock}; {len(ours)} updates each after {SKIPPED_UPDATES[options.device]} that are not measured. "
         "transformer_lm has the same active size, in "
