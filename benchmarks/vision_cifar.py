@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from _common import provenance, ratio_columns, table, verdict
 
+from fairseq_alma.core.allocator import keep_freed_memory
 from vision.backbones import VGG
 from vision.batches import Batches, Rows, StageData
 from vision.datasets import Dataset, load_dataset
 from vision.inputs import Images
 from vision.networks import Stack
 from vision.optimizers import SGD
-from vision.process import keep_freed_memory
 from vision.seeds import generator
 from vision.training import OwnLoss
 

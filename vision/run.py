@@ -24,6 +24,7 @@ from fairseq_alma.app.command import Command, print_errors, run_job, store_setti
 from fairseq_alma.app.plugins import load_plugin, plugin_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import ledger_table, wide_console
+from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
@@ -37,7 +38,7 @@ from vision.datasets import Dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
 from vision.learners import LEARNERS
-from vision.process import keep_freed_memory, process_settings
+from vision.process import process_settings
 from vision.settings import CONVOLUTIONAL, VisionSettings
 from vision.stream import Arrival, partition, stacked_stream
 

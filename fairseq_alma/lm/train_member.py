@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import fairseq_alma
 from fairseq_alma.checkpoints import BEST, LAST, link
+from fairseq_alma.core.allocator import keep_freed_memory
 
 UPDATES_PER_CHECK = 10
 """Number of updates between two broadcasts that tell all processes of a training whether to write a checkpoint.
@@ -159,6 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = OmegaConf.load(arguments.config)
     assert isinstance(config, DictConfig)
     OmegaConf.set_struct(config, True)
+    # On a CPU, this made the updates of a model with 64 experts 40% faster, and with 4 experts 7% faster.
+    keep_freed_memory()
     distributed_utils.call_main(config, train, checkpoint_minutes=arguments.checkpoint_minutes)
     return 0
 

@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from _common import provenance, table
 
+from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.stream import MegaBatch
 from vision.backbones import VGG
 from vision.batches import Batches, Memory, StageData
@@ -40,7 +41,6 @@ from vision.datasets import Dataset, load_dataset
 from vision.inputs import Images
 from vision.networks import narrow
 from vision.optimizers import SGD
-from vision.process import keep_freed_memory
 from vision.seeds import generator
 from vision.stream import partition
 from vision.training import OwnLoss, train_stage

@@ -51,7 +51,7 @@ def test_freed_memory_is_kept_by_the_process():
     """
     program = """
 import resource, sys, torch
-from vision.process import keep_freed_memory
+from fairseq_alma.core.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
