@@ -58,6 +58,9 @@ class Command:
 
     def main(self) -> None:
         """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2."""
+        # provenance.json records sys.argv. Without this line, argv[0] would be run.py for a command that was started
+        # with `python -m` or by the demo.
+        sys.argv[0] = self.name
         arguments = sys.argv[1:]
         with print_errors(self.name):
             if arguments[:1] == ["status"]:

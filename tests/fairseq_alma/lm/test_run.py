@@ -65,6 +65,11 @@ def test_the_ledger_has_a_row_for_each_arrival(run):
     assert all(sum(layer) == pytest.approx(1, abs=1e-3) for layer in rows[2].scores.expert_load)
 
 
+def test_the_recorded_command_is_the_one_to_run_again_not_the_path_of_a_module(run, stream):
+    recorded = json.loads((run / "provenance.json").read_text())["command"]
+    assert recorded == ["alma-lm", f"stream={stream}", f"out={run}", *SETTINGS]
+
+
 def test_tensorboard_shows_the_ledger_and_the_inside_of_stages(run):
     found = scalars_in(run)
     rows = Ledger(run / "ledger.jsonl").rows()
