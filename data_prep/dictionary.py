@@ -28,8 +28,8 @@ def dictionary_names(symbols: list[str]) -> list[str]:
     fairseq needs unique names without white space.
 
     Each white space character in a symbol is replaced by its code, such as <U+000A>. If an earlier symbol or one of
-    fairseq's four special symbols already has the resulting name, `#` and the symbol's id are appended. The names do
-    not affect decoded text, because text is decoded from ids.
+    fairseq's four special symbols already has the resulting name, `#` and the symbol's position in this list are
+    appended. The names do not affect decoded text, because text is decoded from ids.
     """
     num_padding = dictionary_size(len(symbols)) - NUM_SPECIAL - len(symbols)
     # Padding entries are unused symbols that make the dictionary size a multiple of MULTIPLE. Use fairseq's names.

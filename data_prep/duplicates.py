@@ -89,9 +89,10 @@ class Duplicates(NamedTuple):
     """The documents to remove: two boolean masks over all n documents."""
 
     exact: np.ndarray
-    """bool [n]: True for exact copies of another document."""
+    """bool [n]: True for a document to remove because it is an exact copy of a document that is kept."""
     near: np.ndarray
-    """bool [n]: True for near copies of another document that are not exact copies."""
+    """bool [n]: True for a document to remove because it is a near copy, but not an exact copy, of a document that is
+    kept."""
 
 
 def find_duplicates(
@@ -137,8 +138,7 @@ def find_duplicates(
     near = np.zeros(count, bool)
     if signatures is not None and count:
         label = _groups(count, signatures)
-        # In each group of near copies, keep the document with the highest priority. The best value of `priority` is 0,
-        # so compute the minimum of `priority` in each group.
+        # In each group of near copies, keep the document with the smallest value of `priority` (0 is the best).
         first = np.full(count, count, priority.dtype)
         np.minimum.at(first, label, priority)
         near = priority != first[label]

@@ -84,7 +84,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
 
 
 def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension: Mapping) -> None:
-    """Check mega-batches that an earlier call of alma-prep --extend added from the same input files.
+    """Check mega-batches that an earlier call of alma-prep --extend added from the input files of this call.
 
     Raise PrepError if they were made with other settings, or if the stream is damaged.
 

@@ -214,6 +214,9 @@ def _tail(logs: Path) -> str:
 
 
 def _reason(logs: Path) -> str:
-    """Return the last line about an error in the job logs, or a sentence that says that there is none."""
+    """Return the last line of the job logs that reports an error.
+
+    If no line reports an error, return words that say so. The returned text ends an error message.
+    """
     found = _FAILED.findall(_tail(logs))
     return f"{found[-1][:300]}." if found else "their logs show no error."

@@ -130,10 +130,11 @@ def _fork() -> int | None:
 
 
 def _send_statuses(replies: dict[int, socket.socket]) -> None:
-    """Send the exit status of each fork that has ended to the process that requested the fork.
+    """For each fork that has ended, send its exit status to the process that requested the fork.
 
     Args:
-        replies: the connections to send to, by process id of the fork. Those of ended forks are removed.
+        replies: the connections to send to, by process id of the fork. The connections of ended forks are removed
+            from it.
     """
     # waitpid raises ChildProcessError if no fork is left.
     with suppress(ChildProcessError):

@@ -255,7 +255,11 @@ class _Streams:
         self._current, self._tail = 0, b""
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes of XML, or b"" at the end."""
+        """Return the next bytes of XML, or b"" at the end.
+
+        At most `size` bytes are read from the file, or CHUNK_BYTES if `size` is not positive. The end tag, which is not
+        in the file, is returned last and always whole.
+        """
         while self._current < len(self._files):
             data = self._files[self._current].read1(size if size > 0 else CHUNK_BYTES)
             if data:

@@ -222,6 +222,7 @@ def run_stream(
             scores = record.step(k, "evaluate", learner, partial(evaluate, learner))
             past += gathered
             gathered = []
-        # If no stage was trained at this arrival, the model has not changed. Then record its latest scores again.
+        # If no stage was trained at this arrival, the model has not changed, and `scores` are still its latest
+        # scores. They are recorded again.
         record.arrival(mega_batch.t, k, due, scores, spent)
     return record.rows()

@@ -263,8 +263,8 @@ class RunRecord:
 def find_runs(folder: Path) -> list[Path]:
     """Return all run folders in `folder`, sorted. If `folder` itself is a run folder, return only `folder`.
 
-    Run folders are found at any depth. A sweep can create nested folders, because the name of a preset may contain a
-    slash, for example preset=table2/gmoe_w1.
+    Run folders are found at any depth. A sweep names its run folders after the settings. A slash in a setting, such as
+    the one in preset=table2/gmoe_w1, makes a nested folder.
     """
     found = []
     for path, folders, files in os.walk(folder):

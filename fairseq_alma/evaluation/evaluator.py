@@ -121,8 +121,8 @@ class PerplexityEvaluator:
     def _scores_of(self, checkpoint: Path, frozen_key: str | None, max_tokens: int | None) -> MemberScores:
         """Return the scores of a checkpoint. Compute them only if they are not stored yet.
 
-        Computed scores are stored in the folder `keep_in` if the checkpoint is frozen (no later stage trains it), and
-        in the folder `shared` if it is given. See PerplexityEvaluator.
+        Computed scores are stored in the evaluator's folder `keep_in` if the checkpoint is frozen (no later stage
+        trains it), and in its folder `shared` if it has one. See PerplexityEvaluator.
 
         Args:
             checkpoint: the checkpoint to score.

@@ -176,7 +176,7 @@ class MemberTraining:
     def _mark_started(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
         """Write started.json, with the number of devices and the key of the member's training.
 
-        The key is the name of the folder in which the shared folder (setting `share`) stores the trained member, see
+        The key is the name of the folder in which the share folder (setting `share`) stores the trained member, see
         SharedStages. If the training was started before and can be resumed, started.json is not changed.
 
         Returns:
@@ -210,7 +210,11 @@ class MemberTraining:
         return key
 
     def _publish(self, folder: Path) -> None:
-        """Copy a trained member to the shared folder, unless `share` is not set or the member was copied before."""
+        """Copy a trained member to the share folder, if the setting `share` is set.
+
+        A member that itself came from the share folder is not copied: it has no started.json. A member is also not
+        copied if its training began without the setting `share`, because its started.json then contains no key.
+        """
         if not self._shared or not (folder / STARTED).exists():
             return
         if key := read_json(folder / STARTED)["key"]:
@@ -231,7 +235,7 @@ class MemberTraining:
         return last is not None and num_updates(last) >= updates
 
     def _key(self, stage: Stage, member: Member, start: Path, num_devices: int) -> str:
-        """Return the key of a member's training in the shared folder: a digest of all that influences the result.
+        """Return the key of a member's training in the share folder: a digest of all that influences the result.
 
         The key depends on the digests of the data and of the initial weights, not on their paths. So runs in different
         folders can have the same key.

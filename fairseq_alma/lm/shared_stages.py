@@ -110,8 +110,8 @@ def key_of(recipe: Mapping[str, Any], start: Path) -> str:
 def _digest_of_code() -> str:
     """Return the digest of the code of `fairseq_alma` that runs when a member is trained.
 
-    The key of a training contains this digest in addition to the version number of the package, because a developer may
-    change the code without a new version number.
+    The key of a trained member contains this digest in addition to the version number of the package, because a
+    developer may change the code without a new version number.
     """
     # Include flops.py in the digest, because its code computes the training FLOPs. The file done.json, which is copied
     # together with a trained member, contains these FLOPs.

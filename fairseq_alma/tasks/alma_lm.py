@@ -89,8 +89,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Check the options and return the task for the stream folder `args.data`.
 
         Raises:
-            SettingError: if an option is not supported, uses the test set for training or validation, or names a
-                mega-batch that the stream does not have.
+            SettingError: if an option is missing or not supported, uses the test set for training or validation, or
+                names a mega-batch that the stream does not have.
             StreamError: if the stream is missing or damaged (see StreamFolder.open).
         """
         for subset in ("train_subset", "valid_subset"):
@@ -118,8 +118,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         expected = stream.description["dictionary_size"]
         if len(dictionary) != expected:
             raise SettingError(
-                f"{args.data}/dict.txt has {len(dictionary)} types, but stream.json says {expected}: restore the "
-                f"dict.txt that alma-prep wrote"
+                f"the dictionary read from {args.data}/dict.txt has {len(dictionary)} entries, but according to "
+                f"stream.json it has {expected}: restore the dict.txt that alma-prep wrote"
             )
         return cls(args, dictionary, output_dictionary, targets=["future"], stream=stream)
 
@@ -213,7 +213,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Set the validation loss of each expert to 0. fairseq calls this method before each validation.
 
         Raises:
-            FloatingPointError: if a loss since the last check is not finite.
+            FloatingPointError: if a training loss since the last check of the losses is not finite.
         """
         self._loss_check.finish()
         for mixture in getattr(model, "mixtures", []):
@@ -239,7 +239,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Return the task's entry in a checkpoint: token counts (`self.processed`) and the digest of the dictionary.
 
         Raises:
-            FloatingPointError: if a loss since the last check is not finite. Then no checkpoint is written.
+            FloatingPointError: if a training loss since the last check of the losses is not finite. Then no checkpoint
+                is written.
         """
         self._loss_check.finish()
         dictionary = self.stream.description["tokenizer"]["dict_sha256"]

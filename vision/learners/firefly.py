@@ -25,7 +25,9 @@ from vision.learners.base import VisionLearner, register_learner
 
 @register_learner("ff")
 class Firefly(VisionLearner):
-    """FF: one network, which grows between stages where growth lowers the loss fastest (Firefly, Wu et al. 2020).
+    """FF: one network that grows between stages (Firefly, Wu et al. 2020).
+
+    New units and layers are added at the places in the network where they lower the loss fastest.
 
     The networks of different seeds grow to different shapes, so they cannot be computed together as one stack.
     Therefore the seeds are trained one after another.

@@ -40,7 +40,7 @@ class VGGMixtureStack(GatedStack):
 
     Args:
         num_inputs: number of channels of an image.
-        width: number of channels of all convolutions.
+        width: number of output channels of each convolution.
         gates: gates of each mixture, that is, of all blocks except the first.
         parameters: conv_k_e_l, scale_k_e_l and shift_k_e_l for layer l of expert e of block k; gate_k [M, K, 4 x 4 x C]
             and gate_bias_k [M, K] for the gates of block k, which have K branches and read C channels; weight_head and
@@ -97,7 +97,7 @@ class VGGMixtureStack(GatedStack):
 
         Args:
             num_inputs: number of channels of an image.
-            width: number of channels of all convolutions.
+            width: number of output channels of each convolution.
             num_classes: number of classes.
             num_experts: number of experts in each mixture. If it is larger than 1, the root of the gates has one
                 branch per expert.
