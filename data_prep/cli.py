@@ -41,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         print("alma-prep: interrupted; run the same command again to continue", file=sys.stderr)
         return 130
     print(summary(stream))
+    print(
+        f"The stream is in {settings.out}. To train on it: alma-lm stream={settings.out} out=RUN preset=quickstart ..."
+    )
     return 0
 
 

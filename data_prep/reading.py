@@ -192,7 +192,9 @@ def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) 
 def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> None:
     """Raise PrepError if the fraction of damaged files is larger than the setting `max_bad`.
 
-    Before the error is raised, a list of everything that was skipped is written to damaged.txt in the folder `work`.
+    If no document was read from any file, the settings are probably wrong, so the error is Unworkable.
+
+    Before PrepError is raised, a list of everything that was skipped is written to damaged.txt in the folder `work`.
     """
     num_files = sum(record["files"] for record in records)
     num_damaged = sum(record["damaged_files"] for record in records)
@@ -203,9 +205,14 @@ def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> No
         for record in records
         for entry in record["skipped"]
     ]
+    shown = "; ".join(lines[:SHOWN]) + (f"; and {len(lines) - SHOWN:,} more" if len(lines) > SHOWN else "")
+    if not any(record["documents"] for record in records):
+        raise Unworkable(
+            f"no document could be read from {num_files:,} input files: {shown}. Check the kind and the path of each "
+            f"--source, and --text-field (now {settings.text_field}), the name of the field or column with the text."
+        )
     report = work / "damaged.txt"
     report.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
-    shown = "; ".join(lines[:SHOWN]) + (f"; and {len(lines) - SHOWN:,} more" if len(lines) > SHOWN else "")
     raise PrepError(
         f"{num_damaged:.3g} of {num_files:,} input files are damaged, more than --max-bad {settings.max_bad:g} allows: "
         f"{shown}. The complete list is in {report}. Replace these files, or run the same command with a larger "

@@ -215,7 +215,10 @@ class VisionSettings(RunSettings):
             raise SettingError("out= is missing: give the run folder, e.g. out=runs/mnist/sm")
         super().__post_init__()
         if self.dataset not in DEFAULT_MEGA_BATCHES:
-            raise SettingError(f"dataset={self.dataset!r} is not one of {', '.join(DEFAULT_MEGA_BATCHES)}")
+            raise SettingError(
+                f"dataset={self.dataset!r} is not one of {', '.join(DEFAULT_MEGA_BATCHES)}; for a dataset of a plugin, "
+                f"also give plugin=MODULE"
+            )
         object.__setattr__(self, "recipe", self.recipe.for_dataset(self.dataset))
         if not 0 < self.validation_share < 1:
             raise SettingError(f"validation_share={self.validation_share} must be above 0 and below 1")

@@ -217,7 +217,7 @@ def merge_skipped(skipped: Sequence[Skipped]) -> list[Skipped]:
         key = (entry.name, entry.why)
         before = found.get(key)
         if before is not None:
-            num_units, first_byte = before.num_units + entry.num_units, min(before.first_byte, entry.first_byte)
-            entry = entry._replace(num_units=num_units, first_byte=first_byte)
+            first = min(before, entry, key=lambda one: one.first_byte)
+            entry = first._replace(num_units=before.num_units + entry.num_units)
         found[key] = entry
     return [found[key] for key in sorted(found)]

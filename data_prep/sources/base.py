@@ -68,13 +68,15 @@ class Skipped(NamedTuple):
     """What `num_units` counts: "line", "record", "page" or "row"."""
     damaged: bool = True
     """True if the file counts as damaged; False, for example, if the file is empty."""
+    found: str = ""
+    """What the first skipped unit has instead of what was expected; empty if `why` says everything."""
 
     def reason(self) -> str:
         """Return the text for stream.json that says how many lines, records, pages or rows were skipped, and why."""
         if not self.num_units:
             return self.why
         units = f"1 {self.unit}" if self.num_units == 1 else f"{self.num_units} {self.unit}s"
-        return f"{units}: {self.why} (the first at byte {self.first_byte})"
+        return f"{units}: {self.why} (the first at byte {self.first_byte}{self.found and ', ' + self.found})"
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,15 @@ class SkippedUnits:
         self._name, self._unit = name, unit
         self._found: dict[str, Skipped] = {}
 
-    def add(self, why: str, position: int) -> None:
+    def add(self, why: str, position: int, found: str = "") -> None:
         """Count one line, record, page or row that is skipped.
 
         Args:
             why: the reason for skipping it.
             position: position in the file; see `Skipped.first_byte`.
+            found: what it has instead of what was expected; see `Skipped.found`.
         """
-        before = self._found.get(why, Skipped(self._name, why, 0, position, self._unit))
+        before = self._found.get(why, Skipped(self._name, why, 0, position, self._unit, found=found))
         self._found[why] = before._replace(num_units=before.num_units + 1)
 
     def __iter__(self) -> Iterator[Skipped]:

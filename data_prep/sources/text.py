@@ -78,7 +78,7 @@ def _read_lines(part: Part) -> Iterator[str | Skipped]:
                 except (ValueError, RecursionError):
                     bad.add("not valid JSON", line_start)
                 except KeyError as error:
-                    bad.add(str(error.args[0]), line_start)
+                    bad.add(error.args[0], line_start, *error.args[1:])
                 else:
                     if text and not text.isspace():
                         yield text
@@ -101,13 +101,13 @@ def _field_of(row: object, name: str) -> str:
     """Return the text in the field `name` of a JSON object.
 
     Raises:
-        KeyError: if the object has no such field, or the field contains no text. The argument of the error is the
-            reason for skipping the line, which is written to stream.json.
+        KeyError: if the object has no such field, or the field contains no text. The arguments of the error are the
+            reason for skipping the line, and optionally the fields that the object has. See `SkippedUnits.add`.
     """
     if not isinstance(row, dict):
         raise KeyError("the line is not a JSON object")
     if name not in row:
-        raise KeyError(f"the JSON object has no field '{name}'")
+        raise KeyError(f"the JSON object has no field '{name}'", f"with the fields {', '.join(row)[:200] or 'none'}")
     if not isinstance(row[name], str):
         raise KeyError(f"the field '{name}' is not text")
     text = row[name]

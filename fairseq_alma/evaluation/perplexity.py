@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
+    # Libraries that fairseq imports print such warnings. Their user can do nothing about them.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     try:
         checkpoints, stream_path = _resolve(arguments.path, arguments.stream)
         stream = StreamFolder.open(stream_path)
@@ -186,7 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps(summary))
     else:
-        print(f"{len(members)} member(s) on {stream.path}, {arguments.split} split")
+        num_members = "1 member" if len(members) == 1 else f"{len(members)} members"
+        print(f"{num_members} on {stream.path}, {arguments.split} split")
         print(f"tokens scored     {result.num_tokens:,} (all tokens of the split), {result.num_words:,} words")
         print(f"perplexity        {result.perplexity:.4f} per token, {result.word_perplexity:.4f} per word")
         print(f"loss              {result.loss:.6f} nats per token")

@@ -79,13 +79,17 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
         print(f"alma-report: {note}", file=sys.stderr)
     num_groups = sum(len(comparison.groups) for comparison in data.comparisons)
     seconds = time.monotonic() - start
-    comparisons = f"{len(data.comparisons)} comparison(s) of runs on the same stream"
-    print(f"{num_groups} runs in {comparisons}, {seconds:.1f} s; several seeds of a setting count as one run")
+    comparisons = f"{_count(len(data.comparisons), 'comparison')} of runs on the same stream"
+    print(f"{_count(num_groups, 'run')} in {comparisons}, {seconds:.1f} s; several seeds of a setting count as one run")
     for comparison in data.comparisons:
         num_finished = len(comparison.finished_groups)
-        print(f"  {comparison.name}: {len(comparison.groups)} runs, {num_finished} finished")
-    print(f"wrote {num_files} files: open {out / 'index.html'} in a browser", flush=True)
+        print(f"  {comparison.name}: {_count(len(comparison.groups), 'run')}, {num_finished} finished")
+    print(f"wrote {_count(num_files, 'file')}: open {out / 'index.html'} in a browser", flush=True)
     return data
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def watch(runs: list[str], out: Path, seconds: float, page_only: bool) -> None:

@@ -510,6 +510,22 @@ def test_an_altered_output_is_never_called_whole(tmp_path, three, corpora, alma_
     assert [len(found) for found in manifest["inputs"].values()] == [130, 2, 1]
 
 
+def test_a_wrong_text_field_is_named_with_the_fields_there_are_and_the_right_one_starts_at_once(
+    tmp_path, alma_prep, capsys
+):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    rows = [{"id": number, "story": " ".join(f"word{number * 50 + i}" for i in range(50))} for number in range(200)]
+    (texts / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"text:{texts}"
+    assert alma_prep(tmp_path / "out", source, num_mega_batches=2, more=["--text-field", "body"]) == 2
+    message = capsys.readouterr().err
+    assert "no document could be read from 1 input files" in message
+    assert "200 lines: the JSON object has no field 'body' (the first at byte 0, with the fields id, story)" in message
+    assert "--text-field (now body)" in message
+    assert alma_prep(tmp_path / "out", source, num_mega_batches=2, more=["--text-field", "story"]) == 0
+
+
 def test_too_many_damaged_files_fail_at_the_end_and_a_larger_max_bad_continues(
     tmp_path, corpora, alma_prep, capsys, folder_bytes
 ):

@@ -35,7 +35,7 @@ def test_a_report_is_figures_tables_and_a_page(tmp_path, monkeypatch, capsys):
         "tables/books_B1/table2.csv",
     } <= files  # fmt: skip
     printed = capsys.readouterr().out
-    assert "3 runs in 2 comparison(s)" in printed
+    assert "3 runs in 2 comparisons" in printed
     assert f"wrote {len(files)} files: open {tmp_path / 'report/index.html'} in a browser" in printed
 
 
