@@ -515,7 +515,11 @@ def test_a_wrong_text_field_is_named_with_the_fields_there_are_and_the_right_one
 ):
     texts = tmp_path / "texts"
     texts.mkdir()
-    rows = [{"id": number, "story": " ".join(f"word{number * 50 + i}" for i in range(50))} for number in range(200)]
+    letters = random.Random(0)
+    rows = [
+        {"id": number, "story": " ".join("".join(letters.choices("abcdefgh", k=6)) for _ in range(50))}
+        for number in range(200)
+    ]
     (texts / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = f"text:{texts}"
     assert alma_prep(tmp_path / "out", source, num_mega_batches=2, more=["--text-field", "body"]) == 2
