@@ -177,24 +177,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    summary = {
-        "split": arguments.split,
-        "num_members": len(members),
-        "num_tokens": result.num_tokens,
-        "num_words": result.num_words,
-        "loss": result.loss,
-        "perplexity": result.perplexity,
-        "word_perplexity": result.word_perplexity,
-    }
-    if arguments.json:
-        print(json.dumps(summary))
-    else:
-        num_members = "1 member" if len(members) == 1 else f"{len(members)} members"
-        print(f"{num_members} on {stream.path}, {arguments.split} split")
-        print(f"tokens scored     {result.num_tokens:,} (all tokens of the split), {result.num_words:,} words")
-        print(f"perplexity        {result.perplexity:.4f} per token, {result.word_perplexity:.4f} per word")
-        print(f"loss              {result.loss:.6f} nats per token")
+    _print_score(result, len(members), arguments.split, stream, as_json=arguments.json)
     return 0
+
+
+def _print_score(result: PerplexityScore, num_members: int, split: str, stream: StreamFolder, as_json: bool) -> None:
+    """Print a score as text, or as one JSON object if `as_json`."""
+    if as_json:
+        summary = {
+            "split": split,
+            "num_members": num_members,
+            "num_tokens": result.num_tokens,
+            "num_words": result.num_words,
+            "loss": result.loss,
+            "perplexity": result.perplexity,
+            "word_perplexity": result.word_perplexity,
+        }
+        print(json.dumps(summary))
+        return
+    members = "1 member" if num_members == 1 else f"{num_members} members"
+    print(f"{members} on {stream.path}, {split} split")
+    print(f"tokens scored     {result.num_tokens:,} (all tokens of the split), {result.num_words:,} words")
+    print(f"perplexity        {result.perplexity:.4f} per token, {result.word_perplexity:.4f} per word")
+    print(f"loss              {result.loss:.6f} nats per token")
 
 
 def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Path]:
