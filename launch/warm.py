@@ -32,7 +32,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from launch.local import Process, Start, killed_with, start_process
+from launch.local import SPIN, Process, Start, killed_with, start_process
 
 QUIET_IMPORTS = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -101,7 +101,8 @@ class Server:
             # Start the server without OMP_NUM_THREADS. OpenMP reads this variable only once, when the server loads
             # OpenMP. So with OMP_NUM_THREADS, all forks would use the number of threads of the server. Without it, each
             # fork uses the number of threads of its job, or OpenMP's default.
-            environment = {**os.environ, **QUIET_IMPORTS}
+            # SPIN must be set now, because OpenMP also reads GOMP_SPINCOUNT only once.
+            environment = {**SPIN, **os.environ, **QUIET_IMPORTS}
             environment.pop("OMP_NUM_THREADS", None)
             # killed_with tells Linux to kill the server when the thread that started the server ends, even if this
             # process continues. So use killed_with only in the main thread. A server that another thread has started

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.evaluation.devices import default_tokens_per_batch, on_each
+from fairseq_alma.evaluation.devices import CPU_TOKENS, default_tokens_per_batch, on_each
 
 # Names of array dimensions: B blocks in a batch, L tokens in a block, T tokens in a split, E experts. A name that ends
 # in _T belongs to an array with the dimension T.
@@ -49,15 +49,18 @@ def score_tokens(
         model, task: the model and the task that load_member returns.
         split: "valid" or "test".
         devices: the devices that compute the scores, each with a copy of the model. By default the model's device.
-        tokens_per_batch: number of tokens in one forward pass. By default, it depends on the devices. It changes the
-            scores only if the experts have a capacity limit.
+        tokens_per_batch: number of tokens in one forward pass. It changes the scores only if the experts have a
+            capacity limit. By default, it depends on the devices, or is CPU_TOKENS if the experts have a capacity
+            limit, so that the scores do not depend on the devices.
         max_tokens: maximum number of tokens to score, counted from the beginning of the split and rounded down to whole
             blocks. At least one block is scored. None to score all tokens.
     """
     own_device = next(model.parameters()).device
     devices = list(devices or [own_device])
     length = task.args.tokens_per_sample
-    num_blocks = max(1, (tokens_per_batch or default_tokens_per_batch(devices)) // length)
+    has_limit = any(mixture.eval_capacity_factor > 0 for mixture in model.mixtures)
+    default = CPU_TOKENS if has_limit else default_tokens_per_batch(devices)
+    num_blocks = max(1, (tokens_per_batch or default) // length)
     tokens_T = _tokens(task.stream, split)
     if max_tokens is not None:
         tokens_T = tokens_T[: max(1, max_tokens // length) * length]

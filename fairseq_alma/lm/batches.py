@@ -86,7 +86,9 @@ def bytes_of_training(model: Any, vocabulary: int, tokens: int) -> int:
     parameters = (vocabulary + model.learned_positions) * dim + layers * (4 * dim * dim)
     parameters += (layers - num_mixtures + num_mixtures * model.num_experts) * feed_forward
     bytes_per_number = 2 if model.precision == "bfloat16" else 4
-    activations = layers * bytes_per_number * (24 * dim + 4 * ffn_dim) * tokens
+    # With a capacity factor above 1, the layout of the experts' rows has that many times the rows on a GPU.
+    ffn_rows = layers - num_mixtures + num_mixtures * max(1.0, model.capacity_factor)
+    activations = int(bytes_per_number * (layers * 24 * dim + ffn_rows * 4 * ffn_dim) * tokens)
     if model.checkpoint_activations:
         activations = layers * 4 * dim * tokens + activations // layers
     return 18 * parameters + activations + 2**30

@@ -60,7 +60,7 @@ REFUSED = {
     "max_tokens", "max_tokens_valid", "batch_by_size", "skip_invalid_size_inputs_valid_test", "curriculum",
     "num_shards", "shard_id", "grouped_shuffling", "update_epoch_batch_itr", "update_ordered_indices_seed",
     "skip_remainder_batch", "disable_validation", "validate_after_updates", "max_epoch", "stop_time_hours",
-    "stop_min_lr", "sentence_avg", "use_bmuf", "force_anneal",
+    "stop_min_lr", "update_freq", "sentence_avg", "use_bmuf", "force_anneal",
     *(field.name for field in fields(FairseqBMUFConfig)),
     # Refuse the options for checkpoints, because alma-lm decides which checkpoints are written.
     *(field.name for field in fields(CheckpointConfig)),
@@ -147,18 +147,20 @@ def _convert(given: _Options) -> DictConfig:
 def identity_of_config(config: DictConfig) -> dict[str, Any]:
     """Return the options in `config` that influence the result of a training, as values that JSON can represent.
 
-    Paths and the options for checkpoints are left out, because they do not influence the result. The options for
-    devices and for the mega-batches to read are left out, too, because the caller adds the devices and the
-    digests of the mega-batches instead.
+    Paths, the options for checkpoints and the number of workers are left out, because they do not influence the result.
+    The options for the number of devices and for the mega-batches to read are left out, too, because the caller adds
+    the devices and the digests of the mega-batches instead.
     """
     plain = OmegaConf.to_container(config, enum_to_str=True)
     assert isinstance(plain, dict)
     identity: dict[str, Any] = {str(group): values for group, values in plain.items()}
-    for group in ("checkpoint", "distributed_training"):
-        del identity[group]
-    for group, name in [("common", "user_dir")] + [
-        ("task", n) for n in ("data", "mega_batches", "replay_mega_batches")
-    ]:
+    del identity["checkpoint"]
+    # The options that a user may give, such as ddp_comm_hook=fp16, can change the result.
+    group = identity["distributed_training"]
+    identity["distributed_training"] = {name: value for name, value in group.items() if name in ALLOWED}
+    left_out = [("common", "user_dir"), ("dataset", "num_workers"), ("dataset", "data_buffer_size")]
+    left_out += [("task", name) for name in ("data", "mega_batches", "replay_mega_batches")]
+    for group, name in left_out:
         identity[group] = {key: value for key, value in identity[group].items() if key != name}
     return identity
 
@@ -192,6 +194,8 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
             "val_loss": None,
             "previous_training_time": 0.0,
             **task.get_checkpoint_dict(),
+            # Without this key, fairseq's option --store-ema fails at the start of a training.
+            **({"ema": model.state_dict()} if config.ema.store_ema else {}),
         },
     }
     write_checkpoint(checkpoint, path)

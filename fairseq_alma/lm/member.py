@@ -14,6 +14,7 @@ from fairseq_alma.checkpoints import (
     CRASH,
     LAST,
     drop_optimizer_state,
+    link,
     num_updates,
     read_checkpoint,
     repair_stage_folder,
@@ -41,8 +42,8 @@ logger = logging.getLogger(__name__)
 STARTED, DONE = "started.json", "done.json"
 """Two files in the folder of a member. STARTED exists during the training of the member, DONE after it.
 
-STARTED contains the number of devices and, with the setting `share`, the key of the training (see SharedStages). DONE
-contains the cost of the training."""
+STARTED contains the type and the number of devices and, with the setting `share`, the key of the training (see
+SharedStages). DONE contains the cost of the training."""
 CONFIG = "config.yaml"
 """File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
 OPTIMIZER = "FusedAdam"
@@ -57,7 +58,7 @@ class Processes(Protocol):
     kind: str
     """Type of the devices that train: "cpu" or "cuda" (GPU)."""
     memory: int | None
-    """Memory of the smallest GPU in bytes; None if the devices are CPUs."""
+    """Memory in bytes that a job may use on the smallest GPU; None if the devices are CPUs."""
 
     def num_devices(self, num_jobs: int) -> int:
         """Return the number of devices for each job, if the stage has `num_jobs` jobs."""
@@ -131,7 +132,7 @@ class MemberTraining:
 
         Raises:
             StageError: if the training of a member failed (the message contains the last error in its log), or if a
-                member was started on a different number of devices. The error is raised after all jobs have ended.
+                member was started on other devices. The error is raised after all jobs have ended.
         """
         updates = updates_of_stage(self.settings, stage)
         num_devices = usable_devices(self.settings, self._processes.num_devices(len(starts)))
@@ -145,7 +146,15 @@ class MemberTraining:
             key = self._mark_started(stage, member, folder, start, num_devices)
             if self._shared and key and self._shared.copy_to(folder, key):
                 continue
-            if not self._is_trained(folder, updates):
+            if self._is_trained(folder, updates):
+                if not (folder / BEST).exists():
+                    logger.warning(
+                        "%s: the checkpoint with the best validation score is lost, and the training has ended: the "
+                        "last checkpoint takes its place",
+                        folder,
+                    )
+                    link(folder / LAST, folder / BEST)
+            else:
                 log = folder / "log.txt"
                 log_sizes[member.number] = log.stat().st_size if log.exists() else 0
                 jobs[member.number] = (self._command(stage, member, folder, start, num_devices), log)
@@ -158,8 +167,11 @@ class MemberTraining:
                 if status != 0 or not self._is_trained(folder, updates):
                     if status is not None:
                         log_size = log_sizes.get(member.number, 0)
+                        batch_size = OmegaConf.load(folder / CONFIG).dataset.batch_size
                         failures.append(
-                            failure_message(folder / "log.txt", log_size, status, self.settings, len(starts))
+                            failure_message(
+                                folder / "log.txt", log_size, status, self.settings.lr, batch_size, len(starts)
+                            )
                         )
                     continue
                 write_json(done, asdict(self._spent(folder, start, member)))
@@ -183,19 +195,21 @@ class MemberTraining:
             The key; None without the setting `share`.
 
         Raises:
-            StageError: if the training cannot be resumed, because it was started on a different number of devices, or
-                by an earlier version of ALMA with another optimizer. The number of devices must be the same, because
+            StageError: if the training cannot be resumed, because it was started on devices of another type or number,
+                or by an earlier version of ALMA with another optimizer. The number of devices must be the same, because
                 fairseq runs one training process for each device and stores how many batches each process has read.
                 With another number of processes, fairseq would skip data or find that an epoch is too short.
         """
-        path = folder / STARTED
-        if path.exists() and (folder / LAST).exists():
+        path, kind = folder / STARTED, self._processes.kind
+        if self._can_resume(folder):
             started = read_json(path)
-            if started["devices"] != num_devices:
+            # An earlier version of ALMA did not store the type of the devices.
+            before = (started.get("kind", kind), started["devices"])
+            if before != (kind, num_devices):
                 raise StageError(
-                    f"the training in {folder} was started on {started['devices']} device(s), but now it would get "
-                    f"{num_devices}: continue with the same number of devices (set CUDA_VISIBLE_DEVICES or parallel=), "
-                    f"or remove {folder} to restart this stage"
+                    f"the training in {folder} was started on {before[1]} {before[0]} device(s), but now it would get "
+                    f"{num_devices} {kind} device(s): continue with the same devices (set CUDA_VISIBLE_DEVICES or "
+                    f"parallel=), or remove {folder} to restart this stage"
                 )
             optimizer = require_checkpoint(folder / LAST)["optimizer_history"][-1].get("optimizer_name")
             if optimizer not in (None, OPTIMIZER):
@@ -206,14 +220,18 @@ class MemberTraining:
                 )
             return started["key"]
         key = self._key(stage, member, start, num_devices) if self._shared else None
-        write_json(path, {"devices": num_devices, "key": key})
+        write_json(path, {"kind": kind, "devices": num_devices, "key": key})
         return key
+
+    def _can_resume(self, folder: Path) -> bool:
+        """Return whether the training in `folder` was started before and has written a checkpoint."""
+        return (folder / STARTED).exists() and (folder / LAST).exists()
 
     def _publish(self, folder: Path) -> None:
         """Copy a trained member to the share folder, if the setting `share` is set.
 
-        A member that itself came from the share folder is not copied: it has no started.json. A member is also not
-        copied if its training began without the setting `share`, because its started.json then contains no key.
+        Nothing is done if an earlier call has finished with this member, which then has no started.json, or if its
+        training began without the setting `share`, because its started.json then contains no key.
         """
         if not self._shared or not (folder / STARTED).exists():
             return
@@ -262,7 +280,12 @@ class MemberTraining:
             start: the checkpoint with the weights from which the training starts.
             num_devices: number of devices that train the member.
         """
-        config = self._configs.of(member, num_devices, stage, folder, start)
+        # A resumed training must read batches of the same size as before, because fairseq stores its position in the
+        # data as a number of batches. The automatic size may be another one now, for example on another GPU.
+        batch_size = None
+        if self._can_resume(folder) and (folder / CONFIG).exists():
+            batch_size = OmegaConf.load(folder / CONFIG).dataset.batch_size
+        config = self._configs.of(member, num_devices, stage, folder, start, batch_size)
         with written_aside(folder / CONFIG) as temporary:
             OmegaConf.save(config, temporary)
         minutes = str(self.settings.checkpoint_minutes)
@@ -296,9 +319,7 @@ class MemberTraining:
         )
 
 
-def failure_message(
-    log: Path, log_size_before: int, status: int, settings: LanguageModelSettings, num_members: int
-) -> str:
+def failure_message(log: Path, log_size_before: int, status: int, lr: float, batch_size: int, num_members: int) -> str:
     """Return the error message for a failed training process: the last error in its log, and advice.
 
     Args:
@@ -306,7 +327,8 @@ def failure_message(
         log_size_before: size of the log in bytes before the failed process was started. The text up to this position
             was written by earlier processes and is ignored.
         status: exit status of the process, negative if a signal killed it.
-        settings: settings of the run, to which the advice refers.
+        lr: setting `lr` of the run, to which the advice refers.
+        batch_size: number of sequences in a forward pass on one device.
         num_members: number of members in the stage.
     """
     text = log.read_bytes()[log_size_before:].decode("utf-8", errors="replace") if log.exists() else ""
@@ -314,19 +336,17 @@ def failure_message(
     last_error = next((line for line in reversed(lines) if "Error" in line.split(":")[0]), "")
     end = text[-LOG_TAIL:]
     if "FloatingPointError" in end:
-        advice = (
-            f"lower lr={settings.lr}, raise warmup_updates= or set clip_norm=1, and start a new run with another out="
-        )
+        advice = f"lower lr={lr}, raise warmup_updates= or set clip_norm=1, and start a new run with another out="
     elif "No space left" in end or "Disk quota exceeded" in end:
         advice = "free space on the disk and run the same command again to continue"
-    elif "out of memory" in end.lower() or status == -9:
+    elif "out of memory" in end.lower() or "SIGKILL" in end or status == -9:
         advice = (
-            f"halve batch_size={settings.batch_size} (the size of an update does not change) and start a new run with "
+            f"give a batch_size= below {batch_size} (the size of an update does not change) and start a new run with "
             f"another out="
         )
         if num_members > 1:
             advice += ", or train fewer members at the same time (parallel=1)"
-        if status == -9:
+        if "out of memory" not in end.lower():
             advice = f"if it was killed for lack of memory, {advice}; otherwise run the same command again to continue"
     else:
         advice = "fix the problem that the log reports and run the same command again to continue"

@@ -53,7 +53,8 @@ because done.json is copied last."""
         if not (source / "done.json").exists() or read_checkpoint(source / BEST) is None:
             return False
         for name in self.FILES:
-            with written_aside(member_folder / name, durable=False) as temporary:
+            # Durable, because the done marks of the run, which rely on these files, are durable too.
+            with written_aside(member_folder / name) as temporary:
                 shutil.copyfile(source / name, temporary)
                 if name == "log.txt":
                     with open(temporary, "a", encoding="utf-8") as log:

@@ -58,6 +58,8 @@ class LocalProcesses:
         self.memory: int | None = None
         if self._num_gpus:
             self.memory = min(torch.cuda.get_device_properties(i).total_memory for i in range(self._num_gpus))
+            # If more members than GPUs train at the same time, several of them share a GPU.
+            self.memory //= max(1, -(-(at_once or 1) // self._num_gpus))
 
     def num_devices(self, num_jobs: int) -> int:
         """Return the number of devices for each job of a stage with `num_jobs` jobs. Each job trains one member."""

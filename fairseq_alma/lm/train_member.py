@@ -73,6 +73,11 @@ class Checkpoints:
             # Undo gc.freeze at exit. Otherwise, the triton library would report the frozen objects as memory leaks.
             atexit.register(gc.unfreeze)
         losses, should_stop = self._validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        if end_of_epoch:
+            # fairseq makes a new iterator for each epoch. The old one refers to itself (through a bound method), so it
+            # would exist until the next garbage collection, with its worker processes (if num_workers is above 0) and
+            # open files. Removed by garbage collection, each worker process would also stop the training for 5 seconds.
+            epoch_itr.epoch_batch_sampler.ordered_batches = None
         num_updates = trainer.get_num_updates()
         if num_updates != self._saved_at and self._is_due(num_updates, trainer.data_parallel_world_size):
             self.save(cfg.checkpoint, trainer, epoch_itr, None)

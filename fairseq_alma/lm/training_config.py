@@ -56,6 +56,7 @@ class TrainingConfigs:
         stage: Stage | None = None,
         folder: Path = Path(),
         start: Path | None = None,
+        batch_size: int | None = None,
     ) -> DictConfig:
         """Return fairseq's configuration for the training of a member.
 
@@ -65,6 +66,7 @@ class TrainingConfigs:
             stage: the stage to train. None: the configuration is only used to check options or build the model.
             folder: the member's folder.
             start: the checkpoint with the weights from which the training starts.
+            batch_size: number of sequences in a forward pass on one device; None: see `sequences_per_pass`.
 
         Raises:
             SettingError: if fairseq refuses an option (see member_config).
@@ -96,6 +98,9 @@ class TrainingConfigs:
             # Otherwise, fairseq would not validate a checkpoint that it saves after the last update of an epoch.
             "validate_interval_updates": interval,
             "best_checkpoint_metric": "ppl",
+            # Beside a GPU, a worker process reads the data, so that it does not delay the process that starts the GPU's
+            # work. On a CPU, a thread reads the data, because a new process in each epoch would cost more.
+            "num_workers": 0 if self.memory is None else 1,
             "log_format": "json",
             "log_interval": max(1, min(100, updates // 50)),
             # By default, the first process sends the checkpoint to the others, in a format that torch.load refuses.
@@ -105,7 +110,7 @@ class TrainingConfigs:
         }
         config = member_config(values, s.fairseq)
         vocabulary = self.stream.dictionary_size
-        batch_size = sequences_per_pass(s, config.model, vocabulary, num_devices, self.memory)
+        batch_size = batch_size or sequences_per_pass(s, config.model, vocabulary, num_devices, self.memory)
         config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size
         config.optimization.update_freq = [s.sequences_per_update // (batch_size * num_devices)]
         return config

@@ -13,6 +13,7 @@ the same outputs and gradients:
   row each expert ends, so the host does not wait.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -52,19 +53,23 @@ class Plan:
         return self.dropped_E.sum()
 
 
-def choose_way(device: torch.device, dtype: torch.dtype, capacity: int | None) -> Way:
+def choose_way(device: torch.device, dtype: torch.dtype, capacity: int | None, widths: Sequence[int] = ()) -> Way:
     """Return the fastest layout of the experts' rows: "split", "slots" or "grouped" (see the module's docstring).
 
     Args:
         device: the device of the tokens.
         dtype: the data type in which the outputs of the experts are computed.
         capacity: maximum number of tokens for each expert; None for no limit.
+        widths: number of inputs and of hidden units of each expert.
     """
     if device.type != "cuda":
         return "split"
     if capacity is not None:
         return "slots"
-    # grouped_mm has fast kernels only for bfloat16, and only since the A100 (compute capability 8.0).
+    # grouped_mm has fast kernels only for bfloat16, and only since the A100 (compute capability 8.0). It refuses rows
+    # whose size in bytes is not a multiple of 16.
+    if any(width % 8 for width in widths):
+        return "split"
     if dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 0):
         return "grouped"
     return "split"

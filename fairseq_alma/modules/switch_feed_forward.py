@@ -110,7 +110,7 @@ class SwitchFeedForward(nn.Module):
         capacity = expert_capacity(len(x_TD), self.num_experts, factor)
         routing = self.router(x_TD)
         dtype = compute_type(x_TD)
-        way = self.way or choose_way(x_TD.device, dtype, capacity)
+        way = self.way or choose_way(x_TD.device, dtype, capacity, self.fc1_weight.shape[1:])
         plan = plan_dispatch(routing.expert_T, self.num_experts, capacity, way)
         weights = ExpertWeights(self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
         dropout = self.activation_dropout if self.training else 0.0

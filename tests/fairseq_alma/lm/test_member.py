@@ -10,7 +10,7 @@ from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.batches import sequences_per_pass, usable_devices
-from fairseq_alma.lm.fairseq_train import member_config
+from fairseq_alma.lm.fairseq_train import identity_of_config, member_config
 from fairseq_alma.lm.learners import LEARNERS, make_learner
 from fairseq_alma.lm.member import failure_message
 from fairseq_alma.lm.settings import LanguageModelSettings
@@ -20,9 +20,10 @@ from tests.fairseq_alma.processes import NoProcesses
 class Devices(NoProcesses):
     """Like NoProcesses, on a machine with `count` devices."""
 
-    def __init__(self, count):
+    def __init__(self, count, memory=None):
         super().__init__()
-        self.count = count
+        self.count, self.memory = count, memory
+        self.kind = "cpu" if memory is None else "cuda"
 
     def num_devices(self, num_jobs):
         return self.count // num_jobs
@@ -65,8 +66,56 @@ def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
         train(stream, tmp_path / "run", Devices(4))  # nothing was saved yet, so it starts again
     untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
     write_checkpoint({**require_checkpoint(untrained), "last_optimizer_state": {}}, folder / "checkpoint_last.pt")
-    with pytest.raises(StageError, match=r"started on 4 device\(s\), but now it would get 2: continue with the same"):
+    with pytest.raises(StageError, match=r"started on 4 cpu device\(s\), but now it would get 2 cpu device\(s\): "):
         train(stream, tmp_path / "run", Devices(2))
+    with pytest.raises(StageError, match=r"started on 4 cpu device\(s\), but now it would get 4 cuda device\(s\): "):
+        train(stream, tmp_path / "run", Devices(4, memory=1 << 40))
+
+
+def test_a_resumed_training_reads_batches_of_the_same_size_on_a_gpu_with_less_memory(stream, tmp_path):
+    """fairseq stores the position in the data as a number of batches."""
+    # Enough for the parameters, and for 16 of the 64 sequences of an update.
+    sizes = {"batch_size": None, "sequences_per_update": 64, "tokens_per_sample": 512}
+    large, small = Devices(1, memory=1 << 40), Devices(1, memory=1_600_000_000)
+    with pytest.raises(StageError):
+        train(stream, tmp_path / "other", small, **sizes)
+    assert small.configs[0].dataset.batch_size < 64  # the automatic size on the second GPU
+    with pytest.raises(StageError):
+        train(stream, tmp_path / "run", large, **sizes)
+    untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
+    last = tmp_path / "run/stages/stage_001/member_1/checkpoint_last.pt"
+    write_checkpoint({**require_checkpoint(untrained), "last_optimizer_state": {}}, last)
+    with pytest.raises(StageError):
+        train(stream, tmp_path / "run", small, **sizes)
+    for config in (large.configs[0], small.configs[1]):
+        assert config.dataset.batch_size == config.task.batch_size == 64
+        assert config.optimization.update_freq == [1]
+
+
+def test_with_a_larger_capacity_factor_fewer_sequences_fit(stream, tmp_path):
+    sizes = {"batch_size": None, "sequences_per_update": 64, "tokens_per_sample": 512}
+    found = []
+    for number, factor in enumerate((1, 8)):
+        gpu = Devices(1, memory=1_600_000_000)
+        with pytest.raises(StageError):
+            train(stream, tmp_path / str(number), gpu, fairseq=f"--capacity-factor {factor}", **sizes)
+        found.append(gpu.configs[0].dataset.batch_size)
+    assert found[1] < found[0]
+
+
+def test_options_that_change_the_result_change_the_key_of_shared_stages(stream, tmp_path):
+    def identity(number, options):
+        processes = Devices(2)
+        with pytest.raises(StageError):
+            train(stream, tmp_path / str(number), processes, fairseq=options)
+        return identity_of_config(processes.configs[0])
+
+    plain, *others = (
+        identity(number, options)
+        for number, options in enumerate(("", "--num-workers 3", "--ddp-comm-hook fp16", "--fix-batches-to-gpus"))
+    )
+    assert others[0] == plain  # how the data are read has no effect
+    assert plain not in others[1:]
 
 
 def test_a_stage_begun_with_the_optimizer_of_an_earlier_version_is_not_continued(stream, tmp_path):
@@ -91,8 +140,9 @@ def test_a_stage_begun_with_the_optimizer_of_an_earlier_version_is_not_continued
             "killed",
             -9,
             1,
-            "if it was killed for lack of memory, halve batch_size=1",
+            "if it was killed for lack of memory, give a batch_size= below 16",
         ),
+        ("", "process 1 terminated with signal SIGKILL", 1, 1, "if it was killed for lack of memory, give"),
         ("", "torch.OutOfMemoryError: CUDA out of memory", 1, 2, "fewer members at the same time (parallel=1)"),
         ("", "FloatingPointError: the loss is nan", 1, 1, "lower lr="),
         (
@@ -104,10 +154,10 @@ def test_a_stage_begun_with_the_optimizer_of_an_earlier_version_is_not_continued
         ),
     ],
 )
-def test_advice_depends_on_the_log_of_this_attempt_only(stream, tmp_path, before, log, status, members, advice):
+def test_advice_depends_on_the_log_of_this_attempt_only(tmp_path, before, log, status, members, advice):
     path = tmp_path / "log.txt"
     path.write_text(before + log)
-    assert advice in failure_message(path, len(before), status, settings(stream, tmp_path), members)
+    assert advice in failure_message(path, len(before), status, 0.001, 16, members)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +172,7 @@ def test_advice_depends_on_the_log_of_this_attempt_only(stream, tmp_path, before
         ("--distributed-world-size 4", "--distributed-world-size is set by"),
         ("--dropout 0.1", "--dropout is set by"),  # the default of fairseq, but not of this run
         ("--bf16", "give precision=bfloat16"),
+        ("--update-freq 7", "update-freq"),
         ("--weight-decay much", "refuses the options from fairseq= and arch=: .*--weight-decay: invalid float value"),
         ("--no-such-option", "unrecognized arguments: --no-such-option"),
         ("--weight-decay 'a", "cannot be split into options"),

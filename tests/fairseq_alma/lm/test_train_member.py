@@ -1,30 +1,47 @@
 """The program that trains a member: when it writes checkpoints, and how often."""
 
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+
 import pytest
 
-from fairseq_alma.checkpoints import BEST, LAST, num_updates, read_checkpoint
+from fairseq_alma.checkpoints import BEST, LAST, num_updates, read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import StageError
-from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.protocol import Learner, Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.learners import make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
-from tests.fairseq_alma.lm.test_learners import train_member_in_a_fork
+from tests.fairseq_alma.lm.test_learners import in_a_fork, train_member_in_a_fork
 from tests.fairseq_alma.processes import NoProcesses
+
+
+def prepared(stream, folder: Path, **more) -> list[str]:
+    """Write the configuration of a stage on the first mega-batch, and return the command that trains it."""
+    processes = NoProcesses()
+    learner, stage = learner_and_stage(stream, folder, processes, **more)
+    with pytest.raises(StageError):  # nothing is trained, but the configuration is written
+        learner.train(stage)
+    (command,) = processes.commands
+    return command
+
+
+def learner_and_stage(stream, folder: Path, processes: NoProcesses | None = None, **more) -> tuple[Learner, Stage]:
+    settings = LanguageModelSettings.from_mapping({
+        "stream": str(stream), "out": str(folder), "arch": "switch_lm_tiny", "tokens_per_sample": 32,
+        "sequences_per_update": 8, "updates": 12, "validations": 2, "lr": 0.005, **more,
+    })  # fmt: skip
+    stream_folder = StreamFolder.open(stream)
+    (first, *_) = stream_folder.stream()
+    learner = make_learner(settings, stream_folder.without_test(), processes or NoProcesses())
+    return learner, Stage(1, (first,), (), False, folder / "stages/stage_001")
 
 
 @pytest.mark.parametrize(("minutes", "num_saved"), [(10, 2), (1e-9, 12)])
 def test_checkpoints_are_written_after_validations_and_at_intervals_of_time(stream, tmp_path, minutes, num_saved):
-    settings = LanguageModelSettings.from_mapping({
-        "stream": str(stream), "out": str(tmp_path / "run"), "arch": "switch_lm_tiny", "tokens_per_sample": 32,
-        "sequences_per_update": 8, "updates": 12, "validations": 2, "lr": 0.005, "checkpoint_minutes": minutes,
-    })  # fmt: skip
-    processes, folder = NoProcesses(), StreamFolder.open(stream)
-    learner = make_learner(settings, folder.without_test(), processes)
-    (first, *_) = folder.stream()
-    with pytest.raises(StageError):  # nothing is trained, but the configuration is written
-        learner.train(Stage(1, (first,), (), False, tmp_path / "run/stages/stage_001"))
+    command = prepared(stream, tmp_path / "run", checkpoint_minutes=minutes)
     member = tmp_path / "run/stages/stage_001/member_1"
-    (command,) = processes.commands
     assert train_member_in_a_fork(command, member / "log.txt") == 0
     log = (member / "log.txt").read_text()
     assert log.count("Finished saving checkpoint") == num_saved
@@ -35,3 +52,68 @@ def test_checkpoints_are_written_after_validations_and_at_intervals_of_time(stre
     assert best["extra_state"]["val_loss"] == read_checkpoint(member / LAST)["extra_state"]["best"]
     if num_updates(best) == 12 and minutes == 10:
         assert (member / BEST).samefile(member / LAST)  # written once
+
+
+@pytest.mark.parametrize("num_workers", [None, 1])
+def test_processes_and_files_of_past_epochs_do_not_stay_open(stream, tmp_path, num_workers):
+    """With 30 epochs of 3 updates and one checkpoint at the end."""
+    options = "" if num_workers is None else f"--num-workers {num_workers}"
+    command = prepared(
+        stream, tmp_path / "run", sequences_per_update=32, updates=90, validations=1, checkpoint_minutes=1000,
+        fairseq=options,
+    )  # fmt: skip
+    most = multiprocessing.get_context("fork").Array("i", 3)
+
+    def watch(ended: threading.Event) -> None:
+        me = os.getpid()
+        while not ended.wait(0.01):
+            children = sum(len(path.read_text().split()) for path in Path(f"/proc/{me}/task").glob("*/children"))
+            counts = (children, len(os.listdir(f"/proc/{me}/fd")), threading.active_count())  # noqa: PTH208
+            for number, count in enumerate(counts):
+                most[number] = max(most[number], count)
+
+    def train() -> None:
+        from fairseq_alma.lm.train_member import main
+
+        ended = threading.Event()
+        watching = threading.Thread(target=watch, args=[ended])
+        watching.start()
+        try:
+            main(command[3:])
+        finally:
+            ended.set()
+
+    member = tmp_path / "run/stages/stage_001/member_1"
+    assert in_a_fork(train, member / "log.txt") == 0
+    log = (member / "log.txt").read_text()
+    assert log.count("end of epoch") >= 30
+    children, files, threads = most
+    assert children <= 2 * (num_workers or 0)
+    assert files < 64
+    assert threads < 12
+
+
+def test_an_average_of_the_weights_can_be_kept(stream, tmp_path):
+    command = prepared(stream, tmp_path / "run", fairseq="--store-ema --ema-decay 0.9")
+    member = tmp_path / "run/stages/stage_001/member_1"
+    assert train_member_in_a_fork(command, member / "log.txt") == 0, (member / "log.txt").read_text()[-2000:]
+    state = read_checkpoint(member / LAST)
+    average, last = state["extra_state"]["ema"], state["model"]
+    weight = "decoder.layers.0.fc1.weight"
+    assert average[weight].shape == last[weight].shape
+    assert not average[weight].equal(last[weight])
+
+
+def test_if_the_best_checkpoint_of_an_ended_training_is_lost_the_last_takes_its_place(stream, tmp_path, caplog):
+    command = prepared(stream, tmp_path / "run")
+    member = tmp_path / "run/stages/stage_001/member_1"
+    assert train_member_in_a_fork(command, member / "log.txt") == 0
+    # The last checkpoint is not the best, and the best is gone.
+    last = read_checkpoint(member / LAST)
+    last["extra_state"]["best"] = 0.5
+    write_checkpoint(last, member / LAST)
+    (member / BEST).unlink()
+    learner, stage = learner_and_stage(stream, tmp_path / "run")
+    learner.train(stage)
+    assert "the last checkpoint takes its place" in caplog.text
+    assert num_updates(read_checkpoint(member / BEST)) == 12
