@@ -26,7 +26,8 @@ SETTINGS = "settings.json"
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
 """Prefix of the names of files and folders that `Lease` (a lock) creates in addition to the lease file. These are
-temporary copies of the lease file, and the folder .lease.claim, which exists while a process removes the lease of an
+temporary copies of the lease file, empty files whose times show the clock of the file system, and the folder
+.lease.claim, which exists while a process removes the lease of an
 ended process."""
 
 
@@ -181,6 +182,7 @@ def _lease_held(out: Path) -> Iterator[None]:
     lease = Lease(out / WORK)
     with ExitStack() as at_end:
         try:
+            lease.wait()
             # Delay Ctrl-C (SIGINT) until the lease is created and `_release` is registered. Otherwise, a Ctrl-C after
             # the creation would leave the lease in the folder. `lease.__enter__` also starts a thread. SIGINT is
             # blocked at this time, so the thread never receives SIGINT. If the thread received SIGINT, Python would

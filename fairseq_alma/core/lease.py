@@ -8,7 +8,6 @@ file systems.
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -17,12 +16,20 @@ from pathlib import Path
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import write_json
+from fairseq_alma.core.holder import Holder
 
 HEARTBEAT_SECONDS = 15.0
 """Time in seconds between two renewals of a lease. A renewal rewrites the lease file."""
 STALE_SECONDS = 120.0
-"""Time in seconds. If a process on another machine has not renewed its lease for this time, another process may take
-over the lease."""
+"""Time in seconds. If the holder of a lease has not renewed it for this time, and it is not known whether the holder is
+running, another process may take over the lease.
+
+The time is longer than a heartbeat plus the time for which a network file system may show old modification times (60
+seconds by default in NFS)."""
+POLL_SECONDS = 1.0
+"""Time in seconds between two looks at the lease of a process of which it is not known whether it is running."""
+ASK_SECONDS = 10.0
+"""Time in seconds between two questions to Slurm about the job of the holder, while a process waits for a lease."""
 HALF_WRITTEN_SECONDS = 2.0
 """Time in seconds. If a lease file is older than this and still empty or incomplete, the process that was writing the
 file must have died."""
@@ -36,18 +43,23 @@ at the same time. It deletes the folder after a few milliseconds."""
 class Lease:
     """Context manager that locks a folder for this process. A background thread keeps the lock (lease) valid.
 
-    If another process has locked the folder, this process takes over the lease in one of these cases:
+    If another process has locked the folder, this process takes over the lease if the other process is known to have
+    ended (see `Holder.state`): at once on the same machine, or if Slurm says that its job has ended or was restarted.
 
-    - The other process ran on this machine and has ended.
-    - The other process runs on another machine and has not renewed the lease for `stale_seconds`.
-    - The other process ran on another machine, in the same Slurm job as this process, and Slurm has restarted the job.
+    If it is not known whether the other process is running, for example because it is on another machine or in another
+    container, this process waits. If the other process renews its lease, RunError is raised: this happens within
+    HEARTBEAT_SECONDS. If the lease has not been renewed for `stale_seconds`, it is taken over.
 
     In the same way, another process can take over the lease of this process, if this process is suspended for a long
     time. When this process wakes up again, it stops itself, as if the user had pressed Ctrl-C.
 
+    The clocks of the machines may differ: the age of a lease is computed only from modification times of files on the
+    file system that contains the folder.
+
     Args:
         folder: the folder to lock. It is created if it does not exist.
-        stale_seconds: time in seconds after which the lease of a process on another machine is taken over.
+        stale_seconds: time in seconds without a renewal after which a lease is taken over, if it is not known whether
+            its holder is running.
 
     Raises:
         RunError: if another process has locked the folder, or if the folder is not writable.
@@ -58,25 +70,21 @@ class Lease:
         self._stale_seconds = stale_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_stopped, daemon=True)
-        self._me = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "process_start": _process_start(os.getpid()),
-            "job_id": os.environ.get("SLURM_JOB_ID"),
-            "job_restarts": os.environ.get("SLURM_RESTART_COUNT", "0"),
-        }
+        self._me = Holder.this_process()
+        # The lease for which this process waits: its holder, and the modification time of the lease file (in
+        # nanoseconds) when it was first seen. `_asked` is the time of the last question to Slurm, and `_ended` is a
+        # holder whose job has ended according to Slurm.
+        self._awaited: tuple[Holder, int] | None = None
+        self._asked = -ASK_SECONDS
+        self._ended: Holder | None = None
 
     def __enter__(self) -> "Lease":
+        self.wait()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             while not self._create():
-                if self._is_left_behind():
-                    self._remove_left_behind()
-                time.sleep(0.02)
+                self.wait()
         except OSError as error:
-            raise RunError(
-                f"{self.path.parent} is not writable ({error.strerror}): make it writable, or choose another out="
-            ) from error
+            raise self._not_writable(error) from error
         self._thread.start()
         return self
 
@@ -86,19 +94,40 @@ class Lease:
         if _read(self.path) == self._me:
             self.path.unlink(missing_ok=True)
 
+    def wait(self) -> None:
+        """Create the folder, and wait until no other process holds its lease.
+
+        `with` calls this method. Call it before if the wait, but not what follows, may be interrupted by Ctrl-C.
+
+        Raises:
+            RunError: if another process holds the lease and is running, or if the folder is not writable.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            while self.path.exists():
+                if self._is_left_behind():
+                    self._remove_left_behind()
+                time.sleep(POLL_SECONDS if self._awaited else 0.02)
+        except OSError as error:
+            raise self._not_writable(error) from error
+
+    def _not_writable(self, error: OSError) -> RunError:
+        return RunError(
+            f"{self.path.parent} is not writable ({error.strerror}): make it writable, or choose another out="
+        )
+
     def _renew_until_stopped(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
             holder = _read(self.path)
             if holder == self._me:
                 # Ignore an error such as a full disk, because the run does not depend on a single renewal.
                 with suppress(OSError):
-                    write_json(self.path, self._me)
+                    write_json(self.path, self._me.to_json())
             elif holder is not None:
                 # Another process took over the lease while this process was suspended. Stop, because only the other
                 # process may write to the folder now.
-                who = f"process {holder['pid']} on {holder['host']}"
                 print(
-                    f"{self.path.parent} was taken over by {who}, because this process did not renew its lease "
+                    f"{self.path.parent} was taken over by {holder}, because this process did not renew its lease "
                     f"in time: this process stops, and the other process continues the run",
                     file=sys.stderr,
                     flush=True,
@@ -117,7 +146,7 @@ class Lease:
             return False
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(self._me, file)
+                json.dump(self._me.to_json(), file)
         except OSError:
             self.path.unlink(missing_ok=True)
             raise
@@ -125,44 +154,59 @@ class Lease:
         return _read(self.path) == self._me
 
     def _is_left_behind(self) -> bool:
-        """Return True if the lease may be removed, because its process has ended or has not renewed it in time.
+        """Return True if the lease may be removed, because its holder has ended or has not renewed it in time.
 
-        Return False if the lease was just released, or if the lease file is still being written.
+        Return False if the lease was just released, if the lease file is still being written, or if it is not known
+        yet whether the holder is running.
 
         Raises:
-            RunError: if the lease is valid. The message names the process that holds the lease.
+            RunError: if the holder is running. The message names the holder.
         """
+        # Read before `stat`: on a network file system, opening the file brings its modification time up to date.
         holder = _read(self.path)
         try:
-            silent_seconds = time.time() - self.path.stat().st_mtime
+            modified_ns = self.path.stat().st_mtime_ns
         except FileNotFoundError:
             return False
+        silent_seconds = self._now() - modified_ns / 1e9
         if holder is None:
             # The lease file is empty or incomplete. If the file is new, a process may still be writing it. If the
             # file is older, the process that was writing it must have died, so the file may be removed.
             return silent_seconds > HALF_WRITTEN_SECONDS
-        if holder["host"] == self._me["host"]:
-            gone = _process_start(holder["pid"]) != holder["process_start"]
-        else:
-            gone = silent_seconds > self._stale_seconds or self._is_restart_of(holder)
-        if not gone:
-            job = f", job {holder['job_id']}" if holder.get("job_id") else ""
-            raise RunError(
-                f"{self.path.parent} is in use by process {holder['pid']} on {holder['host']}{job} "
-                f"(heartbeat {silent_seconds:.0f} s ago): wait for it, stop it, or choose another out="
-            )
-        return True
+        # Known from the processes of this machine, at no cost. Ask Slurm only from time to time.
+        ask_slurm = time.monotonic() - self._asked >= ASK_SECONDS
+        state = "ended" if holder == self._ended else holder.state(ask_slurm)
+        if ask_slurm:
+            self._asked = time.monotonic()
+        if state == "ended":
+            self._ended = holder
+        if state == "ended" or (state == "unknown" and silent_seconds > self._stale_seconds):
+            return True
+        if self._awaited is None or self._awaited[0] != holder:
+            if state == "unknown":
+                self._awaited = (holder, modified_ns)
+                print(
+                    f"{self.path.parent} is held by {holder}, which renewed its lease {max(silent_seconds, 0):.0f} s "
+                    f"ago: waiting until it renews the lease again, or counts as ended after {self._stale_seconds:g} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                return False
+        elif self._awaited[1] == modified_ns:
+            return False
+        raise RunError(
+            f"{self.path.parent} is in use by {holder} (heartbeat {max(silent_seconds, 0):.0f} s ago): wait for it, "
+            f"stop it, or choose another out="
+        )
 
-    def _is_restart_of(self, holder: dict) -> bool:
-        """Return True if the process that holds the lease was ended by a restart of its Slurm job.
-
-        In this case, `holder` has the same Slurm job id as this process, but a different number of restarts of the job.
-
-        Args:
-            holder: content of the lease file, which describes the process that holds the lease.
-        """
-        job_id, restarts = self._me["job_id"], self._me["job_restarts"]
-        return job_id is not None and holder.get("job_id") == job_id and holder.get("job_restarts", "0") != restarts
+    def _now(self) -> float:
+        """Return the time in seconds by the clock of the file system, which also gives lease files their times."""
+        clock = self.path.with_name(f".lease.clock.{self._me.host}.{self._me.pid}.{threading.get_native_id()}")
+        try:
+            clock.write_bytes(b"")
+            return clock.stat().st_mtime
+        finally:
+            clock.unlink(missing_ok=True)
 
     def _remove_left_behind(self) -> None:
         # Check the lease again before removing it. Since the first check, another process may have taken over the
@@ -174,7 +218,7 @@ class Lease:
             claim.mkdir()
         except FileExistsError:
             with suppress(OSError):
-                if time.time() - claim.stat().st_mtime > CLAIM_SECONDS:
+                if self._now() - claim.stat().st_mtime > CLAIM_SECONDS:
                     claim.rmdir()
             return
         try:
@@ -186,51 +230,26 @@ class Lease:
 
 
 def is_held(folder: str | Path) -> bool:
-    """Return True if a process holds a valid lease of `folder`. The lease file is not changed.
+    """Return True if a process holds a valid lease of `folder`. The folder is not changed.
 
-    The lease of a process on this machine is valid if the process is running. The lease of a process on another machine
-    is valid if it was renewed in the last STALE_SECONDS.
+    If it is not known whether the holder is running, for example because it is on another machine, the lease is valid
+    if it was renewed in the last STALE_SECONDS, by the clock of this machine.
     """
     path = Path(folder) / "lease.json"
     holder = _read(path)
     if holder is None:
         return False
-    if holder["host"] == socket.gethostname():
-        return _process_start(holder["pid"]) == holder["process_start"]
+    state = holder.state(ask_slurm=False)
+    if state != "unknown":
+        return state == "running"
     try:
         return time.time() - path.stat().st_mtime <= STALE_SECONDS
     except OSError:
         return False
 
 
-def _read(path: Path) -> dict | None:
+def _read(path: Path) -> Holder | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return Holder.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) and {"host", "pid", "process_start"} <= value.keys() else None
-
-
-def _process_start(pid: int) -> str | None:
-    """Return the start time of process `pid` on this machine; None if the process has ended.
-
-    The start time distinguishes the process from a later process with the same id. Without /proc, for example on
-    macOS, the start time is not known, and the function returns "alive" for every running process.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return None
-    except OSError:
-        return None
-    else:
-        state, *rest = stat.rpartition(")")[2].split()
-        return None if state == "Z" else rest[18]
-    try:  # without /proc, test only whether a process with this id exists
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        return "alive"
-    return "alive"

@@ -1,7 +1,9 @@
 """Who may write into a run folder, with real processes that hold it, die in it and race for it."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,16 +15,17 @@ import pytest
 
 from fairseq_alma.core import lease as lease_module
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.holder import Holder
 from fairseq_alma.core.lease import Lease
 from tests.fairseq_alma.core.tiny_learner import ledger_without_seconds, tiny_run
 
 HOLD = """
-import signal, sys
+import os, signal, sys
 from fairseq_alma.core import lease
 lease.HEARTBEAT_SECONDS = float(sys.argv[2])
 signal.signal(signal.SIGINT, signal.default_int_handler if sys.argv[3] == "hears" else signal.SIG_IGN)
 with lease.Lease(sys.argv[1]):
-    print("held", flush=True)
+    print("held", os.getpid(), flush=True)
     sys.stdin.read()
 """
 
@@ -41,7 +44,7 @@ def start_holder():
             text=True,
         )
         processes.append(process)
-        assert process.stdout.readline() == "held\n"
+        assert process.stdout.readline().startswith("held ")
         return process
 
     yield start
@@ -58,6 +61,25 @@ def write_lease(folder, silent_seconds=0.0, **holder):
     path.write_text(json.dumps(value))
     os.utime(path, (time.time() - silent_seconds,) * 2)
     return path
+
+
+@contextlib.contextmanager
+def beating(folder):
+    """The holder of the lease, on a machine that this one does not see, renews it ten times a second."""
+    ended = threading.Event()
+
+    def renew():
+        while not ended.wait(0.1):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(folder / "lease.json")
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_the_lease_names_its_holder_and_is_gone_when_given_back(tmp_path):
@@ -93,7 +115,7 @@ def test_a_folder_held_by_a_living_process_is_refused_with_its_number_and_host(t
 
 def test_the_job_of_the_holder_is_named(tmp_path):
     write_lease(tmp_path, job_id="1234_5")
-    with pytest.raises(RunError, match="process 4321 on elsewhere, job 1234_5 "):
+    with beating(tmp_path), pytest.raises(RunError, match="process 4321 on elsewhere, job 1234_5 "):
         Lease(tmp_path).__enter__()
 
 
@@ -111,16 +133,89 @@ def test_what_a_killed_process_held_is_taken_over_at_once(tmp_path, start_holder
 
 def test_a_process_that_was_given_the_number_of_the_dead_one_does_not_hold_its_lease(tmp_path, start_holder):
     lease = start_holder(tmp_path / "other")  # alive, and started at another time than the lease says
-    path = write_lease(tmp_path, host=socket.gethostname(), pid=lease.pid, process_start="1")
+    identity = {**Holder.this_process().to_json(), "pid": lease.pid, "process_start": "1"}
+    path = write_lease(tmp_path, **identity)
     with Lease(tmp_path):
         assert json.loads(path.read_text())["pid"] == os.getpid()
 
 
-def test_a_lease_of_another_machine_holds_while_its_heart_beats(tmp_path):
-    path = write_lease(tmp_path, silent_seconds=100)
-    with pytest.raises(RunError, match=r"process 4321 on elsewhere \(heartbeat 10\d s ago\)"):
+@pytest.mark.parametrize("host", ["elsewhere", socket.gethostname()])  # the name of a host may be that of another
+def test_a_lease_of_another_machine_holds_while_its_heart_beats(tmp_path, host, capsys):
+    path = write_lease(tmp_path, silent_seconds=100, host=host)
+    with beating(tmp_path), pytest.raises(RunError, match=rf"process 4321 on {host} \(heartbeat 0 s ago\)"):
         Lease(tmp_path).__enter__()
-    assert json.loads(path.read_text())["host"] == "elsewhere"
+    assert json.loads(path.read_text())["pid"] == 4321
+    assert f"{tmp_path} is held by process 4321 on {host}, which renewed its lease 100 s ago: waiting" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_lease_of_another_machine_that_is_not_renewed_is_waited_for_and_taken_over(tmp_path):
+    path = write_lease(tmp_path, silent_seconds=1)
+    start = time.monotonic()
+    with Lease(tmp_path, stale_seconds=3):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert time.monotonic() - start > 1.9
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_the_clock_of_this_machine_does_not_matter(tmp_path, monkeypatch, hours):
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + hours * 3600)
+    for name, silent_seconds in (("alive", 0), ("dead", 1000)):
+        (tmp_path / name).mkdir()
+        path = write_lease(tmp_path / name)
+        os.utime(path, (now() - silent_seconds,) * 2)
+    with beating(tmp_path / "alive"), pytest.raises(RunError, match="in use by process 4321"):
+        Lease(tmp_path / "alive").__enter__()
+    with Lease(tmp_path / "dead"):
+        pass
+
+
+def unshare() -> list[str]:
+    """Words that start a command in a PID namespace of its own, as in a container: there it is process 1.
+
+    Skip the test where this is not allowed.
+    """
+    if shutil.which("unshare") is None:
+        pytest.skip("needs the program unshare")
+    for user in ([], ["--user", "--map-root-user"]):
+        words = ["unshare", *user, "--pid", "--fork", "--kill-child", "--mount-proc"]
+        if subprocess.run([*words, "true"], capture_output=True).returncode == 0:
+            return words
+    pytest.skip("this user may not create PID namespaces")
+
+
+def test_of_two_containers_with_one_host_name_the_second_is_refused_until_the_first_has_ended(tmp_path):
+    run = tmp_path / "run"
+    hold = [*unshare(), sys.executable, "-c", HOLD, str(run), "0.2", "hears"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(hold, **pipes) as first:
+        assert first.stdout.readline() == "held 1\n"
+        path = run / "lease.json"
+        holder = json.loads(path.read_text())
+        assert (holder["host"], holder["pid"]) == (socket.gethostname(), 1)
+        # A process of this machine, where 1 is another process, and one of a second container, where it is process 1.
+        with pytest.raises(RunError, match=f"in use by process 1 on {socket.gethostname()}"):
+            Lease(run).__enter__()
+        second = subprocess.run(hold, input="", capture_output=True, text=True)
+        assert second.returncode == 1
+        assert "in use by process 1 on" in second.stderr
+        assert json.loads(path.read_text()) == holder
+        first.kill()
+    third = subprocess.run(
+        [*hold[:-4], HOLD.replace("(sys.argv[1])", "(sys.argv[1], 2)"), *hold[-3:]],
+        input="",
+        capture_output=True,
+        text=True,
+    )
+    assert third.stdout == "held 1\n", third.stderr
+
+
+def test_the_lease_names_its_holder_in_the_form_of_earlier_versions_too(tmp_path):
+    with Lease(tmp_path):
+        holder = json.loads((tmp_path / "lease.json").read_text())
+    assert {"host", "pid", "process_start", "job_id", "job_restarts"} <= holder.keys()
 
 
 def test_a_lease_of_another_machine_whose_heart_has_stopped_is_taken_over(tmp_path):
@@ -141,7 +236,7 @@ def test_a_lease_that_is_just_being_written_is_waited_for(tmp_path):
     (tmp_path / "lease.json").touch()
     writer = threading.Timer(0.2, write_lease, [tmp_path])
     writer.start()
-    with pytest.raises(RunError, match="process 4321 on elsewhere"):
+    with beating(tmp_path), pytest.raises(RunError, match="process 4321 on elsewhere"):
         Lease(tmp_path).__enter__()
     writer.join()
 
@@ -281,5 +376,38 @@ def test_a_job_that_slurm_has_put_back_does_not_wait_for_what_it_was(tmp_path, m
         with Lease(tmp_path):
             pass
     else:
-        with pytest.raises(RunError, match="process 4321 on elsewhere, job 77"):
+        with beating(tmp_path), pytest.raises(RunError, match="process 4321 on elsewhere, job 77"):
             Lease(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("answer", "cluster", "free"),
+    [
+        ("exit 0", "ours", True),  # the job is not in the queue any more
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", "ours", True),
+        ("echo 'RUNNING  1'", "ours", True),  # it was restarted
+        ("echo 'PENDING  1'", "ours", True),
+        ("echo 'RUNNING  0'", "ours", False),
+        ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "ours", False),
+        ("exit 0", "theirs", False),  # this Slurm does not know the jobs of another cluster
+    ],
+)
+def test_slurm_is_asked_about_the_job_of_a_holder_that_this_process_cannot_see(
+    tmp_path, monkeypatch, answer, cluster, free
+):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, script in (("squeue", answer), ("scontrol", "echo 'ClusterName             = ours'")):
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    for name in ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    run = tmp_path / "run"
+    write_lease(run, silent_seconds=5, job_id="77", job_restarts="0", cluster=cluster)
+    if free:
+        with Lease(run):
+            assert json.loads((run / "lease.json").read_text())["pid"] == os.getpid()
+    else:
+        with beating(run), pytest.raises(RunError, match="process 4321 on elsewhere, job 77"):
+            Lease(run).__enter__()

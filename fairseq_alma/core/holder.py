@@ -1,0 +1,171 @@
+"""Identity of the process that holds a lease, and whether this process has ended."""
+
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+_SLURM_SECONDS = 10.0
+"""Time limit in seconds for a question to Slurm. Without an answer, the state of a job counts as unknown."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds a lease.
+
+    Two machines or containers may have the same host name, and processes in two containers may have the same process
+    id. A process is therefore identified by its id, its start time, and the PID namespace to which the id belongs.
+    """
+
+    host: str
+    """Host name of the machine. Only for messages if the boot id and the PID namespace are known."""
+    pid: int
+    """Process id, in the PID namespace `pid_namespace`."""
+    process_start: str | None
+    """Start time of the process, which distinguishes it from a later process with the same id. See `process_start`."""
+    boot_id: str | None = None
+    """Identifier of the last start of the machine's Linux kernel; None on other systems, and in old leases."""
+    pid_namespace: str | None = None
+    """Identifier of the PID namespace: all processes in a container are in the same PID namespace, and no others."""
+    job_id: str | None = None
+    """Slurm job id; None outside Slurm."""
+    job_restarts: str = "0"
+    """How many times Slurm had restarted this job when the process started."""
+    cluster: str | None = None
+    """Name of the Slurm cluster to which the job belongs; None outside Slurm."""
+
+    @classmethod
+    def this_process(cls) -> "Holder":
+        """Return the identity of this process."""
+        return cls(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_start=process_start(os.getpid()),
+            boot_id=_boot_id(),
+            pid_namespace=_pid_namespace(),
+            job_id=os.environ.get("SLURM_JOB_ID"),
+            job_restarts=os.environ.get("SLURM_RESTART_COUNT", "0"),
+            cluster=os.environ.get("SLURM_CLUSTER_NAME"),
+        )
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Holder | None":
+        """Return the holder that is described by the content of a lease file; None if `value` is no such content."""
+        if not isinstance(value, dict) or not {"host", "pid", "process_start"} <= value.keys():
+            return None
+        return cls(**{field.name: value[field.name] for field in fields(cls) if field.name in value})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of a lease file."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return a description for messages, such as "process 4321 on node1, job 77"."""
+        return f"process {self.pid} on {self.host}" + (f", job {self.job_id}" if self.job_id else "")
+
+    def state(self, ask_slurm: bool = True) -> Literal["running", "ended", "unknown"]:
+        """Return whether the process is running. "unknown": this process cannot tell.
+
+        The state is known in these cases:
+
+        - The process is in the same PID namespace as this process.
+        - The process was in the same Slurm job as this process, and Slurm has restarted the job since then.
+        - The process was in a Slurm job of this cluster that has ended or restarted. This is found out only if
+          `ask_slurm`, because the question takes a fraction of a second.
+        """
+        me = Holder.this_process()
+        if self._is_in_namespace_of(me):
+            return "running" if process_start(self.pid) == self.process_start else "ended"
+        if self.job_id is not None:
+            is_restarted = self.job_id == me.job_id and self.job_restarts != me.job_restarts
+            if is_restarted or (ask_slurm and self._job_has_ended()):
+                return "ended"
+        return "unknown"
+
+    def _is_in_namespace_of(self, other: "Holder") -> bool:
+        if other.boot_id is None or other.pid_namespace is None:
+            # This system is not Linux. Without containers, the host name identifies the machine.
+            return self.boot_id is None and self.host == other.host
+        return (self.boot_id, self.pid_namespace) == (other.boot_id, other.pid_namespace)
+
+    def _job_has_ended(self) -> bool:
+        """Ask Slurm. Return True only if Slurm answers that the holder's job has ended or has been restarted."""
+        # Job ids are unique only within a cluster, and a shared file system may be used by several clusters.
+        if self.cluster is None or self.cluster != _cluster_name():
+            return False
+        answer = _ask("squeue", "--noheader", f"--jobs={self.job_id}", "--Format=State:32,RestartCnt:16")
+        if answer is None:
+            return False
+        status, output, errors = answer
+        if status != 0:
+            return "Invalid job id" in errors
+        if not output.strip():
+            return True
+        state, restarts = output.split()[:2]
+        return state == "PENDING" or restarts != self.job_restarts
+
+
+def process_start(pid: int) -> str | None:
+    """Return the start time of process `pid` in the PID namespace of this process; None if the process has ended.
+
+    The start time distinguishes the process from a later process with the same id. Without /proc, for example on
+    macOS, the start time is not known, and the function returns "alive" for every running process.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    except OSError:
+        return None
+    else:
+        state, *rest = stat.rpartition(")")[2].split()
+        return None if state == "Z" else rest[18]
+    try:  # without /proc, test only whether a process with this id exists
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        return "alive"
+    return "alive"
+
+
+@cache
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def _pid_namespace() -> str | None:
+    # Do not cache the result, because a child process may be in another namespace than its parent.
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())  # for example "pid:[4026531836]"
+    except OSError:
+        return None
+
+
+def _cluster_name() -> str | None:
+    """Return the name of the Slurm cluster of this machine; None if this machine has no Slurm, or Slurm is silent."""
+    if name := os.environ.get("SLURM_CLUSTER_NAME"):
+        return name
+    answer = _ask("scontrol", "show", "config")
+    lines = answer[1].splitlines() if answer is not None else []
+    return next((line.partition("=")[2].strip() for line in lines if line.split("=")[0].strip() == "ClusterName"), None)
+
+
+def _ask(program: str, *arguments: str) -> tuple[int, str, str] | None:
+    """Run a Slurm command. Return its exit status, output and errors; None if it is not installed or takes too long."""
+    path = shutil.which(program)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=_SLURM_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.returncode, done.stdout, done.stderr
