@@ -21,7 +21,9 @@ PR_SET_PDEATHSIG = 1
 """Option of the Linux system call prctl. It sets the signal that a process gets when its parent process ends."""
 
 GRACE_SECONDS = 10.0
-"""Time in seconds that a process has to end after SIGTERM. After this time, it is killed with SIGKILL."""
+"""Time in seconds that a process has to end after SIGTERM. After this time, it is killed with SIGKILL.
+
+A job whose processes need more time, for example to write a checkpoint, can have a longer `Job.grace_seconds`."""
 
 # An OpenMP thread that waits for work first runs a busy loop and then sleeps. The loop takes processor time from other
 # threads that have work, so GOMP_SPINCOUNT makes the loop shorter. In a test on two cores, while another process was
@@ -85,6 +87,8 @@ class Job:
     """Function that starts the command. It can be a function that `launch.warm.warm_start` returned.
 
     Such a function starts the command faster, in a process that has already imported slow libraries."""
+    grace_seconds: float | None = None
+    """Time in seconds that the process has to end after SIGTERM; None: GRACE_SECONDS."""
 
 
 def run_process(
@@ -105,7 +109,8 @@ def run_processes(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]] = ({},
     The jobs run in slots. Each slot runs one job at a time. When a job ends, its slot is free for the next job.
 
     If a job fails, no further jobs are started. The running jobs continue, because their results are useful. If an
-    exception is raised, for example by Ctrl-C, all processes are ended before the exception leaves this function. On
+    exception is raised, for example by Ctrl-C, all processes are ended before the exception leaves this function: they
+    get SIGTERM, and SIGKILL if they have not ended in time, or at once if Ctrl-C is pressed again. On
     Linux, if this process is killed, its child processes are killed too, so that they do not continue to write files.
 
     Args:
@@ -186,6 +191,7 @@ class _Running:
 
     def __init__(self, job: Job, slot: Mapping[str, str]):
         self.slot = slot
+        self.grace_seconds = GRACE_SECONDS if job.grace_seconds is None else job.grace_seconds
         self._on_line = job.on_line
         self._line = b""
         job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -227,14 +233,14 @@ class _Running:
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    """Send SIGTERM to the processes and wait up to GRACE_SECONDS. Then kill the processes that are still running."""
+    """Send SIGTERM to the processes and wait until they end. Kill those that are still running after their time."""
     for job in running:
         job.process.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
+    start = time.monotonic()
     try:
         for job in running:
             with suppress(subprocess.TimeoutExpired):
-                job.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+                job.process.wait(timeout=max(0.0, start + job.grace_seconds - time.monotonic()))
     finally:
         # Kill the processes even if the user presses Ctrl-C again, which interrupts the wait above.
         for job in running:

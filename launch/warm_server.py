@@ -36,8 +36,10 @@ def serve(control: socket.socket, generations: int, modules: Sequence[str]) -> l
         generations: number of generations of forks that get a server of their own (see `launch.warm.Server`).
         modules: dotted names of the modules to import.
     """
-    # Ignore Ctrl-C in the server. In a terminal, Ctrl-C sends SIGINT to all processes, and the forks handle it.
+    # Ignore Ctrl-C and SIGTERM in the server. In a terminal, Ctrl-C sends SIGINT to all processes, and Slurm sends
+    # SIGTERM to all processes of a job. The forks handle these signals, and they would be killed if the server ended.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _import(modules)
     prepare = killed_with(os.getpid())
     ended, wake_up = os.pipe()
@@ -61,9 +63,7 @@ def serve(control: socket.socket, generations: int, modules: Sequence[str]) -> l
             output, errors, reply = *received[:2], socket.socket(fileno=received[2])
             if (pid := _fork()) == 0:
                 prepare()
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+                _reset_signals()
                 for descriptor in (ended, wake_up):
                     os.close(descriptor)
                 for connection in (control, *replies.values()):
@@ -100,6 +100,14 @@ def _import(modules: Sequence[str]) -> None:
     # Exclude all existing objects from garbage collection. Otherwise, the first garbage collection in a fork would
     # write to these objects, so Linux would have to copy the memory that the fork shares with the server.
     gc.freeze()
+
+
+def _reset_signals() -> None:
+    """Handle signals in a fork as in a new Python process, and not as in the server."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _fork_server(modules: Sequence[str]) -> socket.socket | None:

@@ -229,6 +229,7 @@ def test_only_alma_lm_and_the_demo_use_the_launcher():
     assert {name for name in importers("launch") if not is_inside(name, "launch")} == {
         "fairseq_alma.demo",
         "fairseq_alma.lm.stage_processes",
+        "fairseq_alma.lm.train_member",
     }
 
 

@@ -2,7 +2,9 @@
 
 import errno
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING
@@ -75,7 +77,8 @@ class Command:
                 return
             self._check_arguments(arguments)
         try:
-            self._hydra_main()
+            with _stopped_by_signals(self.name):
+                self._hydra_main()
         except KeyboardInterrupt:
             sys.exit(f"{self.name}: stopped; run the same command again to continue")
 
@@ -189,6 +192,40 @@ def run_job(
                 raise
             print(f"{command}: {error}", file=sys.stderr)
             return float("inf")
+
+
+@contextmanager
+def _stopped_by_signals(command: str) -> Iterator[None]:
+    """Context manager in which SIGTERM and SIGUSR1 stop the command like Ctrl-C, and Ctrl-C prints what happens.
+
+    A scheduler such as Slurm sends these signals before a job ends. It may send SIGTERM several times, so only the
+    first signal has an effect. Pressing Ctrl-C a second time stops the command at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _: object) -> None:
+        for ignored in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(ignored, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print(
+            f"{command}: {signal.Signals(number).name}: stopping; what is being trained is saved first, which takes up "
+            f"to a minute (Ctrl-C: stop at once)",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise KeyboardInterrupt
+
+    # If the command runs in the background of a script, SIGINT is ignored: leave it so.
+    numbers = [signal.SIGTERM, signal.SIGUSR1]
+    numbers += [] if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else [signal.SIGINT]
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -50,17 +50,14 @@ def score_tokens(
         split: "valid" or "test".
         devices: the devices that compute the scores, each with a copy of the model. By default the model's device.
         tokens_per_batch: number of tokens in one forward pass. It changes the scores only if the experts have a
-            capacity limit. By default, it depends on the devices, or is CPU_TOKENS if the experts have a capacity
-            limit, so that the scores do not depend on the devices.
+            capacity limit. None: see `_default_tokens_per_batch`.
         max_tokens: maximum number of tokens to score, counted from the beginning of the split and rounded down to whole
             blocks. At least one block is scored. None to score all tokens.
     """
     own_device = next(model.parameters()).device
     devices = list(devices or [own_device])
     length = task.args.tokens_per_sample
-    has_limit = any(mixture.eval_capacity_factor > 0 for mixture in model.mixtures)
-    default = CPU_TOKENS if has_limit else default_tokens_per_batch(devices)
-    num_blocks = max(1, (tokens_per_batch or default) // length)
+    num_blocks = max(1, (tokens_per_batch or _default_tokens_per_batch(model, devices)) // length)
     tokens_T = _tokens(task.stream, split)
     if max_tokens is not None:
         tokens_T = tokens_T[: max(1, max_tokens // length) * length]
@@ -92,6 +89,12 @@ def score_tokens(
         for start, scores_T in scored:
             log_probability_T[start : start + len(scores_T)] = scores_T.numpy()
     return TokenScores(log_probability_T, *_RoutingCounts.summary([routing for _, routing in results]))
+
+
+def _default_tokens_per_batch(model: Any, devices: Sequence[torch.device]) -> int:
+    # If the experts have a capacity limit, the scores must not depend on the devices.
+    has_limit = any(mixture.eval_capacity_factor > 0 for mixture in model.mixtures)
+    return CPU_TOKENS if has_limit else default_tokens_per_batch(devices)
 
 
 def _tokens(stream: StreamFolder, split: str) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Trains the members (networks) of a stage: starts a process for each member, and manages the member's files."""
 
 import logging
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -147,13 +148,7 @@ class MemberTraining:
             if self._shared and key and self._shared.copy_to(folder, key):
                 continue
             if self._is_trained(folder, updates):
-                if not (folder / BEST).exists():
-                    logger.warning(
-                        "%s: the checkpoint with the best validation score is lost, and the training has ended: the "
-                        "last checkpoint takes its place",
-                        folder,
-                    )
-                    link(folder / LAST, folder / BEST)
+                _replace_lost_best(folder)
             else:
                 log = folder / "log.txt"
                 log_sizes[member.number] = log.stat().st_size if log.exists() else 0
@@ -167,12 +162,7 @@ class MemberTraining:
                 if status != 0 or not self._is_trained(folder, updates):
                     if status is not None:
                         log_size = log_sizes.get(member.number, 0)
-                        batch_size = OmegaConf.load(folder / CONFIG).dataset.batch_size
-                        failures.append(
-                            failure_message(
-                                folder / "log.txt", log_size, status, self.settings.lr, batch_size, len(starts)
-                            )
-                        )
+                        failures.append(self._failure(folder, log_size, status, len(starts)))
                     continue
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
@@ -184,6 +174,12 @@ class MemberTraining:
         if failures:
             raise StageError("\n".join(failures))
         return trained
+
+    def _failure(self, folder: Path, log_size_before: int, status: int, num_members: int) -> str:
+        """Return the error message for the failed training in `folder`. See `failure_message` for the arguments."""
+        batch_size = OmegaConf.load(folder / CONFIG).dataset.batch_size
+        log = folder / "log.txt"
+        return failure_message(log, log_size_before, status, self.settings.lr, batch_size, num_members)
 
     def _mark_started(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> str | None:
         """Write started.json, with the number of devices and the key of the member's training.
@@ -319,6 +315,17 @@ class MemberTraining:
         )
 
 
+def _replace_lost_best(folder: Path) -> None:
+    """If the best checkpoint of an ended training is lost, let the last checkpoint take its place."""
+    if not (folder / BEST).exists():
+        logger.warning(
+            "%s: the checkpoint with the best validation score is lost, and the training has ended: the last "
+            "checkpoint takes its place",
+            folder,
+        )
+        link(folder / LAST, folder / BEST)
+
+
 def failure_message(log: Path, log_size_before: int, status: int, lr: float, batch_size: int, num_members: int) -> str:
     """Return the error message for a failed training process: the last error in its log, and advice.
 
@@ -348,7 +355,11 @@ def failure_message(log: Path, log_size_before: int, status: int, lr: float, bat
             advice += ", or train fewer members at the same time (parallel=1)"
         if "out of memory" not in end.lower():
             advice = f"if it was killed for lack of memory, {advice}; otherwise run the same command again to continue"
+    elif status in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        advice = "run the same command again to continue"
     else:
         advice = "fix the problem that the log reports and run the same command again to continue"
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    if status == 128 + signal.SIGTERM:
+        ended = "was stopped by signal 15 (SIGTERM) and has written a checkpoint"
     return f"the training process {ended}: {last_error or '(no error line)'}\n  log: {log}\n  what to do: {advice}"

@@ -24,6 +24,9 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 Without it, if a user starts alma-lm in a folder with another copy of this repository, the training processes would
 import the code of that copy."""
 
+STOP_SECONDS = 60.0
+"""Time in seconds that a training process has after SIGTERM to finish its update and to write a checkpoint."""
+
 TRAIN_MEMBER = "fairseq_alma.lm.train_member"
 """Program that trains one member of a stage."""
 
@@ -86,7 +89,7 @@ class LocalProcesses:
             stage, dict.fromkeys(jobs, updates), self._num_mega_batches, scalars=self._scalars
         ) as display:
             processes = [
-                Job(command, log, display.member(m), {**ON_THIS_MACHINE, **SAFE_PATH}, self._start)
+                Job(command, log, display.member(m), {**ON_THIS_MACHINE, **SAFE_PATH}, self._start, STOP_SECONDS)
                 for m, (command, log) in jobs.items()
             ]
             statuses = run_processes(processes, self._slots(num_jobs))

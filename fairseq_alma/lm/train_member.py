@@ -1,15 +1,19 @@
 """Trains one member of a stage: python -m fairseq_alma.lm.train_member CONFIG [--checkpoint-minutes N]
 
 alma-lm starts this program. CONFIG is a file with fairseq's configuration, which alma-lm writes to the folder of the
-member. The training is that of fairseq-train, with two changes that fairseq has no option for:
+member. The training is that of fairseq-train, with these changes that fairseq has no option for:
 
-- Checkpoints are written not only after a validation, but also at equal time intervals.
+- Checkpoints are written not only after a validation, but also at equal time intervals, and before the program ends
+  after SIGTERM.
 - Every checkpoint is written only once. fairseq would write three files with the same content.
 """
 
 import argparse
 import atexit
 import gc
+import multiprocessing
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +24,7 @@ import torch
 
 # Import fairseq_cli before fairseq, because the package that is imported first determines the format of the log.
 from fairseq_cli import train as fairseq_train
+from torch.multiprocessing.spawn import ProcessExitedException
 
 # isort: split
 from fairseq import checkpoint_utils
@@ -29,6 +34,10 @@ from omegaconf import DictConfig, OmegaConf
 import fairseq_alma
 from fairseq_alma.checkpoints import BEST, LAST, link
 from fairseq_alma.core.allocator import keep_freed_memory
+from launch.local import killed_with
+
+STOPPED = 128 + signal.SIGTERM
+"""Exit status after SIGTERM, if a checkpoint was written. Shells show this number for a process ended by SIGTERM."""
 
 UPDATES_PER_CHECK = 10
 """Number of updates between two broadcasts that tell all processes of a training whether to write a checkpoint.
@@ -51,6 +60,7 @@ class Checkpoints:
         self._seconds = 60 * minutes
         self._saved = time.monotonic()
         self._saved_at = 0
+        self._must_stop = False
         self._validate_and_save = fairseq_train.validate_and_save
 
     def validate_and_save(
@@ -61,12 +71,20 @@ class Checkpoints:
         fairseq calls this method after every update, because it replaces `fairseq_cli.train.validate_and_save`.
 
         The first call turns off the automatic garbage collection, because each collection would stop the training for
-        up to half a second. Instead, garbage is collected before a checkpoint is written.
+        up to half a second. Instead, garbage is collected before a checkpoint is written. From the first call on,
+        SIGTERM does not end the process at once, but after a checkpoint was written.
 
         Returns:
             The return value of fairseq's function: the validation losses, and whether the training should stop.
+
+        Raises:
+            SystemExit: with the status STOPPED, after SIGTERM.
         """
         if gc.isenabled():
+            signal.signal(signal.SIGTERM, self._stop_soon)
+            # In a terminal, Ctrl-C sends SIGINT to all processes. The process that has started this one handles it: it
+            # sends SIGTERM.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             gc.collect()
             gc.freeze()
             gc.disable()
@@ -79,21 +97,33 @@ class Checkpoints:
             # open files. Removed by garbage collection, each worker process would also stop the training for 5 seconds.
             epoch_itr.epoch_batch_sampler.ordered_batches = None
         num_updates = trainer.get_num_updates()
-        if num_updates != self._saved_at and self._is_due(num_updates, trainer.data_parallel_world_size):
+        must_save, must_stop = self._what_is_due(num_updates, trainer.data_parallel_world_size)
+        if must_save and num_updates != self._saved_at:
             self.save(cfg.checkpoint, trainer, epoch_itr, None)
+        if must_stop and not should_stop:
+            if trainer.data_parallel_world_size > 1:
+                # If one process ended, the others would be killed, also the one that writes the checkpoint.
+                torch.distributed.barrier()
+            sys.exit(STOPPED)
         return losses, should_stop
 
-    def _is_due(self, num_updates: int, world_size: int) -> bool:
-        """Return whether it is time for a checkpoint. All processes of a training get the same answer."""
-        due = time.monotonic() - self._saved > self._seconds
-        if world_size == 1:
-            return due
-        if num_updates % UPDATES_PER_CHECK:
-            return False
-        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-        answer = torch.tensor([int(due)], device=device)
-        torch.distributed.broadcast(answer, src=0)
-        return bool(answer.item())
+    def _stop_soon(self, *_: object) -> None:
+        self._must_stop = True
+
+    def _what_is_due(self, num_updates: int, world_size: int) -> tuple[bool, bool]:
+        """Return whether it is time for a checkpoint, and whether the training must stop after SIGTERM.
+
+        All processes of a training get the same answers: those of the first process.
+        """
+        answers = [self._must_stop or time.monotonic() - self._saved > self._seconds, self._must_stop]
+        if world_size > 1:
+            if num_updates % UPDATES_PER_CHECK:
+                return False, False
+            device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+            broadcast = torch.tensor(answers, dtype=torch.int32, device=device)
+            torch.distributed.broadcast(broadcast, src=0)
+            answers = [bool(answer) for answer in broadcast.tolist()]
+        return answers[0], answers[1]
 
     def save(self, cfg: DictConfig, trainer: Any, epoch_itr: Any, val_loss: float | None) -> str | None:
         """Write a checkpoint. This method replaces `fairseq.checkpoint_utils.save_checkpoint`.
@@ -143,6 +173,10 @@ def train(config: DictConfig, checkpoint_minutes: float) -> None:
         config: fairseq's configuration of the training.
         checkpoint_minutes: time in minutes between two checkpoints if there is no validation in between.
     """
+    if multiprocessing.parent_process() is not None and sys.platform == "linux":
+        # This is one of several processes, which the main process has started. If the main process is killed, the
+        # others must end too. torch sends them SIGINT, which does not end a process that waits for another process.
+        killed_with(os.getppid())()
     fairseq_alma.register()
     checkpoints = Checkpoints(checkpoint_minutes)
 
@@ -167,8 +201,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     OmegaConf.set_struct(config, True)
     # On a CPU, this made the updates of a model with 64 experts 40% faster, and with 4 experts 7% faster.
     keep_freed_memory()
-    distributed_utils.call_main(config, train, checkpoint_minutes=arguments.checkpoint_minutes)
+    signal.signal(signal.SIGTERM, _stop_processes)
+    try:
+        distributed_utils.call_main(config, train, checkpoint_minutes=arguments.checkpoint_minutes)
+    except ProcessExitedException as error:
+        if error.exit_code != STOPPED:
+            raise
+        return STOPPED
     return 0
+
+
+def _stop_processes(*_: object) -> None:
+    """Handle SIGTERM: pass it on to the other processes of this training, or end this process if there are none.
+
+    During the updates of a training with one process, `Checkpoints` handles SIGTERM instead.
+    """
+    processes = multiprocessing.active_children()
+    for process in processes:
+        process.terminate()
+    if not processes:
+        sys.exit(STOPPED)
 
 
 if __name__ == "__main__":

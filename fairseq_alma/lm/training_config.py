@@ -92,14 +92,13 @@ class TrainingConfigs:
             "save_dir": folder,
             "finetune_from_model": start,
             "save_interval_updates": interval,
-            # No stage reaches this number of epochs, so only the intervals in updates have an effect.
+            # Larger than any number of epochs, so that only the intervals in updates have an effect.
             "save_interval": 10**6,
             "validate_interval": 10**6,
             # Otherwise, fairseq would not validate a checkpoint that it saves after the last update of an epoch.
             "validate_interval_updates": interval,
             "best_checkpoint_metric": "ppl",
-            # Beside a GPU, a worker process reads the data, so that it does not delay the process that starts the GPU's
-            # work. On a CPU, a thread reads the data, because a new process in each epoch would cost more.
+            # A worker process reads the data, to leave the main process to the GPU. On a CPU, a thread is enough.
             "num_workers": 0 if self.memory is None else 1,
             "log_format": "json",
             "log_interval": max(1, min(100, updates // 50)),
@@ -108,11 +107,17 @@ class TrainingConfigs:
             "distributed_world_size": num_devices,
             "nprocs_per_node": num_devices,
         }
-        config = member_config(values, s.fairseq)
-        vocabulary = self.stream.dictionary_size
-        batch_size = batch_size or sequences_per_pass(s, config.model, vocabulary, num_devices, self.memory)
+        return self._divide_update(member_config(values, s.fairseq), num_devices, batch_size)
+
+    def _divide_update(self, config: DictConfig, num_devices: int, batch_size: int | None) -> DictConfig:
+        """Set the numbers of sequences in a forward pass and of forward passes in an update, and return `config`.
+
+        See `of` for the arguments.
+        """
+        vocabulary, sequences = self.stream.dictionary_size, self.settings.sequences_per_update
+        batch_size = batch_size or sequences_per_pass(self.settings, config.model, vocabulary, num_devices, self.memory)
         config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size
-        config.optimization.update_freq = [s.sequences_per_update // (batch_size * num_devices)]
+        config.optimization.update_freq = [sequences // (batch_size * num_devices)]
         return config
 
 
