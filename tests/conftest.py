@@ -2,9 +2,13 @@
 
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.slurm import LocalSlurm
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
     os.environ.setdefault(name, "1")
@@ -21,3 +25,27 @@ def alma_data() -> Path:
     if not os.environ.get("ALMA_DATA"):
         pytest.skip("ALMA_DATA is not set: set it to the folder with real data (MNIST, CIFAR-10, books ...)")
     return Path(os.environ["ALMA_DATA"])
+
+
+@pytest.fixture(scope="session")
+def _slurm_daemons() -> Iterator[LocalSlurm]:
+    if reason := LocalSlurm.missing():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="slurm_") as folder:
+        slurm = LocalSlurm(Path(folder))
+        try:
+            slurm.start()
+            yield slurm
+        finally:
+            slurm.stop()
+
+
+@pytest.fixture
+def slurm(_slurm_daemons: LocalSlurm, monkeypatch) -> LocalSlurm:
+    """Return a real Slurm of two virtual nodes, to which commands submit their jobs. Skip the test without Slurm."""
+    for name in os.environ:
+        if name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+    for name, value in _slurm_daemons.environment.items():
+        monkeypatch.setenv(name, value)
+    return _slurm_daemons

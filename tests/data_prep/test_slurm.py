@@ -1,23 +1,14 @@
-"""Tasks as jobs of a real Slurm. Skipped without one: `sinfo` has to answer."""
+"""Tasks as jobs of a real Slurm, which the fixture `slurm` starts. Skipped where it cannot be started."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 
 import pytest
 
-
-def slurm_answers() -> bool:
-    if shutil.which("sinfo") is None:
-        return False
-    found = subprocess.run(["sinfo", "-h", "-o", "%a"], capture_output=True, text=True, timeout=30)
-    return found.returncode == 0 and "up" in found.stdout
-
-
-pytestmark = pytest.mark.skipif(not slurm_answers(), reason="no Slurm cluster answers here (sinfo)")
+pytestmark = pytest.mark.usefixtures("slurm")
 
 
 def command(out, books, *more):

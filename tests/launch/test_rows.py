@@ -25,12 +25,14 @@ TINY = (
 
 ALMA_LM = f"""#!{sys.executable}
 import os, pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # only the interrupt ends it
-try:
-    pathlib.Path("command").write_text("\\n".join([os.environ.get("SLURM_JOB_ID", "no job id"), *sys.argv[1:]]))
-    time.sleep(60 if "wait" in sys.argv[1:] else 0)
-except KeyboardInterrupt:
+def stop(*_):
+    if "wait" in sys.argv[1:]:
+        pathlib.Path("O/checkpoint_last.pt").touch()
     sys.exit(1)
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, stop)
+pathlib.Path("command").write_text("\\n".join([os.environ.get("SLURM_JOB_ID", "no job id"), *sys.argv[1:]]))
+time.sleep(60 if "wait" in sys.argv[1:] or "stuck" in sys.argv[1:] else 0)
 sys.exit(7)
 """
 
@@ -76,7 +78,7 @@ def test_what_the_job_asks_of_slurm():
     lines = (ROOT / SCRIPT).read_text().splitlines()
     assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
         "--job-name=alma_row", "--output=%x-%j.log", "--open-mode=append", "--nodes=1", "--ntasks=1",
-        "--gpus-per-node=8", "--exclusive", "--mem=0", "--time=1-00:00:00", "--requeue", "--signal=B:USR1@120",
+        "--time=1-00:00:00", "--requeue", "--signal=B:USR1@120",
     ]  # fmt: skip
 
 
@@ -124,29 +126,47 @@ def test_here_and_under_slurm_the_script_runs_the_row(repository, tmp_path, name
     assert not (repository / "scontrol").exists()  # a job that fails by itself would fail again
 
 
-@pytest.mark.parametrize(("signal_number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_a_job_at_its_time_limit_stops_alma_lm_and_is_requeued(repository, signal_number, requeued):
-    """A job that is cancelled or preempted stops alma-lm too, and leaves the requeueing to Slurm."""
+def run_until_signal(repository: Path, what_alma_lm_does: str, number: int) -> subprocess.Popen:
+    (repository / "command").unlink(missing_ok=True)
     job = subprocess.Popen(
-        ["bash", str(SCRIPT), "gens_w1", "S", "O", "wait"],
+        ["bash", str(SCRIPT), "gens_w1", "S", "O", what_alma_lm_does],
         cwd=repository,
         env=environment(SLURM_JOB_ID=4711, SLURM_SUBMIT_DIR=repository),
         stderr=subprocess.PIPE,
         text=True,
-        # As Slurm starts it. In the background of a shell, the job would inherit an ignored interrupt.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     end = time.monotonic() + 30
     while not (repository / "command").exists():
         assert time.monotonic() < end
         time.sleep(0.01)
-    job.send_signal(signal_number)
+    job.send_signal(number)
+    return job
+
+
+@pytest.mark.parametrize(("signal_number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_a_job_at_its_time_limit_stops_alma_lm_and_is_requeued(repository, signal_number, requeued):
+    """A job that is cancelled stops alma-lm too, and is not requeued."""
+    job = run_until_signal(repository, "wait", signal_number)
     errors = job.communicate(timeout=30)[1]
     assert job.returncode == 1  # the exit status of an interrupted alma-lm
     assert ("gens_w1 reached its time limit; job 4711 is requeued" in errors) == requeued
     assert (repository / "scontrol").exists() == requeued
     if requeued:
         assert (repository / "scontrol").read_text() == "requeue 4711\n"
+
+
+def test_a_job_that_never_gets_anywhere_is_not_requeued_for_ever(repository):
+    for number in (1, 2, 3):
+        errors = run_until_signal(repository, "stuck", signal.SIGUSR1).communicate(timeout=30)[1]
+        assert "job 4711 is requeued" in errors, number
+    errors = run_until_signal(repository, "stuck", signal.SIGUSR1).communicate(timeout=30)[1]
+    assert "reached its time limit 4 times without a checkpoint or a finished step; job 4711 is not requeued" in errors
+    assert "Give it more time (sbatch --time=...)" in errors
+    assert (repository / "scontrol").read_text().splitlines() == ["requeue 4711"] * 3
+    # A checkpoint in between starts the count again.
+    for what in ("stuck", "stuck", "wait", "stuck", "stuck", "stuck"):
+        errors = run_until_signal(repository, what, signal.SIGUSR1).communicate(timeout=30)[1]
+        assert "job 4711 is requeued" in errors
 
 
 def test_gmoe_runs_here_at_the_tiny_arch(tmp_path):
