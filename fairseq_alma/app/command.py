@@ -43,6 +43,7 @@ class Command:
         hydra_main: the function decorated with `hydra.main`. It runs the command.
         example_out: an example value for `out=`, for messages.
         other_keys: keys in the YAML files that are not settings, but from which the values of settings are computed.
+        when_stopped: what the command does before it ends, if it is stopped by Ctrl-C or by a scheduler; "" if nothing.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class Command:
         hydra_main: Callable[[], Any],
         example_out: str,
         other_keys: Sequence[str] = (),
+        when_stopped: str = "",
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
         self._hydra_main, self._example_out, self._other_keys = hydra_main, example_out, other_keys
+        self._when_stopped = when_stopped
 
     def main(self) -> None:
         """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2."""
@@ -77,7 +80,7 @@ class Command:
                 return
             self._check_arguments(arguments)
         try:
-            with _stopped_by_signals(self.name):
+            with _stopped_by_signals(self.name, self._when_stopped):
                 self._hydra_main()
         except KeyboardInterrupt:
             sys.exit(f"{self.name}: stopped; run the same command again to continue")
@@ -195,8 +198,8 @@ def run_job(
 
 
 @contextmanager
-def _stopped_by_signals(command: str) -> Iterator[None]:
-    """Context manager in which SIGTERM and SIGUSR1 stop the command like Ctrl-C, and Ctrl-C prints what happens.
+def _stopped_by_signals(command: str, what_happens: str) -> Iterator[None]:
+    """Context manager in which SIGTERM and SIGUSR1 stop the command like Ctrl-C. What happens then is printed.
 
     A scheduler such as Slurm sends these signals before a job ends. It may send SIGTERM several times, so only the
     first signal has an effect. Pressing Ctrl-C a second time stops the command at once.
@@ -209,12 +212,9 @@ def _stopped_by_signals(command: str) -> Iterator[None]:
         for ignored in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(ignored, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print(
-            f"{command}: {signal.Signals(number).name}: stopping; what is being trained is saved first, which takes up "
-            f"to a minute (Ctrl-C: stop at once)",
-            file=sys.stderr,
-            flush=True,
-        )
+        if what_happens:
+            text = f"{command}: {signal.Signals(number).name}: stopping; {what_happens} (Ctrl-C: stop at once)"
+            print(text, file=sys.stderr, flush=True)
         raise KeyboardInterrupt
 
     # If the command runs in the background of a script, SIGINT is ignored: leave it so.

@@ -135,7 +135,14 @@ def main() -> None:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
     assert __doc__ is not None
     Command(
-        "alma-lm", __doc__, LanguageModelSettings, CONFIGS, hydra_main, example_out="runs/sm_w1", other_keys=OTHER_KEYS
+        "alma-lm",
+        __doc__,
+        LanguageModelSettings,
+        CONFIGS,
+        hydra_main,
+        example_out="runs/sm_w1",
+        other_keys=OTHER_KEYS,
+        when_stopped="what is being trained is saved first, which takes up to a minute",
     ).main()
 
 
