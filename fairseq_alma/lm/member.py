@@ -361,5 +361,5 @@ def failure_message(log: Path, log_size_before: int, status: int, lr: float, bat
         advice = "fix the problem that the log reports and run the same command again to continue"
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     if status == 128 + signal.SIGTERM:
-        ended = "was stopped by signal 15 (SIGTERM) and has written a checkpoint"
+        ended = "was stopped by signal 15 (SIGTERM)"
     return f"the training process {ended}: {last_error or '(no error line)'}\n  log: {log}\n  what to do: {advice}"

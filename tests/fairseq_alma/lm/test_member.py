@@ -142,6 +142,7 @@ def test_a_stage_begun_with_the_optimizer_of_an_earlier_version_is_not_continued
             1,
             "if it was killed for lack of memory, give a batch_size= below 16",
         ),
+        ("", "2026-11-23 | INFO | train_inner", 143, 1, "SIGTERM): (no error line)"),
         ("", "process 1 terminated with signal SIGKILL", 1, 1, "if it was killed for lack of memory, give"),
         ("", "torch.OutOfMemoryError: CUDA out of memory", 1, 2, "fewer members at the same time (parallel=1)"),
         ("", "FloatingPointError: the loss is nan", 1, 1, "lower lr="),
