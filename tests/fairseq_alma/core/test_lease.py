@@ -1,6 +1,5 @@
 """Who may write into a run folder, with real processes that hold it, die in it and race for it."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.holder import Holder
 from fairseq_alma.core.lease import Lease
 from tests.fairseq_alma.core.tiny_learner import ledger_without_seconds, tiny_run
+from tests.leases import beating
 
 HOLD = """
 import os, signal, sys
@@ -61,25 +61,6 @@ def write_lease(folder, silent_seconds=0.0, **holder):
     path.write_text(json.dumps(value))
     os.utime(path, (time.time() - silent_seconds,) * 2)
     return path
-
-
-@contextlib.contextmanager
-def beating(folder):
-    """The holder of the lease, on a machine that this one does not see, renews it ten times a second."""
-    ended = threading.Event()
-
-    def renew():
-        while not ended.wait(0.1):
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(folder / "lease.json")
-
-    thread = threading.Thread(target=renew)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def test_the_lease_names_its_holder_and_is_gone_when_given_back(tmp_path):

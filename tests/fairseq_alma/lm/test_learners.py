@@ -422,7 +422,7 @@ def test_when_one_member_fails_the_others_are_kept(stream, tmp_path):
     with pytest.raises(StageError) as caught:
         learner.train(stage)
     assert "the training process was killed by signal 9" in str(caught.value)
-    assert "halve batch_size=8" in str(caught.value)
+    assert "give a batch_size= below 8" in str(caught.value)
     second = best(tmp_path, 1, 2)
     before = second.stat().st_mtime_ns
     processes.failing = {}

@@ -21,7 +21,7 @@ from tests.fairseq_alma.test_distributed import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-UPDATES = 100
+UPDATES = 60
 SETTINGS = (
     *RUN, "learner=ens", "members=2", "mega_batches=1", f"updates={UPDATES}", "validations=1", "dropout=0.1",
     "checkpoint_minutes=1000",
@@ -61,8 +61,11 @@ def twice(process: subprocess.Popen, number: int) -> None:
 
 @pytest.mark.parametrize(
     ("send", "number"),
-    [(to_the_group, signal.SIGINT), (to_the_driver, signal.SIGUSR1), (twice, signal.SIGTERM)],
-    ids=["Ctrl-C in a terminal", "warning of a time limit", "end of a job"],
+    [
+        pytest.param(to_the_group, signal.SIGINT, id="Ctrl-C in a terminal"),
+        pytest.param(to_the_driver, signal.SIGUSR1, id="warning of a time limit", marks=pytest.mark.slow),
+        pytest.param(twice, signal.SIGTERM, id="end of a job"),
+    ],
 )
 def test_a_run_that_is_asked_to_stop_saves_its_members_and_continues_as_if_uninterrupted(
     stream, tmp_path, reference, send, number

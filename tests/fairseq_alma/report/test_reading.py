@@ -1,11 +1,11 @@
 import gzip
 import json
 import os
-import socket
 
 import pytest
 
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.holder import Holder
 from fairseq_alma.core.lease import Lease, is_held
 from fairseq_alma.report.reading import read_runs
 from tests.fairseq_alma.report.ledgers import only_comparison, write_text, write_vision
@@ -31,10 +31,10 @@ def test_several_seeds_are_running_while_the_folder_above_them_is_held(tmp_path)
 
 
 def test_a_lease_whose_holder_is_gone_holds_nothing(tmp_path):
-    gone = {"host": socket.gethostname(), "pid": 2**22 + 1, "process_start": "1"}
+    gone = {**Holder.this_process().to_json(), "pid": 2**22 + 1}
     (tmp_path / "lease.json").write_text(json.dumps(gone))
     assert not is_held(tmp_path)
-    (tmp_path / "lease.json").write_text(json.dumps(gone | {"host": "another"}))
+    (tmp_path / "lease.json").write_text(json.dumps(gone | {"host": "another", "boot_id": "another"}))
     assert is_held(tmp_path)
     os.utime(tmp_path / "lease.json", (1, 1))
     assert not is_held(tmp_path)
