@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING
 from pathlib import Path
@@ -17,18 +17,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.app.help import help_text
+from fairseq_alma.app.jobs import JobFolder, print_jobs, runs_in
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
-from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError
+from fairseq_alma.core.errors import AlmaError, SettingError, StageError
 from fairseq_alma.core.files import read_json
+from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.core.settings import describe, refuse_unknown_keys
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c", "--version"}
 """Hydra flags that print something and start no run. With these flags, out= is not needed."""
-CONFIG_GROUPS = ("preset", "arch")
+CONFIG_GROUPS = ("preset", "arch", "launch")
 """Settings whose value is the name of a YAML file. Hydra then reads further settings from this file."""
 
 
@@ -44,6 +45,8 @@ class Command:
         example_out: an example value for `out=`, for messages.
         other_keys: keys in the YAML files that are not settings, but from which the values of settings are computed.
         when_stopped: what the command does before it ends, if it is stopped by Ctrl-C or by a scheduler; "" if nothing.
+        subcommands: further subcommands, such as `cancel`, or others for the existing ones. Each is a function that
+            gets a folder and returns the exit status.
     """
 
     def __init__(
@@ -56,10 +59,12 @@ class Command:
         example_out: str,
         other_keys: Sequence[str] = (),
         when_stopped: str = "",
+        subcommands: Mapping[str, Callable[[Path], int]] | None = None,
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
         self._hydra_main, self._example_out, self._other_keys = hydra_main, example_out, other_keys
         self._when_stopped = when_stopped
+        self._subcommands = {"status": status, **(subcommands or {})}
 
     def main(self) -> None:
         """Run the command with the arguments in sys.argv. On a user error, print a message and exit with status 2."""
@@ -68,10 +73,10 @@ class Command:
         sys.argv[0] = self.name
         arguments = sys.argv[1:]
         with print_errors(self.name):
-            if arguments[:1] == ["status"]:
+            if arguments and (subcommand := self._subcommands.get(arguments[0])):
                 if len(arguments) != 2:
-                    sys.exit(f"{self.name}: usage: {self.name} status RUN")
-                sys.exit(status(Path(arguments[1])))
+                    sys.exit(f"{self.name}: usage: {self.name} {arguments[0]} RUN")
+                sys.exit(subcommand(Path(arguments[1])))
             if plugin := plugin_named_by(arguments):
                 load_plugin(plugin)
                 store_settings(self.settings)
@@ -80,7 +85,7 @@ class Command:
                 return
             self._check_arguments(arguments)
         try:
-            with _stopped_by_signals(self.name, self._when_stopped):
+            with stopped_by_signals(self.name, self._when_stopped):
                 self._hydra_main()
         except KeyboardInterrupt:
             sys.exit(f"{self.name}: stopped; run the same command again to continue")
@@ -198,17 +203,21 @@ def run_job(
 
 
 @contextmanager
-def _stopped_by_signals(command: str, what_happens: str) -> Iterator[None]:
+def stopped_by_signals(command: str, what_happens: str) -> Iterator[list[int]]:
     """Context manager in which SIGTERM and SIGUSR1 stop the command like Ctrl-C. What happens then is printed.
 
     A scheduler such as Slurm sends these signals before a job ends. It may send SIGTERM several times, so only the
     first signal has an effect. Pressing Ctrl-C a second time stops the command at once.
+
+    The value of the context manager is a list, to which the number of the signal is added when it arrives.
     """
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield received
         return
 
     def stop(number: int, _: object) -> None:
+        received.append(number)
         for ignored in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(ignored, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -222,7 +231,7 @@ def _stopped_by_signals(command: str, what_happens: str) -> Iterator[None]:
     numbers += [] if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else [signal.SIGINT]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -254,7 +263,7 @@ def print_errors(command: str) -> Iterator[None]:
 
 
 def status(folder: Path) -> int:
-    """Print the ledger of each run in `folder`, and how many of its mega-batches are left. Return the exit status.
+    """Print the ledger of each run in `folder`, its Slurm jobs, and what is left to do. Return the exit status.
 
     Args:
         folder: a run folder, or a folder that contains run folders at any depth.
@@ -263,19 +272,24 @@ def status(folder: Path) -> int:
         RunError: if no run is found.
     """
     console = wide_console()
-    runs = [folder] if (folder / "settings.json").exists() else find_runs(folder)
-    if not runs:
-        raise RunError(
-            f"no run at {folder}: there is no settings.json in it or below it. Give a run folder, or a folder that "
-            "contains run folders"
-        )
-    for run in runs:
-        settings = read_json(run / "settings.json")
-        digests = read_json(run / "arrivals.json")["digests"]
-        rows = Ledger(run / "ledger.jsonl").rows()
-        title = f"{run}: learner={settings['learner']} wait={settings['wait']}"
-        console.print(ledger_table(rows, title, at_most=20))
-        left = len(digests) - (len(rows) - 1)
-        todo = f"{left} of {len(digests)} mega-batches are left: run the training command again to continue"
-        console.print("finished" if left <= 0 else todo)
+    for run in runs_in(folder):
+        is_queued = print_jobs(JobFolder(run))
+        holder = holder_of(run)
+        if not (run / "settings.json").exists() or not (run / "arrivals.json").exists():
+            left = "the run has not started yet"
+        else:
+            settings = read_json(run / "settings.json")
+            digests = read_json(run / "arrivals.json")["digests"]
+            rows = Ledger(run / "ledger.jsonl").rows()
+            console.print(ledger_table(rows, f"{run}: learner={settings['learner']} wait={settings['wait']}", 20))
+            num_left = len(digests) - (len(rows) - 1)
+            left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
+        if not left:
+            console.print("finished")
+        elif holder is not None:
+            console.print(f"{left}; {holder} is working on the run")
+        elif is_queued:
+            console.print(f"{left}; the jobs above continue the run")
+        else:
+            console.print(f"{left}: run the training command again to continue")
     return 0

@@ -230,7 +230,12 @@ class Lease:
 
 
 def is_held(folder: str | Path) -> bool:
-    """Return True if a process holds a valid lease of `folder`. The folder is not changed.
+    """Return True if a process holds a valid lease of `folder` (see `holder_of`). The folder is not changed."""
+    return holder_of(folder) is not None
+
+
+def holder_of(folder: str | Path) -> Holder | None:
+    """Return the process that holds a valid lease of `folder`; None if there is none. The folder is not changed.
 
     If it is not known whether the holder is running, for example because it is on another machine, the lease is valid
     if it was renewed in the last STALE_SECONDS, by the clock of this machine.
@@ -238,14 +243,14 @@ def is_held(folder: str | Path) -> bool:
     path = Path(folder) / "lease.json"
     holder = _read(path)
     if holder is None:
-        return False
+        return None
     state = holder.state(ask_slurm=False)
     if state != "unknown":
-        return state == "running"
+        return holder if state == "running" else None
     try:
-        return time.time() - path.stat().st_mtime <= STALE_SECONDS
+        return holder if time.time() - path.stat().st_mtime <= STALE_SECONDS else None
     except OSError:
-        return False
+        return None
 
 
 def _read(path: Path) -> Holder | None:

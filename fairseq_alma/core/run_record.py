@@ -222,21 +222,11 @@ class RunRecord:
     def _check_same_settings(
         self, settings: Mapping[str, Any], free: Sequence[str], defaults: Mapping[str, Any]
     ) -> None:
-        path = self.folder / "settings.json"
-        if not path.exists():
-            if self.ledger.path.exists():
-                raise RunError(
-                    f"{self.folder} has a ledger but no settings.json, so the run cannot be continued: "
-                    f"choose another out="
-                )
-            return
-        before = _flat({**defaults, **read_json(path)})
-        now = _flat(settings)
-        differing = [
-            f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}"
-            for key in sorted(before.keys() | now.keys())
-            if key.split(".")[0] not in free and before.get(key) != now.get(key)
-        ]
+        if self.ledger.path.exists() and not (self.folder / "settings.json").exists():
+            raise RunError(
+                f"{self.folder} has a ledger but no settings.json, so the run cannot be continued: choose another out="
+            )
+        differing = differing_settings(self.folder, settings, free, defaults)
         if differing and not any(self._stages.glob("*/*.done.json")):
             # No step was finished with the old settings, so accept the new settings. The user may have corrected a
             # setting that caused an error. Delete the files of unfinished steps, because they used the old settings.
@@ -258,6 +248,25 @@ class RunRecord:
     def _read_summary(self) -> dict[str, Any]:
         path = self.folder / "summary.json"
         return read_json(path) if path.exists() else {}
+
+
+def differing_settings(
+    folder: Path, settings: Mapping[str, Any], free: Sequence[str], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Return one line for each setting whose value differs from the value in settings.json of a run folder.
+
+    If the folder has no settings.json, the list is empty. For `settings`, `free` and `defaults`, see RunRecord.
+    """
+    path = folder / "settings.json"
+    if not path.exists():
+        return []
+    before = _flat({**defaults, **read_json(path)})
+    now = _flat(settings)
+    return [
+        f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}"
+        for key in sorted(before.keys() | now.keys())
+        if key.split(".")[0] not in free and before.get(key) != now.get(key)
+    ]
 
 
 def find_runs(folder: Path) -> list[Path]:

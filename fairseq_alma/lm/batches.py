@@ -15,16 +15,27 @@ SHARE_OF_MEMORY = 0.8
 """Largest fraction of a GPU's memory that training may need, according to the estimate of `bytes_of_training`."""
 
 
-def usable_devices(settings: LanguageModelSettings, num_devices: int) -> int:
+def usable_devices(settings: LanguageModelSettings, num_devices: int, num_nodes: int = 1) -> int:
     """Return the largest number of devices, at most `num_devices`, among which an update can be divided evenly.
 
+    Args:
+        settings: settings of the run.
+        num_devices: number of devices on all machines together.
+        num_nodes: number of machines that train the member. Each of them uses the same number of devices.
+
     Raises:
-        SettingError: if the number of sequences in an update is not a multiple of the setting `batch_size`.
+        SettingError: if the number of sequences in an update is not a multiple of the setting `batch_size`, or cannot
+            be divided evenly among the machines.
     """
     batch_size = settings.batch_size or 1
-    for number in range(num_devices, 0, -1):
+    for number in range(num_devices, 0, -num_nodes):
         if settings.sequences_per_update % (batch_size * number) == 0:
             return number
+    if num_nodes > 1 and settings.sequences_per_update % batch_size == 0:
+        raise SettingError(
+            f"sequences_per_update={settings.sequences_per_update} must be a multiple of {num_nodes} nodes times "
+            f"batch_size={batch_size}: change sequences_per_update=, batch_size= or the number of nodes"
+        )
     raise SettingError(
         f"sequences_per_update={settings.sequences_per_update} must be a multiple of batch_size={batch_size}: change "
         f"batch_size=, or set it to null"

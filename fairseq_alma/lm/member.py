@@ -21,8 +21,9 @@ from fairseq_alma.checkpoints import (
     repair_stage_folder,
     require_checkpoint,
 )
-from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, unfinished_files, write_json, written_aside
+from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
@@ -60,9 +61,11 @@ class Processes(Protocol):
     """Type of the devices that train: "cpu" or "cuda" (GPU)."""
     memory: int | None
     """Memory in bytes that a job may use on the smallest GPU; None if the devices are CPUs."""
+    num_nodes: int
+    """Number of machines on which each job runs. Each of them has the same number of devices."""
 
     def num_devices(self, num_jobs: int) -> int:
-        """Return the number of devices for each job, if the stage has `num_jobs` jobs."""
+        """Return the number of devices for each job, on all its machines, if the stage has `num_jobs` jobs."""
 
     def run(
         self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
@@ -97,7 +100,7 @@ class MemberTraining:
         self._stream = stream
         self._shared = SharedStages(settings.share) if settings.share else None
         self._processes = processes
-        self._configs = TrainingConfigs(settings, stream, processes.memory)
+        self._configs = TrainingConfigs(settings, stream, processes.memory, processes.num_nodes)
         self._flops: dict[int, tuple[RowFlops, RowFlops]] = {}
 
     def check(self, member: Member, num_members: int) -> None:
@@ -106,7 +109,7 @@ class MemberTraining:
         Raises:
             SettingError: if fairseq refuses an option, or the shared folder (setting `share`) cannot be written.
         """
-        num_devices = usable_devices(self.settings, self._processes.num_devices(num_members))
+        num_devices = self._usable_devices(num_members)
         self._configs.of(member, num_devices)
         if self._shared:
             self._shared.check()
@@ -122,6 +125,7 @@ class MemberTraining:
         """Train each member for one stage.
 
         If the stage was interrupted before, finished members are not trained again, and started members are resumed.
+        A member that another process is training is left to that process; the others are trained.
         With the setting `share`, members that another run has trained in the same way are copied, not trained.
 
         Args:
@@ -132,16 +136,23 @@ class MemberTraining:
             For each member number, the checkpoint with the best validation perplexity and the cost of the training.
 
         Raises:
-            StageError: if the training of a member failed (the message contains the last error in its log), or if a
-                member was started on other devices. The error is raised after all jobs have ended.
+            StageError: if the training of a member failed (the message contains the last error in its log), if another
+                process is training a member, or if a member was started on other devices. The error is raised after all
+                jobs have ended.
         """
         updates = updates_of_stage(self.settings, stage)
-        num_devices = usable_devices(self.settings, self._processes.num_devices(len(starts)))
+        num_devices = self._usable_devices(len(starts))
         jobs: dict[int, tuple[list[str], Path]] = {}
         log_sizes: dict[int, int] = {}
+        busy: dict[int, str] = {}
         for member, start in starts.items():
             folder = self._folder(stage, member)
             if (folder / DONE).exists():
+                continue
+            try:
+                Lease(folder).wait()
+            except RunError as error:
+                busy[member.number] = str(error)
                 continue
             repair_stage_folder(folder)
             key = self._mark_started(stage, member, folder, start, num_devices)
@@ -158,6 +169,12 @@ class MemberTraining:
         for member, start in starts.items():
             folder = self._folder(stage, member)
             done, status = folder / DONE, statuses.get(member.number, 0)
+            if member.number in busy:
+                failures.append(
+                    f"member {member.number} of stage {stage.index} is trained by another process: "
+                    f"{busy[member.number]}. When it has ended, give the same command again to continue"
+                )
+                continue
             if not done.exists():
                 if status != 0 or not self._is_trained(folder, updates):
                     if status is not None:
@@ -166,7 +183,8 @@ class MemberTraining:
                     continue
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
-            leftovers = [*folder.glob("checkpoint*.pt*"), *unfinished_files(folder), folder / CRASH, folder / STARTED]
+            leftovers = [*folder.glob("checkpoint*.pt*"), *unfinished_files(folder)]
+            leftovers += [folder / name for name in (CRASH, STARTED, "lease.json")]
             for leftover in leftovers:
                 if leftover.name != BEST:
                     leftover.unlink(missing_ok=True)
@@ -174,6 +192,10 @@ class MemberTraining:
         if failures:
             raise StageError("\n".join(failures))
         return trained
+
+    def _usable_devices(self, num_members: int) -> int:
+        """Return the number of devices that train each member of a stage with `num_members` members."""
+        return usable_devices(self.settings, self._processes.num_devices(num_members), self._processes.num_nodes)
 
     def _failure(self, folder: Path, log_size_before: int, status: int, num_members: int) -> str:
         """Return the error message for the failed training in `folder`. See `failure_message` for the arguments."""
@@ -298,7 +320,7 @@ class MemberTraining:
         # fairseq adds the training time of this stage to the time in the checkpoint from which the stage started. So
         # subtract the earlier time. The numbers of updates and tokens need no such correction, because they start at
         # 0 in each stage.
-        seconds_before = require_checkpoint(start)["extra_state"]["previous_training_time"]
+        seconds_before = float(require_checkpoint(start)["extra_state"]["previous_training_time"])
         drop_optimizer_state(folder / BEST)
         # Members with the same number of experts need the same FLOPs, so count only once for each number of experts.
         if member.num_experts not in self._flops:
@@ -310,7 +332,8 @@ class MemberTraining:
         return Spent(
             train_flops=training_flops.total(training["tokens"], training["token_pairs"]),
             num_updates=num_updates(last),
-            train_seconds=round(last["extra_state"]["previous_training_time"] - seconds_before, 3),
+            # With several devices, fairseq stores the mean of their times, as a tensor.
+            train_seconds=round(float(last["extra_state"]["previous_training_time"]) - seconds_before, 3),
             validation_flops=forward_flops.total(validation["tokens"], validation["token_pairs"]),
         )
 

@@ -2,11 +2,15 @@
 
 alma-lm stream=STREAM out=RUN learner=sm wait=1 experts=4 updates=1000 arch=switch_lm_tiny
 alma-lm -m stream=STREAM out=SWEEP updates=1000 lr=0.001,0.002 dropout=0,0.1    a sweep, sorted by validation score
-alma-lm status RUN                                                  the ledger so far, and what is left
+alma-lm stream=STREAM out=RUN updates=1000 launch=slurm launch.partition=gpu launch.gpus_per_node=8    in Slurm jobs
+alma-lm status RUN                                                  the ledger and the jobs so far, and what is left
+alma-lm logs RUN                                                    the logs, until the run ends
+alma-lm cancel RUN                                                  end the run; what is being trained is saved
 alma-lm --help                                                      every setting
 """
 
 import logging
+import math
 import os
 import warnings
 from collections.abc import Collection
@@ -18,6 +22,7 @@ import hydra
 from omegaconf import DictConfig
 
 from fairseq_alma.app.command import Command, run_job, store_settings
+from fairseq_alma.app.jobs import cancel_runs, follow_logs
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.files import read_json, write_json
@@ -27,18 +32,28 @@ from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.slurm_chain import Chain, SlurmProcesses, submit_runs
+from fairseq_alma.lm.slurm_settings import SlurmSettings
 from fairseq_alma.lm.stage_processes import LocalProcesses
 
 CONFIGS = Path(__file__).parent / "configs"
+
+WHEN_STOPPED = "what is being trained is saved first, which takes up to a minute"
+"""What alma-lm does before it ends, if it is stopped by Ctrl-C or by a scheduler."""
 
 OTHER_KEYS = ("table_updates",)
 """Keys in the YAML files that are not settings. They are helper values, from which the YAML files compute settings."""
 
 
-def run(settings: LanguageModelSettings) -> list[LedgerRow]:
+def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[LedgerRow]:
     """Carry out one run (one seed) and return its ledger. An unfinished run in the run folder is continued.
 
+    Args:
+        settings: settings of the run.
+        chain: the chain of Slurm jobs to which this process belongs; None if the stages are trained on this machine.
+
     Raises:
+        HandedOver: if other Slurm jobs continue the run.
         AlmaError: if the settings or the stream are invalid, if the run folder contains a run with other settings, or
             if a stage fails.
     """
@@ -49,7 +64,11 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
     scalars = RunScalars(settings.out, settings.tensorboard)
     # LocalProcesses starts a process that imports fairseq once for all training processes. Start it before the imports
     # below, because then both processes import fairseq at the same time, which saves seconds.
-    processes = LocalProcesses(len(stream), settings.parallel, scalars)
+    processes: LocalProcesses
+    if chain is None:
+        processes = LocalProcesses(len(stream), settings.parallel, scalars)
+    else:
+        processes = SlurmProcesses(chain, len(stream), scalars)
     # Import these modules only here, because they import fairseq and torch, which takes seconds. Invalid settings are
     # found before this point, so the user sees the error without this delay.
     from fairseq_alma.evaluation.evaluator import PerplexityEvaluator
@@ -87,14 +106,14 @@ def run(settings: LanguageModelSettings) -> list[LedgerRow]:
         return run_stream(stream, learner, evaluator, stream_settings, record)
 
 
-def run_seeds(settings: LanguageModelSettings) -> float:
+def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> float:
     """Train the runs of all seeds, print their ledgers and write summary.json to the output folder.
 
-    Returns the final validation perplexity, averaged over the seeds.
+    Returns the final validation perplexity, averaged over the seeds. For `chain`, see `run`.
     """
     console = wide_console()
     if settings.seeds == 1:
-        rows = run(settings)
+        rows = run(settings, chain)
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
         validation_perplexity = rows[-1].scores.validation_perplexity
@@ -118,7 +137,12 @@ def hydra_main(config: DictConfig) -> float:
     """Carry out the runs of all seeds with one combination of settings. Hydra calls this once per combination."""
 
     def run(values: dict[str, Any], given: Collection[str]) -> float:
-        return run_seeds(LanguageModelSettings.from_mapping(values, given))
+        launch = values.pop("launch")
+        settings = LanguageModelSettings.from_mapping(values, given)
+        if launch.pop("name") == "local":
+            return run_seeds(settings)
+        submit_runs(settings, SlurmSettings(**launch))
+        return math.nan  # the result is not known yet
 
     return run_job("alma-lm", config, run, OTHER_KEYS)
 
@@ -142,7 +166,8 @@ def main() -> None:
         hydra_main,
         example_out="runs/sm_w1",
         other_keys=OTHER_KEYS,
-        when_stopped="what is being trained is saved first, which takes up to a minute",
+        when_stopped=WHEN_STOPPED,
+        subcommands={"cancel": cancel_runs, "logs": follow_logs},
     ).main()
 
 

@@ -1,6 +1,7 @@
 """Runs the training processes of a stage on this machine, in parallel if possible, with a live display."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import fairseq_alma
@@ -49,6 +50,9 @@ class LocalProcesses:
         scalars: if given, this object writes the training and validation perplexities to TensorBoard files.
     """
 
+    num_nodes = 1
+    """Number of machines on which each member is trained."""
+
     def __init__(self, num_mega_batches: int, at_once: int | None = None, scalars: RunScalars | None = None):
         self._start = warm_start(IMPORTED)
         # Import torch only here, because the import takes seconds and is not needed to report invalid settings.
@@ -89,11 +93,20 @@ class LocalProcesses:
             stage, dict.fromkeys(jobs, updates), self._num_mega_batches, scalars=self._scalars
         ) as display:
             processes = [
-                Job(command, log, display.member(m), {**ON_THIS_MACHINE, **SAFE_PATH}, self._start, STOP_SECONDS)
-                for m, (command, log) in jobs.items()
+                replace(self.member_job(command, log), on_line=display.member(m)) for m, (command, log) in jobs.items()
             ]
             statuses = run_processes(processes, self._slots(num_jobs))
         return dict(zip(jobs, statuses, strict=True))
+
+    def member_job(self, command: list[str], log: Path) -> Job:
+        """Return the process that trains a member."""
+        return Job(
+            command,
+            log,
+            environment={**ON_THIS_MACHINE, **SAFE_PATH},
+            start=self._start,
+            grace_seconds=STOP_SECONDS,
+        )
 
     def _slots(self, num_jobs: int) -> list[dict[str, str]]:
         """Return one dict of environment variables for each job that can run at the same time.

@@ -48,6 +48,8 @@ class TrainingConfigs:
     """Training and validation data."""
     memory: int | None
     """Memory of the smallest GPU in bytes; None if the devices are CPUs."""
+    num_nodes: int = 1
+    """Number of machines that train a member."""
 
     def of(
         self,
@@ -62,7 +64,7 @@ class TrainingConfigs:
 
         Args:
             member: the member.
-            num_devices: number of devices that train the member.
+            num_devices: number of devices that train the member, on all machines together.
             stage: the stage to train. None: the configuration is only used to check options or build the model.
             folder: the member's folder.
             start: the checkpoint with the weights from which the training starts.
@@ -105,8 +107,15 @@ class TrainingConfigs:
             # By default, the first process sends the checkpoint to the others, in a format that torch.load refuses.
             "load_checkpoint_on_all_dp_ranks": True,
             "distributed_world_size": num_devices,
-            "nprocs_per_node": num_devices,
+            "nprocs_per_node": num_devices // self.num_nodes,
         }
+        if self.memory is None and num_devices > 1:
+            # On CPUs, fairseq starts no processes itself, and only legacy_ddp works.
+            values |= {
+                "distributed_no_spawn": True,
+                "distributed_backend": "gloo",
+                "ddp_backend": "legacy_ddp",
+            }
         return self._divide_update(member_config(values, s.fairseq), num_devices, batch_size)
 
     def _divide_update(self, config: DictConfig, num_devices: int, batch_size: int | None) -> DictConfig:

@@ -1,0 +1,240 @@
+"""The Slurm jobs of a run: their records in the run folder, and the subcommands status, cancel and logs.
+
+RUN/launch/chain.json       the settings of the run and of its jobs, from which a job continues the run
+RUN/launch/job_ID.json      record of one job: what it does, where its log is, how it ended
+RUN/launch/*.log            output of the jobs
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.table import Table
+
+from fairseq_alma.app.tables import wide_console
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.lease import holder_of
+from fairseq_alma.core.run_record import find_runs
+from launch.slurm import QueuedJob, SlurmError, cancel, queue
+
+FOLDER = "launch"
+CANCEL_SECONDS = 90.0
+"""Longest time in seconds that `alma-lm cancel` waits for the end of a run. A run that is stopped saves checkpoints."""
+POLL_SECONDS = 0.5
+
+JobState = Literal["submitted", "running", "done", "requeued", "stopped", "failed"]
+"""State of a job, as the job itself has recorded it. "stopped": cancelled or preempted. A preempted job is started
+again by Slurm."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What the run folder says about a Slurm job."""
+
+    id: str
+    """Job id, for example "123", or "123_2" for task 2 of an array."""
+    step: str
+    """What the job does, for example "run" or "stage 2, member 1"."""
+    log: str
+    """File with the output of the job."""
+    state: JobState = "submitted"
+    reason: str = ""
+    """Why the job is in this state; empty if there is nothing to say."""
+    starts_without_progress: int = 0
+    """How many times the job has reached its time limit, one after the other, without finishing or saving anything."""
+
+
+class JobFolder:
+    """The records of the Slurm jobs of a run, in the folder RUN/launch.
+
+    Args:
+        run: the run folder.
+    """
+
+    def __init__(self, run: str | Path):
+        self.run = Path(run)
+        self.folder = self.run / FOLDER
+        self.chain = self.folder / "chain.json"
+
+    def comment(self, step: str) -> str:
+        """Return the comment with which a job is submitted. With this comment, the jobs of a run are found again."""
+        return f"{self.run.absolute()}#{step}"
+
+    def queued(self) -> list[QueuedJob]:
+        """Return the jobs of this run that are pending or running.
+
+        Raises:
+            SlurmError: if Slurm does not answer.
+        """
+        prefix = str(self.run.absolute())
+        return [job for job in queue() if job.comment.rpartition("#")[0] == prefix]
+
+    def write(self, record: JobRecord) -> None:
+        """Write the record of a job, and replace an earlier record of this job."""
+        write_json(self.folder / f"job_{record.id}.json", asdict(record), durable=False)
+
+    def read(self, job: str) -> JobRecord | None:
+        """Return the record of a job; None if there is none."""
+        path = self.folder / f"job_{job}.json"
+        return JobRecord(**read_json(path)) if path.exists() else None
+
+    def records(self) -> list[JobRecord]:
+        """Return the records of all jobs, oldest job first."""
+        found = [JobRecord(**read_json(path)) for path in self.folder.glob("job_*.json")]
+        return sorted(found, key=lambda record: [int(part) for part in record.id.split("_")])
+
+
+def chains(folder: Path) -> list[JobFolder]:
+    """Return the runs in `folder`, at any depth, that have Slurm jobs. `folder` itself may be a run folder."""
+    return [JobFolder(path.parent.parent) for path in sorted(folder.rglob(f"{FOLDER}/chain.json"))]
+
+
+def print_jobs(jobs: JobFolder) -> bool:
+    """Print the Slurm jobs of a run and their states. Return True if one of them is pending or running."""
+    if not jobs.chain.exists():
+        return False
+    try:
+        queued = {job.id: job for job in jobs.queued()}
+        unknown = ""
+    except SlurmError as error:
+        queued, unknown = {}, f"as last recorded, because Slurm cannot be asked: {error}"
+    records = {record.id: record for record in jobs.records()}
+    for job in queued.values():
+        # A job that was submitted by a process that was killed before it wrote the record.
+        records.setdefault(job.id, JobRecord(job.id, job.comment.rpartition("#")[2], ""))
+    table = Table(title=f"jobs of {jobs.run}", title_justify="left")
+    for column in ("job", "does", "state", "why or where", "log"):
+        table.add_column(column, overflow="fold")
+    for record in records.values():
+        table.add_row(record.id, record.step, *_state(record, queued.get(record.id), unknown), record.log)
+    if records:
+        wide_console().print(table)
+    return bool(queued)
+
+
+def _state(record: JobRecord, queued: QueuedJob | None, unknown: str) -> tuple[str, str]:
+    """Return the state of a job and the reason, or the nodes of a running job.
+
+    Args:
+        record: the record of the job.
+        queued: the job in Slurm's queue; None if it is not there.
+        unknown: why Slurm cannot be asked; empty if it can.
+    """
+    if queued is not None:
+        return queued.state.lower(), queued.nodes or queued.reason
+    if unknown or record.state in ("done", "failed"):
+        return record.state, record.reason or unknown
+    if record.state == "submitted":
+        return "not started", "it was cancelled, or a job before it has failed"
+    if record.state == "stopped":
+        return "cancelled", record.reason
+    return "lost", "it ended without a report: killed, or at its time limit; its log may say more"
+
+
+def cancel_runs(folder: Path) -> int:
+    """End all runs in `folder` that are pending or running, and wait until they have ended. Return the exit status.
+
+    Runs in Slurm jobs are cancelled by scancel, and a process on this machine gets SIGTERM. Before they end, they save
+    what they are training.
+
+    Raises:
+        RunError: if there is no run, if a run cannot be cancelled from here, or does not end in time.
+    """
+    runs = runs_in(folder)
+    cancelled = [run for run in runs if _cancel(JobFolder(run))]
+    print(f"cancelled: {', '.join(map(str, cancelled))}" if cancelled else f"{folder}: no run is pending or running")
+    return 0
+
+
+def _cancel(jobs: JobFolder) -> bool:
+    """End the run, and wait until it has ended. Return False if it was neither pending nor running."""
+    is_found = False
+    end = time.monotonic() + CANCEL_SECONDS
+    while (queued := _queued_if_any(jobs)) or holder_of(jobs.run) is not None:
+        try:
+            # Repeat it, because a job may have submitted the next one just before it was cancelled.
+            cancel([job.id for job in queued if job.state != "COMPLETING"])
+        except SlurmError as error:
+            raise RunError(f"{jobs.run} cannot be cancelled: {error}") from error
+        holder = holder_of(jobs.run)
+        if not queued and not is_found and holder is not None:
+            if holder.state(ask_slurm=False) != "running":
+                raise RunError(f"{jobs.run} is in use by {holder}: cancel it there")
+            with suppress(ProcessLookupError):
+                os.kill(holder.pid, signal.SIGTERM)
+        is_found = True
+        if time.monotonic() > end:
+            raise RunError(f"{jobs.run} has not ended within {CANCEL_SECONDS:.0f} seconds: give the command again")
+        time.sleep(POLL_SECONDS)
+    return is_found
+
+
+def _queued_if_any(jobs: JobFolder) -> list[QueuedJob]:
+    """Return the jobs of the run in Slurm's queue. A run without Slurm jobs has none, also if there is no Slurm.
+
+    Raises:
+        RunError: if the run has Slurm jobs, and Slurm does not answer.
+    """
+    if not jobs.chain.exists():
+        return []
+    try:
+        return jobs.queued()
+    except SlurmError as error:
+        raise RunError(f"the jobs of {jobs.run} are not known: {error}") from error
+
+
+def follow_logs(folder: Path) -> int:
+    """Print the logs of the runs in `folder`, and new lines until no run is pending or running. Return the exit status.
+
+    Raises:
+        RunError: if there is no run.
+    """
+    runs = [JobFolder(run) for run in runs_in(folder)]
+    positions: dict[Path, int] = {}
+    shown: Path | None = None
+    is_last = False
+    while True:
+        for path in (path for jobs in runs for path in _logs(jobs.run)):
+            with open(path, "rb") as log:
+                log.seek(positions.get(path, 0))
+                # Only whole lines, so that lines of several logs are not mixed.
+                text = log.read() if is_last else b"".join(line for line in log if line.endswith(b"\n"))
+            positions[path] = positions.get(path, 0) + len(text)
+            if text:
+                if shown != path:
+                    print(f"==> {path} <==")
+                    shown = path
+                sys.stdout.write(text.decode("utf-8", errors="replace"))
+        sys.stdout.flush()
+        if is_last:
+            return 0
+        is_last = not any(_queued_if_any(jobs) or holder_of(jobs.run) is not None for jobs in runs)
+        time.sleep(0 if is_last else POLL_SECONDS)
+
+
+def _logs(run: Path) -> Iterator[Path]:
+    """Return the logs of the jobs and the logs of all members of a run."""
+    yield from sorted((run / FOLDER).glob("*.log"))
+    yield from sorted((run / "stages").glob("stage_*/member_*/log.txt"))
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the run folders in `folder`, also those of runs whose first job has not started.
+
+    Raises:
+        RunError: if there are none.
+    """
+    found = {*find_runs(folder), *(jobs.run for jobs in chains(folder))}
+    if not found:
+        raise RunError(
+            f"no run at {folder}: there is no settings.json in it or below it. Give a run folder, or a folder that "
+            "contains run folders"
+        )
+    return sorted(found)

@@ -1,0 +1,250 @@
+"""launch=slurm: a run as a chain of Slurm jobs. Each job does what it can, and submits the jobs that come after it.
+
+There are two kinds of jobs. A run job continues the run, like the command alma-lm: it grows the model, evaluates it and
+writes the ledger. If a stage trains one member, the run job trains it, and submits a run job for the next stage. If a
+stage trains several members, the run job submits an array of member jobs, each of which trains one member, and a run
+job that starts when all members are trained.
+
+So a job needs to know only what the run folder says, and not which stages come later. If a job fails, the jobs after it
+do not start. If the run is submitted again, it continues.
+"""
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from fairseq_alma.app.jobs import JobFolder, JobRecord
+from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.core.errors import RunError, StageError
+from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.run_record import differing_settings
+from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.slurm_settings import SlurmSettings
+from fairseq_alma.lm.stage_processes import SAFE_PATH, LocalProcesses
+from launch.local import Job, start_process
+from launch.slurm import SlurmError, submit
+
+RUN_STEP = "run"
+"""Name of the step of a run job."""
+
+
+class HandedOver(Exception):  # noqa: N818 (not an error)
+    """Other jobs continue the run. This process has submitted them, or found them in the queue."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A run that is carried out by Slurm jobs. The file RUN/launch/chain.json contains it."""
+
+    settings: LanguageModelSettings
+    """Settings of the run. It has one seed."""
+    slurm: SlurmSettings
+    """What each job asks for."""
+    command: tuple[str, ...]
+    """The command with which the user submitted the run, for provenance.json."""
+    group: tuple[str, tuple[int, ...]] | None = None
+    """The folder and the seeds of a run with several seeds, of which this run is one."""
+
+    @property
+    def jobs(self) -> JobFolder:
+        """The records of the jobs."""
+        return JobFolder(self.settings.out)
+
+    @classmethod
+    def load(cls, run: str | Path) -> "Chain":
+        """Return the chain of a run folder."""
+        stored = read_json(JobFolder(run).chain)
+        return cls(
+            LanguageModelSettings.from_mapping(stored["settings"]),
+            SlurmSettings(**stored["slurm"]),
+            tuple(stored["command"]),
+            (stored["group"][0], tuple(stored["group"][1])) if stored["group"] else None,
+        )
+
+    def store(self) -> None:
+        """Write the chain to the run folder."""
+        stored = {"settings": self.settings.to_json(), "slurm": asdict(self.slurm)}
+        write_json(self.jobs.chain, {**stored, "command": self.command, "group": self.group})
+
+    def submit_run(self, after: Sequence[str] = ()) -> str:
+        """Submit a run job, which starts when all jobs in `after` have ended well. Return its id."""
+        options = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
+        job = self._submit(RUN_STEP, f"run {shlex.quote(self.settings.out)}", [*options, self._output("run-%j.log")])
+        self.jobs.write(JobRecord(job, RUN_STEP, str(self.jobs.folder / f"run-{job}.log")))
+        return job
+
+    def submit_members(self, stage_index: int, numbers: Sequence[int]) -> str:
+        """Submit an array of member jobs, one for each of the members `numbers` of a stage. Return the array's id."""
+        stage = f"stage_{stage_index:03d}"
+        options = [f"--array={','.join(map(str, numbers))}", self._output(f"{stage}-member_%a-%A.log")]
+        arguments = f'member {shlex.quote(self.settings.out)} {stage_index} "$SLURM_ARRAY_TASK_ID"'
+        array = self._submit(members_step(stage_index), arguments, options)
+        for number in numbers:
+            log = self.jobs.folder / f"{stage}-member_{number}-{array}.log"
+            self.jobs.write(JobRecord(f"{array}_{number}", f"stage {stage_index}, member {number}", str(log)))
+        return array
+
+    def _output(self, name: str) -> str:
+        folder = str(self.jobs.folder.absolute()).replace("%", "%%")
+        return f"--output={folder}/{name}"
+
+    def _submit(self, step: str, arguments: str, options: Sequence[str]) -> str:
+        program = f"{shlex.quote(sys.executable)} -P -m fairseq_alma.lm.slurm_job"
+        script = f"#!/bin/bash\n{self.slurm.setup}\nexec {program} {arguments}\n"
+        name = f"--job-name=alma-{Path(self.settings.out).name}"
+        everything = [*self.slurm.options(), name, f"--chdir={Path.cwd()}", *options]
+        return submit(script, everything, self.jobs.comment(step))
+
+
+def members_step(stage_index: int) -> str:
+    """Return the name of the step in which the members of a stage are trained."""
+    return f"members of stage {stage_index}"
+
+
+def this_job() -> str:
+    """Return the id of the Slurm job in which this process runs, for example "123" or, in an array, "123_2"."""
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ["SLURM_JOB_ID"]
+
+
+class SlurmProcesses(LocalProcesses):
+    """Trains the members of a stage in Slurm jobs. Implements the protocol `Processes` of member.py.
+
+    Args:
+        chain: the run.
+        num_mega_batches: number of mega-batches in the stream, B. It is only shown in the progress display.
+        scalars: see `LocalProcesses`.
+    """
+
+    def __init__(self, chain: Chain, num_mega_batches: int, scalars: RunScalars | None = None):
+        super().__init__(num_mega_batches, scalars=scalars)
+        self._chain = chain
+        self.num_nodes = chain.slurm.nodes
+        self._has_trained = False
+
+    def num_devices(self, num_jobs: int) -> int:
+        """Return the number of devices of each member: all devices of all nodes of a job."""
+        return super().num_devices(1) * self.num_nodes
+
+    def run(
+        self, stage: Stage, jobs: Mapping[int, tuple[list[str], Path]], num_jobs: int, updates: int
+    ) -> dict[int, int | None]:
+        """Train the only member of a stage here, or submit jobs that train the members. See member.Processes.run.
+
+        Raises:
+            HandedOver: if other jobs train the members and continue the run.
+            StageError: if Slurm refuses the jobs.
+        """
+        if len(jobs) == 1 and not self._has_trained:
+            self._has_trained = True
+            return super().run(stage, jobs, 1, updates)
+        try:
+            raise HandedOver(self._hand_over(stage.index, sorted(jobs)))
+        except SlurmError as error:
+            raise StageError(
+                f"the jobs of stage {stage.index} cannot be submitted: {error}. Give the same command again to continue"
+            ) from error
+
+    def _hand_over(self, stage_index: int, numbers: Sequence[int]) -> str:
+        """Submit the jobs that continue the run, unless they are queued already. Return what they are.
+
+        They are queued already if this job did this before, and was then killed and started again.
+        """
+        chain, me = self._chain, this_job()
+        queued = [(job.comment.rpartition("#")[2], job.id) for job in chain.jobs.queued()]
+        arrays = {job.partition("_")[0] for step, job in queued if step == members_step(stage_index)}
+        if not arrays and len(numbers) > 1:
+            arrays = {chain.submit_members(stage_index, numbers)}
+        following = [job for step, job in queued if step == RUN_STEP and job != me]
+        if not following:
+            following = [chain.submit_run([me, *sorted(arrays)])]
+        members = f"job {', '.join(sorted(arrays))} trains the members of stage {stage_index}, and " if arrays else ""
+        return f"{members}job {', '.join(following)} continues the run"
+
+    def member_job(self, command: list[str], log: Path) -> Job:
+        """Return the process that trains a member on all nodes of this job."""
+        if self.num_nodes == 1:
+            return super().member_job(command, log)
+        with socket.socket() as one:
+            one.bind(("", 0))
+            port = one.getsockname()[1]
+        # This process runs on the first node of the job.
+        address = f"{os.environ.get('SLURMD_NODENAME') or socket.gethostname()}:{port}"
+        nodes = str(self.num_nodes)
+        srun = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+        if cores := os.environ.get("SLURM_CPUS_PER_TASK"):  # srun does not inherit it from sbatch
+            srun.append(f"--cpus-per-task={cores}")
+        job = super().member_job([*srun, *command, "--address", address], log)
+        return replace(job, environment=SAFE_PATH, start=start_process)
+
+
+def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
+    """Submit the runs of all seeds to Slurm, and print how to watch them.
+
+    A run that is finished, or that has jobs in the queue, is not submitted again.
+
+    Raises:
+        AlmaError: if the stream is missing, if the run folder contains a run with other settings, or is in use.
+        StageError: if Slurm refuses a job.
+    """
+    stream_folder = StreamFolder.open(settings.stream)
+    num_mega_batches = len(stream_folder.stream(settings.mega_batches))
+    settings.stream_settings(num_mega_batches)
+    seeds = tuple(range(settings.seed, settings.seed + settings.seeds))
+    for seed in seeds:
+        one, group = settings, None
+        if len(seeds) > 1:
+            out = str(Path(settings.out) / f"seed_{seed}")
+            one = LanguageModelSettings.from_mapping({**settings.to_json(), "seed": seed, "seeds": 1, "out": out})
+            group = (settings.out, seeds)
+        _submit_one(Chain(one, slurm, tuple(sys.argv), group), num_mega_batches)
+    print(f"alma-lm status {settings.out}    the ledger and the jobs")
+    print(f"alma-lm logs {settings.out}      what they print")
+    print(f"alma-lm cancel {settings.out}    end them")
+
+
+def _submit_one(chain: Chain, num_mega_batches: int) -> None:
+    run = Path(chain.settings.out)
+    summary = run / "summary.json"
+    _check_same_settings(chain.settings)
+    # t = 0 counts as an arrival, but not as a mega-batch.
+    if summary.exists() and read_json(summary)["num_arrivals"] >= num_mega_batches:
+        print(f"{run} is finished")
+        return
+    try:
+        if queued := chain.jobs.queued():
+            print(f"{run} has jobs already: {', '.join(f'{job.id} ({job.state.lower()})' for job in queued)}")
+            return
+        with Lease(run):
+            chain.store()
+            print(f"{run} is job {chain.submit_run()}")
+    except SlurmError as error:
+        raise StageError(f"{run} cannot be submitted: {error}") from error
+
+
+def _check_same_settings(settings: LanguageModelSettings) -> None:
+    """Raise RunError if the run folder contains a run with other settings.
+
+    The job checks it again, with the values that are known only there: the digests of the stream, and what
+    `precision=auto` means.
+    """
+    free = settings.not_identity(settings.learner)
+    free += ["precision"] if settings.precision == "auto" else []
+    free += ["batch_size"] if settings.batch_size is None else []
+    differing = differing_settings(
+        Path(settings.out), settings.to_json(), [*free, "evaluated_on", "dictionary"],
+        settings.defaults_for(settings.learner),
+    )  # fmt: skip
+    if differing and any((Path(settings.out) / "stages").glob("*/*.done.json")):
+        raise RunError(
+            f"{settings.out} contains a run with other settings:\n  " + "\n  ".join(differing) + "\n"
+            "Use the same settings to continue this run, or choose another out= for a new run."
+        )

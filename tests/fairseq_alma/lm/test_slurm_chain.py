@@ -1,0 +1,181 @@
+"""launch=slurm on a real Slurm, which the fixture `slurm` starts; skipped where it cannot start."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.app.jobs import JobFolder
+from tests.commands import RUN, run_command
+from tests.fairseq_alma.killing import rows_without_seconds, same_rows
+from tests.slurm import NODES
+from tests.streams import make_stream
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+SLURM = ("launch=slurm", "launch.partition=main", "launch.cpus_per_task=1", "launch.time=10")
+UPDATES = 40
+SMALL = (*RUN, f"updates={UPDATES}", "validations=1", "checkpoint_minutes=1000", "tensorboard=false")
+GMOE = (*SMALL, "learner=gmoe", "grow_experts=2")
+ENS = (*SMALL, "learner=ens", "members=2")
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory) -> Path:
+    return make_stream(tmp_path_factory.mktemp("stream") / "stream", num_mega_batches=4)
+
+
+def submit(stream: Path, out: Path, *settings: str) -> subprocess.CompletedProcess:
+    return run_command("alma-lm", f"stream={stream}", f"out={out}", *settings, *SLURM)
+
+
+def whole(stream: Path, out: Path, *settings: str) -> list[dict]:
+    """Train a run without Slurm, and return its ledger."""
+    result = run_command("alma-lm", f"stream={stream}", f"out={out}", *settings)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return rows_without_seconds(out)
+
+
+def wait_until_no_job_is_left(slurm, out: Path, seconds: float = 300) -> None:
+    slurm.wait_for(lambda: not JobFolder(out).queued(), seconds)
+    assert not list(out.rglob("lease.json"))
+
+
+def states(out: Path) -> dict[str, str]:
+    """Return what each job of a run did, and how it ended."""
+    return {record.step if record.step != "run" else f"run {n}": record.state
+            for n, record in enumerate(JobFolder(out).records(), start=1)}  # fmt: skip
+
+
+def logs(out: Path) -> str:
+    return "\n".join(path.read_text() for path in (out / "launch").glob("*.log"))
+
+
+@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_each_stage_of_a_growing_mixture_is_a_job_and_the_ledger_is_that_of_a_run_without_slurm(
+    slurm, stream, tmp_path, stages
+):
+    settings, out = (*GMOE, f"mega_batches={stages}"), tmp_path / "a run"  # with a space
+    result = submit(stream, out, *settings)
+    assert result.returncode == 0, result.stderr
+    assert f"alma-lm status {out}" in result.stdout
+    again = submit(stream, out, *settings)
+    assert (again.returncode, "has jobs already" in again.stdout) == (0, True), again.stderr
+    wait_until_no_job_is_left(slurm, out)
+    same_rows(rows_without_seconds(out), whole(stream, tmp_path / "local", *settings))
+    assert states(out) == {f"run {n}": "done" for n in range(1, stages + 1)}, logs(out)
+    shown = run_command("alma-lm", "status", out).stdout
+    assert "finished" in shown
+    assert shown.count("done") == stages
+    assert "is finished" in submit(stream, out, *settings).stdout
+    provenance = json.loads((out / "provenance.json").read_text())
+    assert provenance["command"][0] == "alma-lm"
+    assert [p["machine"]["job_id"] for p in [provenance, *provenance["continued"]]] == [
+        record.id for record in JobFolder(out).records()
+    ]
+    shown = run_command("alma-lm", "logs", out).stdout
+    assert "the run is finished" in shown
+    assert f"stage_00{stages}/member_1/log.txt <==" in shown
+
+
+@pytest.mark.parametrize("stages", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_members_of_an_ensemble_are_jobs_of_their_own_that_run_at_the_same_time(slurm, stream, tmp_path, stages):
+    settings, out = (*ENS, f"mega_batches={stages}"), tmp_path / "run"
+    assert submit(stream, out, *settings, "launch.sbatch=--exclusive").returncode == 0
+    slurm.wait_for(lambda: {job.nodes for job in JobFolder(out).queued() if job.state == "RUNNING"} == set(NODES), 120)
+    shown = run_command("alma-lm", "status", out).stdout
+    assert "the jobs above continue the run" in shown
+    assert shown.count("running") == 2
+    wait_until_no_job_is_left(slurm, out)
+    same_rows(rows_without_seconds(out), whole(stream, tmp_path / "local", *settings))
+    steps = ["run 1", *(step for k in range(1, stages + 1)
+                        for step in (f"stage {k}, member 1", f"stage {k}, member 2", f"run {3 * k + 1}"))]  # fmt: skip
+    assert states(out) == dict.fromkeys(steps, "done"), logs(out)
+
+
+def test_a_stage_on_two_nodes_trains_like_one_on_one_node(slurm, stream, tmp_path):
+    settings = [setting for setting in SMALL if setting != "batch_size=8"]
+    settings += ["batch_size=4", "mega_batches=1", "precision=float32", "dropout=0"]
+    out = tmp_path / "run"
+    assert submit(stream, out, *settings, "launch.nodes=2").returncode == 0
+    wait_until_no_job_is_left(slurm, out)
+    on_two, on_one = rows_without_seconds(out), whole(stream, tmp_path / "local", *settings)
+    assert "training on 2 devices" in (out / "stages/stage_001/member_1/log.txt").read_text()
+    for two, one in zip(on_two, on_one, strict=True):
+        assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-4)
+        assert (two["train_flops"], two["num_updates"]) == (one["train_flops"], one["num_updates"])
+
+
+def test_a_stage_that_fails_ends_the_chain_and_status_says_why(slurm, stream, tmp_path):
+    out = tmp_path / "run"
+    assert submit(stream, out, *ENS, "mega_batches=1", "lr=1e30", "clip_norm=0").returncode == 0
+    wait_until_no_job_is_left(slurm, out)
+    assert states(out) == {
+        "run 1": "done", "stage 1, member 1": "failed", "stage 1, member 2": "failed", "run 4": "submitted",
+    }  # fmt: skip
+    shown = " ".join(run_command("alma-lm", "status", out).stdout.split())
+    assert "FloatingPointError" in shown
+    assert "not started" in shown
+    assert "run the training command again" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["time limit", "preempted", "requeued", "cancelled"])
+def test_an_interrupted_chain_ends_with_the_ledger_of_an_uninterrupted_run(slurm, stream, tmp_path, how):
+    settings = [setting for setting in ENS if not setting.startswith("updates=")] + ["updates=150", "mega_batches=2"]
+    out = tmp_path / "run"
+    assert submit(stream, out, *settings, f"launch.sbatch=--exclusive --nodelist={NODES[0]}").returncode == 0
+    log = out / "stages/stage_002/member_2/log.txt"
+    slurm.wait_for(lambda: log.exists() and b'"num_updates"' in log.read_bytes(), 300)
+    (job,) = [job.id for job in JobFolder(out).queued() if job.state == "RUNNING"]
+    assert job.endswith("_2")
+    if how == "time limit":
+        slurm.run("scancel", "--batch", "--signal=USR1", job)
+    elif how == "preempted":
+        slurm.submit("--partition=high", f"--nodelist={NODES[0]}", "--exclusive", "--output=/dev/null",
+                     "--wrap=sleep 2", folder=tmp_path)  # fmt: skip
+    elif how == "requeued":
+        slurm.run("scontrol", "requeue", job)
+    else:
+        result = run_command("alma-lm", "cancel", out)
+        assert (result.returncode, result.stdout) == (0, f"cancelled: {out}\n")
+        assert not JobFolder(out).queued()
+        assert "cancelled" in run_command("alma-lm", "status", out).stdout
+        assert submit(stream, out, *settings).returncode == 0
+    wait_until_no_job_is_left(slurm, out)
+    same_rows(rows_without_seconds(out), whole(stream, tmp_path / "local", *settings))
+    text = log.read_text()
+    assert "checkpoint_last.pt" in text
+    assert set(states(out).values()) <= {"done", "stopped", "submitted"}, logs(out)
+
+
+def test_cancel_ends_a_run_on_this_machine_and_status_names_its_process(stream, tmp_path):
+    out = tmp_path / "run"
+    program = Path(sys.executable).parent / "alma-lm"
+    process = subprocess.Popen(
+        [str(program), f"stream={stream}", f"out={out}", *SMALL, "updates=100000"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        log = out / "stages/stage_001/member_1/log.txt"
+        while not (log.exists() and b'"num_updates"' in log.read_bytes()):
+            assert process.poll() is None
+        assert f"process {process.pid} on" in run_command("alma-lm", "status", out).stdout
+        result = run_command("alma-lm", "cancel", out)
+        assert (result.returncode, result.stdout) == (0, f"cancelled: {out}\n"), result.stderr
+        assert process.wait(5) == 1
+        assert (log.parent / "checkpoint_last.pt").exists()
+    finally:
+        process.kill()
+        process.communicate()
+    assert "no run is pending or running" in run_command("alma-lm", "cancel", out).stdout
+    assert "run the training command again" in run_command("alma-lm", "status", out).stdout
+
+
+def test_without_slurm_the_error_says_what_is_missing(stream, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = submit(stream, tmp_path / "run", *SMALL)
+    assert result.returncode == 2
+    assert "the program squeue of Slurm is not installed on this machine" in result.stderr
