@@ -5,32 +5,53 @@ A rank is one of the processes that train one model together, each on its own de
 
 from typing import Any
 
+import numpy as np
 from fairseq.data import MonolingualDataset
 
 
-def fill_shards(batches: list, num_shards: int) -> list:
-    """Return `batches`, followed by copies of the first batches until the length is a multiple of `num_shards`.
+def divide(order: np.ndarray, batch_size: int, num_ranks: int) -> list[list[int]]:
+    """Return batches of the blocks in `order`. Their number is a multiple of `num_ranks`.
 
-    The batches can then be divided evenly among ranks, which fairseq calls shards here.
+    The batches are consecutive parts of `order`. In one pass, each rank gets one batch. All passes but the last have
+    `batch_size` blocks for each rank. The blocks that are left for the last pass are divided evenly among the ranks. If
+    they are fewer than the ranks, copies of the first blocks are added. So the ranks together read the blocks in the
+    same order, whatever their number and `batch_size`.
 
     Args:
-        batches: one list of block indices for each batch.
-        num_shards: number of ranks among which the batches are divided.
+        order: indices of the blocks.
+        batch_size: largest number of blocks in a batch.
+        num_ranks: number of ranks.
     """
-    missing = -len(batches) % num_shards
-    return [*batches, *(batches[i % len(batches)] for i in range(missing))]
+    whole = len(order) // (batch_size * num_ranks) * batch_size * num_ranks
+    batches = [order[start : start + batch_size].tolist() for start in range(0, whole, batch_size)]
+    if whole < len(order):
+        left = order[whole:]
+        left = np.concatenate([left, np.resize(order, max(0, num_ranks - len(left)))])
+        batches += [part.tolist() for part in np.array_split(left, num_ranks)]
+    return batches
 
 
 class Blocks(MonolingualDataset):
     """A dataset of non-overlapping blocks of tokens."""
 
-    num_shards = 1
+    num_ranks = 1
     """Number of ranks among which the batches are divided. The task alma_lm sets this number for training data. It is
     1 for other data."""
 
-    def batch_by_size(self, indices: Any, **kwargs: Any) -> list:
-        """Return fairseq's batches, and add copies of the first batches so that all ranks get equally many batches."""
-        return fill_shards(super().batch_by_size(indices, **kwargs), self.num_shards)
+    def ordered_indices(self) -> np.ndarray:
+        """Return the indices of the blocks, in random order if the dataset is shuffled.
+
+        fairseq's order would begin with the shortest blocks.
+        """
+        return np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
+
+    def batch_by_size(self, indices: Any, max_sentences: int | None = None, **kwargs: Any) -> list:
+        """Return the batches (see `divide`). Without `max_sentences`, these are fairseq's batches of at most
+        `max_tokens` tokens.
+        """
+        if max_sentences is None:
+            return super().batch_by_size(indices, **kwargs)
+        return divide(indices, max_sentences, self.num_ranks)
 
     def collater(self, samples: list[dict]) -> dict:
         """Return fairseq's batch with two additional entries.

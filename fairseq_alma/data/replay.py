@@ -3,13 +3,13 @@
 The number of updates is the same as without replay.
 """
 
-import math
+from typing import Any
 
 import numpy as np
 from fairseq.data import BaseWrapperDataset, ConcatDataset, FairseqDataset, data_utils
 
 from fairseq_alma.core.errors import SettingError
-from fairseq_alma.data.blocks import fill_shards
+from fairseq_alma.data.blocks import divide
 
 
 class ReplayShareDataset(BaseWrapperDataset):
@@ -28,7 +28,7 @@ class ReplayShareDataset(BaseWrapperDataset):
         SettingError: if the share is not above 0 and below 1.
     """
 
-    num_shards = 1
+    num_ranks = 1
     """Number of ranks (training processes) among which the batches are divided. The task alma_lm sets this number."""
 
     def __init__(self, new: FairseqDataset, past: FairseqDataset, share: float, seed: int):
@@ -50,50 +50,41 @@ class ReplayShareDataset(BaseWrapperDataset):
         self.epoch = epoch
 
     def ordered_indices(self) -> np.ndarray:
-        """Return one index for each new block.
+        """Return the indices of the blocks of this epoch, in the order in which they are read.
 
-        `batch_by_size` uses only the number of these indices, because it selects the blocks itself.
+        Their number is that of the new blocks. Among the first n blocks, for any n, the number of past blocks differs
+        from n * share by less than 1.
         """
-        return np.arange(self.num_new)
+        # Add 1e-9, because rounding errors may make a product slightly smaller than the exact integer, and floor()
+        # would then return an integer that is too small by 1.
+        num_past_before = np.floor(np.arange(self.num_new + 1) * self.share + 1e-9).astype(int)
+        is_past = np.diff(num_past_before) > 0
+        num_past = int(num_past_before[-1])
+        order = np.empty(self.num_new, dtype=np.int64)
+        with data_utils.numpy_seed(self.seed, self.epoch):
+            # Add num_new to the indices of the past blocks, because this dataset contains first all new blocks and then
+            # all past blocks.
+            order[is_past] = self.num_new + _draw(self.num_past, num_past)
+            order[~is_past] = _draw(self.num_new, self.num_new - num_past)
+        return order
 
-    def batch_by_size(
-        self,
-        indices: np.ndarray,
-        max_tokens: int | None = None,
-        max_sentences: int | None = None,
-        required_batch_size_multiple: int = 1,
-    ) -> list[list[int]]:
-        """Return batches of `max_sentences` block indices, in which a fraction `share` of the blocks are past blocks.
+    def batch_by_size(self, indices: np.ndarray, max_sentences: int | None = None, **kwargs: Any) -> list[list[int]]:
+        """Return batches of `max_sentences` blocks, in each of which about a fraction `share` are past blocks.
 
         If share * max_sentences is not an integer, the number of past blocks varies from batch to batch: for a share of
-        0.3 and 8 blocks it is 2, 2, 3, 2, ... In each batch, and in total over the epoch, the number of past blocks
-        differs from share * (number of blocks) by less than 1.
+        0.3 and 8 blocks it is 2, 2, 3, 2, ...
 
         Args:
-            indices: return value of `ordered_indices`. Only the number of indices is used.
+            indices: return value of `ordered_indices`.
             max_sentences: number of blocks in a batch.
-            max_tokens, required_batch_size_multiple: part of fairseq's interface; ignored.
+            kwargs: part of fairseq's interface; ignored.
 
         Raises:
             SettingError: if max_sentences (--batch-size) is not given.
         """
         if max_sentences is None:
             raise SettingError("replay by share needs --batch-size (number of blocks in a batch)")
-        num_batches = -(-len(indices) // max_sentences)
-        # past_ends[i] and new_ends[i] are the numbers of past and new blocks in the first i batches together. Add 1e-9,
-        # because rounding errors may make a product slightly smaller than the exact integer, and floor() would then
-        # return an integer that is too small by 1.
-        past_ends = [math.floor(i * self.share * max_sentences + 1e-9) for i in range(num_batches + 1)]
-        new_ends = [i * max_sentences - end for i, end in enumerate(past_ends)]
-        with data_utils.numpy_seed(self.seed, self.epoch):
-            # Add num_new to the indices of the past blocks, because this dataset contains first all new blocks and then
-            # all past blocks.
-            past = (self.num_new + _draw(self.num_past, past_ends[-1])).tolist()
-            new = _draw(self.num_new, new_ends[-1]).tolist()
-        batches = [
-            new[new_ends[i] : new_ends[i + 1]] + past[past_ends[i] : past_ends[i + 1]] for i in range(num_batches)
-        ]
-        return fill_shards(batches, self.num_shards)
+        return divide(indices, max_sentences, self.num_ranks)
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:

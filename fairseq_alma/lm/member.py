@@ -136,9 +136,8 @@ class MemberTraining:
             For each member number, the checkpoint with the best validation perplexity and the cost of the training.
 
         Raises:
-            StageError: if the training of a member failed (the message contains the last error in its log), if another
-                process is training a member, or if a member was started on other devices. The error is raised after all
-                jobs have ended.
+            StageError: if the training of a member failed (the message contains the last error in its log), or if
+                another process is training a member. The error is raised after all jobs have ended.
         """
         updates = updates_of_stage(self.settings, stage)
         num_devices = self._usable_devices(len(starts))
@@ -213,22 +212,11 @@ class MemberTraining:
             The key; None without the setting `share`.
 
         Raises:
-            StageError: if the training cannot be resumed, because it was started on devices of another type or number,
-                or by an earlier version of ALMA with another optimizer. The number of devices must be the same, because
-                fairseq runs one training process for each device and stores how many batches each process has read.
-                With another number of processes, fairseq would skip data or find that an epoch is too short.
+            StageError: if the training cannot be resumed, because it was started by an earlier version of ALMA with
+                another optimizer.
         """
         path, kind = folder / STARTED, self._processes.kind
         if self._can_resume(folder):
-            started = read_json(path)
-            # An earlier version of ALMA did not store the type of the devices.
-            before = (started.get("kind", kind), started["devices"])
-            if before != (kind, num_devices):
-                raise StageError(
-                    f"the training in {folder} was started on {before[1]} {before[0]} device(s), but now it would get "
-                    f"{num_devices} {kind} device(s): continue with the same devices (set CUDA_VISIBLE_DEVICES or "
-                    f"parallel=), or remove {folder} to restart this stage"
-                )
             optimizer = require_checkpoint(folder / LAST)["optimizer_history"][-1].get("optimizer_name")
             if optimizer not in (None, OPTIMIZER):
                 raise StageError(
@@ -236,7 +224,12 @@ class MemberTraining:
                     f"trains with {OPTIMIZER}: finish the stage with the earlier version, or remove {folder} to "
                     f"restart this stage"
                 )
-            return started["key"]
+            started = read_json(path)
+            if (started.get("kind", kind), started["devices"]) == (kind, num_devices):
+                return started["key"]
+            # The result depends slightly on the devices, so the member is not shared if they have changed.
+            write_json(path, {"kind": kind, "devices": num_devices, "key": None})
+            return None
         key = self._key(stage, member, start, num_devices) if self._shared else None
         write_json(path, {"kind": kind, "devices": num_devices, "key": key})
         return key
@@ -298,12 +291,7 @@ class MemberTraining:
             start: the checkpoint with the weights from which the training starts.
             num_devices: number of devices that train the member.
         """
-        # A resumed training must read batches of the same size as before, because fairseq stores its position in the
-        # data as a number of batches. The automatic size may be another one now, for example on another GPU.
-        batch_size = None
-        if self._can_resume(folder) and (folder / CONFIG).exists():
-            batch_size = OmegaConf.load(folder / CONFIG).dataset.batch_size
-        config = self._configs.of(member, num_devices, stage, folder, start, batch_size)
+        config = self._configs.of(member, num_devices, stage, folder, start)
         with written_aside(folder / CONFIG) as temporary:
             OmegaConf.save(config, temporary)
         minutes = str(self.settings.checkpoint_minutes)

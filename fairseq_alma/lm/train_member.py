@@ -218,7 +218,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     signal.signal(signal.SIGTERM, _stop_processes)
     try:
-        with Lease(config.checkpoint.save_dir) if arguments.node == 0 else nullcontext():
+        is_first = config.distributed_training.distributed_rank == 0
+        with Lease(config.checkpoint.save_dir) if is_first else nullcontext():
             distributed_utils.call_main(config, train, checkpoint_minutes=arguments.checkpoint_minutes)
     except RunError as error:
         print(f"RunError: {error}", file=sys.stderr)

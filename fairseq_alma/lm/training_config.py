@@ -58,7 +58,6 @@ class TrainingConfigs:
         stage: Stage | None = None,
         folder: Path = Path(),
         start: Path | None = None,
-        batch_size: int | None = None,
     ) -> DictConfig:
         """Return fairseq's configuration for the training of a member.
 
@@ -68,7 +67,6 @@ class TrainingConfigs:
             stage: the stage to train. None: the configuration is only used to check options or build the model.
             folder: the member's folder.
             start: the checkpoint with the weights from which the training starts.
-            batch_size: number of sequences in a forward pass on one device; None: see `sequences_per_pass`.
 
         Raises:
             SettingError: if fairseq refuses an option (see member_config).
@@ -116,15 +114,15 @@ class TrainingConfigs:
                 "distributed_backend": "gloo",
                 "ddp_backend": "legacy_ddp",
             }
-        return self._divide_update(member_config(values, s.fairseq), num_devices, batch_size)
+        return self._divide_update(member_config(values, s.fairseq), num_devices)
 
-    def _divide_update(self, config: DictConfig, num_devices: int, batch_size: int | None) -> DictConfig:
+    def _divide_update(self, config: DictConfig, num_devices: int) -> DictConfig:
         """Set the numbers of sequences in a forward pass and of forward passes in an update, and return `config`.
 
         See `of` for the arguments.
         """
         vocabulary, sequences = self.stream.dictionary_size, self.settings.sequences_per_update
-        batch_size = batch_size or sequences_per_pass(self.settings, config.model, vocabulary, num_devices, self.memory)
+        batch_size = sequences_per_pass(self.settings, config.model, vocabulary, num_devices, self.memory)
         config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size
         config.optimization.update_freq = [sequences // (batch_size * num_devices)]
         return config

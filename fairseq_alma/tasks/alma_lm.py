@@ -17,6 +17,7 @@ from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.data.blocks import Blocks
 from fairseq_alma.data.mega_batch_set import parse_mega_batches
 from fairseq_alma.data.replay import ReplayShareDataset
+from fairseq_alma.data.sequence_iterator import SequenceIterator
 from fairseq_alma.tasks.loss_check import LossCheck
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         self.datasets[split] = dataset
 
     def get_batch_iterator(self, dataset: Any, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
-        """Return fairseq's iterator over the batches of a dataset, with two changes.
+        """Return fairseq's iterator over the batches of a dataset, with three changes.
 
         First, no example (block of tokens) is dropped. fairseq would drop the last batch if its size is not a multiple
         of `--required-batch-size-multiple` (8 by default). Then validation and test would not score all tokens.
@@ -153,13 +154,19 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         Second, every training epoch gets new batches. fairseq makes the batches only in the first epoch of a process
         and uses them again in later epochs. So if a stage was resumed in a later epoch, its batches would differ from
         those of an uninterrupted stage.
+
+        Third, training that was interrupted can be continued with another number of ranks or batch size (see
+        SequenceIterator). This needs `--batch-size`.
         """
         if dataset is self.datasets.get("train"):
             kwargs["disable_iterator_cache"] = True
             # Give every rank the same number of batches. Otherwise fairseq adds empty batches to some ranks, and then
             # loses the logging outputs of the other batches in the same update.
-            dataset.num_shards = kwargs.get("num_shards", 1)
+            dataset.num_ranks = kwargs.get("num_shards", 1)
         iterator = super().get_batch_iterator(dataset, *args, required_batch_size_multiple=1, **kwargs)
+        batch_size = kwargs.get("max_sentences")
+        if dataset is self.datasets.get("train") and batch_size is not None:
+            return SequenceIterator(iterator, batch_size)
         if dataset is self.datasets.get("valid"):
             self._first_valid_ids = [int(i) for i in iterator.frozen_batches[0]]
         return iterator

@@ -8,6 +8,7 @@ class NoProcesses:
 
     kind = "cpu"
     memory = None
+    num_nodes = 1
 
     def __init__(self):
         self.commands: list[list[str]] = []

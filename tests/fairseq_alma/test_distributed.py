@@ -1,17 +1,23 @@
-"""Two ranks on the CPU, with gloo: a stage, its validation, and its resume."""
+"""Several ranks on the CPU, with gloo: a stage, its validation and its resume, and the same result as on one rank."""
 
+import contextlib
+import json
 import os
+import re
 import socket
-import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
 
+from fairseq_alma import demo
 from fairseq_alma.checkpoints import num_updates, read_checkpoint
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.growth.checkpoint import grow_checkpoint
 from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
-from tests.commands import ROOT, STAGE
+from launch.warm import warm_start
+from tests.commands import ROOT, STAGE, read_text
 from tests.fairseq_alma.configs import config_of
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
 
@@ -24,23 +30,28 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def train_on_two_ranks(stream, folder, updates, *extra) -> str:
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "fairseq_cli.train", str(stream), *map(str, STAGE), "--mega-batches", "3",
-             "--max-update", str(updates), "--save-interval-updates", "3", "--update-freq", "2",
-             "--save-dir", str(folder), "--load-checkpoint-on-all-dp-ranks", "--cpu",
-             "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-world-size", "2",
-             "--distributed-rank", str(rank), "--distributed-no-spawn", "--distributed-backend", "gloo",
-             "--ddp-backend", "legacy_ddp", *map(str, extra)],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ},
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=200)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs[1][-3000:] + outputs[0][-3000:]
+def train_on_ranks(stream, folder, num_ranks, updates, *extra) -> str:
+    """Run fairseq-train in `num_ranks` processes, and return what the first one prints."""
+    words = [sys.executable, "-m", "fairseq_cli.train", str(stream), *map(str, STAGE), "--mega-batches", "3",
+             "--max-update", str(updates), "--save-dir", str(folder), "--load-checkpoint-on-all-dp-ranks", "--cpu",
+             *map(str, extra)]  # fmt: skip
+    if num_ranks > 1:
+        words += ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-no-spawn",
+                  "--distributed-world-size", str(num_ranks), "--distributed-backend", "gloo",
+                  "--ddp-backend", "legacy_ddp"]  # fmt: skip
+    start = warm_start(demo.SLOW_IMPORTS, generations=1)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(ROOT))
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(num_ranks)]
+        ranks = [["--distributed-rank", str(rank)] if num_ranks > 1 else [] for rank in range(num_ranks)]
+        processes = [start([*words, *rank], file.fileno(), os.environ) for rank, file in zip(ranks, files, strict=True)]
+        statuses = [process.wait(200) for process in processes]
+        outputs = [read_text(file) for file in files]
+    assert not any(statuses), "\n".join(output[-3000:] for output in outputs)
     return outputs[0]
+
+
+SAVING = ("--save-interval-updates", 3, "--update-freq", 2)
 
 
 def test_two_ranks_train_validate_count_and_resume(stream, tmp_path):
@@ -48,8 +59,8 @@ def test_two_ranks_train_validate_count_and_resume(stream, tmp_path):
     words = [str(stream), *map(str, STAGE[2:]), "--save-dir", str(tmp_path)]
     write_untrained_checkpoint(config_of(words), untrained)
     folder = tmp_path / "stage"
-    train_on_two_ranks(stream, folder, 5, "--finetune-from-model", untrained)
-    log = train_on_two_ranks(stream, folder, 7, "--finetune-from-model", untrained)
+    train_on_ranks(stream, folder, 2, 5, *SAVING, "--finetune-from-model", untrained)
+    log = train_on_ranks(stream, folder, 2, 7, *SAVING, "--finetune-from-model", untrained)
     assert "Loaded checkpoint" in log
     state = read_checkpoint(folder / "checkpoint_last.pt")
     assert num_updates(state) == 7
@@ -70,3 +81,110 @@ def test_two_ranks_train_validate_count_and_resume(stream, tmp_path):
                 expected["tokens"] += rows * length
                 expected["token_pairs"] += rows * length**2
     assert state["extra_state"]["AlmaLanguageModelingTask"]["processed"]["training"] == expected
+
+
+LAYOUTS = {
+    "one rank": (1, ("--batch-size", 4, "--update-freq", 4)),
+    "one rank, larger batches": (1, ("--batch-size", 16, "--update-freq", 1)),
+    "two ranks": (2, ("--batch-size", 4, "--update-freq", 2)),
+    "four ranks": (4, ("--batch-size", 4, "--update-freq", 1)),
+    "two ranks, ZeRO": (2, ("--batch-size", 4, "--update-freq", 2, "--zero-sharding", "os")),
+}
+"""Layouts of an update of 16 sequences."""
+SAME = ("--optimizer", "fused_adam", "--log-interval", 1, "--seed", 3, "--clip-norm", 1.0)
+
+
+def losses(log: str) -> list[float]:
+    """Return the loss of each update in a log."""
+    records = [json.loads(found) for found in re.findall(r"\| train_inner \| (\{.*\})", log)]
+    return [float(record["nll_loss"]) for record in records]
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return read_checkpoint(folder / "checkpoint_last.pt")["model"]
+
+
+def same_weights(a, b) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        x, y = value, b[name]
+        if name.endswith("qkv_proj.bias"):
+            # The gradient of the keys' bias is zero but for rounding errors, from which Adam makes whole steps.
+            x, y = (torch.cat([part for n, part in enumerate(bias.chunk(3)) if n != 1]) for bias in (x, y))
+        assert torch.allclose(x, y, rtol=1e-3, atol=2e-4), (name, (x - y).abs().max())
+
+
+@pytest.fixture(scope="module")
+def untrained(stream, tmp_path_factory):
+    path = tmp_path_factory.mktemp("untrained") / "untrained.pt"
+    words = [str(stream), *map(str, STAGE[2:]), "--save-dir", str(path.parent), *map(str, SAME[:2])]
+    write_untrained_checkpoint(config_of(words), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(stream, untrained, tmp_path_factory):
+    """The log and the folder of 20 updates on one rank."""
+    folder = tmp_path_factory.mktemp("one")
+    num_ranks, options = LAYOUTS["one rank"]
+    log = train_on_ranks(stream, folder, num_ranks, 20, *SAME, *options, "--finetune-from-model", untrained)
+    return log, folder
+
+
+@pytest.mark.parametrize("name", ["two ranks", "four ranks", "two ranks, ZeRO"])
+def test_twenty_updates_are_the_same_on_any_number_of_ranks(stream, untrained, on_one_rank, tmp_path, name):
+    num_ranks, options = LAYOUTS[name]
+    log = train_on_ranks(stream, tmp_path, num_ranks, 20, *SAME, *options, "--finetune-from-model", untrained)
+    assert len(losses(log)) == 20
+    assert losses(log) == pytest.approx(losses(on_one_rank[0]), abs=1e-3)  # the log has three decimals
+    same_weights(weights(tmp_path), weights(on_one_rank[1]))
+    # The 94 sequences of an epoch, in the order of their numbers, are 5 updates of 16 sequences and one of 14.
+    states = [read_checkpoint(folder / "checkpoint_last.pt")["extra_state"] for folder in (tmp_path, on_one_rank[1])]
+    for state in states:
+        assert (state["train_iterator"]["epoch"], state["train_iterator"]["sequences_in_epoch"]) == (4, 32)
+    counts = [state["AlmaLanguageModelingTask"]["processed"]["training"] for state in states]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("one rank", "two ranks"),
+        ("two ranks", "one rank"),
+        pytest.param("four ranks", "two ranks, ZeRO", marks=pytest.mark.slow),
+        pytest.param("two ranks, ZeRO", "four ranks", marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_continues_on_another_number_of_ranks_in_the_middle_of_an_epoch(
+    stream, untrained, on_one_rank, tmp_path, first, second
+):
+    for (num_ranks, options), updates in ((LAYOUTS[first], 9), (LAYOUTS[second], 20)):
+        log = train_on_ranks(stream, tmp_path, num_ranks, updates, *SAME, *options, "--finetune-from-model", untrained)
+    assert "@ 9 updates" in log
+    assert losses(log) == pytest.approx(losses(on_one_rank[0])[9:], abs=1e-3)
+    same_weights(weights(tmp_path), weights(on_one_rank[1]))
+
+
+def test_larger_batches_give_the_same_gradient_apart_from_capacity_and_balance_loss(
+    stream, untrained, on_one_rank, tmp_path
+):
+    """Both are computed for each forward pass, so they depend on the size of the batches."""
+    found = {}
+    for name in ("one rank, larger batches", "two ranks"):
+        num_ranks, options = LAYOUTS[name]
+        more = ("--capacity-factor", 0, "--balance-loss-weight", 0, "--finetune-from-model", untrained)
+        log = train_on_ranks(stream, tmp_path / name, num_ranks, 20, *SAME, *options, *more)
+        found[name] = losses(log)
+    assert found["two ranks"] == pytest.approx(found["one rank, larger batches"], abs=1e-3)
+    assert found["two ranks"] != pytest.approx(losses(on_one_rank[0]), abs=1e-3)
+
+
+def test_a_model_grown_from_two_ranks_is_that_grown_from_one(stream, untrained, on_one_rank, tmp_path):
+    num_ranks, options = LAYOUTS["two ranks"]
+    train_on_ranks(stream, tmp_path, num_ranks, 20, *SAME, *options, "--finetune-from-model", untrained)
+    grown = []
+    for folder in (tmp_path, on_one_rank[1]):
+        grow_checkpoint(folder / "checkpoint_best.pt", tmp_path / "grown.pt", 2, "copy", 0.01, 7)
+        grown.append(read_checkpoint(tmp_path / "grown.pt")["model"])
+    assert [v.shape[0] for k, v in grown[0].items() if k.endswith("valid_loss_E")] == [6, 6]
+    same_weights(*grown)

@@ -57,39 +57,23 @@ def test_members_share_the_devices_and_an_update_keeps_its_size(stream, tmp_path
     assert [config.common.seed for config in processes.configs] == [0, 10_000_000]
 
 
-def test_a_stage_begun_on_other_devices_is_not_continued(stream, tmp_path):
-    with pytest.raises(StageError, match="ended with status 1"):
-        train(stream, tmp_path / "run", Devices(2))
+def test_a_stage_begun_on_other_devices_is_continued_and_not_shared(stream, tmp_path):
+    def begin(devices):
+        with pytest.raises(StageError, match="ended with status 1"):
+            train(stream, tmp_path / "run", devices, share=str(tmp_path / "share"))
+        return json.loads((folder / "started.json").read_text())
+
     folder = tmp_path / "run/stages/stage_001/member_1"
-    assert json.loads((folder / "started.json").read_text())["devices"] == 2
-    with pytest.raises(StageError, match="ended with status 1"):
-        train(stream, tmp_path / "run", Devices(4))  # nothing was saved yet, so it starts again
+    on_two = begin(Devices(2))
+    assert (on_two["devices"], on_two["kind"]) == (2, "cpu")
+    on_four = begin(Devices(4))  # nothing was saved yet, so it starts again
+    assert on_four["devices"] == 4
+    assert on_four["key"] not in (None, on_two["key"])
     untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
     write_checkpoint({**require_checkpoint(untrained), "last_optimizer_state": {}}, folder / "checkpoint_last.pt")
-    with pytest.raises(StageError, match=r"started on 4 cpu device\(s\), but now it would get 2 cpu device\(s\): "):
-        train(stream, tmp_path / "run", Devices(2))
-    with pytest.raises(StageError, match=r"started on 4 cpu device\(s\), but now it would get 4 cuda device\(s\): "):
-        train(stream, tmp_path / "run", Devices(4, memory=1 << 40))
-
-
-def test_a_resumed_training_reads_batches_of_the_same_size_on_a_gpu_with_less_memory(stream, tmp_path):
-    """fairseq stores the position in the data as a number of batches."""
-    # Enough for the parameters, and for 16 of the 64 sequences of an update.
-    sizes = {"batch_size": None, "sequences_per_update": 64, "tokens_per_sample": 512}
-    large, small = Devices(1, memory=1 << 40), Devices(1, memory=1_600_000_000)
-    with pytest.raises(StageError):
-        train(stream, tmp_path / "other", small, **sizes)
-    assert small.configs[0].dataset.batch_size < 64  # the automatic size on the second GPU
-    with pytest.raises(StageError):
-        train(stream, tmp_path / "run", large, **sizes)
-    untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
-    last = tmp_path / "run/stages/stage_001/member_1/checkpoint_last.pt"
-    write_checkpoint({**require_checkpoint(untrained), "last_optimizer_state": {}}, last)
-    with pytest.raises(StageError):
-        train(stream, tmp_path / "run", small, **sizes)
-    for config in (large.configs[0], small.configs[1]):
-        assert config.dataset.batch_size == config.task.batch_size == 64
-        assert config.optimization.update_freq == [1]
+    assert begin(Devices(4)) == on_four
+    assert begin(Devices(2)) == {"kind": "cpu", "devices": 2, "key": None}
+    assert begin(Devices(4, memory=1 << 40)) == {"kind": "cuda", "devices": 4, "key": None}
 
 
 def test_with_a_larger_capacity_factor_fewer_sequences_fit(stream, tmp_path):

@@ -1,0 +1,59 @@
+"""fairseq's iterator over the batches of an epoch, with a position in the data that is counted in sequences."""
+
+from typing import Any
+
+from fairseq.data.iterators import EpochBatchIterator
+
+
+class SequenceIterator(EpochBatchIterator):
+    """An iterator over training batches. A checkpoint of it can be loaded with another number of ranks or batch size.
+
+    fairseq saves its position as the number of batches that each rank has read, which means nothing with another number
+    of ranks or with batches of another size. This iterator also saves the number of sequences that all ranks have read.
+
+    The batches are read in the order in which they were made, because their sequences are in random order already.
+
+    Args:
+        iterator: fairseq's iterator, from which all other options are taken.
+        batch_size: number of sequences in a batch.
+    """
+
+    def __init__(self, iterator: EpochBatchIterator, batch_size: int):
+        super().__init__(
+            dataset=iterator.dataset,
+            collate_fn=iterator.collate_fn,
+            batch_sampler=iterator.frozen_batches,
+            seed=iterator.seed,
+            num_shards=iterator.num_shards,
+            shard_id=iterator.shard_id,
+            num_workers=iterator.num_workers,
+            epoch=iterator.epoch,
+            buffer_size=iterator.buffer_size,
+            disable_shuffling=True,
+            reuse_dataloader=iterator.reuse_dataloader,
+            persistent_workers=iterator.persistent_workers,
+        )
+        self._sequences_per_iteration = batch_size * self.num_shards
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of fairseq's iterator, and the number of sequences that were read in this epoch."""
+        state = super().state_dict()
+        return {**state, "sequences_in_epoch": state["iterations_in_epoch"] * self._sequences_per_iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue after the sequences that were read when `state_dict` was saved.
+
+        Raises:
+            ValueError: if their number is not a multiple of the sequences that all ranks read in one pass.
+        """
+        # A checkpoint of an earlier version of ALMA has only fairseq's position.
+        iterations = state_dict["iterations_in_epoch"]
+        if (sequences := state_dict.get("sequences_in_epoch")) is not None:
+            iterations, left = divmod(sequences, self._sequences_per_iteration)
+            if left:
+                raise ValueError(
+                    f"the checkpoint was saved after {sequences} sequences of the epoch, which is not a multiple of "
+                    f"the {self._sequences_per_iteration} sequences that {self.num_shards} device(s) read at once: "
+                    f"train with another batch size or number of devices"
+                )
+        super().load_state_dict({**state_dict, "iterations_in_epoch": iterations, "shuffle": False})
