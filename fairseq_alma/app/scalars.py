@@ -10,8 +10,9 @@ model/overflow                                         share of the tokens that 
 
 For the scalars during_stage/..., 1000 TensorBoard steps are one stage.
 
-If a run is continued, it deletes the folder RUN/tensorboard and writes the scalars of all arrivals again. It computes
-them from the ledger. The scalars during_stage/... of finished stages are lost, because they are not in the ledger.
+If a run is continued, it deletes the folder RUN/tensorboard and writes the scalars again: those of the arrivals from
+the ledger, and in alma-lm those of the stages from the logs of the members. In alma-vision, the scalars
+during_stage/... of finished stages are lost.
 """
 
 import logging

@@ -37,11 +37,19 @@ FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages", "arrivals",
                "tensorboard"),
     "language model": ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard",
-                       "checkpoint_minutes", "untrained_tokens"),
+                       "checkpoint_minutes", "untrained_tokens", "fork"),
 }  # fmt: skip
 """For each half of the project: names of the settings that may change when a run is continued. They control, for
 example, file locations, devices and the number of mega-batches that arrive. They do not affect the result of a
 stage."""
+
+FORK_SETTINGS: Mapping[Half, tuple[str, ...]] = {
+    "vision": (),
+    "language model": ("lr", "warmup_updates", "clip_norm", "dropout", "batch_size", "sequences_per_update", "updates",
+                       "updates_per_mega_batch", "validations", "precision", "fairseq"),
+}  # fmt: skip
+"""For each half of the project: names of the settings that may change at a fork of a run (see RunRecord). They control
+how a stage is trained, but not the model or the data."""
 
 SEED_SETTINGS = ("seed", "data_seed", "initialisation_seed", "order_seed")
 """Names of the settings that select random seeds. Runs that differ only in these settings repeat the same

@@ -93,11 +93,15 @@ class LedgerRow:
     """Whether a stage was trained at this arrival."""
     scores: Scores
     spent: Spent = field(default_factory=Spent)
+    changed_settings: dict[str, list[Any]] | None = None
+    """If the run was forked, so that it has other settings from the stage of this arrival on: name of each changed
+    setting -> old value, new value."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as a flat JSON object, without the fields that are None."""
         scores = {key: value for key, value in asdict(self.scores).items() if value is not None}
-        return {"t": self.t, "stage": self.stage, "updated": self.updated, **scores, **asdict(self.spent)}
+        changed = {"changed_settings": self.changed_settings} if self.changed_settings else {}
+        return {"t": self.t, "stage": self.stage, "updated": self.updated, **scores, **asdict(self.spent), **changed}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerRow":
@@ -110,7 +114,8 @@ class LedgerRow:
         """
         scores = Scores(**{name: value[name] for name in _SCORES if name in value})
         spent = Spent(**{name: value[name] for name in _SPENT if name in value})
-        return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), scores, spent)
+        changed = value.get("changed_settings")
+        return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), scores, spent, changed)
 
 
 # Compute the field names only once and not for every row, because a report may read half a million rows.

@@ -27,6 +27,7 @@ from typing import Any
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json, write_whole
+from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent, summarize
 from fairseq_alma.core.protocol import Cost, Stored, T
 
@@ -49,6 +50,10 @@ class RunRecord:
             stage takes only milliseconds. With False, a power failure may destroy results, but no result is lost if
             the process is killed, and summary.json is written at most once a second.
         cer_from: first arrival whose error rate is added to the metric CER, 0 or 1.
+        forkable: names of settings that may be changed by a fork.
+        fork: if True, and only settings in `forkable` differ from those of the run, the run is forked: it gets the new
+            settings from its first unfinished stage on. What that stage has trained so far is deleted. The ledger row
+            of that stage records the change, and so does the key "forks" in settings.json.
         on_rows: function that is called whenever a row is added to the ledger, for example to show progress. Its
             argument is the list of all rows so far. In a continued run, the function is first called with the existing
             rows.
@@ -68,6 +73,8 @@ class RunRecord:
         stages: Path | None = None,
         durable: bool = True,
         cer_from: int = 1,
+        forkable: Sequence[str] = (),
+        fork: bool = False,
         on_rows: Callable[[Sequence[LedgerRow]], None] | None = None,
     ):
         self.folder = Path(folder)
@@ -76,7 +83,12 @@ class RunRecord:
         self._stages = stages or self.folder / "stages"
         self._cer_from, self._on_rows = cer_from, on_rows
         self._started = self._summary_written = time.monotonic()
-        self._check_same_settings(settings, free, defaults or {})
+        settings_file = self.folder / "settings.json"
+        # Stage -> name of each setting that was changed at the fork -> old value, new value.
+        self._forks: dict[str, dict[str, list[Any]]] = (
+            read_json(settings_file).get("forks", {}) if settings_file.exists() else {}
+        )
+        self._check_same_settings(settings, [*free, "forks"], defaults or {}, forkable, fork)
         arrivals = self._read_arrivals()
         known = arrivals["digests"]
         if known != list(digests[: len(known)]):
@@ -98,7 +110,7 @@ class RunRecord:
         self._seconds_before = float(before.get("wall_seconds", 0.0))
         self._num_summarized = int(before.get("num_arrivals", 0))
         self._write_arrivals()
-        write_json(self.folder / "settings.json", settings)
+        write_json(settings_file, {**settings, "forks": self._forks} if self._forks else settings)
         self._write_provenance(provenance(settings))
 
     def stage_folder(self, k: int) -> Path:
@@ -166,7 +178,8 @@ class RunRecord:
             if isinstance(cost, list):
                 raise TypeError("the step returned costs for several seeds: use a StackRecord instead of a RunRecord")
             total += cost
-        self.append(LedgerRow(t, stage, updated, scores, total))
+        changed = self._forks.get(str(stage)) if updated else None
+        self.append(LedgerRow(t, stage, updated, scores, total, changed))
 
     def rows(self) -> list[LedgerRow]:
         """Return all ledger rows so far."""
@@ -220,8 +233,17 @@ class RunRecord:
             write_json(path, {**first, "continued": [*continued, now]})
 
     def _check_same_settings(
-        self, settings: Mapping[str, Any], free: Sequence[str], defaults: Mapping[str, Any]
+        self,
+        settings: Mapping[str, Any],
+        free: Sequence[str],
+        defaults: Mapping[str, Any],
+        forkable: Sequence[str],
+        fork: bool,
     ) -> None:
+        """Raise RunError if the settings of the run differ, unless the run can be forked or has not begun.
+
+        For the arguments, see the class.
+        """
         if self.ledger.path.exists() and not (self.folder / "settings.json").exists():
             raise RunError(
                 f"{self.folder} has a ledger but no settings.json, so the run cannot be continued: choose another out="
@@ -232,11 +254,39 @@ class RunRecord:
             # setting that caused an error. Delete the files of unfinished steps, because they used the old settings.
             shutil.rmtree(self._stages, ignore_errors=True)
         elif differing:
-            raise RunError(
-                f"{self.folder} contains a run with other settings:\n  "
-                + "\n  ".join(differing)
-                + "\nUse the same settings to continue this run, or choose another out= for a new run."
-            )
+            k = 1 + len(list(self._stages.glob("*/train.done.json")))
+            before = {**defaults, **read_json(self.folder / "settings.json")}
+            changed = {name: [before.get(name), settings.get(name)] for name in forkable}
+            changed = {name: values for name, values in changed.items() if values[0] != values[1]}
+            can_fork = len(changed) == len(differing)
+            if not (fork and can_fork):
+                raise RunError(other_settings_message(self.folder, differing, k if can_fork else None))
+            self._fork(k, changed)
+
+    def _fork(self, k: int, changed: dict[str, list[Any]]) -> None:
+        """Use other settings from stage k on, which is not finished. Delete what stage k has trained so far.
+
+        Args:
+            k: index of the stage.
+            changed: name of each changed setting -> old value, new value.
+
+        Raises:
+            RunError: if another process is training a member of the stage.
+        """
+        unfinished = [path for path in self.stage_folder(k).iterdir() if path.name not in ("grow", "grow.done.json")]
+        for path in unfinished:
+            if (holder := holder_of(path)) is not None:
+                raise RunError(f"{path} is in use by {holder}: end it before you change the settings of the run")
+        for path in unfinished:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if k > 1:  # otherwise, no stage was trained with the old settings
+            earlier = self._forks.get(str(k), {})
+            changes = {name: [earlier.get(name, values)[0], values[1]] for name, values in changed.items()}
+            # A setting that was changed back to its old value is no change.
+            changes = {name: values for name, values in {**earlier, **changes}.items() if values[0] != values[1]}
+            self._forks.pop(str(k), None)
+            if changes:
+                self._forks[str(k)] = changes
 
     def _write_arrivals(self) -> None:
         write_whole(self.folder / "arrivals.json", json.dumps(self._arrivals) + "\n", self.durable)
@@ -267,6 +317,20 @@ def differing_settings(
         for key in sorted(before.keys() | now.keys())
         if key.split(".")[0] not in free and before.get(key) != now.get(key)
     ]
+
+
+def other_settings_message(folder: Path, differing: Sequence[str], fork_at: int | None) -> str:
+    """Return the error message for a run folder that contains a run with other settings.
+
+    Args:
+        folder: the run folder.
+        differing: the return value of `differing_settings`.
+        fork_at: the stage from which on the run could have the new settings; None if it cannot be forked.
+    """
+    advice = "Use the same settings to continue this run, or choose another out= for a new run."
+    if fork_at is not None:
+        advice += f" To continue this run with the new settings from stage {fork_at} on, add fork=true."
+    return f"{folder} contains a run with other settings:\n  " + "\n  ".join(differing) + f"\n{advice}"
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -7,9 +7,13 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -17,6 +21,9 @@ from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.protocol import Stage
 
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
+
+RESUMED = re.compile(r"Loaded checkpoint \S*checkpoint_last\.pt \(epoch \d+ @ (\d+) updates\)")
+"""Line of a log with which a training continues from a checkpoint, and the number of updates in the checkpoint."""
 
 SECONDS_BETWEEN_LINES = 15
 """If the output is not a terminal, the minimum time in seconds between two printed lines about the same member."""
@@ -60,9 +67,9 @@ class StageDisplay:
             name = title if set(updates) == {1} else f"{title}  member {number}"
             record = None
             if scalars:
-                suffix = "" if set(updates) == {1} else f"_member_{number}"
-                record = partial(_record_scalar, scalars, stage.index, suffix)
-            self._members[number] = _MemberDisplay(name, total, self._progress, console, record)
+                record = partial(_record_scalar, scalars, stage.index, _suffix(updates, number))
+            log = stage.folder / f"member_{number}" / "log.txt"
+            self._members[number] = _MemberDisplay(name, total, self._progress, console, log, record)
 
     def __enter__(self) -> "StageDisplay":
         self._progress.start()
@@ -74,6 +81,72 @@ class StageDisplay:
     def member(self, number: int) -> Callable[[str], None]:
         """Return a function for member `number`. The caller passes each log line of this member to the function."""
         return self._members[number]
+
+
+def record_trained_members(stages: Path, scalars: RunScalars) -> None:
+    """Write the perplexities in the logs of all members whose training has ended to TensorBoard files.
+
+    A run that is continued writes its TensorBoard files again from the beginning.
+
+    Args:
+        stages: the folder RUN/stages.
+        scalars: writes the TensorBoard files.
+    """
+    for stage in sorted(stages.glob("stage_*")):
+        logs = {int(path.parent.name.removeprefix("member_")): path for path in stage.glob("member_*/log.txt")}
+        for number, log in sorted(logs.items()):
+            points = list(_points_in(log))
+            config = log.parent / "config.yaml"
+            last = max((point.update for point in points), default=0)
+            # The folder of a member that was copied from another run (setting share=) has no config.yaml.
+            updates = OmegaConf.load(config).optimization.max_update if config.exists() else last
+            if last >= updates:
+                for point in points:
+                    name = f"{point.name}{_suffix(logs, number)}"
+                    scalars.during_stage(name, point.perplexity, int(stage.name[6:]), point.update / updates)
+
+
+def _suffix(members: Collection[int], number: int) -> str:
+    """Return the end of the names of a member's scalars. It is empty if the stage trains only member 1."""
+    return "" if set(members) == {1} else f"_member_{number}"
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A perplexity in a log."""
+
+    name: str
+    """Name of the TensorBoard scalar, without the member."""
+    update: int
+    perplexity: float
+
+
+def _point_in(line: str) -> tuple[_Point, dict[str, Any]] | None:
+    """Return the perplexity in a line of a log, and all values in the line; None if there is none."""
+    match = LOG_RECORD.search(line)
+    if not match:
+        return None
+    try:
+        values = json.loads(match[2])
+    except ValueError:  # skip an invalid line, because two processes may write to one line at the same time
+        return None
+    if match[1] == "valid":
+        return _Point("validation_perplexity", int(values["valid_num_updates"]), float(values["valid_ppl"])), values
+    return _Point("training_perplexity", int(values["num_updates"]), float(values["ppl"])), values
+
+
+def _points_in(log: Path, up_to: int | None = None) -> Iterator[_Point]:
+    """Return the perplexities in a log. If an update was computed again, because a training was killed, the last one.
+
+    Args:
+        log: log of a member.
+        up_to: the last update that is returned; None: all.
+    """
+    found = {}
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if (parsed := _point_in(line)) is not None:
+            found[parsed[0].name, parsed[0].update] = parsed[0]
+    yield from (point for point in found.values() if up_to is None or point.update <= up_to)
 
 
 def _record_scalar(
@@ -91,6 +164,7 @@ class _MemberDisplay:
         updates: number of optimizer updates in the stage.
         progress: the display that a terminal shows, with one line for each member.
         console: where to print progress lines if the output is not a terminal.
+        log: log file of the member.
         record: function that is called for each training or validation perplexity in the log, with the name of the
             perplexity, its value and the completed fraction of the stage. By default, no function is called.
     """
@@ -101,9 +175,10 @@ class _MemberDisplay:
         updates: int,
         progress: Progress,
         console: Console,
+        log: Path,
         record: Callable[[str, float, float], None] | None = None,
     ):
-        self._record = record
+        self._record, self._log = record, log
         self._title, self._updates, self._progress, self._console = title, updates, progress, console
         self._loss = self._perplexity = self._validation = self._tokens_per_second = "-"
         # The time in seconds and the update number of the first log line are used to estimate the remaining time.
@@ -112,26 +187,22 @@ class _MemberDisplay:
         self._task = progress.add_task(title, total=updates, state="starting")
 
     def __call__(self, line: str) -> None:
-        match = LOG_RECORD.search(line)
-        if not match:
+        if self._record and (resumed := RESUMED.search(line)):
+            for point in _points_in(self._log, up_to=int(resumed[1])):
+                self._record(point.name, point.perplexity, point.update / self._updates)
+        parsed = _point_in(line)
+        if parsed is None:
             return
-        try:
-            kind, values = match[1], json.loads(match[2])
-        except ValueError:  # skip an invalid line, because two processes may write to one line at the same time
-            return
-        if kind == "valid":
-            name, perplexity = "validation_perplexity", float(values["valid_ppl"])
-            self._validation = f"{perplexity:.2f}"
-            update = int(values["valid_num_updates"])
+        point, values = parsed
+        if point.name == "validation_perplexity":
+            self._validation = f"{point.perplexity:.2f}"
         else:
             self._loss = f"{float(values['nll_loss']):.3f}"
-            name, perplexity = "training_perplexity", float(values["ppl"])
-            self._perplexity = f"{perplexity:.2f}"
+            self._perplexity = f"{point.perplexity:.2f}"
             self._tokens_per_second = f"{float(values.get('wps', 0)):,.0f}"
-            update = int(values["num_updates"])
         if self._record:
-            self._record(name, perplexity, update / self._updates)
-        self._show(update)
+            self._record(point.name, point.perplexity, point.update / self._updates)
+        self._show(point.update)
 
     def _show(self, update: int) -> None:
         """Display the latest values, which belong to optimizer update number `update`."""

@@ -354,13 +354,15 @@ def failure_message(log: Path, log_size_before: int, status: int, lr: float, bat
     last_error = next((line for line in reversed(lines) if "Error" in line.split(":")[0]), "")
     end = text[-LOG_TAIL:]
     if "FloatingPointError" in end:
-        advice = f"lower lr={lr}, raise warmup_updates= or set clip_norm=1, and start a new run with another out="
+        advice = (
+            f"lower lr={lr}, raise warmup_updates= or set clip_norm=1, and add fork=true to continue from this stage"
+        )
     elif "No space left" in end or "Disk quota exceeded" in end:
         advice = "free space on the disk and run the same command again to continue"
     elif "out of memory" in end.lower() or "SIGKILL" in end or status == -9:
         advice = (
-            f"give a batch_size= below {batch_size} (the size of an update does not change) and start a new run with "
-            f"another out="
+            f"give a batch_size= below {batch_size} (the size of an update does not change), and add fork=true to "
+            f"continue from this stage"
         )
         if num_members > 1:
             advice += ", or train fewer members at the same time (parallel=1)"

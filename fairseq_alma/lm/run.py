@@ -25,12 +25,14 @@ from fairseq_alma.app.command import Command, run_job, store_settings
 from fairseq_alma.app.jobs import cancel_runs, follow_logs
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import ledger_table, wide_console
+from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow, mean_and_standard_error
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.lm.display import record_trained_members
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_chain import Chain, SlurmProcesses, submit_runs
 from fairseq_alma.lm.slurm_settings import SlurmSettings
@@ -84,6 +86,7 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
         "dictionary": stream_folder.dictionary_digest,
     }
     with Lease(settings.out), closing(scalars):
+        record_trained_members(Path(settings.out) / "stages", scalars)
         record = RunRecord(
             settings.out,
             identity,
@@ -92,6 +95,8 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
             # Use float32 as the default of `precision`, because a settings.json without `precision` was written by an
             # earlier version of ALMA, and that version used float32.
             {**settings.defaults_for(settings.learner), "precision": "float32"},
+            forkable=FORK_SETTINGS["language model"],
+            fork=settings.fork,
             on_rows=scalars.rows,
         )
         # With wait=1, no metric includes the perplexity of the untrained learner, so the untrained learner is scored on

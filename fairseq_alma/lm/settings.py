@@ -95,6 +95,11 @@ class LanguageModelSettings(RunSettings):
     """Number of runs, with the seeds `seed`, `seed` + 1, ..."""
     tensorboard: bool = True
     """Whether to write TensorBoard logs to RUN/tensorboard during the run."""
+    fork: bool = False
+    """Whether to continue the run in `out` with other values of the settings that control how a stage is trained (lr,
+    warmup_updates, clip_norm, dropout, batch_size, sequences_per_update, updates, updates_per_mega_batch, validations,
+    precision, fairseq). They are used from the first unfinished stage on, which is started again. Finished stages are
+    kept. The ledger row of that stage, and settings.json, record the change."""
     own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
     """Settings that only the chosen learner has."""
 

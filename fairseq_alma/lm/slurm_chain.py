@@ -19,11 +19,12 @@ from pathlib import Path
 
 from fairseq_alma.app.jobs import JobFolder, JobRecord
 from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.protocol import Stage
-from fairseq_alma.core.run_record import differing_settings
+from fairseq_alma.core.run_record import differing_settings, other_settings_message
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_settings import SlurmSettings
@@ -240,11 +241,12 @@ def _check_same_settings(settings: LanguageModelSettings) -> None:
     free += ["precision"] if settings.precision == "auto" else []
     free += ["batch_size"] if settings.batch_size is None else []
     differing = differing_settings(
-        Path(settings.out), settings.to_json(), [*free, "evaluated_on", "dictionary"],
+        Path(settings.out), settings.to_json(), [*free, "evaluated_on", "dictionary", "forks"],
         settings.defaults_for(settings.learner),
     )  # fmt: skip
-    if differing and any((Path(settings.out) / "stages").glob("*/*.done.json")):
-        raise RunError(
-            f"{settings.out} contains a run with other settings:\n  " + "\n  ".join(differing) + "\n"
-            "Use the same settings to continue this run, or choose another out= for a new run."
-        )
+    names = [line.partition(":")[0] for line in differing]
+    can_fork = all(name in FORK_SETTINGS["language model"] for name in names)
+    stages = Path(settings.out) / "stages"
+    if differing and any(stages.glob("*/*.done.json")) and not (settings.fork and can_fork):
+        k = 1 + len(list(stages.glob("*/train.done.json")))
+        raise RunError(other_settings_message(Path(settings.out), differing, k if can_fork else None))

@@ -8,6 +8,7 @@ import pytest
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow, Scores
 from fairseq_alma.core.run_record import RunRecord, find_runs
 from tests.fairseq_alma.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_run
@@ -118,6 +119,29 @@ def content_of(folder):
 
 
 DIGESTS = [f"digest of {t}" for t in range(1, 5)]
+
+
+def test_a_fork_uses_other_settings_from_the_first_unfinished_stage_on_and_keeps_all_finished_ones(run_folder):
+    before = json.loads((run_folder / "settings.json").read_text())
+    finished = [k for k in (1, 2, 3) if (run_folder / f"stages/stage_00{k}/train.done.json").exists()]
+    k = len(finished) + 1
+    member = run_folder / f"stages/stage_00{k}/member_1"
+    member.mkdir(parents=True)
+    (member / "checkpoint_last.pt").write_text("unfinished")
+    kept = {path: content for path, content in content_of(run_folder / "stages").items() if path.parent != member}
+    settings = {**before, "lr": 7.0}
+    with pytest.raises(RunError, match=f"from stage {k} on, add fork=true"):
+        RunRecord(run_folder, settings, DIGESTS, forkable=["lr"])
+    with Lease(member), pytest.raises(RunError, match="is in use by process"):
+        RunRecord(run_folder, settings, DIGESTS, forkable=["lr"], fork=True)
+    RunRecord(run_folder, settings, DIGESTS, forkable=["lr"], fork=True)
+    assert content_of(run_folder / "stages") == kept
+    forks = {str(k): {"lr": [before.get("lr"), 7.0]}}
+    assert json.loads((run_folder / "settings.json").read_text()) == {**settings, "forks": forks}
+    RunRecord(run_folder, settings, DIGESTS)  # continued with the settings that it has now
+    assert json.loads((run_folder / "settings.json").read_text())["forks"] == forks
+    RunRecord(run_folder, before, DIGESTS, forkable=["lr"], fork=True)  # changed back
+    assert json.loads((run_folder / "settings.json").read_text()) == before
 
 
 def test_other_settings_are_refused_by_name_with_old_and_new_and_nothing_is_written(run_folder):

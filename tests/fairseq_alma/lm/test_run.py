@@ -234,6 +234,39 @@ def test_killed_inside_a_stage_and_between_stages_the_same_command_continues(run
     result = run_command("alma-lm", f"stream={stream}", f"out={out}", *SETTINGS)
     assert result.returncode == 0, result.stderr[-3000:]
     same_ledger(out, run)
+    # The curves of the stages are whole, and each point is there once.
+    found, whole = scalars_in(out), scalars_in(run)
+    for name in ("during_stage/validation_perplexity", "during_stage/training_perplexity"):
+        assert [step for step, _ in found[name]] == [step for step, _ in whole[name]]
+
+
+def test_a_run_whose_loss_is_not_finite_continues_with_another_learning_rate(stream, tmp_path):
+    out = tmp_path / "run"
+    first = (f"stream={stream}", f"out={out}", *RUN, "learner=gmoe", "grow_experts=2", "updates=6", "validations=2")
+    assert run_command("alma-lm", *first, "mega_batches=1").returncode == 0
+    kept = (out / "stages/stage_001/member_1/checkpoint_best.pt").read_bytes()
+    result = run_command("alma-lm", *first, "lr=1e18", "clip_norm=0")
+    assert result.returncode == 2
+    assert "To continue this run with the new settings from stage 2 on, add fork=true." in result.stderr
+    result = run_command("alma-lm", *first, "lr=1e18", "clip_norm=0", "fork=true")
+    assert result.returncode == 2
+    assert "FloatingPointError" in result.stderr
+    assert "and add fork=true to continue from this stage" in result.stderr
+    result = run_command("alma-lm", *first, "lr=0.001", "fork=true")
+    assert result.returncode == 0, result.stderr[-3000:]
+    rows = rows_without_seconds(out)
+    assert [row.get("changed_settings") for row in rows] == [None, None, {"lr": [0.005, 0.001]}, None]
+    assert [row["num_experts"] for row in rows] == [4, 4, 6, 8]
+    settings = json.loads((out / "settings.json").read_text())
+    assert settings["lr"] == 0.001
+    assert settings["forks"] == {"2": {"lr": [0.005, 0.001]}}
+    assert (out / "stages/stage_001/member_1/checkpoint_best.pt").read_bytes() == kept
+    before = (out / "ledger.jsonl").read_bytes()
+    assert run_command("alma-lm", *first, "lr=0.001").returncode == 0  # the run now has these settings
+    assert (out / "ledger.jsonl").read_bytes() == before
+    result = run_command("alma-lm", *first, "lr=0.001", "experts=8", "fork=true")
+    assert result.returncode == 2
+    assert "fork=true" not in result.stderr
 
 
 def test_a_run_in_use_is_not_entered(run, stream, tmp_path):
