@@ -13,9 +13,10 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the source of these pages, whatever is installed
 
 from data_prep.cli import _parser as alma_prep_parser
-from fairseq_alma.app.help import SettingHelp, settings_reference
+from fairseq_alma.app.help import SettingHelp, group_reference, settings_reference
 from fairseq_alma.core.catalogue import RunSettings, learners
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.slurm_settings import SlurmSettings
 from vision.settings import VisionSettings
 
 COMMANDS: dict[str, type[RunSettings]] = {"alma-lm": LanguageModelSettings, "alma-vision": VisionSettings}
@@ -37,6 +38,8 @@ def tables_of(command: str) -> str:
     names = ", ".join(f"`{entry.name}`" for entry in learners(cls.half))
     lines += ["", f"`learner=` is one of {names}.", "", "### Settings of single learners", ""]
     lines += _table([one for one in reference if one.learners], True)
+    if command == "alma-lm":
+        lines += ["", "### Settings of launch=slurm", "", *_table(group_reference("launch", SlurmSettings), False)]
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """Common code of the commands `alma-lm` and `alma-vision`: Hydra setup, error messages, `--help` and `status`."""
 
 import errno
+import json
 import re
 import signal
 import sys
@@ -25,7 +26,7 @@ from fairseq_alma.core.errors import AlmaError, SettingError, StageError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.core.settings import describe, refuse_unknown_keys
+from fairseq_alma.core.settings import Settings, describe, refuse_unknown_keys
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c", "--version"}
 """Hydra flags that print something and start no run. With these flags, out= is not needed."""
@@ -47,6 +48,8 @@ class Command:
         when_stopped: what the command does before it ends, if it is stopped by Ctrl-C or by a scheduler; "" if nothing.
         subcommands: further subcommands, such as `cancel`, or others for the existing ones. Each is a function that
             gets a folder and returns the exit status.
+        groups: for `--help`, the groups of settings whose names begin with the name of the group.
+        texts: settings whose value is any text. It need not be quoted for Hydra.
     """
 
     def __init__(
@@ -60,10 +63,14 @@ class Command:
         other_keys: Sequence[str] = (),
         when_stopped: str = "",
         subcommands: Mapping[str, Callable[[Path], int]] | None = None,
+        groups: Mapping[str, type[Settings]] | None = None,
+        texts: Sequence[str] = (),
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
         self._hydra_main, self._example_out, self._other_keys = hydra_main, example_out, other_keys
         self._when_stopped = when_stopped
+        self._groups = groups
+        self._texts = texts
         self._subcommands = {"status": status, **(subcommands or {})}
 
     def main(self) -> None:
@@ -81,7 +88,7 @@ class Command:
                 load_plugin(plugin)
                 store_settings(self.settings)
             if {"--help", "-h"} & set(arguments):
-                print(help_text(self.introduction, self.settings, self._presets()), end="")
+                print(help_text(self.introduction, self.settings, self._presets(), self._groups), end="")
                 return
             self._check_arguments(arguments)
         try:
@@ -102,6 +109,11 @@ class Command:
         """
         groups = [name for name in CONFIG_GROUPS if (self.configs / name).is_dir()]
         known = dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys])
+        for group, cls in (self._groups or {}).items():
+            dotted = [found[1] for argument in arguments if (found := re.match(rf"({group}\.\w+)=", argument))]
+            refuse_unknown_keys(dotted, [f"{group}.{one.name}" for one in describe(cls)])
+            if dotted and f"{group}=slurm" not in arguments:
+                raise SettingError(f"{dotted[0]}= needs {group}=slurm: add it, or leave out {dotted[0]}=")
         plain_keys = [found[1] for argument in arguments if (found := re.match(r"([A-Za-z_]\w*)=", argument))]
         refuse_unknown_keys(plain_keys, list(known))
         # Check out= before Hydra starts, because Hydra creates the folder before it calls our code.
@@ -114,6 +126,11 @@ class Command:
         for number, argument in enumerate(arguments, start=1):
             if argument.startswith("out="):
                 sys.argv[number] = self._quoted_out(argument, is_sweep)
+            elif argument.startswith(tuple(f"{name}=" for name in self._texts)):
+                # The value is free text with characters that are special in Hydra, such as "=" and ";".
+                name, _, value = argument.partition("=")
+                if not re.fullmatch(r"'.*'|\".*\"", value):
+                    sys.argv[number] = f"{name}={json.dumps(value)}"
 
     def _quoted_out(self, argument: str, is_sweep: bool) -> str:
         """Return the argument `out=PATH`, with quotes around PATH if Hydra needs them.

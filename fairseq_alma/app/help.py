@@ -4,12 +4,12 @@ Both are generated from the settings classes.
 """
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
 from fairseq_alma.core.catalogue import RunSettings, learners
-from fairseq_alma.core.settings import describe
+from fairseq_alma.core.settings import Settings, describe
 
 _WIDTH = 100
 
@@ -49,13 +49,29 @@ def settings_reference(cls: type[RunSettings]) -> list[SettingHelp]:
     return found
 
 
-def help_text(introduction: str, cls: type[RunSettings], presets: list[str]) -> str:
+def group_reference(name: str, cls: type[Settings]) -> list[SettingHelp]:
+    """Return one entry for every setting of a group. On the command line, its names begin with the group's name.
+
+    Args:
+        name: name of the group, for example "launch".
+        cls: class of the settings.
+    """
+    return [SettingHelp(f"{name}.{one.name}", _typed(one.default), _one_line(one.text), ()) for one in describe(cls)]
+
+
+def help_text(
+    introduction: str,
+    cls: type[RunSettings],
+    presets: list[str],
+    groups: Mapping[str, type[Settings]] | None = None,
+) -> str:
     """Return the text of `--help`, which lists the usage, learners, presets and settings of a command.
 
     Args:
         introduction: description and usage of the command.
         cls: class of the command's settings.
         presets: names of the presets.
+        groups: name of a group of settings -> class of these settings.
     """
     lines = [introduction.strip(), "", "Learners (learner=NAME):"]
     for entry in learners(cls.half):
@@ -71,6 +87,10 @@ def help_text(introduction: str, cls: type[RunSettings], presets: list[str]) -> 
     for one in reference:
         if one.learners:
             lines += _entry(one.name, f"{', '.join(one.learners)}: {one.text} [{one.default}]")
+    for name, group in (groups or {}).items():
+        lines += ["", f"Settings of {name}=slurm:"]
+        for one in group_reference(name, group):
+            lines += _entry(one.name, f"{one.text} [{one.default}]")
     lines += ["", "Hydra's own flags (-m for sweeps, --cfg job, --config-dir ...): --hydra-help"]
     return "\n".join(lines) + "\n"
 

@@ -173,6 +173,8 @@ def main() -> None:
         other_keys=OTHER_KEYS,
         when_stopped=WHEN_STOPPED,
         subcommands={"cancel": cancel_runs, "logs": follow_logs},
+        groups={"launch": SlurmSettings},
+        texts=("launch.sbatch", "launch.setup"),
     ).main()
 
 

@@ -12,7 +12,7 @@ WARNING_SECONDS = 120
 
 @dataclass(frozen=True)
 class SlurmSettings(Settings):
-    """Resources of each Slurm job of a run. On the command line, each name begins with `launch.`."""
+    """What each Slurm job of a run asks for. On the command line, each name begins with `launch.`."""
 
     partition: str | None = None
     """Partition. By default the default partition of the cluster."""

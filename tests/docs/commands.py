@@ -37,7 +37,7 @@ def check_block(text: str) -> int:
     for words in command_lines(text):
         name, arguments = words[0], words[1:]
         if name in ("alma-lm", "alma-vision"):
-            if arguments[0] == "status":
+            if arguments[0] in ("status", "logs", "cancel"):
                 continue
             check_settings(name, arguments)
         elif name == "sbatch":
@@ -57,9 +57,14 @@ def check_settings(name: str, arguments: list[str]) -> None:
     if name == "alma-lm":
         from fairseq_alma.lm.run import CONFIGS, OTHER_KEYS
         from fairseq_alma.lm.settings import LanguageModelSettings
+        from fairseq_alma.lm.slurm_settings import SlurmSettings
 
         def make(config, typed):
-            return LanguageModelSettings.from_mapping(setting_values(config, OTHER_KEYS), typed)
+            values = setting_values(config, OTHER_KEYS)
+            launch = values.pop("launch")
+            if launch.pop("name") == "slurm":
+                SlurmSettings(**launch)
+            return LanguageModelSettings.from_mapping(values, typed)
     else:
         from vision.run import CONFIGS, settings_of
 

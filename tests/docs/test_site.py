@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from fairseq_alma.app.command import all_keys
+from fairseq_alma.core.settings import describe
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.slurm_settings import SlurmSettings
 from tests.commands import ROOT
 from vision.settings import VisionSettings
 
@@ -44,5 +46,6 @@ def test_the_search_finds_a_term_of_the_glossary_and_a_class(site):
 
 def test_the_settings_reference_has_every_key_of_both_commands(site):
     page = (site / "settings.html").read_text(encoding="utf-8")
-    for key in {*all_keys(LanguageModelSettings), *all_keys(VisionSettings)}:
+    slurm = {f"launch.{one.name}" for one in describe(SlurmSettings)}
+    for key in {*all_keys(LanguageModelSettings), *all_keys(VisionSettings), *slurm}:
         assert f"<code>{key}=</code>" in page, key
