@@ -104,8 +104,24 @@ class LocalSlurm:
         )  # fmt: skip
         self.run("slurmctld", "-c", "-f", self.environment["SLURM_CONF"])
         for node in NODES:
-            self.run("slurmd", "-N", node, "-f", self.environment["SLURM_CONF"])
+            self.start_node(node)
         self.wait_for(lambda: self.run("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N").split() == [*NODES])
+
+    def start_node(self, node: str) -> None:
+        """Start the daemon of a node."""
+        self.run("slurmd", "-N", node, "-f", self.environment["SLURM_CONF"])
+
+    def restart_node(self, node: str) -> None:
+        """End the daemon of a node, and start it again. Its jobs go on."""
+        pid = int((self.folder / f"slurmd.{node}.pid").read_text())
+        os.kill(pid, signal.SIGTERM)
+        self.wait_for(lambda: not Path(f"/proc/{pid}").exists())
+        self.start_node(node)
+
+    def drain(self, node: str, is_on: bool = True) -> None:
+        """Let a node start no new jobs, or let it start jobs again."""
+        state = ["State=DRAIN", "Reason=test"] if is_on else ["State=RESUME"]
+        self.run("scontrol", "update", f"NodeName={node}", *state)
 
     def stop(self) -> None:
         """Cancel all jobs and end the daemons, with everything that they started."""

@@ -228,6 +228,9 @@ def test_the_mixture_modules_import_torch_and_themselves():
 def test_only_alma_lm_and_the_demo_use_the_launcher():
     assert {name for name in importers("launch") if not is_inside(name, "launch")} == {
         "fairseq_alma.demo",
+        "fairseq_alma.lm.jobs",
+        "fairseq_alma.lm.slurm_chain",
+        "fairseq_alma.lm.slurm_job",
         "fairseq_alma.lm.stage_processes",
         "fairseq_alma.lm.train_member",
     }

@@ -18,14 +18,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.app.help import help_text
-from fairseq_alma.app.jobs import JobFolder, print_jobs, runs_in
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
-from fairseq_alma.core.errors import AlmaError, SettingError, StageError
+from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.core.settings import Settings, describe, refuse_unknown_keys
 
 FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c", "--version"}
@@ -279,18 +279,27 @@ def print_errors(command: str) -> Iterator[None]:
         sys.exit(2)
 
 
-def status(folder: Path) -> int:
-    """Print the ledger of each run in `folder`, its Slurm jobs, and what is left to do. Return the exit status.
+def status(folder: Path, print_jobs: Callable[[Path], bool] = lambda run: False, runs: Sequence[Path] = ()) -> int:
+    """Print the ledger of each run in `folder`, and what is left to do. Return the exit status.
 
     Args:
         folder: a run folder, or a folder that contains run folders at any depth.
+        print_jobs: function that prints the jobs of a run in a cluster. It returns True if one of them is pending or
+            running.
+        runs: runs in `folder` that may have no files yet, because their first job has not started.
 
     Raises:
         RunError: if no run is found.
     """
     console = wide_console()
-    for run in runs_in(folder):
-        is_queued = print_jobs(JobFolder(run))
+    found = sorted({*find_runs(folder), *runs})
+    if not found:
+        raise RunError(
+            f"no run at {folder}: there is no settings.json in it or below it. Give a run folder, or a folder that "
+            "contains run folders"
+        )
+    for run in found:
+        is_queued = print_jobs(run)
         holder = holder_of(run)
         if not (run / "settings.json").exists() or not (run / "arrivals.json").exists():
             left = "the run has not started yet"

@@ -14,14 +14,10 @@ A done mark is a file with the result of a finished step: grow.done.json, train.
 
 import json
 import os
-import platform
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +26,7 @@ from fairseq_alma.core.files import read_json, write_json, write_whole
 from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent, summarize
 from fairseq_alma.core.protocol import Cost, Stored, T
+from fairseq_alma.core.provenance import provenance
 
 RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
 
@@ -353,29 +350,6 @@ def find_runs(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the information needed to reproduce a run: command, commit, package versions, machine and seed."""
-    versions = {"python": platform.python_version()}
-    for name in ("fairseq-alma", "torch", "fairseq-fixed", "numpy", "tokenizers", "sentencepiece"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "commit": _commit(),
-        "versions": versions,
-        "machine": {
-            "host": platform.node(),
-            "system": platform.platform(),
-            "processor": platform.processor() or platform.machine(),
-            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "job_id": os.environ.get("SLURM_JOB_ID"),
-        },
-        "seed": settings.get("seed"),
-    }
-
-
 def _read_mark(path: Path, kind: type) -> Any:
     """Return the result of a finished step, as an object of class `kind` or a list of objects of this class.
 
@@ -392,24 +366,6 @@ def _read_mark(path: Path, kind: type) -> Any:
             f"{path} is not a valid done mark (result of a finished step) of this version of ALMA ({error}): "
             f"restore the file from a backup, or start a new run"
         ) from error
-
-
-def _commit() -> str | None:
-    """Return the git commit of this source code; None if git is missing or fails.
-
-    "-dirty" is appended if there are uncommitted changes.
-    """
-    here = Path(__file__).parent
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

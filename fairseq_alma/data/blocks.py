@@ -13,9 +13,9 @@ def divide(order: np.ndarray, batch_size: int, num_ranks: int) -> list[list[int]
     """Return batches of the blocks in `order`. Their number is a multiple of `num_ranks`.
 
     The batches are consecutive parts of `order`. In one pass, each rank gets one batch. All passes but the last have
-    `batch_size` blocks for each rank. The blocks that are left for the last pass are divided evenly among the ranks. If
-    they are fewer than the ranks, copies of the first blocks are added. So the ranks together read the blocks in the
-    same order, whatever their number and `batch_size`.
+    `batch_size` blocks for each rank. If the blocks that are left for the last pass are too few for this, they are
+    divided evenly among the ranks; if they are fewer than the ranks, copies of the first blocks are added. So the ranks
+    together read the blocks in the same order, whatever their number and `batch_size`.
 
     Args:
         order: indices of the blocks.
@@ -26,8 +26,11 @@ def divide(order: np.ndarray, batch_size: int, num_ranks: int) -> list[list[int]
     batches = [order[start : start + batch_size].tolist() for start in range(0, whole, batch_size)]
     if whole < len(order):
         left = order[whole:]
-        left = np.concatenate([left, np.resize(order, max(0, num_ranks - len(left)))])
-        batches += [part.tolist() for part in np.array_split(left, num_ranks)]
+        parts = np.split(left, range(batch_size, len(left), batch_size))  # as on one rank
+        if len(parts) < num_ranks:
+            left = np.concatenate([left, np.resize(order, max(0, num_ranks - len(left)))])
+            parts = np.array_split(left, num_ranks)
+        batches += [part.tolist() for part in parts]
     return batches
 
 

@@ -1,7 +1,6 @@
 """Trains the members (networks) of a stage: starts a process for each member, and manages the member's files."""
 
 import logging
-import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
 from fairseq_alma.lm.batches import usable_devices
+from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.fairseq_train import (
     build_model,
     identity_of_config,
@@ -50,8 +50,6 @@ CONFIG = "config.yaml"
 """File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
 OPTIMIZER = "FusedAdam"
 """Name of the optimizer's class, as fairseq writes it to checkpoints."""
-LOG_TAIL = 20_000
-"""Number of characters at the end of a log in which `failure_message` searches for known causes of the failure."""
 
 
 class Processes(Protocol):
@@ -143,7 +141,8 @@ class MemberTraining:
         num_devices = self._usable_devices(len(starts))
         jobs: dict[int, tuple[list[str], Path]] = {}
         log_sizes: dict[int, int] = {}
-        busy: dict[int, str] = {}
+        failures: list[str] = []
+        busy = set()
         for member, start in starts.items():
             folder = self._folder(stage, member)
             if (folder / DONE).exists():
@@ -151,7 +150,11 @@ class MemberTraining:
             try:
                 Lease(folder).wait()
             except RunError as error:
-                busy[member.number] = str(error)
+                busy.add(member.number)
+                failures.append(
+                    f"member {member.number} of stage {stage.index} is trained by another process: {error}. When it "
+                    f"has ended, give the same command again to continue"
+                )
                 continue
             repair_stage_folder(folder)
             key = self._mark_started(stage, member, folder, start, num_devices)
@@ -164,16 +167,12 @@ class MemberTraining:
                 log_sizes[member.number] = log.stat().st_size if log.exists() else 0
                 jobs[member.number] = (self._command(stage, member, folder, start, num_devices), log)
         statuses = self._processes.run(stage, jobs, len(starts), updates) if jobs else {}
-        trained, failures = {}, []
+        trained = {}
         for member, start in starts.items():
+            if member.number in busy:
+                continue
             folder = self._folder(stage, member)
             done, status = folder / DONE, statuses.get(member.number, 0)
-            if member.number in busy:
-                failures.append(
-                    f"member {member.number} of stage {stage.index} is trained by another process: "
-                    f"{busy[member.number]}. When it has ended, give the same command again to continue"
-                )
-                continue
             if not done.exists():
                 if status != 0 or not self._is_trained(folder, updates):
                     if status is not None:
@@ -182,11 +181,7 @@ class MemberTraining:
                     continue
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
-            leftovers = [*folder.glob("checkpoint*.pt*"), *unfinished_files(folder)]
-            leftovers += [folder / name for name in (CRASH, STARTED, "lease.json")]
-            for leftover in leftovers:
-                if leftover.name != BEST:
-                    leftover.unlink(missing_ok=True)
+            _remove_leftovers(folder)
             trained[member.number] = (folder / BEST, Spent(**read_json(done)))
         if failures:
             raise StageError("\n".join(failures))
@@ -326,6 +321,15 @@ class MemberTraining:
         )
 
 
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the files of a trained member that nothing needs any more."""
+    leftovers = [*folder.glob("checkpoint*.pt*"), *unfinished_files(folder)]
+    leftovers += [folder / name for name in (CRASH, STARTED, "lease.json")]
+    for leftover in leftovers:
+        if leftover.name != BEST:
+            leftover.unlink(missing_ok=True)
+
+
 def _replace_lost_best(folder: Path) -> None:
     """If the best checkpoint of an ended training is lost, let the last checkpoint take its place."""
     if not (folder / BEST).exists():
@@ -335,44 +339,3 @@ def _replace_lost_best(folder: Path) -> None:
             folder,
         )
         link(folder / LAST, folder / BEST)
-
-
-def failure_message(log: Path, log_size_before: int, status: int, lr: float, batch_size: int, num_members: int) -> str:
-    """Return the error message for a failed training process: the last error in its log, and advice.
-
-    Args:
-        log: log file of the member.
-        log_size_before: size of the log in bytes before the failed process was started. The text up to this position
-            was written by earlier processes and is ignored.
-        status: exit status of the process, negative if a signal killed it.
-        lr: setting `lr` of the run, to which the advice refers.
-        batch_size: number of sequences in a forward pass on one device.
-        num_members: number of members in the stage.
-    """
-    text = log.read_bytes()[log_size_before:].decode("utf-8", errors="replace") if log.exists() else ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    last_error = next((line for line in reversed(lines) if "Error" in line.split(":")[0]), "")
-    end = text[-LOG_TAIL:]
-    if "FloatingPointError" in end:
-        advice = (
-            f"lower lr={lr}, raise warmup_updates= or set clip_norm=1, and add fork=true to continue from this stage"
-        )
-    elif "No space left" in end or "Disk quota exceeded" in end:
-        advice = "free space on the disk and run the same command again to continue"
-    elif "out of memory" in end.lower() or "SIGKILL" in end or status == -9:
-        advice = (
-            f"give a batch_size= below {batch_size} (the size of an update does not change), and add fork=true to "
-            f"continue from this stage"
-        )
-        if num_members > 1:
-            advice += ", or train fewer members at the same time (parallel=1)"
-        if "out of memory" not in end.lower():
-            advice = f"if it was killed for lack of memory, {advice}; otherwise run the same command again to continue"
-    elif status in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        advice = "run the same command again to continue"
-    else:
-        advice = "fix the problem that the log reports and run the same command again to continue"
-    ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    if status == 128 + signal.SIGTERM:
-        ended = "was stopped by signal 15 (SIGTERM)"
-    return f"the training process {ended}: {last_error or '(no error line)'}\n  log: {log}\n  what to do: {advice}"

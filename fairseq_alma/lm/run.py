@@ -22,7 +22,6 @@ import hydra
 from omegaconf import DictConfig
 
 from fairseq_alma.app.command import Command, run_job, store_settings
-from fairseq_alma.app.jobs import cancel_runs, follow_logs
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.catalogue import FORK_SETTINGS
@@ -33,6 +32,7 @@ from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.display import record_trained_members
+from fairseq_alma.lm.jobs import cancel_runs, follow_logs, print_status
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_chain import Chain, SlurmProcesses, submit_runs
 from fairseq_alma.lm.slurm_settings import SlurmSettings
@@ -43,8 +43,11 @@ CONFIGS = Path(__file__).parent / "configs"
 WHEN_STOPPED = "what is being trained is saved first, which takes up to a minute"
 """What alma-lm does before it ends, if it is stopped by Ctrl-C or by a scheduler."""
 
-OTHER_KEYS = ("table_updates",)
-"""Keys in the YAML files that are not settings. They are helper values, from which the YAML files compute settings."""
+OTHER_KEYS = ("table_updates", "launch")
+"""Keys in the YAML files that are not settings of the run.
+
+`table_updates` is a helper value, from which the YAML files compute settings. `launch` says where the run is carried
+out, and contains SlurmSettings."""
 
 
 def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[LedgerRow]:
@@ -79,17 +82,11 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
 
     settings = as_recorded(settings)
     learner = make_learner(settings, stream_folder.without_test(), processes)
-    evaluated_on = [stream_folder.digest(split) for split in ("valid", "test")]
-    identity = {
-        **settings.to_json(),
-        "evaluated_on": evaluated_on,
-        "dictionary": stream_folder.dictionary_digest,
-    }
     with Lease(settings.out), closing(scalars):
         record_trained_members(Path(settings.out) / "stages", scalars)
         record = RunRecord(
             settings.out,
-            identity,
+            _identity(settings, stream_folder),
             stream.digests,
             settings.not_identity(settings.learner),
             # Use float32 as the default of `precision`, because a settings.json without `precision` was written by an
@@ -109,6 +106,15 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
             untrained_tokens=settings.untrained_tokens if settings.wait == 1 else None,
         )
         return run_stream(stream, learner, evaluator, stream_settings, record)
+
+
+def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> dict[str, Any]:
+    """Return the content of settings.json: the settings, and digests of the evaluation data and the dictionary."""
+    return {
+        **settings.to_json(),
+        "evaluated_on": [stream_folder.digest(split) for split in ("valid", "test")],
+        "dictionary": stream_folder.dictionary_digest,
+    }
 
 
 def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> float:
@@ -142,8 +148,8 @@ def hydra_main(config: DictConfig) -> float:
     """Carry out the runs of all seeds with one combination of settings. Hydra calls this once per combination."""
 
     def run(values: dict[str, Any], given: Collection[str]) -> float:
-        launch = values.pop("launch")
         settings = LanguageModelSettings.from_mapping(values, given)
+        launch = {str(key): value for key, value in config.launch.items()}
         if launch.pop("name") == "local":
             return run_seeds(settings)
         submit_runs(settings, SlurmSettings(**launch))
@@ -172,7 +178,7 @@ def main() -> None:
         example_out="runs/sm_w1",
         other_keys=OTHER_KEYS,
         when_stopped=WHEN_STOPPED,
-        subcommands={"cancel": cancel_runs, "logs": follow_logs},
+        subcommands={"status": print_status, "cancel": cancel_runs, "logs": follow_logs},
         groups={"launch": SlurmSettings},
         texts=("launch.sbatch", "launch.setup"),
     ).main()

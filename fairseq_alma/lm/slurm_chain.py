@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fairseq_alma.app.jobs import JobFolder, JobRecord
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.errors import RunError, StageError
@@ -26,6 +25,7 @@ from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.run_record import differing_settings, other_settings_message
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.lm.jobs import JobFolder, JobRecord
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_settings import SlurmSettings
 from fairseq_alma.lm.stage_processes import SAFE_PATH, LocalProcesses

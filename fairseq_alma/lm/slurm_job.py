@@ -3,7 +3,7 @@
 python -m fairseq_alma.lm.slurm_job run RUN                     a run job: continues the run
 python -m fairseq_alma.lm.slurm_job member RUN STAGE NUMBER     a member job: trains a member
 
-A job writes to its record (see fairseq_alma.app.jobs) how it ended. If it reaches its time limit, it saves a checkpoint
+A job writes to its record (see fairseq_alma.lm.jobs) how it ended. If it reaches its time limit, it saves a checkpoint
 and is put back into the queue. If it fails, it is not started again, because it would fail again.
 """
 
@@ -21,10 +21,11 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from fairseq_alma.app.command import stopped_by_signals
-from fairseq_alma.app.jobs import JobRecord, JobState
 from fairseq_alma.core.errors import AlmaError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.ledger import mean_and_standard_error
+from fairseq_alma.lm.failures import failure_message
+from fairseq_alma.lm.jobs import JobRecord, JobState
 from fairseq_alma.lm.run import WHEN_STOPPED, run_seeds
 from fairseq_alma.lm.slurm_chain import RUN_STEP, Chain, HandedOver, SlurmProcesses, this_job
 from launch.local import run_processes
@@ -147,7 +148,7 @@ def train_member(chain: Chain, stage_index: int, number: int) -> str:
     Raises:
         StageError: if the training fails.
     """
-    from fairseq_alma.lm.member import CONFIG, DONE, failure_message
+    from fairseq_alma.lm.member import CONFIG, DONE
     from fairseq_alma.lm.stage_processes import TRAIN_MEMBER
 
     folder = chain.jobs.run / "stages" / f"stage_{stage_index:03d}" / f"member_{number}"

@@ -104,17 +104,19 @@ class TrainingConfigs:
             "log_interval": max(1, min(100, updates // 50)),
             # By default, the first process sends the checkpoint to the others, in a format that torch.load refuses.
             "load_checkpoint_on_all_dp_ranks": True,
-            "distributed_world_size": num_devices,
-            "nprocs_per_node": num_devices // self.num_nodes,
+            **self._distributed(num_devices),
         }
+        return self._divide_update(member_config(values, s.fairseq), num_devices)
+
+    def _distributed(self, num_devices: int) -> dict[str, Any]:
+        """Return the options of fairseq for the processes that train a member on `num_devices` devices."""
+        values = {"distributed_world_size": num_devices, "nprocs_per_node": num_devices // self.num_nodes}
         if self.memory is None and num_devices > 1:
             # On CPUs, fairseq starts no processes itself, and only legacy_ddp works.
-            values |= {
-                "distributed_no_spawn": True,
-                "distributed_backend": "gloo",
-                "ddp_backend": "legacy_ddp",
-            }
-        return self._divide_update(member_config(values, s.fairseq), num_devices)
+            return {
+                **values, "distributed_no_spawn": True, "distributed_backend": "gloo", "ddp_backend": "legacy_ddp",
+            }  # fmt: skip
+        return values
 
     def _divide_update(self, config: DictConfig, num_devices: int) -> DictConfig:
         """Set the numbers of sequences in a forward pass and of forward passes in an update, and return `config`.

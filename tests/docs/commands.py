@@ -60,11 +60,10 @@ def check_settings(name: str, arguments: list[str]) -> None:
         from fairseq_alma.lm.slurm_settings import SlurmSettings
 
         def make(config, typed):
-            values = setting_values(config, OTHER_KEYS)
-            launch = values.pop("launch")
-            if launch.pop("name") == "slurm":
-                SlurmSettings(**launch)
-            return LanguageModelSettings.from_mapping(values, typed)
+            if config.launch.name == "slurm":
+                SlurmSettings(**{key: value for key, value in config.launch.items() if key != "name"})
+            typed = {name for name in typed if name.partition(".")[0] != "launch"}
+            return LanguageModelSettings.from_mapping(setting_values(config, OTHER_KEYS), typed)
     else:
         from vision.run import CONFIGS, settings_of
 

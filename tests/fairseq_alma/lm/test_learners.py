@@ -99,7 +99,7 @@ class ForkedProcesses:
         self.asked: list[tuple[list[int], int]] = []
         self.failing: dict[int, int | None] = {}
 
-    kind, memory = "cpu", None
+    kind, memory, num_nodes = "cpu", None, 1
 
     def num_devices(self, num_jobs):
         return 1

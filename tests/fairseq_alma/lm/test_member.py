@@ -10,9 +10,9 @@ from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.batches import sequences_per_pass, usable_devices
+from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.fairseq_train import identity_of_config, member_config
 from fairseq_alma.lm.learners import LEARNERS, make_learner
-from fairseq_alma.lm.member import failure_message
 from fairseq_alma.lm.settings import LanguageModelSettings
 from tests.fairseq_alma.processes import NoProcesses
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.app.jobs import JobFolder
+from fairseq_alma.lm.jobs import JobFolder
 from tests.commands import RUN, run_command
 from tests.fairseq_alma.killing import rows_without_seconds, same_rows
 from tests.slurm import NODES

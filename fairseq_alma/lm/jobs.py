@@ -17,6 +17,7 @@ from typing import Literal
 
 from rich.table import Table
 
+from fairseq_alma.app.command import status
 from fairseq_alma.app.tables import wide_console
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
@@ -94,6 +95,15 @@ class JobFolder:
 def chains(folder: Path) -> list[JobFolder]:
     """Return the runs in `folder`, at any depth, that have Slurm jobs. `folder` itself may be a run folder."""
     return [JobFolder(path.parent.parent) for path in sorted(folder.rglob(f"{FOLDER}/chain.json"))]
+
+
+def print_status(folder: Path) -> int:
+    """Print the ledger and the jobs of each run in `folder`, and what is left to do. Return the exit status.
+
+    Raises:
+        RunError: if there is no run.
+    """
+    return status(folder, lambda run: print_jobs(JobFolder(run)), [jobs.run for jobs in chains(folder)])
 
 
 def print_jobs(jobs: JobFolder) -> bool:

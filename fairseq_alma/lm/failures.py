@@ -1,0 +1,48 @@
+"""Error messages for training processes that have failed."""
+
+import signal
+from pathlib import Path
+
+LOG_TAIL = 20_000
+"""Number of characters at the end of a log in which `failure_message` searches for known causes of the failure."""
+
+
+def failure_message(log: Path, log_size_before: int, status: int, lr: float, batch_size: int, num_members: int) -> str:
+    """Return the error message for a failed training process: the last error in its log, and advice.
+
+    Args:
+        log: log file of the member.
+        log_size_before: size of the log in bytes before the failed process was started. The text up to this position
+            was written by earlier processes and is ignored.
+        status: exit status of the process, negative if a signal killed it.
+        lr: setting `lr` of the run, to which the advice refers.
+        batch_size: number of sequences in a forward pass on one device.
+        num_members: number of members in the stage.
+    """
+    text = log.read_bytes()[log_size_before:].decode("utf-8", errors="replace") if log.exists() else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    last_error = next((line for line in reversed(lines) if "Error" in line.split(":")[0]), "")
+    end = text[-LOG_TAIL:]
+    if "FloatingPointError" in end:
+        advice = (
+            f"lower lr={lr}, raise warmup_updates= or set clip_norm=1, and add fork=true to continue from this stage"
+        )
+    elif "No space left" in end or "Disk quota exceeded" in end:
+        advice = "free space on the disk and run the same command again to continue"
+    elif "out of memory" in end.lower() or "SIGKILL" in end or status == -9:
+        advice = (
+            f"give a batch_size= below {batch_size} (the size of an update does not change), and add fork=true to "
+            f"continue from this stage"
+        )
+        if num_members > 1:
+            advice += ", or train fewer members at the same time (parallel=1)"
+        if "out of memory" not in end.lower():
+            advice = f"if it was killed for lack of memory, {advice}; otherwise run the same command again to continue"
+    elif status in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        advice = "run the same command again to continue"
+    else:
+        advice = "fix the problem that the log reports and run the same command again to continue"
+    ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    if status == 128 + signal.SIGTERM:
+        ended = "was stopped by signal 15 (SIGTERM)"
+    return f"the training process {ended}: {last_error or '(no error line)'}\n  log: {log}\n  what to do: {advice}"
