@@ -6,7 +6,8 @@
 .PHONY: demo test test-slow test-gpu docs lint results setup clean
 .DEFAULT_GOAL := test
 
-PYTEST_ARGS ?= -n auto --dist loadfile
+# One process more than cores, because some tests wait for other programs, such as Slurm.
+PYTEST_ARGS ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile
 
 setup: .venv/installed
 

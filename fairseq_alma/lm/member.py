@@ -156,16 +156,9 @@ class MemberTraining:
                     f"has ended, give the same command again to continue"
                 )
                 continue
-            repair_stage_folder(folder)
-            key = self._mark_started(stage, member, folder, start, num_devices)
-            if self._shared and key and self._shared.copy_to(folder, key):
-                continue
-            if self._is_trained(folder, updates):
-                _replace_lost_best(folder)
-            else:
-                log = folder / "log.txt"
-                log_sizes[member.number] = log.stat().st_size if log.exists() else 0
-                jobs[member.number] = (self._command(stage, member, folder, start, num_devices), log)
+            if (job := self._prepare(stage, member, start, num_devices, updates)) is not None:
+                jobs[member.number] = job
+                log_sizes[member.number] = job[1].stat().st_size if job[1].exists() else 0
         statuses = self._processes.run(stage, jobs, len(starts), updates) if jobs else {}
         trained = {}
         for member, start in starts.items():
@@ -174,10 +167,10 @@ class MemberTraining:
             folder = self._folder(stage, member)
             done, status = folder / DONE, statuses.get(member.number, 0)
             if not done.exists():
+                if status is None:
+                    continue
                 if status != 0 or not self._is_trained(folder, updates):
-                    if status is not None:
-                        log_size = log_sizes.get(member.number, 0)
-                        failures.append(self._failure(folder, log_size, status, len(starts)))
+                    failures.append(self._failure(folder, log_sizes.get(member.number, 0), status, len(starts)))
                     continue
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
@@ -186,6 +179,28 @@ class MemberTraining:
         if failures:
             raise StageError("\n".join(failures))
         return trained
+
+    def _prepare(
+        self, stage: Stage, member: Member, start: Path, num_devices: int, updates: int
+    ) -> tuple[list[str], Path] | None:
+        """Prepare the folder of a member for its training. Return the command that trains it, and the log file.
+
+        Return None if the member needs no training, because it is copied from another run, or its training has ended.
+
+        Args:
+            stage, member, start: see `train`.
+            num_devices: number of devices that train the member.
+            updates: number of updates of the stage.
+        """
+        folder = self._folder(stage, member)
+        repair_stage_folder(folder)
+        key = self._mark_started(stage, member, folder, start, num_devices)
+        if self._shared and key and self._shared.copy_to(folder, key):
+            return None
+        if self._is_trained(folder, updates):
+            _replace_lost_best(folder)
+            return None
+        return self._command(stage, member, folder, start, num_devices), folder / "log.txt"
 
     def _usable_devices(self, num_members: int) -> int:
         """Return the number of devices that train each member of a stage with `num_members` members."""

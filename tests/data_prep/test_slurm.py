@@ -39,6 +39,7 @@ def test_a_cluster_makes_the_bytes_of_one_machine_also_after_the_command_was_kil
     assert not (tmp_path / "there" / ".alma-prep").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_without_its_work_ends_the_command_with_its_reason(tmp_path, write_corpus):
     books = write_corpus(tmp_path / "books", num_files=40)
     argv = command(tmp_path / "out", books, "--executor", "slurm", "--slurm-partition", "nowhere")

@@ -84,6 +84,7 @@ def num_resumed(log: Path) -> int:
     return int(found[-1].partition("@ ")[2].partition(" updates")[0]) if found else 0
 
 
+@pytest.mark.slow
 def test_at_its_time_limit_a_row_saves_is_requeued_and_ends_like_one_without_slurm(slurm, repository, reference):
     job = submit_row(slurm, repository)
     log = wait_for_updates(slurm, repository / "run")

@@ -64,7 +64,7 @@ def twice(process: subprocess.Popen, number: int) -> None:
     [
         pytest.param(to_the_group, signal.SIGINT, id="Ctrl-C in a terminal"),
         pytest.param(to_the_driver, signal.SIGUSR1, id="warning of a time limit", marks=pytest.mark.slow),
-        pytest.param(twice, signal.SIGTERM, id="end of a job"),
+        pytest.param(twice, signal.SIGTERM, id="end of a job", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_is_asked_to_stop_saves_its_members_and_continues_as_if_uninterrupted(
