@@ -2,10 +2,12 @@
 
 import errno
 import json
+import os
 import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING
@@ -21,7 +23,7 @@ from fairseq_alma.app.help import help_text
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
-from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StageError
+from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StoppedError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.ledger import Ledger
@@ -96,6 +98,13 @@ class Command:
                 self._hydra_main()
         except KeyboardInterrupt:
             sys.exit(f"{self.name}: stopped; run the same command again to continue")
+        except Exception as error:
+            if not _is_of_submitit(error):
+                raise
+            sys.exit(
+                f"{self.name}: a job of the sweep was killed or cancelled: {error}\nThe other jobs are not affected. "
+                f"When they have ended, run the same command again: it does what is left, and prints the table"
+            )
 
     def _presets(self) -> list[str]:
         folder = self.configs / "preset"
@@ -196,8 +205,9 @@ def run_job(
     A job trains one combination of settings, with one seed or several seeds. A sweep has one job for each combination.
     Without a sweep, there is only one job.
 
-    If a job of a sweep fails because its settings are invalid or its training failed, the function returns infinity for
-    this job, and the sweep continues with the next job.
+    If a job of a sweep fails, for example because its settings are invalid, the function prints the error and returns
+    infinity for this job, and the sweep continues with the next job. Only a full or read-only disk ends a sweep, unless
+    its jobs are Slurm jobs.
 
     Args:
         command: name of the command, for messages.
@@ -209,14 +219,29 @@ def run_job(
     with print_errors(command):
         hydra = HydraConfig.get()
         typed = {re.split(r"[=@]", override.lstrip("+~"))[0] for override in hydra.overrides.task}
+        is_slurm_job = "SUBMITIT_EXECUTOR" in os.environ
+        if is_slurm_job:
+            # For provenance.json. In a job of Hydra's launcher for Slurm, sys.argv is a command of submitit.
+            sys.argv = [command, *hydra.overrides.task]
         try:
             # Take the folder from Hydra, because in a sweep Hydra chooses a separate folder inside out= for each job.
             return run({**setting_values(config, other_keys), "out": str(Path(hydra.runtime.output_dir))}, typed)
-        except (StageError, SettingError) as error:
-            if hydra.mode != RunMode.MULTIRUN:
+        except Exception as error:
+            is_disk_error = isinstance(error, OSError) and not is_slurm_job
+            if hydra.mode != RunMode.MULTIRUN or is_disk_error or _is_of_submitit(error):
                 raise
+            if not isinstance(error, AlmaError):
+                traceback.print_exc()
             print(f"{command}: {error}", file=sys.stderr)
+            if is_slurm_job and isinstance(error, StoppedError):
+                # Slurm ends the job. Without a result, the job is continued when Slurm starts it again.
+                sys.exit(1)
             return float("inf")
+
+
+def _is_of_submitit(error: Exception) -> bool:
+    """Return True if the error is one of submitit, the library with which Hydra's launcher submits Slurm jobs."""
+    return type(error).__module__.partition(".")[0] == "submitit"
 
 
 @contextmanager

@@ -19,3 +19,7 @@ class RunError(AlmaError):
 
 class StageError(AlmaError):
     """The training of a stage ended without a result."""
+
+
+class StoppedError(StageError):
+    """The training of a stage was stopped by SIGTERM, for example by Slurm. It can be continued."""

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit statuses of a process that SIGTERM has ended. The second one is that of a training that saved a checkpoint."""
 LOG_TAIL = 20_000
 """Number of characters at the end of a log in which `failure_message` searches for known causes of the failure."""
 
@@ -38,7 +40,7 @@ def failure_message(log: Path, log_size_before: int, status: int, lr: float, bat
             advice += ", or train fewer members at the same time (parallel=1)"
         if "out of memory" not in end.lower():
             advice = f"if it was killed for lack of memory, {advice}; otherwise run the same command again to continue"
-    elif status in (-signal.SIGTERM, 128 + signal.SIGTERM):
+    elif status in STOPPED:
         advice = "run the same command again to continue"
     else:
         advice = "fix the problem that the log reports and run the same command again to continue"

@@ -20,7 +20,7 @@ from fairseq_alma.checkpoints import (
     repair_stage_folder,
     require_checkpoint,
 )
-from fairseq_alma.core.errors import RunError, StageError
+from fairseq_alma.core.errors import RunError, StageError, StoppedError
 from fairseq_alma.core.files import read_json, unfinished_files, write_json, written_aside
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import Spent
@@ -28,7 +28,7 @@ from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
 from fairseq_alma.lm.batches import usable_devices
-from fairseq_alma.lm.failures import failure_message
+from fairseq_alma.lm.failures import STOPPED, failure_message
 from fairseq_alma.lm.fairseq_train import (
     build_model,
     identity_of_config,
@@ -177,7 +177,9 @@ class MemberTraining:
             _remove_leftovers(folder)
             trained[member.number] = (folder / BEST, Spent(**read_json(done)))
         if failures:
-            raise StageError("\n".join(failures))
+            failed = {status for status in statuses.values() if status}
+            kind = StoppedError if failed and failed <= {*STOPPED} and not busy else StageError
+            raise kind("\n".join(failures))
         return trained
 
     def _prepare(

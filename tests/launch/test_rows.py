@@ -169,6 +169,7 @@ def test_a_job_that_never_gets_anywhere_is_not_requeued_for_ever(repository):
         assert "job 4711 is requeued" in errors
 
 
+@pytest.mark.slow
 def test_gmoe_runs_here_at_the_tiny_arch(tmp_path):
     if not (Path(sys.prefix) / "bin/activate").exists():
         pytest.skip("this interpreter is not that of a virtual environment")

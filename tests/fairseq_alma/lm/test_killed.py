@@ -100,7 +100,8 @@ FAIRSEQ_WRITES = Moment(
 )
 
 
-@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_growing_mixture_killed_at_random_and_inside_a_write_ends_like_an_uninterrupted_one(
     stream, tmp_path, precision
 ):

@@ -80,7 +80,8 @@ def test_each_stage_of_a_growing_mixture_is_a_job_and_the_ledger_is_that_of_a_ru
     assert f"stage_00{stages}/member_1/log.txt <==" in shown
 
 
-@pytest.mark.parametrize("stages", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [1, 2])
 def test_members_of_an_ensemble_are_jobs_of_their_own_that_run_at_the_same_time(slurm, stream, tmp_path, stages):
     settings, out = (*ENS, f"mega_batches={stages}"), tmp_path / "run"
     assert submit(stream, out, *settings, "launch.sbatch=--exclusive").returncode == 0

@@ -92,6 +92,7 @@ def test_a_run_that_is_asked_to_stop_saves_its_members_and_continues_as_if_unint
     same_run(run.out, reference.out)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_a_run_that_does_not_save_in_time(stream, tmp_path):
     run = KilledRun(stream, tmp_path / "run", SETTINGS)
     process = run.start()
