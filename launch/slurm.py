@@ -1,8 +1,10 @@
 """Submit Slurm jobs, list them, requeue them and cancel them, with the commands of Slurm."""
 
 import os
+import re
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,8 +51,21 @@ def submit(script: str, options: Sequence[str], comment: str) -> str:
     outside.pop("CUDA_VISIBLE_DEVICES", None)
     if "SLURM_CONF" in os.environ:
         outside["SLURM_CONF"] = os.environ["SLURM_CONF"]
-    words = ["sbatch", "--parsable", f"--comment={comment}", *options]
-    return _run(words, script, outside).strip().partition(";")[0]
+    # The comment is the last option, so that no other option replaces it.
+    words = ["sbatch", "--parsable", *options, f"--comment={comment}"]
+    before = {job.id for job in queue()}
+    for seconds in [*_RETRIES, None]:
+        try:
+            return _run_once(words, script, outside).strip().partition(";")[0]
+        except _NoAnswerError:
+            if seconds is None:
+                raise
+            time.sleep(seconds)
+            # Slurm may have accepted the job, although it did not answer.
+            for job in queue():
+                if job.comment == comment and job.id not in before:
+                    return job.id.partition("_")[0]
+    raise AssertionError
 
 
 def queue() -> list[QueuedJob]:
@@ -82,14 +97,62 @@ def requeue(job: str) -> None:
     _run(["scontrol", "requeue", job])
 
 
-def _run(command: Sequence[str], text: str | None = None, environment: dict[str, str] | None = None) -> str:
-    """Run a command of Slurm with `text` as input, and return its output."""
+def signal_steps(job: str, number: int) -> None:
+    """Send a signal to all processes that srun has started in a job, but not to srun and the job's script.
+
+    Raises:
+        SlurmError: if scancel is missing or fails.
+    """
+    _run(["scancel", "--quiet", f"--signal={number}", job])
+
+
+def signal_script(job: str, number: int) -> None:
+    """Send a signal to the process that runs the script of a job.
+
+    Raises:
+        SlurmError: if scancel is missing or fails.
+    """
+    _run(["scancel", "--quiet", "--batch", f"--signal={number}", job])
+
+
+def is_preempted(job: str) -> bool:
+    """Return True if Slurm is preempting a job that still runs: it has a grace time to end.
+
+    Raises:
+        SlurmError: if scontrol is missing or fails.
+    """
+    words = dict(word.split("=", 1) for word in _run(["scontrol", "-o", "show", "job", job]).split() if "=" in word)
+    return words.get("JobState") == "RUNNING" and words.get("PreemptTime", "None") not in ("None", "Unknown", "N/A")
+
+
+class _NoAnswerError(SlurmError):
+    """Slurm did not answer, for example because its controller is being restarted."""
+
+
+_NO_ANSWER = re.compile(r"timed out|unable to contact|connection (refused|reset)|communication|temporarily", re.I)
+_RETRIES = (2.0, 5.0, 10.0, 20.0, 30.0)
+"""Times in seconds after which a command is tried again, if Slurm did not answer."""
+
+
+def _run(command: Sequence[str]) -> str:
+    """Run a command of Slurm, and return its output. If Slurm does not answer, the command is run again."""
+    for seconds in _RETRIES:
+        try:
+            return _run_once(command)
+        except _NoAnswerError:
+            time.sleep(seconds)
+    return _run_once(command)
+
+
+def _run_once(command: Sequence[str], text: str | None = None, environment: dict[str, str] | None = None) -> str:
+    """Run a command of Slurm once, with `text` as input, and return its output."""
     if shutil.which(command[0]) is None:
         raise SlurmError(f"the program {command[0]} of Slurm is not installed on this machine")
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise SlurmError(f"{command[0]} did not answer within {_SECONDS:.0f} seconds") from error
+        raise _NoAnswerError(f"{command[0]} did not answer within {_SECONDS:.0f} seconds") from error
     if done.returncode != 0:
-        raise SlurmError(f"{command[0]}: {done.stderr.strip() or f'ended with status {done.returncode}'}")
+        kind = _NoAnswerError if _NO_ANSWER.search(done.stderr) else SlurmError
+        raise kind(f"{command[0]}: {done.stderr.strip() or f'ended with status {done.returncode}'}")
     return done.stdout

@@ -1,7 +1,6 @@
 """Common code of the commands `alma-lm` and `alma-vision`: Hydra setup, error messages, `--help` and `status`."""
 
 import errno
-import json
 import os
 import re
 import signal
@@ -138,8 +137,9 @@ class Command:
             elif argument.startswith(tuple(f"{name}=" for name in self._texts)):
                 # The value is free text with characters that are special in Hydra, such as "=" and ";".
                 name, _, value = argument.partition("=")
-                if not re.fullmatch(r"'.*'|\".*\"", value):
-                    sys.argv[number] = f"{name}={json.dumps(value)}"
+                if not re.fullmatch(r"'.*'|\".*\"", value, re.DOTALL):
+                    quoted = value.replace('"', '\\"').replace("${", "\\${")
+                    sys.argv[number] = f'{name}="{quoted}"'
 
     def _quoted_out(self, argument: str, is_sweep: bool) -> str:
         """Return the argument `out=PATH`, with quotes around PATH if Hydra needs them.
@@ -304,13 +304,13 @@ def print_errors(command: str) -> Iterator[None]:
         sys.exit(2)
 
 
-def status(folder: Path, print_jobs: Callable[[Path], bool] = lambda run: False, runs: Sequence[Path] = ()) -> int:
+def status(folder: Path, print_jobs: Callable[[Path], str] = lambda run: "", runs: Sequence[Path] = ()) -> int:
     """Print the ledger of each run in `folder`, and what is left to do. Return the exit status.
 
     Args:
         folder: a run folder, or a folder that contains run folders at any depth.
-        print_jobs: function that prints the jobs of a run in a cluster. It returns True if one of them is pending or
-            running.
+        print_jobs: function that prints the jobs of a run in a cluster. It returns what those that are pending or
+            running will do; "" if there are none.
         runs: runs in `folder` that may have no files yet, because their first job has not started.
 
     Raises:
@@ -324,8 +324,8 @@ def status(folder: Path, print_jobs: Callable[[Path], bool] = lambda run: False,
             "contains run folders"
         )
     for run in found:
-        is_queued = print_jobs(run)
-        holder = holder_of(run)
+        what_jobs_do = print_jobs(run)
+        holder = holder_of(run, ask_slurm=True)
         if not (run / "settings.json").exists() or not (run / "arrivals.json").exists():
             left = "the run has not started yet"
         else:
@@ -333,14 +333,14 @@ def status(folder: Path, print_jobs: Callable[[Path], bool] = lambda run: False,
             digests = read_json(run / "arrivals.json")["digests"]
             rows = Ledger(run / "ledger.jsonl").rows()
             console.print(ledger_table(rows, f"{run}: learner={settings['learner']} wait={settings['wait']}", 20))
-            num_left = len(digests) - (len(rows) - 1)
+            num_left = len(digests) - max(0, len(rows) - 1)
             left = f"{num_left} of {len(digests)} mega-batches are left" if num_left > 0 else ""
         if not left:
             console.print("finished")
         elif holder is not None:
             console.print(f"{left}; {holder} is working on the run")
-        elif is_queued:
-            console.print(f"{left}; the jobs above continue the run")
+        elif what_jobs_do:
+            console.print(f"{left}; {what_jobs_do}")
         else:
             console.print(f"{left}: run the training command again to continue")
     return 0

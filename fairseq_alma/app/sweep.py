@@ -46,7 +46,7 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     finished, unfinished = [], []
     for run, seeds in seeds_of.items():
         name = str(run.relative_to(folder))
-        if all(_is_finished(seed) for seed in seeds):
+        if all(is_finished(seed) for seed in seeds):
             summary = read_json(run / "summary.json")
             finished.append({"run": name, **summary.get("mean", summary)})
         else:
@@ -78,7 +78,7 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _is_finished(run: Path) -> bool:
+def is_finished(run: Path) -> bool:
     """Return True if the run is finished, which means that all its mega-batches have arrived.
 
     The table leaves out a job with an unfinished run, because scores after fewer arrivals may be misleading.

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+JOB_VARIABLE = "ALMA_SLURM_JOB_ID"
+"""Environment variable with the Slurm job id, for processes that must not see SLURM_JOB_ID."""
 _SLURM_SECONDS = 10.0
 """Time limit in seconds for a question to Slurm. Without an answer, the state of a job counts as unknown."""
 
@@ -47,7 +49,8 @@ class Holder:
             process_start=process_start(os.getpid()),
             boot_id=_boot_id(),
             pid_namespace=_pid_namespace(),
-            job_id=os.environ.get("SLURM_JOB_ID"),
+            # alma-lm removes SLURM_JOB_ID for its training processes, and sets the other variable instead.
+            job_id=os.environ.get("SLURM_JOB_ID") or os.environ.get(JOB_VARIABLE),
             job_restarts=os.environ.get("SLURM_RESTART_COUNT", "0"),
             cluster=os.environ.get("SLURM_CLUSTER_NAME"),
         )

@@ -234,17 +234,21 @@ def is_held(folder: str | Path) -> bool:
     return holder_of(folder) is not None
 
 
-def holder_of(folder: str | Path) -> Holder | None:
+def holder_of(folder: str | Path, ask_slurm: bool = False) -> Holder | None:
     """Return the process that holds a valid lease of `folder`; None if there is none. The folder is not changed.
 
     If it is not known whether the holder is running, for example because it is on another machine, the lease is valid
     if it was renewed in the last STALE_SECONDS, by the clock of this machine.
+
+    Args:
+        folder: the folder.
+        ask_slurm: whether to ask Slurm if the job of the holder has ended. It takes a fraction of a second.
     """
     path = Path(folder) / "lease.json"
     holder = _read(path)
     if holder is None:
         return None
-    state = holder.state(ask_slurm=False)
+    state = holder.state(ask_slurm)
     if state != "unknown":
         return holder if state == "running" else None
     try:

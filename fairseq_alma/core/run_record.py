@@ -85,7 +85,6 @@ class RunRecord:
         self._forks: dict[str, dict[str, list[Any]]] = (
             read_json(settings_file).get("forks", {}) if settings_file.exists() else {}
         )
-        self._check_same_settings(settings, [*free, "forks"], defaults or {}, forkable, fork)
         arrivals = self._read_arrivals()
         known = arrivals["digests"]
         if known != list(digests[: len(known)]):
@@ -97,9 +96,11 @@ class RunRecord:
                 f"the run in {self.folder} used another stream: mega-batch {t} {how}. "
                 f"Use the original stream, or choose another out="
             )
+        self._rows = self.ledger.rows()
+        self._num_mega_batches = len(digests)
+        self._check_same_settings(settings, [*free, "forks"], defaults or {}, forkable, fork)
         # Mega-batches may have been added to the stream since the run was started. So store the new list of digests.
         self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
-        self._rows = self.ledger.rows()
         if on_rows and 1 < len(self._rows) <= len(digests):
             # The run is continued. Report the rows of earlier processes too, so that the reported progress is complete.
             on_rows(self._rows)
@@ -255,7 +256,8 @@ class RunRecord:
             before = {**defaults, **read_json(self.folder / "settings.json")}
             changed = {name: [before.get(name), settings.get(name)] for name in forkable}
             changed = {name: values for name, values in changed.items() if values[0] != values[1]}
-            can_fork = len(changed) == len(differing)
+            # A finished run has no stage that could use other settings.
+            can_fork = len(changed) == len(differing) and len(self._rows) <= self._num_mega_batches
             if not (fork and can_fork):
                 raise RunError(other_settings_message(self.folder, differing, k if can_fork else None))
             self._fork(k, changed)

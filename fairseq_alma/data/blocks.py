@@ -3,10 +3,12 @@
 A rank is one of the processes that train one model together, each on its own device.
 """
 
+import signal
 from typing import Any
 
 import numpy as np
 from fairseq.data import MonolingualDataset
+from torch.utils.data import get_worker_info
 
 
 def divide(order: np.ndarray, batch_size: int, num_ranks: int) -> list[list[int]]:
@@ -50,10 +52,12 @@ class Blocks(MonolingualDataset):
 
     def batch_by_size(self, indices: Any, max_sentences: int | None = None, **kwargs: Any) -> list:
         """Return the batches (see `divide`). Without `max_sentences`, these are fairseq's batches of at most
-        `max_tokens` tokens.
+        `max_tokens` tokens, and copies of the first ones, so that all ranks get equally many batches.
         """
         if max_sentences is None:
-            return super().batch_by_size(indices, **kwargs)
+            batches = super().batch_by_size(indices, **kwargs)
+            missing = -len(batches) % self.num_ranks
+            return [*batches, *(batches[i % len(batches)] for i in range(missing))]
         return divide(indices, max_sentences, self.num_ranks)
 
     def collater(self, samples: list[dict]) -> dict:
@@ -63,6 +67,10 @@ class Blocks(MonolingualDataset):
         ids of the blocks. Both entries are Python objects and not tensors, so they stay on the host when fairseq moves
         the batch to the device. The model and the task can read them without waiting for the device.
         """
+        if get_worker_info() is not None:
+            # A scheduler sends SIGTERM to all processes. The training saves a checkpoint then, and needs further
+            # batches until all its processes have stopped. When the training ends, its worker processes end, too.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         batch = super().collater(samples)
         if batch:
             batch["net_input"]["has_padding"] = batch["ntokens"] < batch["target"].numel()

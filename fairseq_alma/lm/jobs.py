@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +23,12 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.run_record import find_runs
-from launch.slurm import QueuedJob, SlurmError, cancel, queue
+from launch.slurm import QueuedJob, SlurmError, cancel, queue, signal_script
 
 FOLDER = "launch"
-CANCEL_SECONDS = 90.0
+RUN_STEP = "run"
+"""Name of the step of a job that continues the run, see slurm_chain.py."""
+CANCEL_SECONDS = 150.0
 """Longest time in seconds that `alma-lm cancel` waits for the end of a run. A run that is stopped saves checkpoints."""
 POLL_SECONDS = 0.5
 
@@ -106,10 +108,13 @@ def print_status(folder: Path) -> int:
     return status(folder, lambda run: print_jobs(JobFolder(run)), [jobs.run for jobs in chains(folder)])
 
 
-def print_jobs(jobs: JobFolder) -> bool:
-    """Print the Slurm jobs of a run and their states. Return True if one of them is pending or running."""
+def print_jobs(jobs: JobFolder) -> str:
+    """Print the Slurm jobs of a run and their states.
+
+    Return what the jobs that are pending or running will do; "" if there are none.
+    """
     if not jobs.chain.exists():
-        return False
+        return ""
     try:
         queued = {job.id: job for job in jobs.queued()}
         unknown = ""
@@ -126,7 +131,16 @@ def print_jobs(jobs: JobFolder) -> bool:
         table.add_row(record.id, record.step, *_state(record, queued.get(record.id), unknown), record.log)
     if records:
         wide_console().print(table)
-    return bool(queued)
+    return what_they_do(list(queued.values()))
+
+
+def what_they_do(queued: Sequence[QueuedJob]) -> str:
+    """Return what the jobs of a run that are pending or running will do; "" if there are none."""
+    if not queued:
+        return ""
+    if any(job.comment.rpartition("#")[2] == RUN_STEP for job in queued):
+        return "its jobs continue the run"
+    return "its jobs train members, but no job continues the run: run the training command again when they have ended"
 
 
 def _state(record: JobRecord, queued: QueuedJob | None, unknown: str) -> tuple[str, str]:
@@ -166,11 +180,17 @@ def cancel_runs(folder: Path) -> int:
 def _cancel(jobs: JobFolder) -> bool:
     """End the run, and wait until it has ended. Return False if it was neither pending nor running."""
     is_found = False
+    asked: set[str] = set()
     end = time.monotonic() + CANCEL_SECONDS
-    while (queued := _queued_if_any(jobs)) or holder_of(jobs.run) is not None:
+    while (queued := _queued_if_any(jobs)) or holder_of(jobs.run, ask_slurm=True) is not None:
         try:
             # Repeat it, because a job may have submitted the next one just before it was cancelled.
-            cancel([job.id for job in queued if job.state != "COMPLETING"])
+            cancel([job.id for job in queued if job.state == "PENDING"])
+            for job in queued:
+                if job.state == "RUNNING" and job.id not in asked:
+                    # The job saves what it trains, and ends. scancel alone would kill a training on several nodes.
+                    signal_script(job.id, signal.SIGTERM)
+                    asked.add(job.id)
         except SlurmError as error:
             raise RunError(f"{jobs.run} cannot be cancelled: {error}") from error
         holder = holder_of(jobs.run)
@@ -181,6 +201,8 @@ def _cancel(jobs: JobFolder) -> bool:
                 os.kill(holder.pid, signal.SIGTERM)
         is_found = True
         if time.monotonic() > end:
+            with suppress(SlurmError):
+                cancel([job.id for job in queued])
             raise RunError(f"{jobs.run} has not ended within {CANCEL_SECONDS:.0f} seconds: give the command again")
         time.sleep(POLL_SECONDS)
     return is_found
@@ -225,7 +247,7 @@ def follow_logs(folder: Path) -> int:
         sys.stdout.flush()
         if is_last:
             return 0
-        is_last = not any(_queued_if_any(jobs) or holder_of(jobs.run) is not None for jobs in runs)
+        is_last = not any(_queued_if_any(jobs) or holder_of(jobs.run, ask_slurm=True) is not None for jobs in runs)
         time.sleep(0 if is_last else POLL_SECONDS)
 
 

@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 STARTED, DONE = "started.json", "done.json"
 """Two files in the folder of a member. STARTED exists during the training of the member, DONE after it.
 
-STARTED contains the type and the number of devices and, with the setting `share`, the key of the training (see
-SharedStages). DONE contains the cost of the training."""
+STARTED contains the type and the number of devices, the number of sequences in a forward pass and, with the setting
+`share`, the key of the training (see SharedStages). DONE contains the cost of the training."""
 CONFIG = "config.yaml"
 """File in the folder of a member: fairseq's configuration of the training, written before the training starts."""
 OPTIMIZER = "FusedAdam"
@@ -61,6 +61,9 @@ class Processes(Protocol):
     """Memory in bytes that a job may use on the smallest GPU; None if the devices are CPUs."""
     num_nodes: int
     """Number of machines on which each job runs. Each of them has the same number of devices."""
+
+    def check_free(self, stage: Stage) -> None:
+        """Raise HandedOver (see slurm_chain.py) if other jobs were asked to train the members of this stage."""
 
     def num_devices(self, num_jobs: int) -> int:
         """Return the number of devices for each job, on all its machines, if the stage has `num_jobs` jobs."""
@@ -137,6 +140,7 @@ class MemberTraining:
             StageError: if the training of a member failed (the message contains the last error in its log), or if
                 another process is training a member. The error is raised after all jobs have ended.
         """
+        self._processes.check_free(stage)
         updates = updates_of_stage(self.settings, stage)
         num_devices = self._usable_devices(len(starts))
         jobs: dict[int, tuple[list[str], Path]] = {}
@@ -227,7 +231,8 @@ class MemberTraining:
             StageError: if the training cannot be resumed, because it was started by an earlier version of ALMA with
                 another optimizer.
         """
-        path, kind = folder / STARTED, self._processes.kind
+        path, config = folder / STARTED, self._configs.of(member, num_devices, stage)
+        now = {"kind": self._processes.kind, "devices": num_devices, "batch_size": config.dataset.batch_size}
         if self._can_resume(folder):
             optimizer = require_checkpoint(folder / LAST)["optimizer_history"][-1].get("optimizer_name")
             if optimizer not in (None, OPTIMIZER):
@@ -236,14 +241,14 @@ class MemberTraining:
                     f"trains with {OPTIMIZER}: finish the stage with the earlier version, or remove {folder} to "
                     f"restart this stage"
                 )
-            started = read_json(path)
-            if (started.get("kind", kind), started["devices"]) == (kind, num_devices):
-                return started["key"]
+            before = read_json(path)
+            if {**now, **before} == {**before, **now}:
+                return before["key"]
             # The result depends slightly on the devices, so the member is not shared if they have changed.
-            write_json(path, {"kind": kind, "devices": num_devices, "key": None})
+            write_json(path, {**now, "key": None})
             return None
         key = self._key(stage, member, start, num_devices) if self._shared else None
-        write_json(path, {"kind": kind, "devices": num_devices, "key": key})
+        write_json(path, {**now, "key": key})
         return key
 
     def _can_resume(self, folder: Path) -> bool:

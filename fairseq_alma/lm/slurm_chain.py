@@ -11,6 +11,7 @@ do not start. If the run is submitted again, it continues.
 
 import os
 import shlex
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,15 +26,12 @@ from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.run_record import differing_settings, other_settings_message
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.lm.jobs import JobFolder, JobRecord
+from fairseq_alma.lm.jobs import RUN_STEP, JobFolder, JobRecord, what_they_do
 from fairseq_alma.lm.settings import LanguageModelSettings
-from fairseq_alma.lm.slurm_settings import SlurmSettings
+from fairseq_alma.lm.slurm_settings import WARNING_SECONDS, SlurmSettings
 from fairseq_alma.lm.stage_processes import SAFE_PATH, LocalProcesses
 from launch.local import Job, start_process
-from launch.slurm import SlurmError, submit
-
-RUN_STEP = "run"
-"""Name of the step of a run job."""
+from launch.slurm import SlurmError, signal_steps, submit
 
 
 class HandedOver(Exception):  # noqa: N818 (not an error)
@@ -129,6 +127,7 @@ class SlurmProcesses(LocalProcesses):
         super().__init__(num_mega_batches, scalars=scalars)
         self._chain = chain
         self.num_nodes = chain.slurm.nodes
+        self.stop_seconds = WARNING_SECONDS - 20.0
         self._has_trained = False
 
     def num_devices(self, num_jobs: int) -> int:
@@ -153,6 +152,22 @@ class SlurmProcesses(LocalProcesses):
             raise StageError(
                 f"the jobs of stage {stage.index} cannot be submitted: {error}. Give the same command again to continue"
             ) from error
+
+    def check_free(self, stage: Stage) -> None:
+        """Hand over the run if jobs that train the members of this stage are queued already.
+
+        This is so if this job has submitted them, and was then killed and started again.
+
+        Raises:
+            HandedOver: if there are such jobs.
+            StageError: if Slurm refuses a job.
+        """
+        step = members_step(stage.index)
+        try:
+            if any(job.comment.rpartition("#")[2] == step for job in self._chain.jobs.queued()):
+                raise HandedOver(self._hand_over(stage.index, []))
+        except SlurmError as error:
+            raise StageError(f"the jobs of stage {stage.index} are not known: {error}") from error
 
     def _hand_over(self, stage_index: int, numbers: Sequence[int]) -> str:
         """Submit the jobs that continue the run, unless they are queued already. Return what they are.
@@ -184,7 +199,29 @@ class SlurmProcesses(LocalProcesses):
         if cores := os.environ.get("SLURM_CPUS_PER_TASK"):  # srun does not inherit it from sbatch
             srun.append(f"--cpus-per-task={cores}")
         job = super().member_job([*srun, *command, "--address", address], log)
-        return replace(job, environment=SAFE_PATH, start=start_process)
+        return replace(job, environment=SAFE_PATH, start=_Step)
+
+
+class _Step:
+    """A process srun, which runs a training on several nodes. Arguments: see `launch.local.Start`."""
+
+    def __init__(self, command: Sequence[str], output: int, environment: Mapping[str, str], errors: int | None = None):
+        self._srun = start_process(command, output, environment, errors)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until all processes of the training have ended. Return the exit status."""
+        return self._srun.wait(timeout)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the processes of the training. If srun itself got SIGTERM, it would kill them."""
+        try:
+            signal_steps(os.environ["SLURM_JOB_ID"], signal.SIGTERM)
+        except SlurmError:
+            self._srun.terminate()
+
+    def kill(self) -> None:
+        """Kill srun, and with it the processes of the training."""
+        self._srun.kill()
 
 
 def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
@@ -222,7 +259,8 @@ def _submit_one(chain: Chain, num_mega_batches: int) -> None:
         return
     try:
         if queued := chain.jobs.queued():
-            print(f"{run} has jobs already: {', '.join(f'{job.id} ({job.state.lower()})' for job in queued)}")
+            jobs = ", ".join(f"{job.id} ({job.state.lower()})" for job in queued)
+            print(f"{run} has jobs already: {jobs}; {what_they_do(queued)}")
             return
         with Lease(run):
             chain.store()

@@ -21,15 +21,17 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from fairseq_alma.app.command import stopped_by_signals
+from fairseq_alma.app.sweep import is_finished
 from fairseq_alma.core.errors import AlmaError, StageError
 from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import mean_and_standard_error
 from fairseq_alma.lm.failures import failure_message
-from fairseq_alma.lm.jobs import JobRecord, JobState
+from fairseq_alma.lm.jobs import RUN_STEP, JobRecord, JobState
 from fairseq_alma.lm.run import WHEN_STOPPED, run_seeds
-from fairseq_alma.lm.slurm_chain import RUN_STEP, Chain, HandedOver, SlurmProcesses, this_job
+from fairseq_alma.lm.slurm_chain import Chain, HandedOver, SlurmProcesses, this_job
 from launch.local import run_processes
-from launch.slurm import SlurmError, requeue
+from launch.slurm import SlurmError, is_preempted, requeue
 
 MAX_STARTS_WITHOUT_PROGRESS = 4
 """A job that reaches its time limit this many times, one after the other, without a new checkpoint or a finished step
@@ -88,8 +90,8 @@ class SlurmJob:
         Args:
             signals: the signal that has stopped the work; empty if another process has taken over the run.
         """
-        if signal.SIGUSR1 not in signals:
-            # If the job was preempted, Slurm itself puts it back into the queue.
+        if signal.SIGUSR1 not in signals and not self._is_preempted():
+            # If the job was preempted without a grace time, Slurm itself puts it back into the queue.
             name = signal.Signals(signals[0]).name if signals else "another process, which has taken over the run"
             self._end("stopped", f"stopped by {name}; what was being trained is saved")
             return 1
@@ -100,12 +102,22 @@ class SlurmJob:
                 f"more time (launch.time=), and give the same command again to continue"
             )
         self._record = replace(self._record, starts_without_progress=starts)
-        self._end("requeued", "the job has reached its time limit")
+        self._end("requeued", "the job has reached its time limit, or is preempted")
         try:
             requeue(os.environ["SLURM_JOB_ID"])
         except SlurmError as error:
             return self._failed(f"the job has reached its time limit, and cannot be put back into the queue: {error}")
         return 1
+
+    def _is_preempted(self) -> bool:
+        """Return True if Slurm preempts the job and lets it run for a grace time.
+
+        If the job ended in this time without being put back into the queue, Slurm would count it as failed.
+        """
+        try:
+            return is_preempted(os.environ["SLURM_JOB_ID"])
+        except SlurmError:
+            return False
 
     def _has_progress(self) -> bool:
         """Return True if a checkpoint was written or a step was finished since the job was started."""
@@ -137,8 +149,10 @@ def continue_run(chain: Chain) -> str:
     run_seeds(chain.settings, chain)
     if chain.group is not None:
         folder, seeds = Path(chain.group[0]), chain.group[1]
-        paths = [folder / f"seed_{seed}" / "summary.json" for seed in seeds]
-        write_json(folder / "summary.json", mean_and_standard_error([read_json(p) for p in paths if p.exists()]))
+        with Lease(folder):
+            finished = [run for run in (folder / f"seed_{seed}" for seed in seeds) if is_finished(run)]
+            summaries = [read_json(run / "summary.json") for run in finished]
+            write_json(folder / "summary.json", mean_and_standard_error(summaries))
     return "the run is finished"
 
 

@@ -1,11 +1,13 @@
 """Runs the training processes of a stage on this machine, in parallel if possible, with a live display."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import fairseq_alma
 from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.core.holder import JOB_VARIABLE
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.lm.display import StageDisplay
 from launch.local import Job, run_processes, share_of_machine
@@ -52,6 +54,8 @@ class LocalProcesses:
 
     num_nodes = 1
     """Number of machines on which each member is trained."""
+    stop_seconds = STOP_SECONDS
+    """Time in seconds that a training process has to end after SIGTERM."""
 
     def __init__(self, num_mega_batches: int, at_once: int | None = None, scalars: RunScalars | None = None):
         self._start = warm_start(IMPORTED)
@@ -98,14 +102,17 @@ class LocalProcesses:
             statuses = run_processes(processes, self._slots(num_jobs))
         return dict(zip(jobs, statuses, strict=True))
 
+    def check_free(self, stage: Stage) -> None:
+        """Do nothing: no other process has been asked to train members of the stage."""
+
     def member_job(self, command: list[str], log: Path) -> Job:
         """Return the process that trains a member."""
         return Job(
             command,
             log,
-            environment={**ON_THIS_MACHINE, **SAFE_PATH},
+            environment={**ON_THIS_MACHINE, **SAFE_PATH, JOB_VARIABLE: os.environ.get("SLURM_JOB_ID")},
             start=self._start,
-            grace_seconds=STOP_SECONDS,
+            grace_seconds=self.stop_seconds,
         )
 
     def _slots(self, num_jobs: int) -> list[dict[str, str]]:

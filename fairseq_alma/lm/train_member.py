@@ -45,8 +45,9 @@ from launch.local import killed_with
 STOPPED = 128 + signal.SIGTERM
 """Exit status after SIGTERM, if a checkpoint was written. Shells show this number for a process ended by SIGTERM."""
 
-UPDATES_PER_CHECK = 10
-"""Number of updates between two broadcasts that tell all processes of a training whether to write a checkpoint.
+SECONDS_PER_CHECK, MAX_UPDATES_PER_CHECK = 2.0, 10
+"""Longest time, and largest number of updates, between two broadcasts that tell all processes of a training whether to
+write a checkpoint.
 
 If several processes train a member, the first process decides and tells the others. The broadcast is not sent after
 every update, because it takes time."""
@@ -67,6 +68,9 @@ class Checkpoints:
         self._saved = time.monotonic()
         self._saved_at = 0
         self._must_stop = False
+        # With several processes: the number of updates at the next broadcast, and the time and the number of updates at
+        # the last one.
+        self._next_check, self._checked, self._checked_at = 0, time.monotonic(), 0
         self._validate_and_save = fairseq_train.validate_and_save
 
     def validate_and_save(
@@ -123,12 +127,18 @@ class Checkpoints:
         """
         answers = [self._must_stop or time.monotonic() - self._saved > self._seconds, self._must_stop]
         if world_size > 1:
-            if num_updates % UPDATES_PER_CHECK:
+            if num_updates < self._next_check:
                 return False, False
+            now = time.monotonic()
+            seconds_per_update = (now - self._checked) / max(1, num_updates - self._checked_at)
+            self._checked, self._checked_at = now, num_updates
+            interval = max(1, min(MAX_UPDATES_PER_CHECK, int(SECONDS_PER_CHECK / max(seconds_per_update, 1e-6))))
             device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-            broadcast = torch.tensor(answers, dtype=torch.int32, device=device)
+            broadcast = torch.tensor([*answers, interval], dtype=torch.int32, device=device)
             torch.distributed.broadcast(broadcast, src=0)
-            answers = [bool(answer) for answer in broadcast.tolist()]
+            *told, interval = broadcast.tolist()
+            answers = [bool(answer) for answer in told]
+            self._next_check = num_updates + interval
         return answers[0], answers[1]
 
     def save(self, cfg: DictConfig, trainer: Any, epoch_itr: Any, val_loss: float | None) -> str | None:

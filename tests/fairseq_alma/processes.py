@@ -14,6 +14,9 @@ class NoProcesses:
         self.commands: list[list[str]] = []
         self.configs: list[DictConfig] = []
 
+    def check_free(self, stage):
+        pass
+
     def num_devices(self, num_jobs):
         return 1
 

@@ -101,6 +101,9 @@ class ForkedProcesses:
 
     kind, memory, num_nodes = "cpu", None, 1
 
+    def check_free(self, stage):
+        pass
+
     def num_devices(self, num_jobs):
         return 1
 

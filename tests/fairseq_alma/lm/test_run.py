@@ -264,9 +264,12 @@ def test_a_run_whose_loss_is_not_finite_continues_with_another_learning_rate(str
     before = (out / "ledger.jsonl").read_bytes()
     assert run_command("alma-lm", *first, "lr=0.001").returncode == 0  # the run now has these settings
     assert (out / "ledger.jsonl").read_bytes() == before
-    result = run_command("alma-lm", *first, "lr=0.001", "experts=8", "fork=true")
-    assert result.returncode == 2
-    assert "fork=true" not in result.stderr
+    for more in ("experts=8", "lr=0.1"):  # not for a fork; the run is finished
+        result = run_command("alma-lm", *first, "lr=0.001", more, "fork=true")
+        assert result.returncode == 2
+        assert "other settings" in result.stderr
+        assert "add fork=true" not in result.stderr
+    assert json.loads((out / "settings.json").read_text()) == settings
 
 
 def test_a_run_in_use_is_not_entered(run, stream, tmp_path):

@@ -87,7 +87,7 @@ def test_members_of_an_ensemble_are_jobs_of_their_own_that_run_at_the_same_time(
     assert submit(stream, out, *settings, "launch.sbatch=--exclusive").returncode == 0
     slurm.wait_for(lambda: {job.nodes for job in JobFolder(out).queued() if job.state == "RUNNING"} == set(NODES), 120)
     shown = run_command("alma-lm", "status", out).stdout
-    assert "the jobs above continue the run" in shown
+    assert "its jobs continue the run" in shown
     assert shown.count("running") == 2
     wait_until_no_job_is_left(slurm, out)
     same_rows(rows_without_seconds(out), whole(stream, tmp_path / "local", *settings))
@@ -150,6 +150,30 @@ def test_an_interrupted_chain_ends_with_the_ledger_of_an_uninterrupted_run(slurm
     text = log.read_text()
     assert "checkpoint_last.pt" in text
     assert set(states(out).values()) <= {"done", "stopped", "submitted"}, logs(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["time limit", "cancelled"])
+def test_a_stage_on_two_nodes_saves_when_it_is_stopped_and_continues(slurm, stream, tmp_path, how):
+    settings = [setting for setting in SMALL if not setting.startswith(("updates=", "batch_size="))]
+    settings += ["batch_size=4", "mega_batches=1", "updates=600"]
+    out = tmp_path / "run"
+    assert submit(stream, out, *settings, "launch.nodes=2").returncode == 0
+    log = out / "stages/stage_001/member_1/log.txt"
+    slurm.wait_for(lambda: log.exists() and log.read_bytes().count(b'"num_updates"') > 2, 120)
+    (job,) = [job.id for job in JobFolder(out).queued()]
+    if how == "time limit":
+        slurm.run("scancel", "--batch", "--signal=USR1", job)
+    else:
+        assert run_command("alma-lm", "cancel", out).returncode == 0
+        assert (log.parent / "checkpoint_last.pt").exists()
+        # It continues on one node.
+        assert submit(stream, out, *settings, "launch.nodes=1").returncode == 0
+    wait_until_no_job_is_left(slurm, out)
+    assert rows_without_seconds(out)[-1]["num_updates"] == 600, logs(out)
+    resumed = [line for line in log.read_text().splitlines() if "Loaded checkpoint" in line and "_last.pt" in line]
+    assert all("@ 0 updates" not in line for line in resumed)
+    assert resumed
 
 
 def test_cancel_ends_a_run_on_this_machine_and_status_names_its_process(stream, tmp_path):

@@ -22,7 +22,7 @@ __all__ = ["stream"]
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.slow]
 
 NUM_KILLS = 20
-SETTINGS = (*(setting for setting in ENS if not setting.startswith("updates=")), "updates=150")
+SETTINGS = (*(setting for setting in ENS if not setting.startswith("updates=")), "updates=400")
 
 
 def processes_of(out: Path, *words: str) -> list[int]:
@@ -99,7 +99,7 @@ def test_a_chain_that_is_killed_everywhere_at_random_ends_with_the_right_ledger(
                 result = submit(stream, out, *SETTINGS)
                 assert result.returncode == 0, result.stderr
                 submissions += 1
-        time.sleep(choose.uniform(0.5, 6))
+        time.sleep(choose.uniform(0.2, 4))
         if sum(done.values()) < NUM_KILLS:
             # Take the ways in turn, so that none of them is left out, and a way that finds nothing again later.
             way = min(ways, key=lambda name: (done[name], choose.random()))
