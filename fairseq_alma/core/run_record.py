@@ -238,9 +238,11 @@ class RunRecord:
         forkable: Sequence[str],
         fork: bool,
     ) -> None:
-        """Raise RunError if the settings of the run differ, unless the run can be forked or has not begun.
+        """Compare the settings with those in settings.json, and fork the run if necessary.
 
-        For the arguments, see the class.
+        If the settings differ and no step is finished, delete the files of unfinished steps and accept the new
+        settings. If a step is finished, fork the run (see `fork` of the class), or raise RunError if it cannot be
+        forked. For the arguments, see the class.
         """
         if self.ledger.path.exists() and not (self.folder / "settings.json").exists():
             raise RunError(
@@ -275,13 +277,13 @@ class RunRecord:
         unfinished = [path for path in self.stage_folder(k).iterdir() if path.name not in ("grow", "grow.done.json")]
         for path in unfinished:
             if (holder := holder_of(path)) is not None:
-                raise RunError(f"{path} is in use by {holder}: end it before you change the settings of the run")
+                raise RunError(f"{path} is in use by {holder}: stop it before you change the settings of the run")
         for path in unfinished:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if k > 1:  # otherwise, no stage was trained with the old settings
             earlier = self._forks.get(str(k), {})
             changes = {name: [earlier.get(name, values)[0], values[1]] for name, values in changed.items()}
-            # A setting that was changed back to its old value is no change.
+            # Drop settings that were changed back to their old values.
             changes = {name: values for name, values in {**earlier, **changes}.items() if values[0] != values[1]}
             self._forks.pop(str(k), None)
             if changes:
@@ -324,7 +326,7 @@ def other_settings_message(folder: Path, differing: Sequence[str], fork_at: int 
     Args:
         folder: the run folder.
         differing: the return value of `differing_settings`.
-        fork_at: the stage from which on the run could have the new settings; None if it cannot be forked.
+        fork_at: index of the first stage that would use the new settings; None if the run cannot be forked.
     """
     advice = "Use the same settings to continue this run, or choose another out= for a new run."
     if fork_at is not None:

@@ -1,4 +1,4 @@
-"""A dataset of token blocks, whose batches can be divided evenly among ranks.
+"""A dataset of token blocks, whose batches can be divided evenly among ranks. A block is one sequence of a batch.
 
 A rank is one of the processes that train one model together, each on its own device.
 """
@@ -12,12 +12,13 @@ from torch.utils.data import get_worker_info
 
 
 def divide(order: np.ndarray, batch_size: int, num_ranks: int) -> list[list[int]]:
-    """Return batches of the blocks in `order`. Their number is a multiple of `num_ranks`.
+    """Return batches of the blocks in `order`. The number of batches is a multiple of `num_ranks`.
 
-    The batches are consecutive parts of `order`. In one pass, each rank gets one batch. All passes but the last have
-    `batch_size` blocks for each rank. If the blocks that are left for the last pass are too few for this, they are
-    divided evenly among the ranks; if they are fewer than the ranks, copies of the first blocks are added. So the ranks
-    together read the blocks in the same order, whatever their number and `batch_size`.
+    The batches are consecutive parts of `order`. In each forward pass, each rank gets one batch. In all forward passes
+    but the last, each batch has `batch_size` blocks. The blocks that are left for the last forward pass are divided
+    into batches of `batch_size` and a smaller one. If this gives fewer batches than ranks, the blocks are divided
+    evenly among the ranks instead. If there are fewer blocks than ranks, copies of the first blocks are added. All ranks
+    together therefore read the blocks in the same order for every `num_ranks` and `batch_size`.
 
     Args:
         order: indices of the blocks.
@@ -68,8 +69,8 @@ class Blocks(MonolingualDataset):
         the batch to the device. The model and the task can read them without waiting for the device.
         """
         if get_worker_info() is not None:
-            # A scheduler sends SIGTERM to all processes. The training saves a checkpoint then, and needs further
-            # batches until all its processes have stopped. When the training ends, its worker processes end, too.
+            # Ignore SIGTERM in data loader workers. A scheduler sends it to all processes, but the training processes
+            # still need batches until all of them have saved a checkpoint and stopped. The workers end with them.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         batch = super().collater(samples)
         if batch:

@@ -23,7 +23,7 @@ from fairseq_alma.core.protocol import Stage
 LOG_RECORD = re.compile(r"\| INFO \| (train_inner|valid) \| (\{.*\})")
 
 RESUMED = re.compile(r"Loaded checkpoint \S*checkpoint_last\.pt \(epoch \d+ @ (\d+) updates\)")
-"""Line of a log with which a training continues from a checkpoint, and the number of updates in the checkpoint."""
+"""Matches the log line that fairseq writes when it resumes from a checkpoint. Group 1 is the checkpoint's update."""
 
 SECONDS_BETWEEN_LINES = 15
 """If the output is not a terminal, the minimum time in seconds between two printed lines about the same member."""
@@ -136,7 +136,7 @@ def _point_in(line: str) -> tuple[_Point, dict[str, Any]] | None:
 
 
 def _points_in(log: Path, up_to: int | None = None) -> Iterator[_Point]:
-    """Return the perplexities in a log. If an update was computed again, because a training was killed, the last one.
+    """Return the perplexities in a log. If an update was repeated after a crash, return only its last perplexity.
 
     Args:
         log: log of a member.

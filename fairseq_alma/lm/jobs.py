@@ -119,13 +119,13 @@ def print_jobs(jobs: JobFolder) -> str:
         queued = {job.id: job for job in jobs.queued()}
         unknown = ""
     except SlurmError as error:
-        queued, unknown = {}, f"as last recorded, because Slurm cannot be asked: {error}"
+        queued, unknown = {}, f"last recorded state; Slurm did not answer: {error}"
     records = {record.id: record for record in jobs.records()}
     for job in queued.values():
         # A job that was submitted by a process that was killed before it wrote the record.
         records.setdefault(job.id, JobRecord(job.id, job.comment.rpartition("#")[2], ""))
     table = Table(title=f"jobs of {jobs.run}", title_justify="left")
-    for column in ("job", "does", "state", "why or where", "log"):
+    for column in ("job", "step", "state", "reason or nodes", "log"):
         table.add_column(column, overflow="fold")
     for record in records.values():
         table.add_row(record.id, record.step, *_state(record, queued.get(record.id), unknown), record.log)
@@ -139,8 +139,8 @@ def what_they_do(queued: Sequence[QueuedJob]) -> str:
     if not queued:
         return ""
     if any(job.comment.rpartition("#")[2] == RUN_STEP for job in queued):
-        return "its jobs continue the run"
-    return "its jobs train members, but no job continues the run: run the training command again when they have ended"
+        return "the queued jobs continue the run"
+    return "the queued jobs train members, but none continues the run: when they end, run the training command again"
 
 
 def _state(record: JobRecord, queued: QueuedJob | None, unknown: str) -> tuple[str, str]:
@@ -159,14 +159,14 @@ def _state(record: JobRecord, queued: QueuedJob | None, unknown: str) -> tuple[s
         return "not started", "it was cancelled, or a job before it has failed"
     if record.state == "stopped":
         return "cancelled", record.reason
-    return "lost", "it ended without a report: killed, or at its time limit; its log may say more"
+    return "lost", "the job ended without recording a result: it was killed or reached its time limit. See its log"
 
 
 def cancel_runs(folder: Path) -> int:
     """End all runs in `folder` that are pending or running, and wait until they have ended. Return the exit status.
 
-    Runs in Slurm jobs are cancelled by scancel, and a process on this machine gets SIGTERM. Before they end, they save
-    what they are training.
+    Pending jobs are cancelled. Running jobs, and processes on this machine, get SIGTERM and save a checkpoint before
+    they end.
 
     Raises:
         RunError: if there is no run, if a run cannot be cancelled from here, or does not end in time.
@@ -203,7 +203,7 @@ def _cancel(jobs: JobFolder) -> bool:
         if time.monotonic() > end:
             with suppress(SlurmError):
                 cancel([job.id for job in queued])
-            raise RunError(f"{jobs.run} has not ended within {CANCEL_SECONDS:.0f} seconds: give the command again")
+            raise RunError(f"{jobs.run} has not ended within {CANCEL_SECONDS:.0f} seconds: run alma-lm cancel again")
         time.sleep(POLL_SECONDS)
     return is_found
 
@@ -219,7 +219,7 @@ def _queued_if_any(jobs: JobFolder) -> list[QueuedJob]:
     try:
         return jobs.queued()
     except SlurmError as error:
-        raise RunError(f"the jobs of {jobs.run} are not known: {error}") from error
+        raise RunError(f"cannot get the jobs of {jobs.run} from Slurm: {error}") from error
 
 
 def follow_logs(folder: Path) -> int:

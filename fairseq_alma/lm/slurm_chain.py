@@ -73,7 +73,7 @@ class Chain:
         write_json(self.jobs.chain, {**stored, "command": self.command, "group": self.group})
 
     def submit_run(self, after: Sequence[str] = ()) -> str:
-        """Submit a run job, which starts when all jobs in `after` have ended well. Return its id."""
+        """Submit a run job, which starts when all jobs in `after` have succeeded. Return its id."""
         options = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
         job = self._submit(RUN_STEP, f"run {shlex.quote(self.settings.out)}", [*options, self._output("run-%j.log")])
         self.jobs.write(JobRecord(job, RUN_STEP, str(self.jobs.folder / f"run-{job}.log")))
@@ -150,7 +150,7 @@ class SlurmProcesses(LocalProcesses):
             raise HandedOver(self._hand_over(stage.index, sorted(jobs)))
         except SlurmError as error:
             raise StageError(
-                f"the jobs of stage {stage.index} cannot be submitted: {error}. Give the same command again to continue"
+                f"the jobs of stage {stage.index} cannot be submitted: {error}. Run the same command again to continue"
             ) from error
 
     def check_free(self, stage: Stage) -> None:
@@ -167,7 +167,9 @@ class SlurmProcesses(LocalProcesses):
             if any(job.comment.rpartition("#")[2] == step for job in self._chain.jobs.queued()):
                 raise HandedOver(self._hand_over(stage.index, []))
         except SlurmError as error:
-            raise StageError(f"the jobs of stage {stage.index} are not known: {error}") from error
+            raise StageError(
+                f"cannot get the jobs of stage {stage.index} from Slurm, or submit them: {error}"
+            ) from error
 
     def _hand_over(self, stage_index: int, numbers: Sequence[int]) -> str:
         """Submit the jobs that continue the run, unless they are queued already. Return what they are.
@@ -244,9 +246,9 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
             one = LanguageModelSettings.from_mapping({**settings.to_json(), "seed": seed, "seeds": 1, "out": out})
             group = (settings.out, seeds)
         _submit_one(Chain(one, slurm, tuple(sys.argv), group), num_mega_batches)
-    print(f"alma-lm status {settings.out}    the ledger and the jobs")
-    print(f"alma-lm logs {settings.out}      what they print")
-    print(f"alma-lm cancel {settings.out}    end them")
+    print(f"alma-lm status {settings.out}    show the ledger and the jobs")
+    print(f"alma-lm logs {settings.out}      print and follow the logs")
+    print(f"alma-lm cancel {settings.out}    cancel the jobs")
 
 
 def _submit_one(chain: Chain, num_mega_batches: int) -> None:
@@ -264,7 +266,7 @@ def _submit_one(chain: Chain, num_mega_batches: int) -> None:
             return
         with Lease(run):
             chain.store()
-            print(f"{run} is job {chain.submit_run()}")
+            print(f"{run}: submitted job {chain.submit_run()}")
     except SlurmError as error:
         raise StageError(f"{run} cannot be submitted: {error}") from error
 

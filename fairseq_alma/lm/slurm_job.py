@@ -34,7 +34,7 @@ from launch.local import run_processes
 from launch.slurm import SlurmError, is_preempted, requeue
 
 MAX_STARTS_WITHOUT_PROGRESS = 4
-"""A job that reaches its time limit this many times, one after the other, without a new checkpoint or a finished step
+"""A job that reaches its time limit this many times in a row without a new checkpoint or a finished step
 is not put back into the queue again."""
 
 
@@ -77,7 +77,7 @@ class SlurmJob:
             except AlmaError as error:
                 return self._failed(str(error))
             except OSError as error:
-                return self._failed(f"{error}: free space on the disk or fix the cause, then give the command again")
+                return self._failed(f"{error}: free space on the disk or fix the cause, then run the command again")
             except BaseException as error:
                 self._failed(f"{type(error).__name__}: {error}")
                 raise
@@ -93,16 +93,16 @@ class SlurmJob:
         if signal.SIGUSR1 not in signals and not self._is_preempted():
             # If the job was preempted without a grace time, Slurm itself puts it back into the queue.
             name = signal.Signals(signals[0]).name if signals else "another process, which has taken over the run"
-            self._end("stopped", f"stopped by {name}; what was being trained is saved")
+            self._end("stopped", f"stopped by {name}; the training can be resumed from its last checkpoint")
             return 1
         starts = 0 if self._has_progress() else self._record.starts_without_progress + 1
         if starts >= MAX_STARTS_WITHOUT_PROGRESS:
             return self._failed(
-                f"the job has reached its time limit {starts} times without a checkpoint or a finished step: give it "
-                f"more time (launch.time=), and give the same command again to continue"
+                f"the job was stopped at its time limit {starts} times in a row without a new checkpoint or a finished "
+                f"step: give it more time (launch.time=), and run the same command again to continue"
             )
         self._record = replace(self._record, starts_without_progress=starts)
-        self._end("requeued", "the job has reached its time limit, or is preempted")
+        self._end("requeued", "the job reached its time limit or was preempted")
         try:
             requeue(os.environ["SLURM_JOB_ID"])
         except SlurmError as error:

@@ -29,9 +29,9 @@ class SlurmSettings(Settings):
     gpus_per_node: str | int | None = None
     """GPUs of each node, for example `8` or `h100:8`. By default no GPUs."""
     cpus_per_task: Count | None = None
-    """CPU cores of each node."""
+    """CPU cores per node (each node runs one task). By default the default of the cluster."""
     mem: str | int | None = None
-    """Memory of each node."""
+    """Memory per node, for example `64G`; 0: all memory of the node. By default the default of the cluster."""
     sbatch: str = ""
     """Further options of sbatch, written as on its command line."""
     setup: str = ""

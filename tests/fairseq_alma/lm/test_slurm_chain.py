@@ -87,7 +87,7 @@ def test_members_of_an_ensemble_are_jobs_of_their_own_that_run_at_the_same_time(
     assert submit(stream, out, *settings, "launch.sbatch=--exclusive").returncode == 0
     slurm.wait_for(lambda: {job.nodes for job in JobFolder(out).queued() if job.state == "RUNNING"} == set(NODES), 120)
     shown = run_command("alma-lm", "status", out).stdout
-    assert "its jobs continue the run" in shown
+    assert "the queued jobs continue the run" in shown
     assert shown.count("running") == 2
     wait_until_no_job_is_left(slurm, out)
     same_rows(rows_without_seconds(out), whole(stream, tmp_path / "local", *settings))
