@@ -17,8 +17,8 @@ def divide(order: np.ndarray, batch_size: int, num_ranks: int) -> list[list[int]
     The batches are consecutive parts of `order`. In each forward pass, each rank gets one batch. In all forward passes
     but the last, each batch has `batch_size` blocks. The blocks that are left for the last forward pass are divided
     into batches of `batch_size` and a smaller one. If this gives fewer batches than ranks, the blocks are divided
-    evenly among the ranks instead. If there are fewer blocks than ranks, copies of the first blocks are added. All ranks
-    together therefore read the blocks in the same order for every `num_ranks` and `batch_size`.
+    evenly among the ranks instead. If there are fewer blocks than ranks, copies of the first blocks are added. So all
+    ranks together read the blocks in the same order for every `num_ranks` and `batch_size`.
 
     Args:
         order: indices of the blocks.
