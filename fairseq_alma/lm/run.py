@@ -158,16 +158,25 @@ def hydra_main(config: DictConfig) -> float:
     return run_job("alma-lm", config, run, OTHER_KEYS)
 
 
-def main() -> None:
-    """Run the command alma-lm."""
-    # If alma-lm is started with `python -m`, it may run in a fork of a server process that has already imported
-    # fairseq_cli. That import has configured logging for fairseq-train, so replace this configuration (force=True).
-    logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), force=__name__ == "__main__")
+def hide_messages_of_libraries(force: bool = True) -> None:
+    """Configure logging and warnings, so that messages of libraries that users cannot act on are not printed.
+
+    Args:
+        force: whether to replace an existing configuration of logging.
+    """
+    logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper(), force=force)
     if "PYTHONWARNINGS" not in os.environ:
         # Hide the warnings that fairseq and fairscale use deprecated features of torch and Hydra, because users of
         # alma-lm cannot change the code of fairseq and fairscale.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra|torch|fairseq")
+
+
+def main() -> None:
+    """Run the command alma-lm."""
+    # If alma-lm is started with `python -m`, it may run in a fork of a server process that has already imported
+    # fairseq_cli. That import has configured logging for fairseq-train, so replace this configuration.
+    hide_messages_of_libraries(force=__name__ == "__main__")
     assert __doc__ is not None
     Command(
         "alma-lm",

@@ -28,7 +28,7 @@ from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import mean_and_standard_error
 from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.jobs import RUN_STEP, JobRecord, JobState
-from fairseq_alma.lm.run import WHEN_STOPPED, run_seeds
+from fairseq_alma.lm.run import WHEN_STOPPED, hide_messages_of_libraries, run_seeds
 from fairseq_alma.lm.slurm_chain import Chain, HandedOver, SlurmProcesses, this_job
 from launch.local import run_processes
 from launch.slurm import SlurmError, is_preempted, requeue
@@ -104,7 +104,8 @@ class SlurmJob:
         self._record = replace(self._record, starts_without_progress=starts)
         self._end("requeued", "the job reached its time limit or was preempted")
         try:
-            requeue(os.environ["SLURM_JOB_ID"])
+            # Not SLURM_JOB_ID: for the last task of an array, this is the id of the whole array.
+            requeue(this_job())
         except SlurmError as error:
             return self._failed(f"the job has reached its time limit, and cannot be put back into the queue: {error}")
         return 1
@@ -115,7 +116,7 @@ class SlurmJob:
         If the job ended in this time without being put back into the queue, Slurm would count it as failed.
         """
         try:
-            return is_preempted(os.environ["SLURM_JOB_ID"])
+            return is_preempted(this_job())
         except SlurmError:
             return False
 
@@ -162,12 +163,17 @@ def train_member(chain: Chain, stage_index: int, number: int) -> str:
     Raises:
         StageError: if the training fails.
     """
+    from fairseq_alma.checkpoints import LAST, num_updates, read_checkpoint
     from fairseq_alma.lm.member import CONFIG, DONE
     from fairseq_alma.lm.stage_processes import TRAIN_MEMBER
 
     folder = chain.jobs.run / "stages" / f"stage_{stage_index:03d}" / f"member_{number}"
-    if (folder / DONE).exists():
+    config = OmegaConf.load(folder / CONFIG)
+    last = read_checkpoint(folder / LAST)
+    # fairseq would do one more update with a training that has ended.
+    if (folder / DONE).exists() or (last is not None and num_updates(last) >= config.optimization.max_update):
         return "the member was trained already"
+    del last
     log = folder / "log.txt"
     log_size = log.stat().st_size if log.exists() else 0
     minutes = str(chain.settings.checkpoint_minutes)
@@ -177,8 +183,7 @@ def train_member(chain: Chain, stage_index: int, number: int) -> str:
     (status,) = run_processes([SlurmProcesses(chain, 0).member_job(command, log)])
     assert status is not None
     if status != 0:
-        batch_size = OmegaConf.load(folder / CONFIG).dataset.batch_size
-        raise StageError(failure_message(log, log_size, status, chain.settings.lr, batch_size, 1))
+        raise StageError(failure_message(log, log_size, status, chain.settings.lr, config.dataset.batch_size, 1))
     return f"trained in {time.monotonic() - start:.0f} s"
 
 
@@ -193,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     member.add_argument("stage", type=int)
     member.add_argument("number", type=int)
     arguments = parser.parse_args(argv)
+    hide_messages_of_libraries()
     chain = Chain.load(arguments.run)
     if arguments.kind == "run":
         return SlurmJob(chain, RUN_STEP).do(lambda: continue_run(chain))
