@@ -134,7 +134,10 @@ class LocalSlurm:
                 os.kill(int(path.read_text()), signal.SIGTERM)
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
-                if f"SLURM_CONF={self.environment['SLURM_CONF']}\0".encode() in path.read_bytes():
+                environment, name = path.read_bytes(), (path.parent / "comm").read_text()
+                is_ours = f"SLURM_CONF={self.environment['SLURM_CONF']}\0".encode() in environment
+                # Not the processes that tests have started outside jobs, which other tests may still use.
+                if is_ours and (b"SLURM_JOB_ID=" in environment or name.startswith("slurm")):
                     os.kill(int(path.parent.name), signal.SIGKILL)
 
     def run(self, *command: str) -> str:

@@ -85,6 +85,9 @@ class RunRecord:
         self._forks: dict[str, dict[str, list[Any]]] = (
             read_json(settings_file).get("forks", {}) if settings_file.exists() else {}
         )
+        self._rows = self.ledger.rows()
+        self._num_mega_batches = len(digests)
+        fork_at = self._check_same_settings(settings, [*free, "forks"], defaults or {}, forkable, fork)
         arrivals = self._read_arrivals()
         known = arrivals["digests"]
         if known != list(digests[: len(known)]):
@@ -96,9 +99,8 @@ class RunRecord:
                 f"the run in {self.folder} used another stream: mega-batch {t} {how}. "
                 f"Use the original stream, or choose another out="
             )
-        self._rows = self.ledger.rows()
-        self._num_mega_batches = len(digests)
-        self._check_same_settings(settings, [*free, "forks"], defaults or {}, forkable, fork)
+        if fork_at is not None:
+            self._fork(*fork_at)
         # Mega-batches may have been added to the stream since the run was started. So store the new list of digests.
         self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
         if on_rows and 1 < len(self._rows) <= len(digests):
@@ -237,12 +239,12 @@ class RunRecord:
         defaults: Mapping[str, Any],
         forkable: Sequence[str],
         fork: bool,
-    ) -> None:
-        """Compare the settings with those in settings.json, and fork the run if necessary.
+    ) -> tuple[int, dict[str, list[Any]]] | None:
+        """Compare the settings with those in settings.json.
 
         If the settings differ and no step is finished, delete the files of unfinished steps and accept the new
-        settings. If a step is finished, fork the run (see `fork` of the class), or raise RunError if it cannot be
-        forked. For the arguments, see the class.
+        settings. If a step is finished, return the arguments of `_fork`, or raise RunError if the run cannot be forked.
+        For the arguments, see the class.
         """
         if self.ledger.path.exists() and not (self.folder / "settings.json").exists():
             raise RunError(
@@ -262,7 +264,8 @@ class RunRecord:
             can_fork = len(changed) == len(differing) and len(self._rows) <= self._num_mega_batches
             if not (fork and can_fork):
                 raise RunError(other_settings_message(self.folder, differing, k if can_fork else None))
-            self._fork(k, changed)
+            return k, changed
+        return None
 
     def _fork(self, k: int, changed: dict[str, list[Any]]) -> None:
         """Use other settings from stage k on, which is not finished. Delete what stage k has trained so far.

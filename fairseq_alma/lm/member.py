@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -127,7 +127,7 @@ class MemberTraining:
 
         If the stage was interrupted before, finished members are not trained again, and started members are resumed.
         A member that another process is training is left to that process; the others are trained.
-        With the setting `share`, members that another run has trained in the same way are copied, not trained.
+        With the setting `share`, members that another run has trained in the same way are copied.
 
         Args:
             stage: the data to train on and the folder to write to.
@@ -137,8 +137,8 @@ class MemberTraining:
             For each member number, the checkpoint with the best validation perplexity and the cost of the training.
 
         Raises:
-            StageError: if the training of a member failed (the message contains the last error in its log), or if
-                another process is training a member. The error is raised after all jobs have ended.
+            StageError: after all jobs have ended, if the training of a member failed (the message contains the last
+                error in its log), or if another process is training a member.
         """
         self._processes.check_free(stage)
         updates = updates_of_stage(self.settings, stage)
@@ -168,9 +168,8 @@ class MemberTraining:
         for member, start in starts.items():
             if member.number in busy:
                 continue
-            folder = self._folder(stage, member)
-            done, status = folder / DONE, statuses.get(member.number, 0)
-            if not done.exists():
+            folder, status = self._folder(stage, member), statuses.get(member.number, 0)
+            if not (done := folder / DONE).exists():
                 if status is None:
                     continue
                 if status != 0 or not self._is_trained(folder, updates):
@@ -181,9 +180,7 @@ class MemberTraining:
             _remove_leftovers(folder)
             trained[member.number] = (folder / BEST, Spent(**read_json(done)))
         if failures:
-            failed = {status for status in statuses.values() if status}
-            kind = StoppedError if failed and failed <= {*STOPPED} and not busy else StageError
-            raise kind("\n".join(failures))
+            raise _error_for(failures, statuses.values(), bool(busy))
         return trained
 
     def _prepare(
@@ -341,6 +338,19 @@ class MemberTraining:
             train_seconds=round(float(last["extra_state"]["previous_training_time"]) - seconds_before, 3),
             validation_flops=forward_flops.total(validation["tokens"], validation["token_pairs"]),
         )
+
+
+def _error_for(failures: Sequence[str], statuses: Collection[int | None], is_busy: bool) -> StageError:
+    """Return the error for the failed members of a stage.
+
+    Args:
+        failures: one message for each failed member.
+        statuses: exit statuses of the training processes.
+        is_busy: whether another process trains a member.
+    """
+    failed = {status for status in statuses if status}
+    kind = StoppedError if failed and failed <= {*STOPPED} and not is_busy else StageError
+    return kind("\n".join(failures))
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -39,7 +39,7 @@ def test_six_runs_are_jobs_and_a_preempted_one_continues_and_failed_ones_cost_no
                          "--wrap=sleep 1", folder=tmp_path)  # fmt: skip
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors[-3000:]
-    assert slurm.job(other)["JobState"] == "COMPLETED"
+    slurm.wait_for(lambda: slurm.job(other)["JobState"] == "COMPLETED")
     local = start(tmp_path / "local")
     local.communicate(timeout=300)
     assert local.returncode == 0

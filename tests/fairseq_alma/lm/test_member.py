@@ -72,8 +72,8 @@ def test_a_stage_begun_on_other_devices_is_continued_and_not_shared(stream, tmp_
     untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
     write_checkpoint({**require_checkpoint(untrained), "last_optimizer_state": {}}, folder / "checkpoint_last.pt")
     assert begin(Devices(4)) == on_four
-    assert begin(Devices(2)) == {"kind": "cpu", "devices": 2, "key": None}
-    assert begin(Devices(4, memory=1 << 40)) == {"kind": "cuda", "devices": 4, "key": None}
+    assert begin(Devices(2)) == {"kind": "cpu", "devices": 2, "batch_size": 1, "key": None}
+    assert begin(Devices(4, memory=1 << 40)) == {"kind": "cuda", "devices": 4, "batch_size": 1, "key": None}
 
 
 def test_with_a_larger_capacity_factor_fewer_sequences_fit(stream, tmp_path):

@@ -269,7 +269,7 @@ def test_a_run_whose_loss_is_not_finite_continues_with_another_learning_rate(str
         assert result.returncode == 2
         assert "other settings" in result.stderr
         assert "add fork=true" not in result.stderr
-    assert json.loads((out / "settings.json").read_text()) == settings
+    assert json.loads((out / "settings.json").read_text())["forks"] == settings["forks"]
 
 
 def test_a_run_in_use_is_not_entered(run, stream, tmp_path):

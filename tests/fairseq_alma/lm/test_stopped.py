@@ -136,4 +136,3 @@ def test_two_ranks_save_one_checkpoint_after_sigterm_and_both_end(stream, tmp_pa
     assert [process.wait(60) for process in processes] == [STOPPED, STOPPED], texts
     updates = num_updates(read_checkpoint(folder / "checkpoint_last.pt"))
     assert updates > 0
-    assert updates % 10 == 0
