@@ -3,12 +3,10 @@
 A rank is one of the processes that train one model together, each on its own device.
 """
 
-import signal
 from typing import Any
 
 import numpy as np
 from fairseq.data import MonolingualDataset
-from torch.utils.data import get_worker_info
 
 
 def divide(order: np.ndarray, batch_size: int, num_ranks: int) -> list[list[int]]:
@@ -68,10 +66,6 @@ class Blocks(MonolingualDataset):
         ids of the blocks. Both entries are Python objects and not tensors, so they stay on the host when fairseq moves
         the batch to the device. The model and the task can read them without waiting for the device.
         """
-        if get_worker_info() is not None:
-            # Ignore SIGTERM in data loader workers. A scheduler sends it to all processes, but the training processes
-            # still need batches until all of them have saved a checkpoint and stopped. The workers end with them.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         batch = super().collater(samples)
         if batch:
             batch["net_input"]["has_padding"] = batch["ntokens"] < batch["target"].numel()

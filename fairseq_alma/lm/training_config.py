@@ -98,8 +98,9 @@ class TrainingConfigs:
             # Otherwise, fairseq would not validate a checkpoint that it saves after the last update of an epoch.
             "validate_interval_updates": interval,
             "best_checkpoint_metric": "ppl",
-            # A worker process reads the data, to leave the main process to the GPU. On a CPU, a thread is enough.
-            "num_workers": 0 if self.memory is None else 1,
+            # A thread reads the data ahead (fairseq's data_buffer_size). A scheduler would end a worker process by
+            # SIGTERM, before the training has saved its checkpoint.
+            "num_workers": 0,
             "log_format": "json",
             "log_interval": max(1, min(100, updates // 50)),
             # By default, the first process sends the checkpoint to the others, in a format that torch.load refuses.
