@@ -1,5 +1,9 @@
 """What precision=auto means: measured for a new run, and recorded for a continued one."""
 
+import contextlib
+import subprocess
+import sys
+
 import pytest
 
 from fairseq_alma.core.errors import SettingError
@@ -39,3 +43,14 @@ def test_a_continued_run_keeps_what_it_was_started_with(tmp_path, recorded, expe
 def test_another_precision_is_refused(tmp_path):
     with pytest.raises(SettingError, match=r"precision='fp8' is not one of auto, float32, bfloat16"):
         settings(tmp_path, precision="fp8")
+
+
+def test_the_choice_does_not_depend_on_other_processes_on_the_machine():
+    busy = "import torch\nprint(flush=True)\nx = torch.randn(1000, 1000)\nwhile True: x @ x"
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            process = subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            assert process.stdout.readline()
+        assert len({fastest_precision() for _ in range(5)}) == 1
