@@ -22,6 +22,10 @@ from fairseq_alma.core.files import unfinished_files, written_aside
 logger = logging.getLogger(__name__)
 
 LAST, BEST, CRASH = "checkpoint_last.pt", "checkpoint_best.pt", "crash.pt"
+EXPERT_DIGESTS = "expert_digests"
+"""Entry of `extra_state` in a checkpoint that was written while the experts were spread over ranks.
+
+It maps the name of each tensor [E, ...] with the weights of E experts to the SHA-256 digests of these experts."""
 DAMAGE = (
     "PytorchStreamReader",
     "mmap can only be used",

@@ -43,6 +43,9 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
     - `overflow_percent`: percentage of tokens that were dropped because their expert was full.
     - `load_entropy_bits`: entropy of the experts' load in bits, mean over the mixtures. It is log2(E) if the load
       of the E experts is even, and 0 if one expert gets all tokens.
+    - Only if the experts are spread over ranks: `busiest_rank_load`, the number of rows that the experts of the busiest
+      rank process, divided by the mean over the ranks, mean over the mixtures; and `all_to_all_seconds`, the time that
+      a rank spends in the exchange of tokens for each forward and backward pass, mean over the ranks.
 
     In validation, the loss of each token is added to the total of the expert that processed the token
     (SwitchFeedForward.charge_validation_loss). Growth copies the experts with the largest totals.
@@ -108,6 +111,12 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
                 "overflow": torch.stack([m.num_dropped for m in mixtures]).sum().double(),
                 "load_entropy": sum(_entropy_bits(m.plan.load_E) for m in mixtures) / len(mixtures) * num_tokens,
             }
+            spread = [m for m in mixtures if m.rows_N is not None]
+            if spread:
+                busiest = sum(max(m.rows_N) * len(m.rows_N) / max(1, sum(m.rows_N)) for m in spread) / len(spread)
+                # The time of this forward pass and of the last backward pass.
+                seconds = _unwrapped(model).mixtures[0].shard.group.take_seconds()
+                logging_output |= {"busiest": busiest * num_tokens, "all_to_all_seconds": seconds, "num_passes": 1}
             if loss_T is not None and self.charge_experts:
                 self._charge_experts(model, mixtures, loss_T.detach(), extra["token_mask"])
         logging_output["loss"] = loss.detach()
@@ -118,10 +127,7 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
         """In every mixture, add the loss of each token to the total of the expert that processed the token."""
         if token_mask is not None:
             loss_T = loss_T[token_mask.flatten()]
-        # Unwrap the model repeatedly, because fairseq uses two nested wrappers if several devices train the model.
-        while hasattr(model, "module"):
-            model = model.module
-        for module, output in zip(model.mixtures, mixtures, strict=True):
+        for module, output in zip(_unwrapped(model).mixtures, mixtures, strict=True):
             module.charge_validation_loss(output, loss_T)
 
     @staticmethod
@@ -144,11 +150,23 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
             metrics.log_scalar("router_z_loss", total("router_z_loss") / num_tokens, num_tokens, round=4)
             metrics.log_scalar("overflow_percent", 100 * total("overflow") / routed, routed, round=2)
             metrics.log_scalar("load_entropy_bits", total("load_entropy") / num_tokens, num_tokens, round=3)
+        num_passes = total("num_passes")
+        if num_passes:
+            metrics.log_scalar("busiest_rank_load", total("busiest") / num_tokens, num_tokens, round=3)
+            metrics.log_scalar("all_to_all_seconds", total("all_to_all_seconds") / num_passes, num_passes, round=5)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         """Return True, so that fairseq sums the logging outputs over ranks."""
         return True
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model without the wrappers that fairseq adds if several devices train it."""
+    # Unwrap the model repeatedly, because fairseq uses two nested wrappers.
+    while hasattr(model, "module"):
+        model = model.module
+    return model
 
 
 def _perplexity(bits_per_token: Any) -> float:

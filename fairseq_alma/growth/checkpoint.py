@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints import EXPERT_DIGESTS, read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import AlmaError, SettingError
 from fairseq_alma.growth.experts import RouterGrowth, grow_experts
+from fairseq_alma.modules.expert_parallel import digests_of_experts
 
 
 def growth_seed(run_seed: int, growth: int) -> int:
@@ -48,6 +49,9 @@ def grow_checkpoint(
             refuses an argument.
     """
     checkpoint, model_config = _read(source)
+    for name, digests in checkpoint["extra_state"].get(EXPERT_DIGESTS, {}).items():
+        if digests_of_experts(checkpoint["model"][name]) != digests:
+            raise SettingError(f"{source} is damaged: the experts in {name} are not those that were saved")
     try:
         checkpoint["model"] = grow_experts(checkpoint["model"], num_new, router, noise, seed)
     except SettingError as error:
@@ -58,6 +62,7 @@ def grow_checkpoint(
     if "ema" in checkpoint["extra_state"]:
         checkpoint["extra_state"]["ema"] = checkpoint["model"]
         checkpoint["extra_state"].pop("ema_fp32_params", None)
+    checkpoint["extra_state"].pop(EXPERT_DIGESTS, None)
     checkpoint.pop("last_optimizer_state", None)
     write_checkpoint(checkpoint, target)
 

@@ -25,12 +25,20 @@ def usable_devices(settings: LanguageModelSettings, num_devices: int, num_nodes:
 
     Raises:
         SettingError: if the number of sequences in an update is not a multiple of the setting `batch_size`, or cannot
-            be divided evenly among the machines.
+            be divided evenly among the machines, or among a number of devices that is a multiple of the setting
+            `expert_parallel`.
     """
-    batch_size = settings.batch_size or 1
+    batch_size, expert_parallel = settings.batch_size or 1, settings.expert_parallel
     for number in range(num_devices, 0, -num_nodes):
-        if settings.sequences_per_update % (batch_size * number) == 0:
+        if settings.sequences_per_update % (batch_size * number) == 0 and number % expert_parallel == 0:
             return number
+    if expert_parallel > 1:
+        raise SettingError(
+            f"expert_parallel={expert_parallel}: the number of devices that train a member must be a multiple of "
+            f"{expert_parallel}, and sequences_per_update={settings.sequences_per_update} a multiple of batch_size="
+            f"{batch_size} times this number. Found {num_devices} devices on {num_nodes} machines: lower "
+            f"expert_parallel=, or use more devices"
+        )
     if num_nodes > 1 and settings.sequences_per_update % batch_size == 0:
         raise SettingError(
             f"sequences_per_update={settings.sequences_per_update} must be a multiple of {num_nodes} nodes times "
@@ -71,14 +79,16 @@ def sequences_per_pass(
             if memory is None:
                 fits = tokens <= TOKENS_PER_PASS_ON_CPU
             else:
-                fits = bytes_of_training(model, vocabulary, tokens) <= SHARE_OF_MEMORY * memory
+                fits = (
+                    bytes_of_training(model, vocabulary, tokens, settings.expert_parallel) <= SHARE_OF_MEMORY * memory
+                )
             if fits:
                 return sequences
     return 1
 
 
-def bytes_of_training(model: Any, vocabulary: int, tokens: int) -> int:
-    """Return an estimate of the memory, in bytes, that the training of a model needs.
+def bytes_of_training(model: Any, vocabulary: int, tokens: int, expert_parallel: int = 1) -> int:
+    """Return an estimate of the memory, in bytes, that the training of a model needs on each device.
 
     A parameter needs 18 bytes: the weight, the gradient and two Adam averages in float32, and a copy of the weight in
     bfloat16. With precision=bfloat16, a layer of width D needs about 80 D bytes for each token if its feed-forward
@@ -90,12 +100,14 @@ def bytes_of_training(model: Any, vocabulary: int, tokens: int) -> int:
         model: fairseq's configuration of the model. It contains the sizes of the layers.
         vocabulary: number of entries in the dictionary.
         tokens: number of tokens in a forward pass.
+        expert_parallel: number of devices over which the experts are spread.
     """
     dim, ffn_dim, layers = model.decoder_embed_dim, model.decoder_ffn_embed_dim, model.decoder_layers
     feed_forward = 2 * dim * ffn_dim
     num_mixtures = layers // 2
     parameters = (vocabulary + model.learned_positions) * dim + layers * (4 * dim * dim)
-    parameters += (layers - num_mixtures + num_mixtures * model.num_experts) * feed_forward
+    num_experts = -(-model.num_experts // expert_parallel)
+    parameters += (layers - num_mixtures + num_mixtures * num_experts) * feed_forward
     bytes_per_number = 2 if model.precision == "bfloat16" else 4
     # With a capacity factor above 1, the layout of the experts' rows has that many times the rows on a GPU.
     ffn_rows = layers - num_mixtures + num_mixtures * max(1.0, model.capacity_factor)

@@ -175,6 +175,7 @@ def write_untrained_checkpoint(config: DictConfig, path: Path) -> None:
     """
     # Set one process and the CPU, because fairseq would otherwise use one process for each GPU.
     config.distributed_training.distributed_world_size, config.common.cpu = 1, True
+    config.model.expert_parallel = 1
     np.random.seed(config.common.seed)
     utils.set_torch_seed(config.common.seed)
     task = tasks.setup_task(config.task)

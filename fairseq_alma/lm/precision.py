@@ -45,10 +45,9 @@ def fastest_precision() -> Precision:
     network = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
     inputs = torch.randn(512, 256)
     seconds = {False: float("inf"), True: float("inf")}
-    # The result must not depend on what else the machine is doing, because two runs with the same settings must train in
-    # the same precision. So measure the computing time of one thread, and not the elapsed time. With other processes on
-    # the machine, the ratio of the elapsed times varied between 0.6 and 3.1, that of the computing times between 1.9
-    # and 2.3.
+    # Two runs with the same settings must train in the same precision, whatever else the machine is doing. So measure
+    # the computing time of one thread, and not the elapsed time. With other processes on the machine, the ratio of the
+    # elapsed times varied between 0.6 and 3.1, and the ratio of the computing times between 1.9 and 2.3.
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

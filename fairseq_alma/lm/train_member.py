@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,11 @@ from fairseq.distributed import utils as distributed_utils
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_alma
-from fairseq_alma.checkpoints import BEST, LAST, link
+from fairseq_alma.checkpoints import BEST, EXPERT_DIGESTS, LAST, link
 from fairseq_alma.core.allocator import keep_freed_memory
-from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.modules.expert_parallel import digests_of_experts
 from launch.local import killed_with
 
 STOPPED = 128 + signal.SIGTERM
@@ -174,12 +175,43 @@ class Checkpoints:
         }
         if best is not None:
             extra_state["best"] = best
+        if digests := _digests_of_collected_experts(trainer.get_model()):
+            extra_state[EXPERT_DIGESTS] = digests
         # Replace checkpoint_last.pt. This does not change checkpoint_best.pt, even if both names are hard links to one
         # file, because fairseq does not overwrite the old file, but writes a temporary file and renames it.
         path = trainer.save_checkpoint(str(folder / LAST), extra_state)
         if is_best:
             link(folder / LAST, folder / BEST)
         return path
+
+
+def _digests_of_collected_experts(model: torch.nn.Module) -> dict[str, list[str]]:
+    """Return the entry EXPERT_DIGESTS of a checkpoint. It is empty if the experts are not spread over ranks.
+
+    The optimizer must have collected the experts on this rank.
+    """
+    collected = {name: parameter.__dict__.get("collected") for name, parameter in model.named_parameters()}
+    return {name: digests_of_experts(values) for name, values in collected.items() if values is not None}
+
+
+def _check_experts(model: torch.nn.Module, digests: Mapping[str, list[str]], folder: str) -> None:
+    """Check that the experts that `model` has loaded from a checkpoint are those that were saved.
+
+    Args:
+        model: the model, with all experts or with those of this rank.
+        digests: the entry EXPERT_DIGESTS of the checkpoint.
+        folder: the folder of the member, for the error message.
+
+    Raises:
+        StageError: if an expert differs.
+    """
+    for name, parameter in model.named_parameters():
+        own = parameter.expert.own if hasattr(parameter, "expert") else slice(None)
+        if name in digests and digests_of_experts(parameter) != digests[name][own]:
+            raise StageError(
+                f"the checkpoint from which {folder} continues is damaged: the experts in {name} are not those that "
+                f"were saved. Remove {folder} to restart this stage"
+            )
 
 
 def train(config: DictConfig, checkpoint_minutes: float) -> None:
@@ -199,7 +231,15 @@ def train(config: DictConfig, checkpoint_minutes: float) -> None:
     def save_checkpoint(cfg: DictConfig, trainer: Any, epoch_itr: Any, val_loss: float | None) -> str | None:
         return checkpoints.save(cfg, trainer, epoch_itr, val_loss)
 
+    load_checkpoint = checkpoint_utils.load_checkpoint
+
+    def load_and_check(cfg: DictConfig, trainer: Any, **arguments: Any) -> tuple[dict[str, Any] | None, Any]:
+        extra_state, epoch_itr = load_checkpoint(cfg, trainer, **arguments)
+        _check_experts(trainer.get_model(), (extra_state or {}).get(EXPERT_DIGESTS, {}), cfg.save_dir)
+        return extra_state, epoch_itr
+
     checkpoint_utils.save_checkpoint = save_checkpoint
+    checkpoint_utils.load_checkpoint = load_and_check
     fairseq_train.validate_and_save = checkpoints.validate_and_save
     fairseq_train.main(config)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
@@ -69,7 +70,8 @@ class TrainingConfigs:
             start: the checkpoint with the weights from which the training starts.
 
         Raises:
-            SettingError: if fairseq refuses an option (see member_config).
+            SettingError: if fairseq refuses an option (see member_config), or if experts and optimizer state are both
+                to be spread over devices.
         """
         s = self.settings
         updates = updates_of_stage(s, stage) if stage else 1
@@ -80,6 +82,7 @@ class TrainingConfigs:
             "tokens_per_sample": s.tokens_per_sample,
             "arch": s.arch,
             "num_experts": member.num_experts,
+            "expert_parallel": s.expert_parallel,
             "dropout": s.dropout,
             "precision": s.precision,
             "clip_norm": s.clip_norm,
@@ -123,7 +126,15 @@ class TrainingConfigs:
         """Set the numbers of sequences in a forward pass and of forward passes in an update, and return `config`.
 
         See `of` for the arguments.
+
+        Raises:
+            SettingError: if experts and optimizer state are both to be spread over devices.
         """
+        if config.model.expert_parallel > 1 and config.distributed_training.zero_sharding != "none":
+            raise SettingError(
+                f"expert_parallel={config.model.expert_parallel} cannot be combined with --zero-sharding: leave one of "
+                f"them out"
+            )
         vocabulary, sequences = self.stream.dictionary_size, self.settings.sequences_per_update
         batch_size = sequences_per_pass(self.settings, config.model, vocabulary, num_devices, self.memory)
         config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size

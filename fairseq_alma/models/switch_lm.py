@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_alma.core.errors import SettingError
+from fairseq_alma.models.sizes import refuse_other_sizes, shapes_of
+from fairseq_alma.modules.expert_parallel import ExpertGroup, keep_own_experts
 from fairseq_alma.modules.output_loss import summed_nll, token_nll
 from fairseq_alma.modules.switch_feed_forward import MixtureOutput, SwitchFeedForward
 
@@ -65,6 +67,13 @@ class SwitchLanguageModelConfig(FairseqDataclass):
         default="float32",
         metadata={"help": "precision of matrix products and attention; parameters are float32 in both cases"},
     )
+    expert_parallel: int = field(
+        default=1,
+        metadata={
+            "help": "number of ranks over which the experts of each mixture are spread; the number of ranks must be a "
+            "multiple of it. It does not change checkpoints"
+        },
+    )
     tokens_per_sample: int = II("task.tokens_per_sample")
 
 
@@ -81,7 +90,8 @@ class SwitchLanguageModel(FairseqLanguageModel):
             task: the fairseq task. Its source_dictionary is the vocabulary.
 
         Raises:
-            SettingError: if the sizes are invalid or do not fit together.
+            SettingError: if the sizes are invalid or do not fit together, or if the number of ranks is not a multiple
+                of --expert-parallel.
         """
         if cfg.tokens_per_sample > cfg.learned_positions:
             raise SettingError(
@@ -93,12 +103,17 @@ class SwitchLanguageModel(FairseqLanguageModel):
                 f"--decoder-embed-dim {cfg.decoder_embed_dim} must be a multiple of "
                 f"--decoder-attention-heads {cfg.decoder_attention_heads}"
             )
+        # Checkpoints of earlier versions do not contain this option.
+        size = getattr(cfg, "expert_parallel", 1)
         try:
-            return cls(SwitchDecoder(cfg, task.source_dictionary))
+            model = cls(SwitchDecoder(cfg, task.source_dictionary, ExpertGroup(size) if size > 1 else None))
         except ValueError as error:
             # SwitchFeedForward raises ValueError for an invalid size. Convert it to SettingError, because the commands
             # of this package print a SettingError as one message, without a traceback.
             raise SettingError(str(error)) from error
+        if size > 1:
+            keep_own_experts(model)
+        return model
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Check that a state dict fits this model. fairseq calls this method before it loads the state dict.
@@ -113,44 +128,19 @@ class SwitchLanguageModel(FairseqLanguageModel):
             SettingError: if the layers, widths, vocabulary or experts differ from those of this model.
         """
         super().upgrade_state_dict_named(state_dict, name)
-        own = self.state_dict()
-        for key in own.keys() - state_dict.keys():
-            # Add the entry `version` if the state dict lacks it, because _refuse_other_sizes would otherwise report it
+        own = shapes_of(self)
+        for key, buffer in self.named_buffers():
+            # Add the entry `version` if the state dict lacks it, because refuse_other_sizes would otherwise report it
             # as missing. fairseq leaves this entry out of a moving average of the weights (option --store-ema). Compare
             # only the end of the key, because the key starts with names of modules, as in "decoder.version".
             if key.endswith("version"):
-                state_dict[key] = own[key]
-        _refuse_other_sizes(state_dict, own)
+                state_dict.setdefault(key, buffer)
+        refuse_other_sizes(state_dict, own)
 
     @property
     def mixtures(self) -> list[SwitchFeedForward]:
         """The mixtures, from the first layer to the last."""
         return [module for module in self.modules() if isinstance(module, SwitchFeedForward)]
-
-
-def _refuse_other_sizes(saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Raise SettingError if the names or shapes of the saved tensors differ from the tensors of the model (`own`)."""
-    differing = [key for key in own if key in saved and saved[key].shape != own[key].shape]
-    only_one_side = [*(own.keys() - saved.keys()), *(saved.keys() - own.keys())]
-    if not differing and not only_one_side:
-        return
-    # If only the numbers of experts differ, tell the user which option or command solves the problem.
-    if not only_one_side and all("mixture." in k and saved[k].shape[1:] == own[k].shape[1:] for k in differing):
-        num_saved, num_own = len(saved[differing[0]]), len(own[differing[0]])
-        advice = f"add {num_own - num_saved} with alma-grow first" if num_saved < num_own else None
-        raise SettingError(
-            f"the checkpoint has {num_saved} experts in each mixture, but this model has {num_own}: "
-            f"give --num-experts {num_saved}" + (f", or {advice}" if advice else "; experts cannot be removed")
-        )
-    found = [
-        f"{key} has shape {list(saved[key].shape)} in the checkpoint, {list(own[key].shape)} in this model"
-        for key in differing
-    ]
-    found += [f"{key} is only in {'this model' if key in own else 'the checkpoint'}" for key in sorted(only_one_side)]
-    raise SettingError(
-        f"the checkpoint belongs to a model with other sizes ({'; '.join(found[:2])}{' ...' if found[2:] else ''}): "
-        f"give the --arch and the sizes with which the checkpoint was trained"
-    )
 
 
 class SwitchDecoder(FairseqDecoder):
@@ -159,9 +149,10 @@ class SwitchDecoder(FairseqDecoder):
     Args:
         cfg: options of the model.
         dictionary: the fairseq dictionary, with V words.
+        group: the ranks over which the experts are spread. None: this rank has all experts.
     """
 
-    def __init__(self, cfg: SwitchLanguageModelConfig, dictionary: Any):
+    def __init__(self, cfg: SwitchLanguageModelConfig, dictionary: Any, group: ExpertGroup | None = None):
         super().__init__(dictionary)
         dim = cfg.decoder_embed_dim
         self.pad = dictionary.pad()
@@ -177,7 +168,7 @@ class SwitchDecoder(FairseqDecoder):
         self.embed_tokens = nn.Embedding(len(dictionary), dim, self.pad)
         self.embed_positions = nn.Embedding(cfg.learned_positions, dim)
         self.layers = nn.ModuleList(
-            SwitchDecoderLayer(cfg, is_mixture=number % 2 == 0) for number in range(1, cfg.decoder_layers + 1)
+            SwitchDecoderLayer(cfg, number % 2 == 0, group) for number in range(1, cfg.decoder_layers + 1)
         )
         self.layer_norm = nn.LayerNorm(dim)
         # Version of the format in which checkpoints store expert weights. Version 1: tensors [E, ...] for E experts.
@@ -272,9 +263,10 @@ class SwitchDecoderLayer(nn.Module):
     Args:
         cfg: options of the model.
         is_mixture: whether the layer has a mixture of experts instead of a feed-forward network.
+        group: the ranks over which the experts are spread. None: this rank has all experts.
     """
 
-    def __init__(self, cfg: SwitchLanguageModelConfig, is_mixture: bool):
+    def __init__(self, cfg: SwitchLanguageModelConfig, is_mixture: bool, group: ExpertGroup | None = None):
         super().__init__()
         dim, ffn_dim = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim
         self.self_attn = CausalSelfAttention(dim, cfg.decoder_attention_heads, cfg.attention_dropout)
@@ -291,6 +283,7 @@ class SwitchDecoderLayer(nn.Module):
                 cfg.eval_capacity_factor,
                 cfg.router_jitter,
                 cfg.activation_dropout,
+                group,
             )
         else:
             self.fc1, self.fc2 = nn.Linear(dim, ffn_dim), nn.Linear(ffn_dim, dim)

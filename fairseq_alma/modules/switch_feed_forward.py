@@ -1,16 +1,22 @@
 """The mixture of experts that replaces the feed-forward network of a transformer layer."""
 
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_alma.modules.dispatch import Plan, Way, choose_way, from_rows, plan_dispatch, to_rows
+from fairseq_alma.modules.expert_parallel import ExpertGroup, ExpertShard, run_spread_experts
 from fairseq_alma.modules.experts import ExpertWeights, run_experts
 from fairseq_alma.modules.precision import compute_type
 from fairseq_alma.modules.router import Router, Routing, expert_capacity
 
-# Dimensions: T tokens, E experts, D model width.
+# Dimensions: T tokens, E experts, D model width, N ranks of a group over which the experts are spread.
+
+WEIGHTS = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
+"""Names of the parameters of SwitchFeedForward that have one entry for each expert."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,8 @@ class MixtureOutput:
     """The output of the router: the expert and the gate probability of each token, and the balancing losses."""
     plan: Plan
     """The assignment of the tokens to experts."""
+    rows_N: list[int] | None = None
+    """If the experts are spread over ranks: the number of rows that the experts of each rank have processed, [N]."""
 
     @property
     def num_dropped(self) -> Tensor:
@@ -33,9 +41,9 @@ class MixtureOutput:
 class SwitchFeedForward(nn.Module):
     """A mixture of E feed-forward experts. The output for a token is one expert's output times the gate probability.
 
-    The weights of all experts are stacked in tensors [E, ...]. The experts are not divided among the ranks (training
-    processes). So the model and its checkpoints contain all experts, whatever the number of ranks. A mixture of one
-    expert equals a dense layer, because the gate probability is 1.
+    The weights of all experts are stacked in tensors [E, ...]. With `group`, each rank (training process) has only the
+    weights of its own experts. The state dict still contains all experts, so checkpoints do not depend on the number of
+    ranks. A mixture of one expert equals a dense layer, because the gate probability is 1.
 
     Args:
         model_dim: model width, D.
@@ -47,9 +55,10 @@ class SwitchFeedForward(nn.Module):
             depend on the rest of the batch.
         jitter: size of the random noise on the router's inputs in training (see Router).
         activation_dropout: dropout probability after the ReLU.
+        group: the ranks over which the experts are spread. None: this rank has all experts.
 
     Raises:
-        ValueError: if there is no expert, or if a capacity factor is negative.
+        ValueError: if there is no expert or fewer experts than ranks in `group`, or if a capacity factor is negative.
     """
 
     valid_loss_E: Tensor
@@ -64,6 +73,7 @@ class SwitchFeedForward(nn.Module):
         eval_capacity_factor: float = 0.0,
         jitter: float = 0.0,
         activation_dropout: float = 0.0,
+        group: ExpertGroup | None = None,
     ):
         super().__init__()
         if num_experts < 1:
@@ -73,10 +83,15 @@ class SwitchFeedForward(nn.Module):
                 f"capacity factors {capacity_factor}, {eval_capacity_factor} must be positive, or 0 for no limit"
             )
         self.router = Router(model_dim, num_experts, jitter)
-        self.fc1_weight = nn.Parameter(torch.empty(num_experts, ffn_dim, model_dim))
-        self.fc1_bias = nn.Parameter(torch.zeros(num_experts, ffn_dim))
-        self.fc2_weight = nn.Parameter(torch.empty(num_experts, model_dim, ffn_dim))
-        self.fc2_bias = nn.Parameter(torch.zeros(num_experts, model_dim))
+        self.num_experts = num_experts
+        """Number of experts on all ranks together, E."""
+        self.shard = ExpertShard(group, num_experts) if group else None
+        """The experts that this rank has; None if it has all of them."""
+        own = range(num_experts)[self.shard.own] if self.shard else range(num_experts)
+        self.fc1_weight = nn.Parameter(torch.empty(len(own), ffn_dim, model_dim))
+        self.fc1_bias = nn.Parameter(torch.zeros(len(own), ffn_dim))
+        self.fc2_weight = nn.Parameter(torch.empty(len(own), model_dim, ffn_dim))
+        self.fc2_bias = nn.Parameter(torch.zeros(len(own), model_dim))
         # valid_tokens_E counts the tokens that each expert has processed since the last validation began. valid_loss_E
         # is the loss of these tokens in nats, summed for each expert. Growth ranks the experts by valid_loss_E. Both
         # are buffers, so that checkpoints contain them.
@@ -92,13 +107,14 @@ class SwitchFeedForward(nn.Module):
 
         None: `forward` calls `choose_way`, which selects the fastest of the three."""
         for weight_E in (self.fc1_weight, self.fc2_weight):
-            for weight in weight_E:
-                nn.init.xavier_uniform_(weight)
-
-    @property
-    def num_experts(self) -> int:
-        """Number of experts, E."""
-        return self.fc1_weight.size(0)
+            for expert in range(num_experts):
+                # Draw the weights of the experts of other ranks too. So all ranks draw the same random numbers.
+                is_own = expert in own
+                nn.init.xavier_uniform_(weight_E[expert - own.start] if is_own else torch.empty(weight_E.shape[1:]))
+        if self.shard:
+            for name in WEIGHTS:
+                # fairseq does not sum the gradients of parameters with this attribute over the ranks.
+                getattr(self, name).expert = self.shard
 
     def forward(self, x_TD: Tensor) -> MixtureOutput:
         """Return the output of the mixture.
@@ -111,11 +127,18 @@ class SwitchFeedForward(nn.Module):
         routing = self.router(x_TD)
         dtype = compute_type(x_TD)
         way = self.way or choose_way(x_TD.device, dtype, capacity, self.fc1_weight.shape[1:])
+        if self.shard and way == "grouped":
+            way = "split"
         plan = plan_dispatch(routing.expert_T, self.num_experts, capacity, way)
         weights = ExpertWeights(self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
         dropout = self.activation_dropout if self.training else 0.0
-        y_TD = from_rows(run_experts(to_rows(x_TD.to(dtype), plan), plan, weights, dropout), plan)
-        return MixtureOutput(y_TD * routing.probability_T.unsqueeze(1).to(dtype), routing, plan)
+        x_SD, rows_N = to_rows(x_TD.to(dtype), plan), None
+        if self.shard:
+            y_SD, rows_N = run_spread_experts(x_SD, plan, weights, self.shard, dropout)
+        else:
+            y_SD = run_experts(x_SD, plan, weights, dropout)
+        y_TD = from_rows(y_SD, plan) * routing.probability_T.unsqueeze(1).to(dtype)
+        return MixtureOutput(y_TD, routing, plan, rows_N)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
         """Add the loss of each token to the total of the expert that processed the token, and count the token.
@@ -139,3 +162,34 @@ class SwitchFeedForward(nn.Module):
         # enough for sums over a validation set.
         self.valid_loss_E = torch.zeros_like(self.valid_loss_E, dtype=torch.float64)
         self.valid_tokens_E = torch.zeros_like(self.valid_tokens_E, dtype=torch.float64)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Write the weights of all experts to a state dict, also if they are spread over ranks.
+
+        In this case, the optimizer must have collected them (see FusedAdam).
+
+        Raises:
+            RuntimeError: if the weights have not been collected.
+        """
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not self.shard:
+            return
+        for name in WEIGHTS:
+            collected = getattr(self, name).__dict__.pop("collected", None)
+            if collected is not None:
+                destination[prefix + name] = collected
+            elif sys.exception() is None:
+                raise RuntimeError(
+                    f"this rank has only the experts {self.shard.own.start} to {self.shard.own.stop - 1} of "
+                    f"{self.num_experts}: call consolidate_optimizer of fairseq's trainer on all ranks first"
+                )
+            # While fairseq handles an error, it writes crash.pt, which nothing reads. The other ranks do not take part,
+            # so this file contains only the experts of this rank.
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Read the weights of the experts of this rank from a state dict with all experts."""
+        if self.shard:
+            for name in WEIGHTS:
+                if prefix + name in state_dict:
+                    state_dict[prefix + name] = state_dict[prefix + name][self.shard.own]
+        super()._load_from_state_dict(state_dict, prefix, *arguments)

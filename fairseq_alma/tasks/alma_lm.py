@@ -1,5 +1,6 @@
 """The fairseq task alma_lm, language modelling on the mega-batches of a stream folder."""
 
+import copy
 import logging
 from argparse import Namespace
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         # this batch, and valid_step() recognises such a copy by these ids, so that its losses are not counted twice.
         self._first_valid_ids: list[int] = []
         self._loss_check = LossCheck()
+        self._spreads_experts = False
         # The numbers of tokens and of token pairs that this stage has processed, from which the FLOPs are computed. A
         # sequence of L tokens has L^2 token pairs. Checkpoints contain these numbers (get_checkpoint_dict), so a
         # resumed stage continues from them.
@@ -123,6 +125,20 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
                 f"stream.json it has {expected}: restore the dict.txt that alma-prep wrote"
             )
         return cls(args, dictionary, output_dictionary, targets=["future"], stream=stream)
+
+    def build_model(self, args: Any, from_checkpoint: bool = False) -> Any:
+        """Return a new model.
+
+        Args:
+            args: options of the model.
+            from_checkpoint: whether the model is built to evaluate a checkpoint. Then its experts are not spread over
+                ranks, because the ranks of an evaluation do not run at the same pace.
+        """
+        if from_checkpoint and getattr(args, "expert_parallel", 1) > 1:
+            args = copy.deepcopy(args)
+            args.expert_parallel = 1
+        self._spreads_experts = getattr(args, "expert_parallel", 1) > 1
+        return super().build_model(args, from_checkpoint)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load a split and store the dataset in `self.datasets[split]`.
@@ -177,10 +193,13 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """Run a forward and a backward pass. Return the loss (summed over tokens), number of tokens and values to log.
 
         Raises:
+            SettingError: if the experts are spread over ranks, and the optimizer does not support this.
             FloatingPointError: if a loss is not finite. On a GPU, the error may be raised a few calls after the call
                 that computed the loss. Earlier checkpoints are not changed.
             MemoryError: if the device does not have enough memory for the batch.
         """
+        if self._spreads_experts and not getattr(optimizer, "supports_expert_parallel", False):
+            raise SettingError("--expert-parallel needs --optimizer fused_adam, without --zero-sharding")
         try:
             loss, sample_size, logging_output = super().train_step(
                 sample, model, criterion, optimizer, update_num, ignore_grad

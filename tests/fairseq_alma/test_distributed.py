@@ -1,33 +1,25 @@
 """Several ranks on the CPU, with gloo: a stage, its validation and its resume, and the same result as on one rank."""
 
-import contextlib
 import json
-import os
 import re
-import socket
+import shutil
 import sys
-import tempfile
 
 import pytest
 import torch
 
-from fairseq_alma import demo
-from fairseq_alma.checkpoints import num_updates, read_checkpoint
+from fairseq_alma.checkpoints import EXPERT_DIGESTS, num_updates, read_checkpoint, write_checkpoint
+from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.growth.checkpoint import grow_checkpoint
 from fairseq_alma.lm.fairseq_train import write_untrained_checkpoint
-from launch.warm import warm_start
-from tests.commands import ROOT, STAGE, read_text
+from fairseq_alma.modules.expert_parallel import digests_of_experts
+from tests.commands import STAGE
 from tests.fairseq_alma.configs import config_of
+from tests.fairseq_alma.ranks import free_port, member_commands, run_ranks
 from tests.fairseq_alma.tasks.test_alma_lm import batches, make_task
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def train_on_ranks(stream, folder, num_ranks, updates, *extra) -> str:
@@ -39,16 +31,8 @@ def train_on_ranks(stream, folder, num_ranks, updates, *extra) -> str:
         words += ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-no-spawn",
                   "--distributed-world-size", str(num_ranks), "--distributed-backend", "gloo",
                   "--ddp-backend", "legacy_ddp"]  # fmt: skip
-    start = warm_start(demo.SLOW_IMPORTS, generations=1)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.chdir(ROOT))
-        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(num_ranks)]
-        ranks = [["--distributed-rank", str(rank)] if num_ranks > 1 else [] for rank in range(num_ranks)]
-        processes = [start([*words, *rank], file.fileno(), os.environ) for rank, file in zip(ranks, files, strict=True)]
-        statuses = [process.wait(200) for process in processes]
-        outputs = [read_text(file) for file in files]
-    assert not any(statuses), "\n".join(output[-3000:] for output in outputs)
-    return outputs[0]
+    ranks = [["--distributed-rank", str(rank)] if num_ranks > 1 else [] for rank in range(num_ranks)]
+    return run_ranks([[*words, *rank] for rank in ranks])[0]
 
 
 SAVING = ("--save-interval-updates", 3, "--update-freq", 2)
@@ -89,9 +73,12 @@ LAYOUTS = {
     "two ranks": (2, ("--batch-size", 4, "--update-freq", 2)),
     "four ranks": (4, ("--batch-size", 4, "--update-freq", 1)),
     "two ranks, ZeRO": (2, ("--batch-size", 4, "--update-freq", 2, "--zero-sharding", "os")),
+    "experts over two ranks": (2, ("--batch-size", 4, "--update-freq", 2, "--expert-parallel", 2)),
+    "experts over four ranks": (4, ("--batch-size", 4, "--update-freq", 1, "--expert-parallel", 4)),
+    "experts over two of four ranks": (4, ("--batch-size", 4, "--update-freq", 1, "--expert-parallel", 2)),
 }
 """Layouts of an update of 16 sequences."""
-SAME = ("--optimizer", "fused_adam", "--log-interval", 1, "--seed", 3, "--clip-norm", 1.0)
+SAME = ("--optimizer", "fused_adam", "--lr", 5e-4, "--log-interval", 1, "--seed", 3, "--clip-norm", 1.0)
 
 
 def losses(log: str) -> list[float]:
@@ -111,7 +98,8 @@ def same_weights(a, b) -> None:
         if name.endswith("qkv_proj.bias"):
             # The gradient of the keys' bias is zero but for rounding errors, from which Adam makes whole steps.
             x, y = (torch.cat([part for n, part in enumerate(bias.chunk(3)) if n != 1]) for bias in (x, y))
-        assert torch.allclose(x, y, rtol=1e-3, atol=2e-4), (name, (x - y).abs().max())
+        # Compare norms, because a rounding error of a gradient near 0 can change the direction of a step of Adam.
+        assert (x - y).norm() <= 1e-3 * y.norm() + 1e-5, (name, (x - y).abs().max())
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +119,22 @@ def on_one_rank(stream, untrained, tmp_path_factory):
     return log, folder
 
 
-@pytest.mark.parametrize("name", ["two ranks", "four ranks", "two ranks, ZeRO"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "two ranks",
+        "four ranks",
+        "two ranks, ZeRO",
+        "experts over two ranks",
+        pytest.param("experts over four ranks", marks=pytest.mark.slow),
+        "experts over two of four ranks",
+    ],
+)
 def test_twenty_updates_are_the_same_on_any_number_of_ranks(stream, untrained, on_one_rank, tmp_path, name):
     num_ranks, options = LAYOUTS[name]
     log = train_on_ranks(stream, tmp_path, num_ranks, 20, *SAME, *options, "--finetune-from-model", untrained)
     assert len(losses(log)) == 20
-    assert losses(log) == pytest.approx(losses(on_one_rank[0]), abs=1e-3)  # the log has three decimals
+    assert losses(log) == pytest.approx(losses(on_one_rank[0]), abs=1e-5)
     same_weights(weights(tmp_path), weights(on_one_rank[1]))
     # The 94 sequences of an epoch, in the order of their numbers, are 5 updates of 16 sequences and one of 14.
     states = [read_checkpoint(folder / "checkpoint_last.pt")["extra_state"] for folder in (tmp_path, on_one_rank[1])]
@@ -153,6 +151,10 @@ def test_twenty_updates_are_the_same_on_any_number_of_ranks(stream, untrained, o
         ("two ranks", "one rank"),
         pytest.param("four ranks", "two ranks, ZeRO", marks=pytest.mark.slow),
         pytest.param("two ranks, ZeRO", "four ranks", marks=pytest.mark.slow),
+        ("experts over two ranks", "one rank"),
+        pytest.param("one rank", "experts over two ranks", marks=pytest.mark.slow),
+        pytest.param("experts over two ranks", "experts over four ranks", marks=pytest.mark.slow),
+        pytest.param("experts over four ranks", "two ranks", marks=pytest.mark.slow),
     ],
 )
 def test_a_checkpoint_continues_on_another_number_of_ranks_in_the_middle_of_an_epoch(
@@ -161,7 +163,7 @@ def test_a_checkpoint_continues_on_another_number_of_ranks_in_the_middle_of_an_e
     for (num_ranks, options), updates in ((LAYOUTS[first], 9), (LAYOUTS[second], 20)):
         log = train_on_ranks(stream, tmp_path, num_ranks, updates, *SAME, *options, "--finetune-from-model", untrained)
     assert "@ 9 updates" in log
-    assert losses(log) == pytest.approx(losses(on_one_rank[0])[9:], abs=1e-3)
+    assert losses(log) == pytest.approx(losses(on_one_rank[0])[9:], abs=1e-5)
     same_weights(weights(tmp_path), weights(on_one_rank[1]))
 
 
@@ -175,12 +177,13 @@ def test_larger_batches_give_the_same_gradient_apart_from_capacity_and_balance_l
         more = ("--capacity-factor", 0, "--balance-loss-weight", 0, "--finetune-from-model", untrained)
         log = train_on_ranks(stream, tmp_path / name, num_ranks, 20, *SAME, *options, *more)
         found[name] = losses(log)
-    assert found["two ranks"] == pytest.approx(found["one rank, larger batches"], abs=1e-3)
+    assert found["two ranks"] == pytest.approx(found["one rank, larger batches"], abs=1e-5)
     assert found["two ranks"] != pytest.approx(losses(on_one_rank[0]), abs=1e-3)
 
 
-def test_a_model_grown_from_two_ranks_is_that_grown_from_one(stream, untrained, on_one_rank, tmp_path):
-    num_ranks, options = LAYOUTS["two ranks"]
+@pytest.mark.parametrize("name", [pytest.param("two ranks", marks=pytest.mark.slow), "experts over two ranks"])
+def test_a_model_grown_from_two_ranks_is_that_grown_from_one(stream, untrained, on_one_rank, tmp_path, name):
+    num_ranks, options = LAYOUTS[name]
     train_on_ranks(stream, tmp_path, num_ranks, 20, *SAME, *options, "--finetune-from-model", untrained)
     grown = []
     for folder in (tmp_path, on_one_rank[1]):
@@ -188,3 +191,66 @@ def test_a_model_grown_from_two_ranks_is_that_grown_from_one(stream, untrained, 
         grown.append(read_checkpoint(tmp_path / "grown.pt")["model"])
     assert [v.shape[0] for k, v in grown[0].items() if k.endswith("valid_loss_E")] == [6, 6]
     same_weights(*grown)
+
+
+def test_six_grown_experts_are_trained_on_four_ranks_as_on_one(stream, on_one_rank, tmp_path):
+    grow_checkpoint(on_one_rank[1] / "checkpoint_best.pt", tmp_path / "grown.pt", 2, "copy", 0.01, 7)
+    found = {}
+    for name in ("one rank", "experts over four ranks"):
+        num_ranks, options = LAYOUTS[name]
+        more = ("--finetune-from-model", tmp_path / "grown.pt", "--num-experts", 6)
+        log = train_on_ranks(stream, tmp_path / name, num_ranks, 5, *SAME, *options, *more)
+        found[name] = (losses(log), weights(tmp_path / name))
+    assert found["experts over four ranks"][0] == pytest.approx(found["one rank"][0], abs=1e-5)
+    same_weights(found["experts over four ranks"][1], found["one rank"][1])
+
+
+def test_the_log_has_the_load_of_the_ranks_and_the_time_of_the_exchange(stream, untrained, tmp_path):
+    num_ranks, options = LAYOUTS["experts over two ranks"]
+    log = train_on_ranks(stream, tmp_path, num_ranks, 3, *SAME, *options, "--finetune-from-model", untrained)
+    records = [json.loads(found) for found in re.findall(r"\| train_inner \| (\{.*\})", log)]
+    for record in records:
+        assert 1 <= float(record["busiest_rank_load"]) <= 2
+        assert float(record["all_to_all_seconds"]) > 0
+
+
+def test_a_changed_expert_is_found_when_training_continues_and_when_the_model_grows(stream, tmp_path):
+    options = ("--optimizer", "fused_adam", "--expert-parallel", 2, "--max-update")
+    folder = tmp_path / "stage"
+    run_ranks(member_commands(stream, folder, tmp_path, 2, *options, 2))
+    path = folder / "checkpoint_last.pt"
+    checkpoint = read_checkpoint(path)
+    digests = checkpoint["extra_state"][EXPERT_DIGESTS]
+    assert len(digests) == 8
+    for name, of_experts in digests.items():
+        assert of_experts == digests_of_experts(checkpoint["model"][name])
+    averages = [state["exp_avg"].shape for state in checkpoint["last_optimizer_state"]["state"].values()]
+    assert sum(shape[0] == 4 for shape in averages) == 8 + 2  # and two routers
+    # It continues, also with all experts on one rank.
+    shutil.copytree(folder, tmp_path / "copy")
+    for num_ranks, more in ((2, ()), (1, ("--expert-parallel", 1))):
+        run_ranks(member_commands(stream, tmp_path / "copy", tmp_path, num_ranks, *options, 3, *more))
+    name = "decoder.layers.3.mixture.fc2_weight"
+    checkpoint["model"] = {**checkpoint["model"], name: checkpoint["model"][name].clone()}
+    checkpoint["model"][name][3] = 0
+    write_checkpoint(checkpoint, path)
+    expected = f"is damaged: the experts in {name} are not those that were saved"
+    with pytest.raises(AssertionError, match=f"{expected}. Remove {folder} to restart"):
+        run_ranks(member_commands(stream, folder, tmp_path, 2, *options, 3))
+    with pytest.raises(SettingError, match=expected):
+        grow_checkpoint(path, tmp_path / "grown.pt", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--optimizer", "adam"), "--expert-parallel needs --optimizer fused_adam, without --zero-sharding"),
+        pytest.param(("--zero-sharding", "os"), "needs --optimizer fused_adam, without", marks=pytest.mark.slow),
+        pytest.param(("--store-ema",), "expert_parallel does not work with --store-ema", marks=pytest.mark.slow),
+        pytest.param(("--num-experts", 1), "expert_parallel=2 needs at least 2 experts", marks=pytest.mark.slow),
+    ],
+)
+def test_what_does_not_work_with_spread_experts_is_refused(stream, tmp_path, options, expected):
+    num_ranks, layout = LAYOUTS["experts over two ranks"]
+    with pytest.raises(AssertionError, match=expected):
+        train_on_ranks(stream, tmp_path, num_ranks, 2, *SAME, *layout, *options)

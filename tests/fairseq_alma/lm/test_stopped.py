@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints import num_updates, read_checkpoint
 from fairseq_alma.lm.train_member import STOPPED
 from launch.local import killed_with
-from tests.commands import ROOT, RUN, STAGE
-from tests.fairseq_alma.configs import config_of
+from tests.commands import ROOT, RUN
 from tests.fairseq_alma.killing import KilledRun, Reference, end_all, same_run, trainings, wait_until, wait_until_gone
-from tests.fairseq_alma.test_distributed import free_port
+from tests.fairseq_alma.ranks import member_commands
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -113,19 +111,10 @@ def test_a_second_ctrl_c_ends_a_run_that_does_not_save_in_time(stream, tmp_path)
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
 def test_two_ranks_save_one_checkpoint_after_sigterm_and_both_end(stream, tmp_path):
-    port, folder = free_port(), tmp_path / "stage"
-    processes = []
-    for rank in (0, 1):
-        config = config_of(
-            [str(stream), *map(str, STAGE[2:]), "--mega-batches", "3", "--max-update", "100000",
-             "--save-dir", str(folder), "--load-checkpoint-on-all-dp-ranks", "--cpu", "--distributed-init-method", f"tcp://127.0.0.1:{port}",
-             "--distributed-world-size", "2", "--distributed-rank", str(rank), "--distributed-no-spawn",
-             "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--validate-interval-updates", "1000000"]
-        )  # fmt: skip
-        OmegaConf.save(config, tmp_path / f"rank_{rank}.yaml")
+    folder, processes = tmp_path / "stage", []
+    options = ("--max-update", 100000, "--validate-interval-updates", 1000000)
+    for rank, command in enumerate(member_commands(stream, folder, tmp_path, 2, *options)):
         with open(tmp_path / f"rank_{rank}.txt", "wb") as log:
-            command = [sys.executable, "-m", "fairseq_alma.lm.train_member", str(tmp_path / f"rank_{rank}.yaml"),
-                       "--checkpoint-minutes", "1000"]  # fmt: skip
             processes.append(
                 subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, preexec_fn=killed_with(os.getpid()))
             )
