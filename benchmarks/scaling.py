@@ -355,9 +355,12 @@ def cluster_lines() -> list[str]:
                 "all-to-all": _all_to_all(sizes.exchanged(sequences // gpus), expert_parallel),
             }
             seconds = sum(parts.values())
-            rows.append([f"{gpus} GPUs, {experts} experts", expert_parallel,
-                         *(f"{1000 * part:.1f}" for part in parts.values()), f"{1000 * seconds:.0f}", f"{sequences * LENGTH / seconds / 1e6:.2f}",
-                         f"{parts['compute'] / seconds:.0%}", f"{16 * own / 2**30:.1f}"])  # fmt: skip
+            rows.append([
+                f"{gpus} GPUs, {experts} experts", expert_parallel,
+                *(f"{1000 * part:.1f}" for part in parts.values()), f"{1000 * seconds:.0f}",
+                f"{sequences * LENGTH / seconds / 1e6:.2f}", f"{parts['compute'] / seconds:.0%}",
+                f"{16 * own / 2**30:.1f}",
+            ])  # fmt: skip
     header = ["switch_lm_large", "`expert_parallel`", "compute, ms", "Adam", "gradients", "all-to-all", "update, ms",
               "million tokens/s", "computing", "GiB of weights and Adam"]  # fmt: skip
     return [
