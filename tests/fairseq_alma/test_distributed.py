@@ -75,6 +75,11 @@ LAYOUTS = {
     "two ranks, ZeRO": (2, ("--batch-size", 4, "--update-freq", 2, "--zero-sharding", "os")),
     "experts over two ranks": (2, ("--batch-size", 4, "--update-freq", 2, "--expert-parallel", 2)),
     "experts over four ranks": (4, ("--batch-size", 4, "--update-freq", 1, "--expert-parallel", 4)),
+    "two ranks, recomputed": (2, ("--batch-size", 4, "--update-freq", 2, "--checkpoint-activations")),
+    "experts over two ranks, recomputed": (
+        2,
+        ("--batch-size", 4, "--update-freq", 2, "--expert-parallel", 2, "--checkpoint-activations"),
+    ),
     "experts over two of four ranks": (4, ("--batch-size", 4, "--update-freq", 1, "--expert-parallel", 2)),
 }
 """Layouts of an update of 16 sequences."""
@@ -128,6 +133,8 @@ def on_one_rank(stream, untrained, tmp_path_factory):
         "experts over two ranks",
         pytest.param("experts over four ranks", marks=pytest.mark.slow),
         "experts over two of four ranks",
+        pytest.param("two ranks, recomputed", marks=pytest.mark.slow),
+        "experts over two ranks, recomputed",
     ],
 )
 def test_twenty_updates_are_the_same_on_any_number_of_ranks(stream, untrained, on_one_rank, tmp_path, name):

@@ -161,6 +161,27 @@ def test_an_interrupted_chain_ends_with_the_ledger_of_an_uninterrupted_run(slurm
 
 
 @pytest.mark.slow
+def test_a_member_moves_to_the_other_node_when_its_node_is_drained(slurm, stream, tmp_path):
+    settings = [setting for setting in ENS if not setting.startswith("updates=")] + ["updates=150", "mega_batches=1"]
+    out = tmp_path / "run"
+    assert submit(stream, out, *settings, "launch.sbatch=--exclusive").returncode == 0
+    log = out / "stages/stage_001/member_2/log.txt"
+    slurm.wait_for(lambda: log.exists() and b'"num_updates"' in log.read_bytes(), 300)
+    (job,) = [job for job in JobFolder(out).queued() if job.id.endswith("_2")]
+    (node,) = {job.nodes} & {*NODES}
+    (other,) = {*NODES} - {node}
+    slurm.drain(node)
+    try:
+        # A drained node starts no new jobs, but its jobs go on. An administrator who needs the node requeues them.
+        slurm.run("scontrol", "requeue", job.id)
+        wait_until_no_job_is_left(slurm, out)
+    finally:
+        slurm.drain(node, is_on=False)
+    assert slurm.job(job.id)["NodeList"] == other
+    same_rows(rows_without_seconds(out), whole(stream, tmp_path / "local", *settings))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["time limit", "cancelled"])
 def test_a_stage_on_two_nodes_saves_when_it_is_stopped_and_continues(slurm, stream, tmp_path, how):
     settings = [setting for setting in SMALL if not setting.startswith(("updates=", "batch_size="))]
