@@ -43,9 +43,9 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
     - `overflow_percent`: percentage of tokens that were dropped because their expert was full.
     - `load_entropy_bits`: entropy of the experts' load in bits, mean over the mixtures. It is log2(E) if the load
       of the E experts is even, and 0 if one expert gets all tokens.
-    - Only if the experts are spread over ranks: `busiest_rank_load`, the number of rows that the experts of the busiest
-      rank process, divided by the mean over the ranks, mean over the mixtures; and `all_to_all_seconds`, the time that
-      a rank spends in the exchange of tokens for each forward and backward pass, mean over the ranks.
+    - Only if the experts are spread over ranks: `busiest_rank_load`, the number of tokens that the experts of the
+      busiest rank process, divided by the mean over the ranks, mean over the mixtures; and `all_to_all_seconds`, the
+      time that a rank spends in the exchange of tokens for each forward and backward pass, mean over the ranks.
 
     In validation, the loss of each token is added to the total of the expert that processed the token
     (SwitchFeedForward.charge_validation_loss). Growth copies the experts with the largest totals.
@@ -111,12 +111,14 @@ class SwitchLanguageModelCriterion(FairseqCriterion):
                 "overflow": torch.stack([m.num_dropped for m in mixtures]).sum().double(),
                 "load_entropy": sum(_entropy_bits(m.plan.load_E) for m in mixtures) / len(mixtures) * num_tokens,
             }
-            spread = [m for m in mixtures if m.rows_N is not None]
-            if spread:
-                busiest = sum(max(m.rows_N) * len(m.rows_N) / max(1, sum(m.rows_N)) for m in spread) / len(spread)
-                # The time of this forward pass and of the last backward pass.
-                seconds = _unwrapped(model).mixtures[0].shard.group.take_seconds()
-                logging_output |= {"busiest": busiest * num_tokens, "all_to_all_seconds": seconds, "num_passes": 1}
+            if shard := _unwrapped(model).mixtures[0].shard:
+                kept_ME = torch.stack([m.plan.load_E - m.plan.dropped_E for m in mixtures])
+                logging_output |= {
+                    "busiest": shard.group.busiest_rank_load(kept_ME) * num_tokens,
+                    # The time of this forward pass and of the last backward pass.
+                    "all_to_all_seconds": shard.group.take_seconds(),
+                    "num_passes": 1,
+                }
             if loss_T is not None and self.charge_experts:
                 self._charge_experts(model, mixtures, loss_T.detach(), extra["token_mask"])
         logging_output["loss"] = loss.detach()

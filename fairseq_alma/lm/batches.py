@@ -111,6 +111,8 @@ def bytes_of_training(model: Any, vocabulary: int, tokens: int, expert_parallel:
     bytes_per_number = 2 if model.precision == "bfloat16" else 4
     # With a capacity factor above 1, the layout of the experts' rows has that many times the rows on a GPU.
     ffn_rows = layers - num_mixtures + num_mixtures * max(1.0, model.capacity_factor)
+    # If the number of experts is not a multiple of the number of devices, some devices process more rows.
+    ffn_rows *= expert_parallel * num_experts / model.num_experts
     activations = int(bytes_per_number * (layers * 24 * dim + ffn_rows * 4 * ffn_dim) * tokens)
     if model.checkpoint_activations:
         activations = layers * 4 * dim * tokens + activations // layers

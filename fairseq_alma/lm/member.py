@@ -229,7 +229,8 @@ class MemberTraining:
                 another optimizer.
         """
         path, config = folder / STARTED, self._configs.of(member, num_devices, stage)
-        now = {"kind": self._processes.kind, "devices": num_devices, "batch_size": config.dataset.batch_size}
+        now = {"kind": self._processes.kind, "devices": num_devices, "batch_size": config.dataset.batch_size,
+               "expert_parallel": config.model.expert_parallel}  # fmt: skip
         if self._can_resume(folder):
             optimizer = require_checkpoint(folder / LAST)["optimizer_history"][-1].get("optimizer_name")
             if optimizer not in (None, OPTIMIZER):

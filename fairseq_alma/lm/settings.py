@@ -44,7 +44,8 @@ class LanguageModelSettings(RunSettings):
     expert_parallel: Count = 1
     """Number of devices over which the experts of each mixture are spread, so that each device stores and trains only
     some of the experts. The number of devices that train a member must be a multiple of it. It does not change the
-    result (apart from rounding) or the checkpoints, and may change when a run is continued."""
+    checkpoints, and may change when a run is continued. With a given `batch_size`, it does not change the result
+    either, apart from rounding."""
     share: str | None = None
     """Folder that runs use to share trained members. A member that another run has already trained in the same way is
     copied from this folder instead of trained again. The folder also keeps the scores of all checkpoints of these runs

@@ -36,7 +36,7 @@ from fairseq.distributed import utils as distributed_utils
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_alma
-from fairseq_alma.checkpoints import BEST, EXPERT_DIGESTS, LAST, link
+from fairseq_alma.checkpoints import BEST, EXPERT_DIGESTS, LAST, link, require_checkpoint
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.lease import Lease
@@ -191,16 +191,17 @@ def _digests_of_collected_experts(model: torch.nn.Module) -> dict[str, list[str]
     The optimizer must have collected the experts on this rank.
     """
     collected = {name: parameter.__dict__.get("collected") for name, parameter in model.named_parameters()}
-    return {name: digests_of_experts(values) for name, values in collected.items() if values is not None}
+    return {name: values.digests for name, values in collected.items() if values is not None}
 
 
-def _check_experts(model: torch.nn.Module, digests: Mapping[str, list[str]], folder: str) -> None:
-    """Check that the experts that `model` has loaded from a checkpoint are those that were saved.
+def _check_experts(model: torch.nn.Module, digests: Mapping[str, list[str]], path: str | Path, advice: str) -> None:
+    """Check that the experts that `model` has loaded from the checkpoint `path` are those that were saved.
 
     Args:
         model: the model, with all experts or with those of this rank.
         digests: the entry EXPERT_DIGESTS of the checkpoint.
-        folder: the folder of the member, for the error message.
+        path: the checkpoint, for the error message.
+        advice: the end of the error message.
 
     Raises:
         StageError: if an expert differs.
@@ -208,10 +209,15 @@ def _check_experts(model: torch.nn.Module, digests: Mapping[str, list[str]], fol
     for name, parameter in model.named_parameters():
         own = parameter.expert.own if hasattr(parameter, "expert") else slice(None)
         if name in digests and digests_of_experts(parameter) != digests[name][own]:
-            raise StageError(
-                f"the checkpoint from which {folder} continues is damaged: the experts in {name} are not those that "
-                f"were saved. Remove {folder} to restart this stage"
-            )
+            raise StageError(f"{path} is damaged: the experts in {name} are not those that were saved. {advice}")
+
+
+def _load_mapped(path: str, arg_overrides: None = None, load_on_all_ranks: bool = False) -> dict[str, Any]:
+    """Return a checkpoint, with tensors memory-mapped. Replaces `fairseq.checkpoint_utils.load_checkpoint_to_cpu`.
+
+    fairseq would read the whole file into the memory of each rank.
+    """
+    return require_checkpoint(Path(path))
 
 
 def train(config: DictConfig, checkpoint_minutes: float) -> None:
@@ -234,10 +240,15 @@ def train(config: DictConfig, checkpoint_minutes: float) -> None:
     load_checkpoint = checkpoint_utils.load_checkpoint
 
     def load_and_check(cfg: DictConfig, trainer: Any, **arguments: Any) -> tuple[dict[str, Any] | None, Any]:
+        path, advice = Path(cfg.save_dir) / LAST, f"Remove {cfg.save_dir} to restart this stage"
+        if not path.exists():
+            path, advice = cfg.finetune_from_model, "Remove the folder of the stage that wrote it to train it again"
         extra_state, epoch_itr = load_checkpoint(cfg, trainer, **arguments)
-        _check_experts(trainer.get_model(), (extra_state or {}).get(EXPERT_DIGESTS, {}), cfg.save_dir)
+        _check_experts(trainer.get_model(), (extra_state or {}).get(EXPERT_DIGESTS, {}), path, advice)
         return extra_state, epoch_itr
 
+    if config.model.get("expert_parallel", 1) > 1:
+        checkpoint_utils.load_checkpoint_to_cpu = _load_mapped
     checkpoint_utils.save_checkpoint = save_checkpoint
     checkpoint_utils.load_checkpoint = load_and_check
     fairseq_train.validate_and_save = checkpoints.validate_and_save

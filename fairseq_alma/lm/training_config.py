@@ -128,18 +128,34 @@ class TrainingConfigs:
         See `of` for the arguments.
 
         Raises:
-            SettingError: if experts and optimizer state are both to be spread over devices.
+            SettingError: if the experts cannot be spread over devices with these options.
         """
-        if config.model.expert_parallel > 1 and config.distributed_training.zero_sharding != "none":
-            raise SettingError(
-                f"expert_parallel={config.model.expert_parallel} cannot be combined with --zero-sharding: leave one of "
-                f"them out"
-            )
+        _check_expert_parallel(config)
         vocabulary, sequences = self.stream.dictionary_size, self.settings.sequences_per_update
         batch_size = sequences_per_pass(self.settings, config.model, vocabulary, num_devices, self.memory)
         config.dataset.batch_size = config.dataset.batch_size_valid = config.task.batch_size = batch_size
         config.optimization.update_freq = [sequences // (batch_size * num_devices)]
         return config
+
+
+def _check_expert_parallel(config: DictConfig) -> None:
+    """Raise SettingError if the experts are to be spread over devices, but other options do not allow it."""
+    size, distributed = config.model.expert_parallel, config.distributed_training
+    if size == 1:
+        return
+    if config.model.num_experts < size:
+        raise SettingError(
+            f"expert_parallel={size} needs at least {size} experts, but the mixtures have {config.model.num_experts}: "
+            f"lower expert_parallel="
+        )
+    if distributed.zero_sharding != "none":
+        raise SettingError(f"expert_parallel={size} cannot be combined with --zero-sharding: leave one of them out")
+    # The other wrappers would mix the weights of different experts.
+    if str(distributed.ddp_backend) not in ("pytorch_ddp", "c10d", "legacy_ddp", "no_c10d"):
+        raise SettingError(
+            f"expert_parallel={size} cannot be combined with --ddp-backend {distributed.ddp_backend}: leave one of "
+            f"them out"
+        )
 
 
 def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:

@@ -15,8 +15,10 @@ experts of the rank when a checkpoint is loaded.
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,10 +93,27 @@ class ExpertGroup:
             distributed.all_to_all_single(rows, x.contiguous(), received, sent, group=self._ranks)
         return rows
 
-    def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Replace `values` by their sum over the ranks of the group, and return them."""
-        distributed.all_reduce(values, group=self._ranks)
-        return values
+    def sum_of_experts(self, value: Tensor) -> Tensor:
+        """Return the sum of a value of the experts over all experts, given the sum over the experts of this rank.
+
+        The result is exactly the same on all ranks, also of other groups.
+        """
+        # Sum over all ranks, and not over the ranks of the group, because two groups may sum in another order.
+        distributed.all_reduce(value)
+        return value / (self.world_size // self.size)
+
+    def busiest_rank_load(self, tokens_ME: Tensor) -> Tensor:
+        """Return the number of tokens of the busiest rank, divided by the mean over the ranks, a scalar.
+
+        Args:
+            tokens_ME: number of tokens that this rank sends to each of the E experts of M mixtures, [M, E]. The result
+                is the mean over the mixtures.
+        """
+        tokens_ME = tokens_ME.double()
+        distributed.all_reduce(tokens_ME, group=self._ranks)
+        numbers = self.num_experts_of_ranks(tokens_ME.size(1))
+        tokens_MN = torch.stack([part.sum(dim=1) for part in tokens_ME.split(numbers, dim=1)], dim=1)
+        return (tokens_MN.amax(dim=1) / tokens_MN.mean(dim=1).clamp(min=1e-9)).mean()
 
     def average_gradient(self, grad: Tensor) -> None:
         """Change the gradient of experts, summed over the tokens of this group, to the mean over all ranks.
@@ -182,14 +201,10 @@ class ExpertShard:
     def collect(self, values: Tensor) -> Tensor | None:
         """Return the values of all E experts, on the CPU, on rank 0; None on all other ranks.
 
-        All ranks must call this method. Each expert is sent together with a digest of its values. The digest is
-        compared with the values that have arrived.
+        All ranks must call this method.
 
         Args:
             values: the values of the experts that this rank holds, [number of these experts, ...].
-
-        Raises:
-            RuntimeError: if values have changed on their way.
         """
         group = self.group
         # The other groups hold the same values.
@@ -197,7 +212,6 @@ class ExpertShard:
             return None
         if group.position > 0:
             group.send_to_first(values)
-            group.send_to_first(_as_tensor(digests_of_experts(values)).to(values.device))
             return None
         collected = torch.empty(self.num_experts, *values.shape[1:], dtype=values.dtype)
         collected[self.own] = values.cpu()
@@ -205,13 +219,43 @@ class ExpertShard:
             part = self.slice_of(position)
             number = part.stop - part.start
             collected[part] = group.receive(values.new_empty(number, *values.shape[1:]), position).cpu()
-            expected = group.receive(values.new_empty(number, 32, dtype=torch.uint8), position).cpu()
-            if not torch.equal(_as_tensor(digests_of_experts(collected[part])), expected):
-                raise RuntimeError(
-                    f"the weights of the experts {part.start} to {part.stop - 1} arrived damaged from rank {position}, "
-                    f"so no checkpoint is written. Earlier checkpoints are not changed"
-                )
         return collected
+
+    def collect_checked(self, values: Tensor) -> "Collected | None":
+        """Return the values of all E experts and their digests, on rank 0; None on all other ranks.
+
+        All ranks must call this method. Each rank sends digests of its values, which are compared with the values that
+        have arrived.
+
+        Args:
+            values: see `collect`.
+
+        Raises:
+            RuntimeError: if values have changed on their way.
+        """
+        # Compute the digests before the exchange, so that all ranks compute them at the same time.
+        digests = _as_tensor(digests_of_experts(values) if self.group.first_rank == 0 else []).to(values.device)
+        collected, expected = self.collect(values), self.collect(digests)
+        if collected is None or expected is None:
+            return None
+        arrived = digests_of_experts(collected)
+        changed = (_as_tensor(arrived) != expected).any(dim=1).nonzero().flatten().tolist()
+        if changed:
+            raise RuntimeError(
+                f"the weights of the experts {changed} were damaged on their way to rank 0, so no checkpoint is "
+                f"written. Earlier checkpoints are not changed"
+            )
+        return Collected(collected, arrived)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The values of all experts of a mixture, collected on rank 0. The parameter has them as attribute `collected`."""
+
+    values: Tensor
+    """The values, on the CPU, [E, ...]."""
+    digests: list[str]
+    """The digests of the experts, see digests_of_experts."""
 
 
 def keep_own_experts(model: nn.Module) -> None:
@@ -233,7 +277,9 @@ def digests_of_experts(values: Tensor) -> list[str]:
         values: values of the experts, [E, ...].
     """
     rows = values.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
-    return [hashlib.sha256(row).hexdigest() for row in rows]
+    # hashlib lets other threads run while it computes a digest.
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(lambda row: hashlib.sha256(row).hexdigest(), rows))
 
 
 def _as_tensor(digests: list[str]) -> Tensor:
@@ -243,8 +289,8 @@ def _as_tensor(digests: list[str]) -> Tensor:
 
 def run_spread_experts(
     x_SD: Tensor, plan: Plan, weights: ExpertWeights, shard: ExpertShard, dropout: float = 0.0
-) -> tuple[Tensor, list[int]]:
-    """Return the outputs of the experts, [S, D], and the number of rows that each rank of the group has computed.
+) -> Tensor:
+    """Return the outputs of the experts, [S, D].
 
     All ranks of the group must call this function at the same time.
 
@@ -258,8 +304,7 @@ def run_spread_experts(
     assert plan.counts is not None
     group = shard.group
     counts_NE = group.all_gather_counts(plan.counts)
-    slices = [shard.slice_of(position) for position in range(group.size)]
-    sent = [sum(plan.counts[part]) for part in slices]
+    sent = [sum(plan.counts[shard.slice_of(position)]) for position in range(group.size)]
     # The rows that arrive are sorted by the rank from which they come, and for each rank by expert. Sort them by
     # expert, and for each expert by rank.
     own_counts_Ne = [counts[shard.own] for counts in counts_NE]
@@ -274,8 +319,7 @@ def run_spread_experts(
     # Return the outputs in the order in which the inputs have arrived.
     y_parts = y_by_expert.split([sizes[i] for i in by_expert])
     by_rank = [e * group.size + n for n in range(group.size) for e in range(num_own)]
-    y_SD = _AllToAll.apply(torch.cat([y_parts[i] for i in by_rank]), sent, received, group)
-    return y_SD, [sum(sum(counts[part]) for counts in counts_NE) for part in slices]
+    return _AllToAll.apply(torch.cat([y_parts[i] for i in by_rank]), sent, received, group)
 
 
 class _AllToAll(torch.autograd.Function):

@@ -13,7 +13,7 @@ from fairseq_alma.modules.experts import ExpertWeights, run_experts
 from fairseq_alma.modules.precision import compute_type
 from fairseq_alma.modules.router import Router, Routing, expert_capacity
 
-# Dimensions: T tokens, E experts, D model width, N ranks of a group over which the experts are spread.
+# Dimensions: T tokens, E experts, D model width.
 
 WEIGHTS = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
 """Names of the parameters of SwitchFeedForward that have one entry for each expert."""
@@ -29,8 +29,6 @@ class MixtureOutput:
     """The output of the router: the expert and the gate probability of each token, and the balancing losses."""
     plan: Plan
     """The assignment of the tokens to experts."""
-    rows_N: list[int] | None = None
-    """If the experts are spread over ranks: the number of rows that the experts of each rank have processed, [N]."""
 
     @property
     def num_dropped(self) -> Tensor:
@@ -132,13 +130,13 @@ class SwitchFeedForward(nn.Module):
         plan = plan_dispatch(routing.expert_T, self.num_experts, capacity, way)
         weights = ExpertWeights(self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
         dropout = self.activation_dropout if self.training else 0.0
-        x_SD, rows_N = to_rows(x_TD.to(dtype), plan), None
+        x_SD = to_rows(x_TD.to(dtype), plan)
         if self.shard:
-            y_SD, rows_N = run_spread_experts(x_SD, plan, weights, self.shard, dropout)
+            y_SD = run_spread_experts(x_SD, plan, weights, self.shard, dropout)
         else:
             y_SD = run_experts(x_SD, plan, weights, dropout)
         y_TD = from_rows(y_SD, plan) * routing.probability_T.unsqueeze(1).to(dtype)
-        return MixtureOutput(y_TD, routing, plan, rows_N)
+        return MixtureOutput(y_TD, routing, plan)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
         """Add the loss of each token to the total of the expert that processed the token, and count the token.
@@ -166,7 +164,8 @@ class SwitchFeedForward(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Write the weights of all experts to a state dict, also if they are spread over ranks.
 
-        In this case, the optimizer must have collected them (see FusedAdam).
+        In this case, the optimizer must have collected them (see FusedAdam), which fairseq's trainer lets it do before
+        it writes a checkpoint.
 
         Raises:
             RuntimeError: if the weights have not been collected.
@@ -177,11 +176,11 @@ class SwitchFeedForward(nn.Module):
         for name in WEIGHTS:
             collected = getattr(self, name).__dict__.pop("collected", None)
             if collected is not None:
-                destination[prefix + name] = collected
+                destination[prefix + name] = collected.values
             elif sys.exception() is None:
                 raise RuntimeError(
                     f"this rank has only the experts {self.shard.own.start} to {self.shard.own.stop - 1} of "
-                    f"{self.num_experts}: call consolidate_optimizer of fairseq's trainer on all ranks first"
+                    f"{self.num_experts}: all ranks must collect them first. --no-save-optimizer-state prevents this"
                 )
             # While fairseq handles an error, it writes crash.pt, which nothing reads. The other ranks do not take part,
             # so this file contains only the experts of this rank.

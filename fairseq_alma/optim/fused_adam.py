@@ -82,8 +82,12 @@ class FusedAdam(FairseqOptimizer):
 
     @property
     def supports_expert_parallel(self) -> bool:
-        """Whether experts may be spread over ranks: not with --zero-sharding, which replaces the torch optimizer."""
-        return isinstance(self._optimizer, torch.optim.AdamW)
+        """Whether experts may be spread over ranks.
+
+        False with --zero-sharding, which replaces the torch optimizer, and with --ddp-backend fully_sharded, which
+        replaces the parameters.
+        """
+        return isinstance(self._optimizer, torch.optim.AdamW) and bool(self._shards)
 
     def all_reduce_grads(self, module: torch.nn.Module) -> None:
         """Average the gradients over the ranks, also those of experts that are spread over ranks."""
@@ -118,8 +122,10 @@ class FusedAdam(FairseqOptimizer):
         if self._shards:
             state = dict(state_dict["state"])
             for i, shard in self._shards.items():
+                # Clone the slice. Otherwise, the averages of all experts would stay in memory.
                 state[i] = {
-                    name: value[shard.own] if name in AVERAGES else value for name, value in state.get(i, {}).items()
+                    name: value[shard.own].clone() if name in AVERAGES else value
+                    for name, value in state.get(i, {}).items()
                 }
             state_dict = {**state_dict, "state": state}
         super().load_state_dict(state_dict, optimizer_overrides)
@@ -133,7 +139,7 @@ class FusedAdam(FairseqOptimizer):
         """Return the gradient norm of all weights, given the norm of the weights that all ranks have."""
         spread = self._spread()
         squares = torch.stack([p.grad.square().sum() for p, _ in spread if p.grad is not None]).sum()
-        return (norm.square() + spread[0][1].group.sum_over_ranks(squares)).sqrt()
+        return (norm.square() + spread[0][1].group.sum_of_experts(squares)).sqrt()
 
     def _collect(self, to: int = 0) -> None:
         """Collect the weights and averages of all experts on rank `to`, which must be 0. All ranks must call this.
@@ -145,7 +151,7 @@ class FusedAdam(FairseqOptimizer):
         if sys.exception() is not None:
             return
         for i, (parameter, shard) in zip(self._shards, self._spread(), strict=True):
-            weights = shard.collect(parameter.detach())
+            weights = shard.collect_checked(parameter.detach())
             averages = self._optimizer.state[parameter]
             collected = {name: shard.collect(averages[name]) for name in AVERAGES if name in averages}
             if weights is not None:

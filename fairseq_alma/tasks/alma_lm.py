@@ -3,6 +3,8 @@
 import copy
 import logging
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -200,16 +202,12 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         """
         if self._spreads_experts and not getattr(optimizer, "supports_expert_parallel", False):
             raise SettingError("--expert-parallel needs --optimizer fused_adam, without --zero-sharding")
-        try:
+        # On one device, fairseq catches a RuntimeError and skips the batch. If no batch fits into memory, the training
+        # would never end.
+        with _memory_error(f"at update {update_num + 1}"):
             loss, sample_size, logging_output = super().train_step(
                 sample, model, criterion, optimizer, update_num, ignore_grad
             )
-        except RuntimeError as error:
-            # Raise an error that fairseq does not catch. On one device, fairseq catches the RuntimeError and skips the
-            # batch, so if no batch fits into memory, the training never ends.
-            if "out of memory" in str(error):
-                raise MemoryError(f"out of memory at update {update_num + 1}: lower --batch-size ({error})") from error
-            raise
         self._loss_check.add(loss, update_num + 1)
         return loss, sample_size, logging_output
 
@@ -219,10 +217,16 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
         If the batches cannot be divided evenly among ranks (processes), fairseq gives some ranks a copy of the first
         batch. The losses of such a copy are not added to the validation losses of the experts, because the losses would
         then count twice.
+
+        Raises:
+            MemoryError: if the device does not have enough memory for the batch.
         """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         criterion.charge_experts = rank == 0 or sample["block_ids"] != self._first_valid_ids
-        return super().valid_step(sample, model, criterion)
+        # fairseq catches a RuntimeError and tries the batch again. If experts are spread over ranks, the others would
+        # then wait for ever, because they do not try it again.
+        with _memory_error("in validation"):
+            return super().valid_step(sample, model, criterion)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         """Log the metrics of an update or a validation batch, and count its tokens and token pairs in `self.processed`.
@@ -307,3 +311,17 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
     def _load(self, split: str) -> Any:
         """Return the documents of a split as a memory-mapped dataset."""
         return data_utils.load_indexed_dataset(str(self.stream.prefix(split)), self.dictionary, "mmap")
+
+
+@contextmanager
+def _memory_error(when: str) -> Iterator[None]:
+    """In the `with` block, replace torch's RuntimeError about too little memory by a MemoryError.
+
+    fairseq does not catch a MemoryError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            raise MemoryError(f"out of memory {when}: lower --batch-size ({error})") from error
+        raise

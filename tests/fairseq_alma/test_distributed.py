@@ -242,10 +242,34 @@ def test_a_changed_expert_is_found_when_training_continues_and_when_the_model_gr
     checkpoint["model"][name][3] = 0
     write_checkpoint(checkpoint, path)
     expected = f"is damaged: the experts in {name} are not those that were saved"
-    with pytest.raises(AssertionError, match=f"{expected}. Remove {folder} to restart"):
+    with pytest.raises(AssertionError, match=f"{path} {expected}. Remove {folder} to restart"):
         run_ranks(member_commands(stream, folder, tmp_path, 2, *options, 3))
+    with pytest.raises(AssertionError, match=f"{path} {expected}. Remove the folder of the stage that wrote it"):
+        more = ("--finetune-from-model", path)
+        run_ranks(member_commands(stream, tmp_path / "new", tmp_path, 2, *options, 3, *more))
     with pytest.raises(SettingError, match=expected):
         grow_checkpoint(path, tmp_path / "grown.pt", 2)
+
+
+@pytest.mark.slow
+def test_too_little_memory_in_validation_ends_all_ranks(stream, tmp_path, monkeypatch):
+    """fairseq would try the batch again on one rank, while the others wait for it in another mixture."""
+    (tmp_path / "sitecustomize.py").write_text("""
+import sys
+if "train_member" in " ".join(sys.orig_argv):
+    from fairseq_alma.modules import switch_feed_forward
+    forward = switch_feed_forward.SwitchFeedForward.forward
+    def fail(self, x):
+        if not self.training and self.shard.group.position == 0:
+            raise RuntimeError("CUDA out of memory (made up by the test)")
+        return forward(self, x)
+    switch_feed_forward.SwitchFeedForward.forward = fail
+""")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("ALMA_WARM", "0")
+    options = ("--optimizer", "fused_adam", "--expert-parallel", 2, "--max-update", 2)
+    with pytest.raises(AssertionError, match="out of memory in validation: lower --batch-size"):
+        run_ranks(member_commands(stream, tmp_path / "stage", tmp_path, 2, *options), seconds=90)
 
 
 @pytest.mark.parametrize(

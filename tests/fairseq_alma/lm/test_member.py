@@ -1,6 +1,7 @@
 """A member's stage apart from the training itself: devices, refused options, advice after a failure."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.fairseq_train import identity_of_config, member_config
 from fairseq_alma.lm.learners import LEARNERS, make_learner
 from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.lm.training_config import Member, TrainingConfigs
 from tests.fairseq_alma.processes import NoProcesses
 
 
@@ -72,8 +74,9 @@ def test_a_stage_begun_on_other_devices_is_continued_and_not_shared(stream, tmp_
     untrained = tmp_path / "run/stages/stage_000/member_1/checkpoint_untrained.pt"
     write_checkpoint({**require_checkpoint(untrained), "last_optimizer_state": {}}, folder / "checkpoint_last.pt")
     assert begin(Devices(4)) == on_four
-    assert begin(Devices(2)) == {"kind": "cpu", "devices": 2, "batch_size": 1, "key": None}
-    assert begin(Devices(4, memory=1 << 40)) == {"kind": "cuda", "devices": 4, "batch_size": 1, "key": None}
+    common = {"batch_size": 1, "expert_parallel": 1, "key": None}
+    assert begin(Devices(2)) == {"kind": "cpu", "devices": 2, **common}
+    assert begin(Devices(4, memory=1 << 40)) == {"kind": "cuda", "devices": 4, **common}
 
 
 def test_with_a_larger_capacity_factor_fewer_sequences_fit(stream, tmp_path):
@@ -207,3 +210,44 @@ def test_on_a_gpu_the_forward_pass_fills_the_memory_but_no_more(stream, tmp_path
 def test_a_batch_size_that_does_not_divide_the_update_is_refused():
     with pytest.raises(SettingError, match="sequences_per_update=192 must be a multiple of batch_size=7"):
         usable_devices(LanguageModelSettings(stream="s", out="o", updates=1, batch_size=7), 1)
+
+
+@pytest.mark.parametrize(("num_devices", "expert_parallel", "used"), [(8, 4, 8), (7, 4, 4), (16, 3, 12), (5, 1, 4)])
+def test_the_number_of_devices_is_a_multiple_of_expert_parallel(num_devices, expert_parallel, used):
+    paper = LanguageModelSettings(stream="s", out="o", updates=1, expert_parallel=expert_parallel)
+    assert usable_devices(paper, num_devices) == used
+
+
+def test_experts_over_more_devices_than_there_are_is_refused():
+    paper = LanguageModelSettings(stream="s", out="o", updates=1, expert_parallel=4)
+    with pytest.raises(
+        SettingError, match=r"expert_parallel=4: the number of devices .* Found 3 devices on 1 machines"
+    ):
+        usable_devices(paper, 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"experts": 1}, "expert_parallel=2 needs at least 2 experts, but the mixtures have 1: lower expert_parallel="),
+        ({"fairseq": "--zero-sharding os"}, "expert_parallel=2 cannot be combined with --zero-sharding"),
+        ({"fairseq": "--ddp-backend slowmo"}, "expert_parallel=2 cannot be combined with --ddp-backend slowmo"),
+        ({"fairseq": "--ddp-backend fully_sharded"}, "cannot be combined with --ddp-backend fully_sharded"),
+    ],
+)
+def test_what_spread_experts_do_not_allow_is_refused_before_training(stream, tmp_path, more, expected):
+    given = settings(stream, tmp_path, expert_parallel=2, batch_size=4, precision="float32", **more)
+    configs = TrainingConfigs(given, StreamFolder.open(stream).without_test(), memory=80 << 30)
+    with pytest.raises(SettingError, match=expected):
+        configs.of(Member.of_run(1, 0, given.experts), num_devices=2)
+
+
+def test_spread_experts_leave_room_for_larger_batches(stream):
+    paper = LanguageModelSettings(stream="s", out="o", updates=1, arch="switch_lm_large", precision="bfloat16")
+    values = {"data": stream, "arch": "switch_lm_large", "precision": "bfloat16", "num_experts": 64}
+    model = member_config({**values, "total_num_update": 1}).model
+    sizes = [
+        sequences_per_pass(replace(paper, expert_parallel=n), model, 50_000, 8, memory=24 << 30) for n in (1, 2, 4, 8)
+    ]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > sizes[0]

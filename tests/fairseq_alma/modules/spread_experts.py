@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fairseq_alma.modules.expert_parallel import ExpertGroup, keep_own_experts
+from fairseq_alma.modules.expert_parallel import ExpertGroup, digests_of_experts, keep_own_experts
 from fairseq_alma.modules.switch_feed_forward import WEIGHTS, SwitchFeedForward
 
 DIM, WIDTH = 8, 16
@@ -92,17 +92,23 @@ def check(case: Case, rank: int, world: int, group: ExpertGroup) -> None:
     torch.testing.assert_close(output.y_TD, outputs[rank].y_TD, **tolerance)
     torch.testing.assert_close(x.grad, inputs[rank].grad, **tolerance)
     assert output.num_dropped == outputs[rank].num_dropped
-    num_rows = sum(sum(o.plan.counts) for o in outputs[group.first_rank : group.first_rank + group.size])
-    assert sum(output.rows_N) == num_rows
+    kept_E = output.plan.load_E - output.plan.dropped_E
+    of_group = outputs[group.first_rank : group.first_rank + group.size]
+    kept_of_group_E = sum(o.plan.load_E - o.plan.dropped_E for o in of_group)
+    tokens_N = [kept_of_group_E[spread.shard.slice_of(i)].sum().item() for i in range(group.size)]
+    busiest = max(tokens_N) * group.size / max(1, sum(tokens_N))
+    assert abs(group.busiest_rank_load(torch.stack([kept_E, kept_E])).item() - busiest) < 1e-6
     for name in WEIGHTS:
         parameter = getattr(spread, name)
         gradient = gradient_of(parameter)
         group.average_gradient(gradient)
         torch.testing.assert_close(gradient, gradient_of(getattr(whole, name))[own] / world, **tolerance)
-        collected = spread.shard.collect(parameter.detach())
+        collected = spread.shard.collect_checked(parameter.detach())
         assert (collected is None) == (rank != 0)
-        if rank == 0:
-            assert torch.equal(collected, getattr(whole, name))
+        if collected is not None:
+            assert torch.equal(collected.values, getattr(whole, name))
+            assert collected.digests == digests_of_experts(getattr(whole, name))
+    assert group.sum_of_experts(torch.tensor(2.0 + group.position)) == sum(2 + i for i in range(group.size))
     if case.wrapped:
         torch.testing.assert_close(spread.router.weight.grad, whole.router.weight.grad / world, **tolerance)
     assert group.take_seconds() > 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_alma.modules import expert_parallel
-from fairseq_alma.modules.expert_parallel import ExpertGroup, ExpertShard, digests_of_experts
+from fairseq_alma.modules.expert_parallel import Collected, ExpertGroup, ExpertShard, digests_of_experts
 from fairseq_alma.modules.switch_feed_forward import SwitchFeedForward
 from tests.fairseq_alma.modules.spread_experts import CASES
 from tests.fairseq_alma.ranks import free_port, run_ranks
@@ -54,16 +54,16 @@ def test_what_is_impossible_is_refused():
 def test_experts_of_one_rank_are_not_saved_as_if_they_were_all():
     mixture = SwitchFeedForward(8, 16, 4, group=fake_group())
     assert [len(p) for p in (mixture.fc1_weight, mixture.fc2_bias)] == [2, 2]
-    with pytest.raises(RuntimeError, match="only the experts 0 to 1 of 4: call consolidate_optimizer"):
+    with pytest.raises(RuntimeError, match="only the experts 0 to 1 of 4: all ranks must collect them first"):
         mixture.state_dict()
     whole = SwitchFeedForward(8, 16, 4)
     for name, value in whole.named_parameters():
         if not name.startswith("router"):
-            getattr(mixture, name).collected = value.detach()
+            getattr(mixture, name).collected = Collected(value.detach(), [])
     state = mixture.state_dict()
     assert torch.equal(state["fc1_weight"], whole.fc1_weight)
     assert torch.equal(state["fc2_bias"], whole.fc2_bias)
-    with pytest.raises(RuntimeError, match="call consolidate_optimizer"):
+    with pytest.raises(RuntimeError, match="must collect them first"):
         mixture.state_dict()  # what was collected is used once, because the next update changes the weights
     try:
         raise FloatingPointError("the loss is nan")
@@ -73,13 +73,15 @@ def test_experts_of_one_rank_are_not_saved_as_if_they_were_all():
 
 
 def test_an_expert_that_arrives_damaged_is_found():
-    values = torch.randn(2, 3)
-    digests = expert_parallel._as_tensor(digests_of_experts(values))
-    assert digests.shape == (2, 32)
+    values = torch.randn(4, 3)
     shard = ExpertShard(fake_group(), 4)
-    damaged = pytest.raises(RuntimeError, match="experts 2 to 3 arrived damaged")
-    for error, expected in ((0.0, contextlib.nullcontext()), (1e-6, damaged)):
-        arriving = iter([values + error, digests])
+    damaged = pytest.raises(RuntimeError, match=r"experts \[2\] were damaged on their way")
+    for error, expected in ((0.0, contextlib.nullcontext()), (1e-3, damaged)):
+        sent = values[2:].clone()
+        sent[0, 1] += error
+        arriving = iter([sent, expert_parallel._as_tensor(digests_of_experts(values[2:]))])
         shard.group.receive = lambda like, position, arriving=arriving: next(arriving)
         with expected:
-            assert torch.equal(shard.collect(torch.zeros(2, 3))[2:], values)
+            collected = shard.collect_checked(values[:2])
+            assert torch.equal(collected.values, values)
+            assert collected.digests == digests_of_experts(values)
