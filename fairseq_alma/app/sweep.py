@@ -54,7 +54,8 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     # A job that failed early has a folder without settings.json, which `find_runs` does not find. So add all folders
     # that are not in `known` to the unfinished jobs.
     known = {parent for run in seeds_of for parent in (run, *run.parents)}
-    unfinished += [path.name for path in sorted(folder.iterdir()) if path.is_dir() and path not in known]
+    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    unfinished += [path.name for path in folders if path not in known]
     finished.sort(key=lambda summary: summary["final_validation"])
     return finished, unfinished
 

@@ -33,11 +33,17 @@ def usable_devices(settings: LanguageModelSettings, num_devices: int, num_nodes:
         if settings.sequences_per_update % (batch_size * number) == 0 and number % expert_parallel == 0:
             return number
     if expert_parallel > 1:
+        devices = f"{num_devices} device{'s' * (num_devices > 1)}"
+        if num_devices < expert_parallel:
+            raise SettingError(
+                f"expert_parallel={expert_parallel} needs at least {expert_parallel} devices for each member, but a "
+                f"member is trained on {devices}: lower expert_parallel=, or use more devices"
+            )
         raise SettingError(
-            f"expert_parallel={expert_parallel}: the number of devices that train a member must be a multiple of "
-            f"{expert_parallel}, and sequences_per_update={settings.sequences_per_update} a multiple of batch_size="
-            f"{batch_size} times this number. Found {num_devices} devices on {num_nodes} machines: lower "
-            f"expert_parallel=, or use more devices"
+            f"expert_parallel={expert_parallel}: an update must be divided evenly among {expert_parallel} devices, or "
+            f"a multiple of this number (a member is trained on {devices}), but sequences_per_update="
+            f"{settings.sequences_per_update} is not a multiple of {expert_parallel} x batch_size={batch_size}: change "
+            f"batch_size= or sequences_per_update="
         )
     if num_nodes > 1 and settings.sequences_per_update % batch_size == 0:
         raise SettingError(

@@ -131,16 +131,51 @@ def print_jobs(jobs: JobFolder) -> str:
         table.add_row(record.id, record.step, *_state(record, queued.get(record.id), unknown), record.log)
     if records:
         wide_console().print(table)
-    return what_they_do(list(queued.values()))
+    if not queued and any(record.state == "failed" for record in records.values()):
+        return "a job has failed: fix the cause that the table shows, then run the training command again"
+    return what_they_do(jobs, list(queued.values()))
 
 
-def what_they_do(queued: Sequence[QueuedJob]) -> str:
-    """Return what the jobs of a run that are pending or running will do; "" if there are none."""
+def what_they_do(jobs: JobFolder, queued: Sequence[QueuedJob]) -> str:
+    """Return what the jobs of a run that are pending or running will do; "" if there are none.
+
+    Args:
+        jobs: the records of the jobs of the run.
+        queued: the jobs that are pending or running.
+    """
     if not queued:
         return ""
-    if any(job.comment.rpartition("#")[2] == RUN_STEP for job in queued):
-        return "the queued jobs continue the run"
-    return "the queued jobs train members, but none continues the run: when they end, run the training command again"
+    again = f"when they end, or after alma-lm cancel {jobs.run}, run the training command again"
+    if not any(job.comment.rpartition("#")[2] == RUN_STEP for job in queued):
+        return f"the queued jobs train members, but none continues the run: {again}"
+    # A pending run job starts when all members of the last array have been trained.
+    members = [record for record in jobs.records() if "_" in record.id]
+    if members and all(job.state == "PENDING" for job in queued if job.comment.rpartition("#")[2] == RUN_STEP):
+        array = members[-1].id.partition("_")[0]
+        ended = {record.id for record in members if record.id.startswith(f"{array}_") and record.state != "done"}
+        if ended - {job.id for job in queued}:
+            return f"a member has failed or was cancelled, so the queued jobs do not continue the run: {again}"
+    return "the queued jobs continue the run"
+
+
+def refuse_queued(run: str | Path) -> None:
+    """Raise RunError if Slurm jobs of a run are pending or running. Without Slurm, there are none."""
+    jobs = JobFolder(run)
+    try:
+        queued = jobs.queued() if jobs.chain.exists() else []
+    except SlurmError:
+        return
+    if queued:
+        raise RunError(
+            f"{run} has jobs in Slurm: {in_words(queued)}. To continue it here, first run: alma-lm cancel {run}"
+        )
+
+
+def in_words(queued: Sequence[QueuedJob]) -> str:
+    """Return the ids and states of jobs, and why a job is pending."""
+    return ", ".join(
+        f"{job.id} ({job.state.lower()}{f', {job.reason}' if job.state == 'PENDING' else ''})" for job in queued
+    )
 
 
 def _state(record: JobRecord, queued: QueuedJob | None, unknown: str) -> tuple[str, str]:
@@ -156,7 +191,7 @@ def _state(record: JobRecord, queued: QueuedJob | None, unknown: str) -> tuple[s
     if unknown or record.state in ("done", "failed"):
         return record.state, record.reason or unknown
     if record.state == "submitted":
-        return "not started", "it was cancelled, or a job before it has failed"
+        return "not started", "it was cancelled, a job before it has failed, or launch.setup failed (see its log)"
     if record.state == "stopped":
         return "cancelled", record.reason
     return "lost", "the job ended without recording a result: it was killed or reached its time limit. See its log"

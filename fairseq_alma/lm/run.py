@@ -32,7 +32,7 @@ from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.display import record_trained_members
-from fairseq_alma.lm.jobs import cancel_runs, follow_logs, print_status
+from fairseq_alma.lm.jobs import cancel_runs, follow_logs, print_status, refuse_queued
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_chain import Chain, SlurmProcesses, submit_runs
 from fairseq_alma.lm.slurm_settings import SlurmSettings
@@ -71,6 +71,7 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
     # below, because then both processes import fairseq at the same time, which saves seconds.
     processes: LocalProcesses
     if chain is None:
+        refuse_queued(settings.out)
         processes = LocalProcesses(len(stream), settings.parallel, scalars)
     else:
         processes = SlurmProcesses(chain, len(stream), scalars)

@@ -128,6 +128,11 @@ class LanguageModelSettings(RunSettings):
             raise SettingError(f"dropout={self.dropout} must be at least 0 and below 1")
         if not 0 <= self.clip_norm < math.inf:
             raise SettingError(f"clip_norm={self.clip_norm} must be a finite number, and not negative")
+        if self.expert_parallel > self.experts:
+            raise SettingError(
+                f"expert_parallel={self.expert_parallel} needs at least {self.expert_parallel} experts, but experts="
+                f"{self.experts}: lower expert_parallel= or raise experts="
+            )
         if not 0 < self.checkpoint_minutes < math.inf:
             raise SettingError(f"checkpoint_minutes={self.checkpoint_minutes} must be a finite number above 0")
         self._complete_and_check_own()

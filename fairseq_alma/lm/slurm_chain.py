@@ -26,12 +26,13 @@ from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.run_record import differing_settings, other_settings_message
 from fairseq_alma.core.stream_folder import StreamFolder
-from fairseq_alma.lm.jobs import RUN_STEP, JobFolder, JobRecord, what_they_do
+from fairseq_alma.lm.batches import usable_devices
+from fairseq_alma.lm.jobs import RUN_STEP, JobFolder, JobRecord, in_words, what_they_do
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.slurm_settings import WARNING_SECONDS, SlurmSettings
 from fairseq_alma.lm.stage_processes import SAFE_PATH, LocalProcesses
 from launch.local import Job, start_process
-from launch.slurm import SlurmError, signal_steps, submit
+from launch.slurm import QueuedJob, SlurmError, signal_steps, submit
 
 
 class HandedOver(Exception):  # noqa: N818 (not an error)
@@ -96,7 +97,16 @@ class Chain:
 
     def _submit(self, step: str, arguments: str, options: Sequence[str]) -> str:
         program = f"{shlex.quote(sys.executable)} -P -m fairseq_alma.lm.slurm_job"
-        script = f"#!/bin/bash\n{self.slurm.setup}\nexec {program} {arguments}\n"
+        setup = ""
+        if self.slurm.setup:
+            # If the warning of the time limit arrives during the set-up, Slurm starts the job again.
+            task = "${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+            requeue = f'scontrol requeue "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}{task}"'
+            setup = (
+                f"trap '{requeue}; exit 1' USR1\n"
+                f"{{\n{self.slurm.setup}\n}} || {{ echo 'alma-lm: launch.setup failed' >&2; exit 2; }}\n"
+            )
+        script = f"#!/bin/bash\n{setup}exec {program} {arguments}\n"
         name = f"--job-name=alma-{Path(self.settings.out).name}"
         everything = [*self.slurm.options(), name, f"--chdir={Path.cwd()}", *options]
         return submit(script, everything, self.jobs.comment(step))
@@ -238,6 +248,7 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
     stream_folder = StreamFolder.open(settings.stream)
     num_mega_batches = len(stream_folder.stream(settings.mega_batches))
     settings.stream_settings(num_mega_batches)
+    _check_devices(settings, slurm)
     seeds = tuple(range(settings.seed, settings.seed + settings.seeds))
     for seed in seeds:
         one, group = settings, None
@@ -251,6 +262,15 @@ def submit_runs(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
     print(f"alma-lm cancel {settings.out}    cancel the jobs")
 
 
+def _check_devices(settings: LanguageModelSettings, slurm: SlurmSettings) -> None:
+    """Raise SettingError if an update cannot be divided among the devices of the jobs, as far as they are known."""
+    if slurm.gpus_per_node is None and settings.expert_parallel > 1:
+        return  # the nodes may have GPUs that need not be asked for
+    gpus = str(slurm.gpus_per_node or 1).rpartition(":")[2]
+    if gpus.isdigit():
+        usable_devices(settings, int(gpus) * slurm.nodes, slurm.nodes)
+
+
 def _submit_one(chain: Chain, num_mega_batches: int) -> None:
     run = Path(chain.settings.out)
     summary = run / "summary.json"
@@ -261,14 +281,30 @@ def _submit_one(chain: Chain, num_mega_batches: int) -> None:
         return
     try:
         if queued := chain.jobs.queued():
-            jobs = ", ".join(f"{job.id} ({job.state.lower()})" for job in queued)
-            print(f"{run} has jobs already: {jobs}; {what_they_do(queued)}")
+            _check_same_chain(chain, queued)
+            print(f"{run} has jobs already: {in_words(queued)}; {what_they_do(chain.jobs, queued)}")
             return
         with Lease(run):
             chain.store()
             print(f"{run}: submitted job {chain.submit_run()}")
     except SlurmError as error:
         raise StageError(f"{run} cannot be submitted: {error}") from error
+
+
+def _check_same_chain(chain: Chain, queued: Sequence[QueuedJob]) -> None:
+    """Raise RunError if the jobs of the run were submitted with other settings than those of `chain`."""
+    now = {**chain.settings.to_json(), **{f"launch.{name}": value for name, value in asdict(chain.slurm).items()}}
+    stored = Chain.load(chain.settings.out)
+    before = {**stored.settings.to_json(), **{f"launch.{name}": value for name, value in asdict(stored.slurm).items()}}
+    differing = [f"{name}: was {before.get(name)!r}, is {value!r}" for name, value in now.items()
+                 if before.get(name) != value]  # fmt: skip
+    if differing:
+        run = chain.settings.out
+        raise RunError(
+            f"{run} has jobs already, which were submitted with other settings: {in_words(queued)}\n  "
+            + "\n  ".join(differing)
+            + f"\nTo use the new settings, first run: alma-lm cancel {run}"
+        )
 
 
 def _check_same_settings(settings: LanguageModelSettings) -> None:

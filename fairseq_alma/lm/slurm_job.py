@@ -93,7 +93,7 @@ class SlurmJob:
         if signal.SIGUSR1 not in signals and not self._is_preempted():
             # If the job was preempted without a grace time, Slurm itself puts it back into the queue.
             name = signal.Signals(signals[0]).name if signals else "another process, which has taken over the run"
-            self._end("stopped", f"stopped by {name}; the training can be resumed from its last checkpoint")
+            self._end("stopped", f"by {name}; the training can be resumed from its last checkpoint")
             return 1
         starts = 0 if self._has_progress() else self._record.starts_without_progress + 1
         if starts >= MAX_STARTS_WITHOUT_PROGRESS:
@@ -102,7 +102,7 @@ class SlurmJob:
                 f"step: give it more time (launch.time=), and run the same command again to continue"
             )
         self._record = replace(self._record, starts_without_progress=starts)
-        self._end("requeued", "the job reached its time limit or was preempted")
+        self._end("requeued", "the job reached its time limit" if signal.SIGUSR1 in signals else "it was preempted")
         try:
             # Not SLURM_JOB_ID: for the last task of an array, this is the id of the whole array.
             requeue(this_job())

@@ -1,5 +1,6 @@
 """Settings of launch=slurm: what the Slurm jobs of a run ask for."""
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ class SlurmSettings(Settings):
     constraint: str | None = None
     """Features that the nodes must have."""
     time: str | int = "1-00:00:00"
-    """Time limit of a job. A job that reaches it saves a checkpoint, and is put back into the queue."""
+    """Time limit of a job, in minutes or as days-hours:minutes:seconds. 120 seconds before the limit, a job saves a
+    checkpoint and is put back into the queue. So the limit must be much longer than 2 minutes."""
     nodes: Count = 1
     """Number of nodes on which each member is trained."""
     gpus_per_node: str | int | None = None
@@ -39,6 +41,12 @@ class SlurmSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        seconds = _seconds(str(self.time))
+        if seconds is not None and seconds <= WARNING_SECONDS:
+            raise SettingError(
+                f"launch.time={self.time} must be more than {WARNING_SECONDS // 60} minutes, because a job stops "
+                f"training {WARNING_SECONDS} seconds before its time limit"
+            )
         try:
             shlex.split(self.sbatch)
         except ValueError as error:
@@ -56,3 +64,15 @@ class SlurmSettings(Settings):
         options = [f"--{name}={value}" for name, value in given.items() if value is not None]
         options += ["--ntasks-per-node=1", "--requeue", "--open-mode=append", f"--signal=B:USR1@{WARNING_SECONDS}"]
         return [*options, *shlex.split(self.sbatch)]
+
+
+def _seconds(time: str) -> int | None:
+    """Return a time limit of Slurm in seconds; None if it is not a number of minutes, hours or days."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if not found:
+        return None
+    days, *parts = found.groups()
+    numbers = [int(part) for part in parts if part is not None]
+    # The formats are days-hours[:minutes[:seconds]], hours:minutes:seconds, minutes:seconds and minutes.
+    units = (3600, 60, 1) if days is not None or len(numbers) == 3 else (60, 1)
+    return 86400 * int(days or 0) + sum(number * unit for number, unit in zip(numbers, units, strict=False))

@@ -140,6 +140,16 @@ def test_a_stage_begun_with_the_optimizer_of_an_earlier_version_is_not_continued
             1,
             "fix the problem that the log reports",
         ),
+        # Two processes: the error of one of them ends the other, and Slurm ends the job step by SIGTERM.
+        (
+            "",
+            "[rank0]: fairseq_alma.core.errors.SettingError: no\n[rank1]: RuntimeError: Connection closed by peer",
+            143,
+            1,
+            "SIGTERM): fairseq_alma.core.errors.SettingError: no\n",
+        ),
+        ("", "[rank1]: ValueError: no --store-ema", 143, 1, "fix the problem that the log reports"),
+        ("", "[rank1]: RuntimeError: Connection closed by peer", 143, 1, "): RuntimeError: Connection closed by peer"),
     ],
 )
 def test_advice_depends_on_the_log_of_this_attempt_only(tmp_path, before, log, status, members, advice):
@@ -221,15 +231,17 @@ def test_the_number_of_devices_is_a_multiple_of_expert_parallel(num_devices, exp
 def test_experts_over_more_devices_than_there_are_is_refused():
     paper = LanguageModelSettings(stream="s", out="o", updates=1, expert_parallel=4)
     with pytest.raises(
-        SettingError, match=r"expert_parallel=4: the number of devices .* Found 3 devices on 1 machines"
+        SettingError, match="needs at least 4 devices for each member, but a member is trained on 3 dev"
     ):
         usable_devices(paper, 3)
+    with pytest.raises(SettingError, match="sequences_per_update=192 is not a multiple of 4 x batch_size=96: change"):
+        usable_devices(replace(paper, batch_size=96), 8)
 
 
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({"experts": 1}, "expert_parallel=2 needs at least 2 experts, but the mixtures have 1: lower expert_parallel="),
+        ({"fairseq": "--store-ema"}, "expert_parallel=2 cannot be combined with --store-ema"),
         ({"fairseq": "--zero-sharding os"}, "expert_parallel=2 cannot be combined with --zero-sharding"),
         ({"fairseq": "--ddp-backend slowmo"}, "expert_parallel=2 cannot be combined with --ddp-backend slowmo"),
         ({"fairseq": "--ddp-backend fully_sharded"}, "cannot be combined with --ddp-backend fully_sharded"),
@@ -242,9 +254,15 @@ def test_what_spread_experts_do_not_allow_is_refused_before_training(stream, tmp
         configs.of(Member.of_run(1, 0, given.experts), num_devices=2)
 
 
+def test_more_devices_than_experts_is_refused(stream, tmp_path):
+    with pytest.raises(SettingError, match="expert_parallel=2 needs at least 2 experts, but experts=1: lower"):
+        settings(stream, tmp_path, expert_parallel=2, experts=1)
+
+
 def test_spread_experts_leave_room_for_larger_batches(stream):
-    paper = LanguageModelSettings(stream="s", out="o", updates=1, arch="switch_lm_large", precision="bfloat16")
-    values = {"data": stream, "arch": "switch_lm_large", "precision": "bfloat16", "num_experts": 64}
+    common = {"arch": "switch_lm_large", "precision": "bfloat16"}
+    paper = LanguageModelSettings(stream="s", out="o", updates=1, experts=64, **common)
+    values = {"data": stream, "num_experts": 64, **common}
     model = member_config({**values, "total_num_update": 1}).model
     sizes = [
         sequences_per_pass(replace(paper, expert_parallel=n), model, 50_000, 8, memory=24 << 30) for n in (1, 2, 4, 8)

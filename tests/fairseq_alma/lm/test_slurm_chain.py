@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from fairseq_alma.lm import slurm_settings
 from fairseq_alma.lm.jobs import JobFolder
-from tests.commands import RUN, run_command
+from fairseq_alma.lm.slurm_settings import SlurmSettings
+from tests.commands import ROOT, RUN, run_command
 from tests.fairseq_alma.killing import rows_without_seconds, same_rows
 from tests.slurm import NODES
 from tests.streams import make_stream
@@ -128,6 +132,75 @@ def test_a_stage_that_fails_ends_the_chain_and_status_says_why(slurm, stream, tm
     assert "FloatingPointError" in shown
     assert "not started" in shown
     assert "run the training command again" in shown
+
+
+def test_while_jobs_are_queued_other_settings_and_other_ways_to_continue_are_refused(slurm, stream, tmp_path):
+    out = tmp_path / "run"
+    held = "launch.sbatch=--hold"
+    assert submit(stream, out, *GMOE, held).returncode == 0
+    (job,) = JobFolder(out).queued()
+    again = submit(stream, out, *GMOE, held)
+    expected = f"{out} has jobs already: {job.id} (pending, JobHeldUser); the queued jobs continue the run"
+    assert (again.returncode, again.stdout.splitlines()[0]) == (0, expected)
+    other = submit(stream, out, *SMALL, "lr=0.1")
+    assert other.returncode == 2
+    assert "which were submitted with other settings" in other.stderr
+    for line in ("learner: was 'gmoe', is 'sm'", "lr: was 0.005, is 0.1", "launch.sbatch: was '--hold', is ''"):
+        assert line in other.stderr
+    here = run_command("alma-lm", f"stream={stream}", f"out={out}", *GMOE)
+    assert here.returncode == 2
+    assert f"To continue it here, first run: alma-lm cancel {out}" in here.stderr
+    assert run_command("alma-lm", "cancel", out).returncode == 0
+    assert not JobFolder(out).queued()
+
+
+def test_a_job_whose_set_up_fails_does_not_train(slurm, stream, tmp_path):
+    out = tmp_path / "run"
+    assert submit(stream, out, *SMALL, "launch.setup=module-that-does-not-exist load cuda").returncode == 0
+    wait_until_no_job_is_left(slurm, out)
+    assert "alma-lm: launch.setup failed" in logs(out)
+    assert not (out / "stages").exists()
+    shown = " ".join(run_command("alma-lm", "status", out).stdout.split())
+    assert "not started" in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["launch.time=2"], "launch.time=2 must be more than 2 minutes"),
+        (["launch.time=00:01:30"], "must be more than 2 minutes"),
+        (["launch.nodes=2", "expert_parallel=2", "launch.gpus_per_node=1"], "is not a multiple of 2 x batch_size=8"),
+        (["expert_parallel=5"], "expert_parallel=5 needs at least 5 experts, but experts=4"),
+    ],
+)
+def test_what_cannot_run_is_refused_when_it_is_submitted(stream, tmp_path, settings, expected):
+    names = {setting.partition("=")[0] for setting in settings}
+    slurm = [setting for setting in SLURM if setting.partition("=")[0] not in names]
+    words = [f"stream={stream}", f"out={tmp_path / 'run'}", *SMALL, *settings, *slurm]
+    result = run_command("alma-lm", *words)
+    assert (result.returncode, expected in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("30", 1800),
+        ("1:30", 90),
+        ("1:00:00", 3600),
+        ("1-12", 129600),
+        ("0-00:05", 300),
+        ("2-01:02:03", 176523),
+        ("x", None),
+    ],
+)
+def test_time_limits_are_read_as_slurm_reads_them(time, seconds):
+    assert slurm_settings._seconds(time) == seconds
+
+
+def test_settings_of_the_jobs_are_not_part_of_the_names_of_a_sweeps_runs():
+    config = OmegaConf.load(ROOT / "fairseq_alma/lm/configs/alma_lm.yaml")
+    excluded = config.hydra.job.config.override_dirname.exclude_keys
+    assert {"launch", *(f"launch.{field.name}" for field in fields(SlurmSettings))} <= {*excluded}
 
 
 @pytest.mark.slow
