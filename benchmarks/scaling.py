@@ -147,11 +147,12 @@ def commands_of(layout: Layout, stream: Path, options: argparse.Namespace) -> li
         "--log-format", "json", "--log-interval", 1, "--no-save", "--disable-validation",
         "--distributed-world-size", layout.ranks,
     ]  # fmt: skip
-    if options.device == "cuda":  # fairseq starts the ranks
-        return [list(map(str, words)) for _ in range(layout.copies)]
-    words.append("--cpu")
-    if layout.ranks == 1:
-        return [list(map(str, words)) for _ in range(layout.copies)]
+    words += ["--cpu"] if options.device == "cpu" else []
+    # fairseq writes a file to the folder for checkpoints, also if it saves none. So each training has its own folder.
+    folders = [stream.parent / f"training_{number}" for number in range(layout.copies)]
+    if options.device == "cuda" or layout.ranks == 1:  # on GPUs, fairseq starts the ranks
+        return [[*map(str, words), "--save-dir", str(folder)] for folder in folders]
+    words += ["--save-dir", folders[0]]
     words += ["--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-no-spawn",
               "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--distributed-rank"]  # fmt: skip
     return [[*map(str, words), str(rank)] for rank in range(layout.ranks)]
