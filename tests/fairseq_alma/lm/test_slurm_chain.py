@@ -102,8 +102,12 @@ def test_members_of_an_ensemble_are_jobs_of_their_own_that_run_at_the_same_time(
 
 @pytest.mark.parametrize(
     ("more", "on_two_nodes"),
-    [(["mega_batches=1"], []), (["mega_batches=2", "learner=gmoe", "grow_experts=2"], ["expert_parallel=2"])],
-    ids=["data parallel", "growing experts over ranks"],
+    [
+        pytest.param(["mega_batches=1"], [], marks=pytest.mark.slow, id="data parallel"),
+        pytest.param(
+            ["mega_batches=2", "learner=gmoe", "grow_experts=2"], ["expert_parallel=2"], id="growing experts over ranks"
+        ),
+    ],
 )
 def test_a_stage_on_two_nodes_trains_like_one_on_one_node(slurm, stream, tmp_path, more, on_two_nodes):
     settings = [setting for setting in SMALL if not setting.startswith(("batch_size=", "lr="))]
