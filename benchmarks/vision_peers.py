@@ -87,7 +87,7 @@ def run_ours(stages: int, arguments: argparse.Namespace) -> dict:
             raise RuntimeError(f"alma-vision failed:\n{result.stderr[-3000:]}")
         rows = [json.loads(line) for line in (Path(folder) / "run" / "ledger.jsonl").read_text().splitlines()]
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
-    probe = [sys.executable, "-W", "ignore", "-c", "import time, hydra, vision.run; print(time.process_time())"]
+    probe = [sys.executable, "-W", "ignore", "-c", "import time, hydra, vision.cli; print(time.process_time())"]
     imports = float(subprocess.run(probe, capture_output=True, text=True, check=True).stdout)
     return {"errors": [row["error_rate"] for row in rows if row["updated"]], "imports": imports, "all": seconds}
 

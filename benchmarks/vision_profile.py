@@ -188,7 +188,7 @@ def imports(repeats: int) -> list[str]:
         "nothing": "pass",
         "numpy": "import numpy",
         "torch": "import torch",
-        "vision.run (alma-vision: torch, Hydra, rich)": "import vision.run",
+        "vision.cli (alma-vision: torch, Hydra, rich)": "import vision.cli",
         "torch, torchvision.datasets (for a DataLoader)": "import torch, torchvision.datasets",
     }
     best = dict.fromkeys(statements, float("inf"))

@@ -213,7 +213,7 @@ def our_errors(dataset: str, case: Case, seeds: range, data_root: str, out: Path
         more: the values of `preset=original_code` for this dataset, without `select_by`.
     """
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from vision.run import run
+    from vision.runs import run
     from vision.settings import VisionSettings
 
     values = {

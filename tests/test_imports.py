@@ -58,7 +58,7 @@ EVERYTHING = ["True", "True", "switch_lm_base", "switch_lm_large", "switch_lm_ti
 
 
 def test_alma_vision_runs_without_fairseq():
-    assert run_fresh("import sys, vision.run; print('fairseq' in sys.modules)") == ["False"]
+    assert run_fresh("import sys, vision.cli; print('fairseq' in sys.modules)") == ["False"]
 
 
 @pytest.mark.parametrize("name", ["fairseq_alma", "fairseq_alma.core", "launch.local"])

@@ -13,7 +13,8 @@ stack       several networks of one shape that are computed together
 
 Files:
 
-run.py          the command alma-vision: trains a learner on a stream of mega-batches and writes the ledger
+cli.py          the command alma-vision
+runs.py         trains a learner on a stream of mega-batches, and writes the run folder
 settings.py     the settings of a run; their values are checked when the settings object is created
 learners/       the learners: SM, Ens, UMix, gEns, gMoE, FF, and three from the first version of the paper
 backbones.py    chooses the network architecture for each dataset

@@ -24,7 +24,7 @@ def keep_freed_memory() -> None:
     threshold. This function raises both thresholds. The change cannot be undone, because glibc has no function that
     returns the thresholds from before the change. Also, glibc normally adjusts the thresholds automatically, and stops
     this as soon as a program sets one of them. So call this function only in a process that runs nothing but the
-    training, and not in a function that other programs may call, such as `vision.run.run`.
+    training, and not in a function that other programs may call, such as `vision.runs.run`.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -65,7 +65,7 @@ def check_settings(name: str, arguments: list[str]) -> None:
             typed = {name for name in typed if name.partition(".")[0] != "launch"}
             return LanguageModelSettings.from_mapping(setting_values(config, OTHER_KEYS), typed)
     else:
-        from vision.run import CONFIGS, settings_of
+        from vision.cli import CONFIGS, settings_of
 
         def make(config, typed):
             return settings_of(setting_values(config), typed)

@@ -19,7 +19,8 @@ import pytest
 from fairseq_alma.core.ledger import Ledger
 from tests.commands import ROOT
 from tests.vision.tiny_runs import as_arguments, ledger, small_run, small_settings
-from vision.run import main, run
+from vision.cli import main
+from vision.runs import run
 
 DEADLINE_SECONDS = 300
 

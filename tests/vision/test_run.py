@@ -34,8 +34,8 @@ from tests.vision.tiny_runs import (
     summary,
     taken,
 )
+from vision.cli import main
 from vision.learners import LEARNERS
-from vision.run import main
 from vision.settings import VisionSettings
 
 Said = namedtuple("Said", "status out err")

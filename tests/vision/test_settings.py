@@ -8,7 +8,7 @@ from fairseq_alma.core.catalogue import learners, own_settings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import EnsembleSettings, GrowingEnsembleSettings, UnionMixSettings
 from fairseq_alma.core.settings import MAX_SEED, defaults_of
-from vision.run import CONFIGS, settings_of
+from vision.cli import CONFIGS, settings_of
 from vision.settings import VisionSettings
 
 

@@ -14,7 +14,7 @@ from vision.inputs import Images
 from vision.learners import VisionLearner
 from vision.learners import firefly as learners
 from vision.networks import VGGMixtureStack, VGGStack
-from vision.run import run
+from vision.runs import run
 from vision.seeds import generator
 from vision.settings import VisionSettings
 from vision.stream import partition

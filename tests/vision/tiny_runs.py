@@ -15,7 +15,7 @@ from fairseq_alma.core.ledger import LedgerRow
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset
 from vision.networks import Stack
-from vision.run import run
+from vision.runs import run
 from vision.settings import VisionSettings
 
 B = 4
