@@ -178,7 +178,11 @@ def worker_of(process: subprocess.Popen) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    ("sent", "message"), [(signal.SIGKILL, "a worker process died"), (signal.SIGSTOP, "a worker hung: process")]
+    ("sent", "message"),
+    [
+        (signal.SIGKILL, "a worker process died"),
+        pytest.param(signal.SIGSTOP, "a worker hung: process", marks=pytest.mark.slow),
+    ],
 )
 def test_a_worker_that_dies_or_hangs_ends_the_run_and_the_rerun_finishes(
     tmp_path, large_text, uninterrupted, folder_bytes, sent, message

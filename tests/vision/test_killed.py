@@ -179,7 +179,7 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
     return executioner.num_moments
 
 
-@CAMPAIGNS
+@pytest.mark.parametrize("settings", [GENS, GMOE, pytest.param(FF, marks=pytest.mark.slow)], ids=["gens", "gmoe", "ff"])
 def test_killed_between_any_two_writes_a_run_ends_as_it_would_have(tmp_path, monkeypatch, settings):
     num_moments = attempt(tmp_path / "whole", monkeypatch, settings)
     assert num_moments > 50

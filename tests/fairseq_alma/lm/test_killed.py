@@ -354,6 +354,7 @@ def whole_checkpoints(out: Path) -> dict[Path, tuple[int, int]]:
 
 
 # The untrained checkpoint has 7 MB, those of a stage 21 MB. The second one is written beside the first one.
+@pytest.mark.slow
 def test_a_full_disk_is_reported_and_with_more_space_the_same_command_continues(stream, gmoe, small_disk):
     disk = small_disk(megabytes=45)
     run = KilledRun(stream, disk.folder / "run", (*SHORT, *GMOE, "mega_batches=1"))

@@ -57,7 +57,8 @@ def logs(out: Path) -> str:
     return "\n".join(path.read_text() for path in (out / "launch").glob("*.log"))
 
 
-@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 4])
 def test_each_stage_of_a_growing_mixture_is_a_job_and_the_ledger_is_that_of_a_run_without_slurm(
     slurm, stream, tmp_path, stages
 ):
@@ -100,10 +101,11 @@ def test_members_of_an_ensemble_are_jobs_of_their_own_that_run_at_the_same_time(
     assert states(out) == dict.fromkeys(steps, "done"), logs(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "on_two_nodes"),
     [
-        pytest.param(["mega_batches=1"], [], marks=pytest.mark.slow, id="data parallel"),
+        pytest.param(["mega_batches=1"], [], id="data parallel"),
         pytest.param(
             ["mega_batches=2", "learner=gmoe", "grow_experts=2"], ["expert_parallel=2"], id="growing experts over ranks"
         ),

@@ -57,12 +57,13 @@ def twice(process: subprocess.Popen, number: int) -> None:
     process.send_signal(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("send", "number"),
     [
         pytest.param(to_the_group, signal.SIGINT, id="Ctrl-C in a terminal"),
-        pytest.param(to_the_driver, signal.SIGUSR1, id="warning of a time limit", marks=pytest.mark.slow),
-        pytest.param(twice, signal.SIGTERM, id="end of a job", marks=pytest.mark.slow),
+        pytest.param(to_the_driver, signal.SIGUSR1, id="warning of a time limit"),
+        pytest.param(twice, signal.SIGTERM, id="end of a job"),
     ],
 )
 def test_a_run_that_is_asked_to_stop_saves_its_members_and_continues_as_if_uninterrupted(
