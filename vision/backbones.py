@@ -1,4 +1,4 @@
-"""Network architectures: multilayer perceptrons (MLPs) for digits, MNIST and EMNIST; reduced VGG19 for CIFAR."""
+"""Which networks a learner trains: multilayer perceptrons (MLPs), or the torch modules of an architecture."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ import torch
 
 from vision.datasets import Dataset
 from vision.inputs import Images, Inputs, Vectors
-from vision.networks import GatedStack, MixtureStack, MLPStack, Stack, VGGMixtureStack, VGGStack
-from vision.settings import CONVOLUTIONAL, VisionSettings
+from vision.networks import GatedModuleStack, GatedStack, MixtureStack, MLPStack, ModuleStack, Stack, Structure
+from vision.settings import VisionSettings
 
 
 class Backbone(ABC):
@@ -61,35 +61,32 @@ class Perceptron(Backbone):
         return MixtureStack.initialised(self.sizes, num_experts, hard, generators, device)
 
 
-class VGG(Backbone):
-    """The reduced VGG19: a convolutional network in which all convolutions have the same number of output channels.
+class ModuleBackbone(Backbone):
+    """An architecture of torch modules, such as the reduced VGG19 or a network of the user's.
 
     Args:
-        num_inputs: number of channels of an image.
-        width: number of output channels of each convolution, c.
-        num_classes: number of classes, C.
+        structure: what the networks consist of.
     """
 
-    def __init__(self, num_inputs: int, width: int, num_classes: int):
-        self.num_inputs, self.width, self.num_classes = num_inputs, width, num_classes
+    def __init__(self, structure: Structure):
+        self.structure = structure
 
-    def network(self, generators: Sequence[torch.Generator], device: torch.device) -> VGGStack:
-        return VGGStack.initialised(self.num_inputs, [self.width] * 16, self.num_classes, generators, device)
+    def network(self, generators: Sequence[torch.Generator], device: torch.device) -> ModuleStack:
+        return ModuleStack.initialised(self.structure, generators, device)
 
     def mixture(
         self, num_experts: int, hard: bool, generators: Sequence[torch.Generator], device: torch.device
-    ) -> VGGMixtureStack:
-        return VGGMixtureStack.initialised(
-            self.num_inputs, self.width, self.num_classes, num_experts, hard, generators, device
-        )
+    ) -> GatedModuleStack:
+        return GatedModuleStack.of_experts(self.structure, num_experts, hard, generators, device)
 
 
 def backbone_for(dataset: Dataset, settings: VisionSettings) -> tuple[Backbone, Inputs]:
     """Return the network architecture for a dataset, and the object that converts its images to network inputs."""
     channels, height, width = dataset.image_shape
-    if dataset.name in CONVOLUTIONAL:
+    if settings.network != "mlp":
         border = None if settings.recipe.crop_border == "black" else float(settings.recipe.crop_border)
         inputs = Images(dataset.pixels, channels, height, settings.recipe.crop_padding, border)
-        return VGG(channels, settings.width, dataset.num_classes), inputs
+        structure = Structure(settings.network, dataset.image_shape, dataset.num_classes, settings.width)
+        return ModuleBackbone(structure), inputs
     sizes = (channels * height * width, settings.width, settings.width, dataset.num_classes)
     return Perceptron(sizes), Vectors(dataset.pixels)

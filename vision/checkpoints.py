@@ -9,17 +9,19 @@ import torch
 
 from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import written_aside
-from vision.networks import MixtureStack, MLPStack, Stack, VGGMixtureStack, VGGStack
+from vision.networks import GatedModuleStack, MixtureStack, MLPStack, ModuleStack, Stack
 
 KINDS: dict[str, type[Stack]] = {
     "mlp": MLPStack,
     "mixture": MixtureStack,
-    "vgg": VGGStack,
-    "vgg_mixture": VGGMixtureStack,
+    "module": ModuleStack,
+    "gated_module": GatedModuleStack,
 }
 """The classes of network stacks that can be stored in a checkpoint, each with a name.
 
 A checkpoint contains the name of its class under the key "kind". To store a new class of stacks, add it here."""
+OLD_KINDS = ("vgg", "vgg_mixture")
+"""Names that checkpoints of earlier versions contain. This version cannot read them."""
 FORMAT_VERSION = 1
 """Version of the file format. A file with another version is refused."""
 
@@ -48,6 +50,8 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["format_version"] != FORMAT_VERSION:
             raise ValueError(f"the file has format version {state['format_version']}, expected {FORMAT_VERSION}")
+        if state["kind"] in OLD_KINDS:
+            raise ValueError("an earlier version of this program wrote it: continue the run with that version")
         return KINDS[state["kind"]].from_state(state, device)
     except FileNotFoundError as error:
         raise StageError(f"{path} is missing: restore it, or start a new run in another folder (out=)") from error

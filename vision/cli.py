@@ -93,16 +93,17 @@ def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None)
 
 
 def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
-    """Return `vgg` if the dataset of the run is cifar10 or cifar100, otherwise `perceptron`.
+    """Return `perceptron` if the network of the run is a perceptron, otherwise `vgg`.
 
     A preset is a YAML file of settings. In it, ${by_backbone:A,B} calls this function with the values A and B.
 
     Args:
         perceptron: value of a setting for runs with multilayer perceptrons.
-        vgg: value of the same setting for runs with the reduced VGG19.
+        vgg: value of the same setting for runs with the reduced VGG19 or another network for images.
         _root_: all settings of the run. OmegaConf, the library that reads the preset, passes this argument.
     """
-    return vgg if _root_.dataset in CONVOLUTIONAL else perceptron
+    network = _root_.backbone or ("vgg" if _root_.dataset in CONVOLUTIONAL else "mlp")
+    return perceptron if network == "mlp" else vgg
 
 
 OmegaConf.register_new_resolver("by_backbone", by_backbone)

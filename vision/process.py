@@ -7,12 +7,11 @@ import torch
 
 
 @contextmanager
-def process_settings(threads: int) -> Iterator[None]:
+def process_settings(threads: int, tf32: bool = False) -> Iterator[None]:
     """Set the number of CPU threads and make cuDNN convolutions reproducible, inside a `with` block.
 
-    cuDNN uses deterministic algorithms, because training a stage again must give the same result. TF32 is turned off,
-    because results need the full precision of float32. When the block ends, even with an error, the previous settings
-    are restored.
+    cuDNN uses deterministic algorithms, because training a stage again must give the same result. When the block ends,
+    even with an error, the previous settings are restored.
 
     The settings affect the complete process. So do not use two such blocks at the same time in different threads.
 
@@ -21,13 +20,14 @@ def process_settings(threads: int) -> Iterator[None]:
 
     Args:
         threads: number of CPU threads that torch uses within an operation.
+        tf32: whether a GPU may compute float32 products with the reduced precision of its tensor cores.
     """
-    cudnn = torch.backends.cudnn
-    previous = torch.get_num_threads(), cudnn.deterministic, cudnn.allow_tf32
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    previous = torch.get_num_threads(), cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32
     torch.set_num_threads(threads)
-    cudnn.deterministic, cudnn.allow_tf32 = True, False
+    cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = True, tf32, tf32
     try:
         yield
     finally:
         torch.set_num_threads(previous[0])
-        cudnn.deterministic, cudnn.allow_tf32 = previous[1:]
+        cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = previous[1:]

@@ -64,7 +64,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
     _warn_if_it_never_grows(settings, num_stages)
     scalars = [RunScalars(folder, settings.tensorboard, settings.cer_from) for folder in folders]
     with ExitStack() as stack:
-        stack.enter_context(process_settings(settings.threads))
+        stack.enter_context(process_settings(settings.threads, settings.precision == "tf32"))
         for writer in scalars:
             stack.enter_context(closing(writer))
         stack.enter_context(Lease(out))

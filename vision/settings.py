@@ -14,6 +14,9 @@ from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, Settings
 SelectBy = Literal["validation_loss", "validation_accuracy"]
 """The measure that selects the best epoch of a stage."""
 
+OptimizerName = Literal["adadelta", "sgd", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adamax"]
+"""Names of optimizers. Each computes every parameter separately, so it can update all networks as one tensor."""
+
 CONVOLUTIONAL = ("cifar10", "cifar100")
 """Datasets for which learners use the reduced VGG19. For all other datasets they use multilayer perceptrons."""
 
@@ -26,63 +29,84 @@ class RecipeSettings(Settings):
     """Number of epochs in each stage."""
     batch_size: Count = 128
     """Number of examples in a batch."""
-    optimizer: Literal["adadelta", "sgd"] | None = None
-    """Optimizer. By default `sgd` for CIFAR and `adadelta` for other datasets. Each stage starts with a new optimizer
-    state."""
+    optimizer: OptimizerName | None = None
+    """Optimizer: `sgd`, `adadelta`, or another optimizer of torch.optim. By default `adadelta` for backbone=mlp and
+    `sgd` for all other networks, as in the paper. Each stage starts with a new optimizer state."""
     lr: float | None = None
-    """Learning rate. By default 1 for adadelta and 0.01 for sgd."""
+    """Learning rate. By default 1 for adadelta, 0.01 for sgd, and torch's default for other optimizers."""
     momentum: float | None = None
     """Momentum of sgd. By default 0.9."""
     nesterov: bool = False
     """Whether sgd uses Nesterov momentum (the authors' code uses it for gMoE and Firefly on CIFAR)."""
     weight_decay: float | None = None
-    """Weight decay of sgd. By default 1e-4."""
+    """Weight decay. By default 1e-4 for sgd, and torch's default for other optimizers. adadelta has none."""
+    schedule: Literal["constant", "cosine", "linear", "step", "onecycle"] = "constant"
+    """How the learning rate changes within a stage: `constant`, `cosine` or `linear` decay to 0, `step` (a tenth after
+    half of the updates, a hundredth after three quarters), or `onecycle` (up to lr, then down; Smith 2018)."""
+    patience: Count | None = None
+    """Early stopping: a network's training ends after this number of epochs without an improvement of its validation
+    score. By default, all epochs are trained. The authors' code has this setting, too."""
+    patience_delta: float = 0.0
+    """Early stopping: an epoch counts as an improvement if its validation score is better than the best one so far by
+    more than this number."""
     crop_padding: NonNegative = 4
-    """CIFAR: width in pixels of the border that is added to training images before they are cropped at random. Images
-    are also flipped at random. With 0, images are neither cropped nor flipped."""
+    """Networks for images: width in pixels of the border that is added to training images before they are cropped at
+    random. Images are also flipped at random. With 0, images are neither cropped nor flipped."""
     crop_border: float | str = "black"
-    """CIFAR: value of the border pixels, either `black` or a number (a pixel value after normalisation). The authors'
-    code uses -1.9."""
+    """Networks for images: value of the border pixels, either `black` or a number (a pixel value after normalisation).
+    The authors' code uses -1.9."""
     select_by: SelectBy = "validation_loss"
     """Measure that selects the best epoch of a stage: lowest `validation_loss` or highest `validation_accuracy`. The
     stage ends with the parameters of the best epoch."""
     from_scratch: bool = False
     """Whether each stage starts from newly initialised parameters."""
 
-    def for_dataset(self, dataset: str) -> "RecipeSettings":
-        """Return a copy of these settings, in which values that are None are replaced by the defaults for a dataset.
+    def for_network(self, network: str) -> "RecipeSettings":
+        """Return a copy of these settings, in which values that are None are replaced by the defaults for a network.
 
-        The values of the copy are checked.
+        The values of the copy are checked. Settings that remain None have the default value of torch's optimizer.
+
+        Args:
+            network: name of the architecture. The perceptron (mlp) and all other networks have different defaults.
 
         Raises:
-            SettingError: if a value is out of range, or if momentum, nesterov or weight_decay is given with
-                optimizer=adadelta.
+            SettingError: if a value is out of range, or if the optimizer does not have one of the given settings.
         """
-        optimizer = self.optimizer or ("sgd" if dataset in CONVOLUTIONAL else "adadelta")
-        lr, momentum, weight_decay = (1.0, 0.0, 0.0) if optimizer == "adadelta" else (0.01, 0.9, 1e-4)
-        recipe = replace(
-            self,
-            optimizer=optimizer,
-            lr=lr if self.lr is None else self.lr,
-            momentum=momentum if self.momentum is None else self.momentum,
-            weight_decay=weight_decay if self.weight_decay is None else self.weight_decay,
-        )
+        optimizer = self.optimizer or ("adadelta" if network == "mlp" else "sgd")
+        defaults: dict[str, dict[str, float]] = {
+            "adadelta": {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0},
+            "sgd": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4},
+        }
+        missing = {
+            name: value
+            for name, value in defaults.get(optimizer, {"momentum": 0.0}).items()
+            if getattr(self, name) is None
+        }
+        recipe = replace(self, optimizer=optimizer, **missing)  # type: ignore[arg-type]
         recipe._check()
         return recipe
 
     def _check(self) -> None:
-        assert self.lr is not None and self.momentum is not None and self.weight_decay is not None
-        if not self.lr > 0:
+        assert self.momentum is not None
+        if self.lr is not None and not self.lr > 0:
             raise SettingError(f"lr={self.lr} must be above 0")
-        if not 0 <= self.momentum < 1 or self.weight_decay < 0:
+        if not 0 <= self.momentum < 1 or (self.weight_decay is not None and self.weight_decay < 0):
             raise SettingError(
                 f"momentum={self.momentum} must be at least 0 and below 1, and weight_decay={self.weight_decay} must "
                 f"be at least 0"
             )
-        if self.optimizer == "adadelta" and (self.momentum or self.weight_decay or self.nesterov):
+        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             raise SettingError(
-                "momentum, nesterov and weight_decay can only be used with optimizer=sgd, not with "
-                "optimizer=adadelta: remove these settings, or give optimizer=sgd"
+                f"momentum and nesterov can only be used with optimizer=sgd, not with optimizer={self.optimizer}: "
+                "remove these settings, or give optimizer=sgd"
+            )
+        if self.optimizer == "adadelta" and self.weight_decay:
+            raise SettingError(
+                "weight_decay cannot be used with optimizer=adadelta: remove it, or give another optimizer"
+            )
+        if not self.patience_delta >= 0 or (self.patience_delta and self.patience is None):
+            raise SettingError(
+                f"patience_delta={self.patience_delta} must be at least 0, and needs patience= (a number of epochs)"
             )
         if self.nesterov and not self.momentum:
             raise SettingError(
@@ -147,9 +171,11 @@ class SeedSettings(Settings):
         purpose                               setting
         "data"                                data_seed
         "initialisation", "growth"            initialisation_seed
-        "order", "gates", "order of growth"   order_seed
+        "order", "gates", "order of growth",  order_seed
+        "modules"
         """
-        name = {"growth": "initialisation", "gates": "order", "order of growth": "order"}.get(purpose, purpose)
+        same_as = {"growth": "initialisation"} | dict.fromkeys(("gates", "order of growth", "modules"), "order")
+        name = same_as.get(purpose, purpose)
         own = getattr(self, f"{name}_seed")
         return self.seed if own is None else own
 
@@ -180,9 +206,14 @@ class VisionSettings(RunSettings):
     arrivals: Count | None = None
     """Number of mega-batches that arrive in this run. By default, all B mega-batches of the stream arrive. A
     finished run can be continued with a larger number."""
+    backbone: str | None = None
+    """Network: `mlp` (a perceptron with two hidden layers), `vgg` (the reduced VGG19), `resnet20`, a network that a
+    plugin registers, or a function of yours as `package.module:function`, for example `torchvision.models:resnet18`. By
+    default `vgg` for CIFAR and `mlp` for digits, MNIST and EMNIST, as in the paper."""
     width: Count = 32
-    """Number of units in each hidden layer, h. In a mixture, this is the number of hidden units of each expert. For
-    CIFAR, this is the number of channels of each convolution, c."""
+    """Width of the network. For mlp, the number of units in each hidden layer, h; in a mixture, this is the number of
+    hidden units of each expert. For vgg, the number of channels of each convolution, c. For resnet20, the number of
+    channels of the first convolution. A function of yours gets it if it has an argument `width`."""
     recipe: RecipeSettings = RecipeSettings()
     validation_share: float = 0.1
     """Share of each mega-batch that is held out for validation. These examples are never used for training."""
@@ -192,8 +223,9 @@ class VisionSettings(RunSettings):
     seeding: SeedSettings = SeedSettings()
     device: str = "auto"
     """Device: auto (a GPU if there is one), cpu or cuda."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """CIFAR: data type in which convolutions are computed. bfloat16 is fast only on hardware that supports it."""
+    precision: Literal["float32", "bfloat16", "tf32"] = "float32"
+    """Networks other than mlp: data type of their computation (torch.autocast). bfloat16 is fast only on hardware that
+    supports it. tf32 is float32 with the reduced precision of a GPU's tensor cores."""
     threads: Count = 1
     """Number of CPU threads. More than one thread does not make the training faster, because the networks are small."""
     tensorboard: bool = True
@@ -219,15 +251,15 @@ class VisionSettings(RunSettings):
                 f"dataset={self.dataset!r} is not one of {', '.join(DEFAULT_MEGA_BATCHES)}; for a dataset of a plugin, "
                 f"also give plugin=MODULE"
             )
-        object.__setattr__(self, "recipe", self.recipe.for_dataset(self.dataset))
+        object.__setattr__(self, "recipe", self.recipe.for_network(self.network))
         if not 0 < self.validation_share < 1:
             raise SettingError(f"validation_share={self.validation_share} must be above 0 and below 1")
         if self.routing_examples > 5000:
             raise SettingError(f"routing_examples={self.routing_examples} must be at most 5000")
-        if self.precision == "bfloat16" and self.dataset not in CONVOLUTIONAL:
+        if self.precision != "float32" and self.network == "mlp":
             raise SettingError(
-                f"precision=bfloat16 can only be used with dataset={' or '.join(CONVOLUTIONAL)}, not with "
-                f"dataset={self.dataset}: give precision=float32"
+                f"precision={self.precision} cannot be used with backbone=mlp, whose gradients are computed in float32 "
+                f"only: give precision=float32, or another backbone"
             )
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
@@ -245,9 +277,14 @@ class VisionSettings(RunSettings):
         return self.arrivals or self.num_mega_batches
 
     @property
-    def num_layers(self) -> int:
-        """Number of hidden layers of a network before any growth."""
-        return 16 if self.dataset in CONVOLUTIONAL else 2
+    def network(self) -> str:
+        """Name of the network: the setting `backbone`, or the dataset's default network."""
+        return self.backbone or ("vgg" if self.dataset in CONVOLUTIONAL else "mlp")
+
+    @property
+    def num_layers(self) -> int | None:
+        """Number of hidden layers of a network before any growth. None for a network that is not one of the paper's."""
+        return {"mlp": 2, "vgg": 16}.get(self.network)
 
     def stream_settings(self) -> StreamSettings:
         """Return the stream settings: number of mega-batches that arrive, wait and replay.

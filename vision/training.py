@@ -10,7 +10,7 @@ Shapes: S seeds, N networks per seed, M = S x N networks, U units, R orders, b e
 C classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vision.batches import Batches, Rows
 from vision.networks.stack import Stack
-from vision.optimizers import SGD, AdaDelta
+from vision.optimizers import Optimizer
 from vision.settings import SelectBy
 
 
@@ -127,16 +127,27 @@ class JointLoss(OwnLoss):
 
 
 @dataclass(frozen=True)
-class TrainingCounts:
-    """Number of updates and numbers of processed examples in a stage."""
+class Patience:
+    """Early stopping: the training of a unit ends after a number of epochs without an improvement."""
 
-    num_updates: int
-    """Number of optimizer updates in the stage. Each update changes all networks, so this is also the number of updates
-    of each network."""
-    num_examples: int
-    """Number of training examples that each network processed, summed over all epochs."""
-    num_validated: int
-    """Number of validation examples that each network processed, summed over all epochs."""
+    epochs: int
+    """Number of epochs."""
+    delta: float = 0.0
+    """An epoch is an improvement if its score is lower than the best one so far by more than this number."""
+
+
+@dataclass(frozen=True)
+class TrainingCounts:
+    """How much was trained in a stage."""
+
+    epochs_U: list[int]
+    """Number of epochs that each unit was trained. It differs between units only with early stopping."""
+    updates_per_epoch: int
+    """Number of optimizer updates in an epoch."""
+    examples_per_epoch: int
+    """Number of training examples that each network processes in an epoch."""
+    validated_per_epoch: int
+    """Number of validation examples that each network processes after an epoch."""
 
 
 def train_stage(
@@ -144,10 +155,12 @@ def train_stage(
     batches: Batches,
     validation: Rows,
     loss: OwnLoss,
-    optimizer: AdaDelta | SGD,
+    optimizer: Optimizer,
     epochs: int,
     select_by: SelectBy,
     watcher: Watcher | None = None,
+    patience: Patience | None = None,
+    rates: Sequence[float] | None = None,
 ) -> TrainingCounts:
     """Train a stack of networks in place. At the end, restore the parameters that were best on the validation data.
 
@@ -166,13 +179,21 @@ def train_stage(
         epochs: number of passes over the training data.
         select_by: the best epoch has the lowest "validation_loss" or the highest "validation_accuracy".
         watcher: object whose method `epoch` is called after each epoch, for example to show the progress.
+        patience: early stopping. The networks of a unit that has ended are computed further as long as other units of
+            the stack are trained, but their parameters of the best epoch do not change any more, and the further
+            epochs are not counted. If None, all units are trained for all epochs.
+        rates: learning rate of each update. If None, the optimizer's learning rate does not change.
     """
     x_valid, y_valid_Un = validation.examples, loss.unit_labels(validation.labels)
     best = [tensors.copy() for tensors in stack.tensors]
     best_U: Tensor | None = None
-    num_updates = num_examples = 0
+    stopping: _Stopping | None = None
+    epoch = num_updates = num_examples = 0
     for epoch in range(1, epochs + 1):
+        num_examples = 0
         for x, one_hot in batches.epoch():
+            if rates is not None:
+                optimizer.lr = rates[num_updates]
             stack.backward(loss.gradient(stack.logits(x, training=True), one_hot))
             optimizer.step(stack.gradient.flat)
             num_updates += 1
@@ -189,16 +210,48 @@ def train_stage(
             watcher.epoch(epoch, partial(_error_rate, logits_UnC, y_valid_Un))
         if best_U is None:
             best_U = torch.full_like(score_U, torch.inf)
+            stopping = _Stopping(patience, best_U) if patience else None
         is_better_U = score_U < best_U
+        if stopping is not None:
+            is_better_U &= stopping.is_running_U
+            stopping.after_epoch(score_U)
         if bool(is_better_U.any()):
             best_U = torch.where(is_better_U, score_U, best_U)
             is_better_M = loss.repeat_for_networks(is_better_U)
             for kept, now in zip(best, stack.tensors, strict=True):
                 kept.copy_networks(now, is_better_M)
+        if stopping is not None and not bool(stopping.is_running_U.any()):
+            break
     for kept, now in zip(best, stack.tensors, strict=True):
         now.flat.copy_(kept.flat)
     stack.free_activations()
-    return TrainingCounts(num_updates, num_examples, epochs * validation.num_examples)
+    epochs_U = [epochs] * len(y_valid_Un) if stopping is None else stopping.epochs_U.tolist()
+    return TrainingCounts(epochs_U, num_updates // max(epoch, 1), num_examples, validation.num_examples)
+
+
+class _Stopping:
+    """Decides which units are still trained, and counts their epochs.
+
+    Args:
+        patience: when the training of a unit ends.
+        like_U: tensor with one element per unit.
+    """
+
+    def __init__(self, patience: Patience, like_U: Tensor):
+        self._patience, self._best_U = patience, like_U.clone()
+        self._waited_U = torch.zeros_like(like_U, dtype=torch.long)
+        self.epochs_U = self._waited_U.clone()
+        """Number of epochs that each unit was trained."""
+        self.is_running_U = torch.ones_like(self._waited_U, dtype=torch.bool)
+        """Whether each unit is still trained."""
+
+    def after_epoch(self, score_U: Tensor) -> None:
+        """Take note of the scores after an epoch. The lowest score is the best."""
+        self.epochs_U += self.is_running_U
+        is_better_U = score_U < self._best_U - self._patience.delta
+        self._best_U = torch.where(is_better_U, score_U, self._best_U)
+        self._waited_U = torch.where(is_better_U, 0, self._waited_U + 1)
+        self.is_running_U &= self._waited_U < self._patience.epochs
 
 
 def _cross_entropy_gradient(logits: Tensor, one_hot: Tensor) -> Tensor:

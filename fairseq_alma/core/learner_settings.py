@@ -140,9 +140,9 @@ class FireflySettings(LearnerSettings):
     def check_run(self, run: Any) -> None:
         if not self.grow_ratio > 0:
             raise SettingError(f"grow_ratio={self.grow_ratio} must be above 0")
-        if self.grow_depth > run.num_layers:
+        if run.num_layers is not None and self.grow_depth > run.num_layers:
             raise SettingError(
-                f"grow_depth={self.grow_depth} is too large: the network for {run.dataset} has {run.num_layers} "
+                f"grow_depth={self.grow_depth} is too large: the network {run.network} has {run.num_layers} "
                 f"layers at first, and a growth can add at most one new layer after each of them. "
                 f"Set grow_depth to at most {run.num_layers}"
             )

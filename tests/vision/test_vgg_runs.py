@@ -10,10 +10,11 @@ from fairseq_alma.core.files import read_json
 from tests.vision.tiny_runs import taken
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Examples, Pixels
+from vision.firefly import chain_from_stack
 from vision.inputs import Images
 from vision.learners import VisionLearner
 from vision.learners import firefly as learners
-from vision.networks import VGGMixtureStack, VGGStack
+from vision.networks import GatedModuleStack, ModuleStack, Structure
 from vision.runs import run
 from vision.seeds import generator
 from vision.settings import VisionSettings
@@ -22,6 +23,7 @@ from vision.stream import partition
 B = 3
 C = 2
 """Channels: networks of 688 parameters."""
+VGG = Structure("vgg", (3, 32, 32), 10, C)
 
 
 def tiny_dataset():
@@ -43,6 +45,16 @@ def small_run(out, learner="sm", **more):
         values["experts"] = 2
     settings = VisionSettings.from_mapping({"out": str(out), "dataset": "cifar10", **values, **more})
     return run(settings, tiny_dataset())
+
+
+MEAN = "block_1.norm_1.running_mean"
+
+
+def layers_of(out, k):
+    """Return the width of each layer after stage k, and whether pooling follows it."""
+    stack = read_checkpoint(out / f"stages/stage_{k:03d}/train/networks.pt", torch.device("cpu"))
+    chain = chain_from_stack(stack)
+    return [(layer.width, layer.is_pooled) for layer in chain.layers]
 
 
 NUM_PARAMS = 27 * C + 135 * C**2 + 32 * C + 10 * C + 10
@@ -169,7 +181,7 @@ def test_firefly_grows_by_the_number_of_growths_whatever_their_distance(tmp_path
     assert sizes[1] == sizes[2] == NUM_PARAMS
     assert target <= sizes[3] < target + 9 * (5 + 5) + 2
     # The stage that grows is charged for it, and for nothing twice.
-    trained = VGGStack.initialised(3, [C] * 16, 10, [generator(0)], torch.device("cpu")).flops.training
+    trained = ModuleStack.initialised(VGG, [generator(0)], torch.device("cpu")).flops.training
     assert rows[2].spent.train_flops == trained * 18 * 2  # two epochs
     assert len(growths) == 1
     growths.clear()
@@ -181,19 +193,13 @@ def test_firefly_grows_by_the_number_of_growths_whatever_their_distance(tmp_path
 
 def test_firefly_of_the_original_code_grows_by_t_whatever_the_distance(tmp_path):
     small_run(tmp_path, "ff", seeds=1, grow_by="width", grow_ratio=0.6, candidates=5, grow_every=2, keep_stages=True)
-    widths = [
-        sum(read_checkpoint(tmp_path / f"stages/stage_{k:03d}/train/networks.pt", torch.device("cpu")).widths)
-        for k in (1, 2, 3)
-    ]
+    widths = [sum(width for width, _ in layers_of(tmp_path, k)) for k in (1, 2, 3)]
     assert widths == [16 * C, 16 * C, 16 * C + int(16 * C * (2.2 / 1.6 - 1))]  # before stage 3: t = 2
 
 
 def test_firefly_of_the_original_code_follows_its_formula_of_widths(tmp_path):
     (rows,) = small_run(tmp_path, "ff", seeds=1, grow_by="width", grow_ratio=0.6, candidates=5, keep_stages=True)
-    widths = [
-        sum(read_checkpoint(tmp_path / f"stages/stage_{k:03d}/train/networks.pt", torch.device("cpu")).widths)
-        for k in (1, 2, 3)
-    ]
+    widths = [sum(width for width, _ in layers_of(tmp_path, k)) for k in (1, 2, 3)]
     assert widths[0] == 16 * C
     assert widths[1] == widths[0] + int(widths[0] * (1.6 / 1 - 1))
     assert widths[2] == widths[1] + int(widths[1] * (2.2 / 1.6 - 1))
@@ -202,18 +208,14 @@ def test_firefly_of_the_original_code_follows_its_formula_of_widths(tmp_path):
 
 def test_firefly_in_depth(tmp_path):
     (rows,) = small_run(tmp_path, "ff", seeds=1, grow_depth=2, candidates=5, grow_every=2, keep_stages=True)
-    blocks = [
-        read_checkpoint(tmp_path / f"stages/stage_{k:03d}/train/networks.pt", torch.device("cpu")).blocks
-        for k in (1, 2, 3)
-    ]
-    assert [sum(one) for one in blocks] == [16, 16, 18]
+    assert [len(layers_of(tmp_path, k)) for k in (1, 2, 3)] == [16, 16, 18]
     assert rows[2].scores.num_params == NUM_PARAMS
     # Both new layers and the channels after them are within a quarter of the first parameters, but for a last channel.
     assert NUM_PARAMS + round(NUM_PARAMS / 4) <= rows[3].scores.num_params < NUM_PARAMS * 1.25 + 9 * (5 + 5) + 3
 
 
 def test_firefly_refuses_more_depth_than_there_is_at_once(tmp_path):
-    with pytest.raises(SettingError, match="grow_depth=17 is too large: the network for cifar10 has 16 layers"):
+    with pytest.raises(SettingError, match="grow_depth=17 is too large: the network vgg has 16 layers"):
         small_run(tmp_path, "ff", grow_depth=17)
     assert not tmp_path.exists() or not any(tmp_path.iterdir())
 
@@ -234,7 +236,7 @@ def test_a_copied_member_is_the_last_one_with_its_statistics(tmp_path):
     )
     torch.testing.assert_close(first.parameters.flat, last.parameters.flat, rtol=0, atol=1e-20)
     # Statistics went on from the last member's: a tenth nearer to the data at every update.
-    assert last.statistics["mean_1"].abs().sum() > 1.5 * first.statistics["mean_1"].abs().sum()
+    assert last.statistics[MEAN].abs().sum() > 1.5 * first.statistics[MEAN].abs().sum()
 
 
 @pytest.mark.parametrize("learner", ["sm", "gens", "gmoe"])
@@ -256,13 +258,13 @@ def test_what_backward_needed_is_let_go_of_after_a_stage(learner, tmp_path, monk
 
 def test_expert_load_is_that_of_all_validation_examples(tmp_path, monkeypatch):
     whole = small_run(tmp_path / "whole", "moe", seeds=1)[0]
-    drawn = VGGMixtureStack.__init__
+    drawn = GatedModuleStack.__init__
 
     def small_parts(self, *args, **kwargs):
         drawn(self, *args, **kwargs)
         self.examples_at_once = 1
 
-    monkeypatch.setattr(VGGMixtureStack, "__init__", small_parts)
+    monkeypatch.setattr(GatedModuleStack, "__init__", small_parts)
     parts = small_run(tmp_path / "parts", "moe", seeds=1)[0]
     for row, other in zip(whole, parts, strict=True):
         if row.scores.expert_load:

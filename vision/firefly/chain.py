@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vision.networks.conv import EPS
+from vision.networks.narrow import EPS
 
 
 @dataclass(frozen=True)
@@ -142,4 +142,9 @@ class Chain:
         """
         for layer in self.layers:
             x = layer.pool(layer.output(x))
-        return F.linear(x.flatten(1), self.head_weight, self.head_bias)
+        return F.linear(head_input(x), self.head_weight, self.head_bias)
+
+
+def head_input(x: Tensor) -> Tensor:
+    """Return what the head reads, [b, D]: for images [b, D, s, s], the mean over the pixels."""
+    return x.mean((2, 3)) if x.dim() == 4 else x

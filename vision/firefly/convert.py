@@ -1,12 +1,22 @@
 """Convert a stack of one network to a `Chain` (a list of layers, which growth needs), and a grown chain to a stack."""
 
-from itertools import accumulate
+from collections.abc import Iterator
+from dataclasses import replace
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from fairseq_alma.core.errors import SettingError
 from vision.firefly.chain import Chain, Layer, Norm
-from vision.networks import MLPStack, Stack, VGGStack
+from vision.networks import MLPStack, ModuleStack, Stack, Structure
+from vision.networks.architectures import untrained_module
 from vision.networks.parameters import Parameters
+
+NEEDED = (
+    "learner=ff needs a torch.nn.Sequential of 3 x 3 convolutions with padding 1 and without bias, each followed by "
+    "BatchNorm2d, ReLU and, if wanted, MaxPool2d(2), and at the end AdaptiveAvgPool2d(1), Flatten and Linear"
+)
+"""Which networks Firefly can grow, for error messages."""
 
 
 def chain_from_stack(stack: Stack) -> Chain:
@@ -16,30 +26,72 @@ def chain_from_stack(stack: Stack) -> Chain:
         stack: a stack of M = 1 network.
 
     Raises:
-        TypeError: if Firefly cannot grow this kind of network.
+        SettingError: if Firefly cannot grow this network.
     """
-    parameters = stack.parameters
     if isinstance(stack, MLPStack):
-        count = len(stack.sizes) - 1
+        parameters, count = stack.parameters, len(stack.sizes) - 1
         layers = [
             Layer(parameters[f"weight_{number}"][0], parameters[f"bias_{number}"][0], None)
             for number in range(1, count)
         ]
         return Chain(layers, parameters[f"weight_{count}"][0], parameters[f"bias_{count}"][0])
-    if isinstance(stack, VGGStack):
-        last_layers_of_blocks = set(accumulate(stack.blocks))
-        layers = []
-        for number in range(1, len(stack.widths) + 1):
-            norm = Norm(
-                parameters[f"scale_{number}"][0],
-                parameters[f"shift_{number}"][0],
-                stack.statistics[f"mean_{number}"][0],
-                stack.statistics[f"variance_{number}"][0],
-            )
-            weight = parameters[f"conv_{number}"][0].permute(0, 3, 1, 2)
-            layers.append(Layer(weight, None, norm, number in last_layers_of_blocks))
-        return Chain(layers, parameters["weight_head"][0], parameters["bias_head"][0])
-    raise TypeError(f"Firefly cannot grow a {type(stack).__name__}, only an MLPStack or a VGGStack")
+    if isinstance(stack, ModuleStack):
+        return _chain_from_module(stack.module(0), stack.structure)
+    raise SettingError(f"{NEEDED}, or a perceptron (backbone=mlp). It cannot grow a {type(stack).__name__}")
+
+
+def _chain_from_module(module: nn.Module, structure: Structure) -> Chain:
+    """Return a module as a chain, whose tensors are those of the module.
+
+    Raises:
+        SettingError: if Firefly cannot grow this network.
+    """
+    layers: list[Layer] = []
+    weight: Tensor | None = None
+    norm: Norm | None = None
+    head: nn.Linear | None = None
+    for part in _parts(module, structure):
+        fits = True
+        if isinstance(part, nn.Conv2d):
+            kind = (part.kernel_size, part.stride, part.padding, part.dilation, part.groups)
+            fits = kind == ((3, 3), (1, 1), (1, 1), (1, 1), 1) and part.bias is None and weight is None
+            weight = part.weight.detach()
+        elif isinstance(part, nn.BatchNorm2d):
+            fits = weight is not None and part.affine and part.running_mean is not None
+            if fits:
+                assert part.running_mean is not None and part.running_var is not None
+                norm = Norm(part.weight.detach(), part.bias.detach(), part.running_mean, part.running_var)
+        elif isinstance(part, nn.ReLU):
+            fits = weight is not None and norm is not None
+            if fits:
+                assert weight is not None
+                layers.append(Layer(weight, None, norm))
+                weight = norm = None
+        elif isinstance(part, nn.MaxPool2d):
+            fits = bool(layers) and not layers[-1].is_pooled and part.kernel_size in (2, (2, 2)) and not part.padding
+            if fits:
+                layers[-1] = replace(layers[-1], is_pooled=True)
+        elif isinstance(part, nn.Linear):
+            fits, head = head is None and bool(layers) and part.in_features == layers[-1].width, part
+        else:
+            fits = isinstance(part, nn.AdaptiveAvgPool2d | nn.Flatten | nn.Identity)
+        if not fits:
+            raise SettingError(f"{NEEDED}. In backbone={structure.backbone}, this layer does not fit: {part}")
+    if head is None or head.bias is None:
+        raise SettingError(f"{NEEDED}. backbone={structure.backbone} does not end with a Linear that has a bias")
+    return Chain(layers, head.weight.detach(), head.bias.detach())
+
+
+def _parts(module: nn.Module, structure: Structure) -> Iterator[nn.Module]:
+    """Yield the layers of a Sequential, also of Sequentials that it contains, in order."""
+    if not isinstance(module, nn.Sequential):
+        raise SettingError(f"{NEEDED}. backbone={structure.backbone} is a {type(module).__name__}")
+    for part in module:
+        # A block that only groups layers is a Sequential. All other modules with parts compute something of their own.
+        if isinstance(part, nn.Sequential) or next(part.children(), None) is not None:
+            yield from _parts(part, structure)
+        else:
+            yield part
 
 
 def stack_from_chain(chain: Chain, like: Stack) -> Stack:
@@ -51,8 +103,8 @@ def stack_from_chain(chain: Chain, like: Stack) -> Stack:
     """
     if isinstance(like, MLPStack):
         return _mlp_stack(chain, like)
-    assert isinstance(like, VGGStack)
-    return _vgg_stack(chain, like)
+    assert isinstance(like, ModuleStack)
+    return _module_stack(chain, like)
 
 
 def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
@@ -71,36 +123,27 @@ def _mlp_stack(chain: Chain, like: MLPStack) -> MLPStack:
     return MLPStack(sizes, Parameters.from_state(tensors, like.parameters.device))
 
 
-def _vgg_stack(chain: Chain, like: VGGStack) -> VGGStack:
-    """Return a stack of one VGG with copies of the tensors of the chain.
+def _module_stack(chain: Chain, like: ModuleStack) -> ModuleStack:
+    """Return a stack of one convolutional network with copies of the tensors of the chain.
 
     Args:
         chain: the network.
-        like: a stack. The new stack has the same number of inputs and the same device.
+        like: a stack. The new stack has the same image shape and the same device.
     """
-    tensors: dict[str, Tensor] = {}
-    statistics: dict[str, Tensor] = {}
-    blocks = [0]
-    for number, layer in enumerate(chain.layers, start=1):
-        norm = layer.norm
-        assert norm is not None
-        tensors |= {
-            f"conv_{number}": layer.weight.permute(0, 2, 3, 1)[None],
-            f"scale_{number}": norm.scale[None],
-            f"shift_{number}": norm.shift[None],
-        }
-        statistics |= {f"mean_{number}": norm.mean[None], f"variance_{number}": norm.variance[None]}
-        # Count the layers of each block. A block ends with a pooled layer. The last layer is pooled, too, so the list
-        # ends with the count 0 of a block that does not exist. `blocks[:-1]` below removes this count.
-        blocks[-1] += 1
-        if layer.is_pooled:
-            blocks.append(0)
-    tensors |= {"weight_head": chain.head_weight[None], "bias_head": chain.head_bias[None]}
-    device = like.parameters.device
-    return VGGStack(
-        like.num_inputs,
-        chain.widths,
-        blocks[:-1],
-        Parameters.from_state(tensors, device),
-        Parameters.from_state(statistics, device),
-    )
+    layers = tuple((layer.width, layer.is_pooled) for layer in chain.layers)
+    structure = replace(like.structure, layers=layers)
+    module = untrained_module(structure, torch.Generator())
+    convs = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+    (head,) = (part for part in module.modules() if isinstance(part, nn.Linear))
+    with torch.no_grad():
+        for layer, conv, norm in zip(chain.layers, convs, norms, strict=True):
+            assert layer.norm is not None and norm.running_mean is not None and norm.running_var is not None
+            conv.weight.copy_(layer.weight)
+            norm.weight.copy_(layer.norm.scale)
+            norm.bias.copy_(layer.norm.shift)
+            norm.running_mean.copy_(layer.norm.mean)
+            norm.running_var.copy_(layer.norm.variance)
+        head.weight.copy_(chain.head_weight)
+        head.bias.copy_(chain.head_bias)
+    return ModuleStack([module], structure, like.parameters.device)

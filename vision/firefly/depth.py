@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_alma.core.errors import SettingError
-from vision.firefly.chain import Chain, Layer, Norm
+from vision.firefly.chain import Chain, Layer, Norm, head_input
 from vision.firefly.ranking import (
     SPLIT_PENALTY,
     Batch,
@@ -29,7 +29,7 @@ from vision.firefly.ranking import (
     trainable,
 )
 from vision.flops import flops_of_call
-from vision.networks.conv import EPS
+from vision.networks.narrow import EPS
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class DepthCandidates:
                 # saves the computation of these zeros.
                 noise = noise + noise.detach() * gates[number]
             x = layer.pool((x + noise).relu())
-        return F.linear(x.flatten(1), self.chain.head_weight, self.chain.head_bias)
+        return F.linear(head_input(x), self.chain.head_weight, self.chain.head_bias)
 
     def grown_chain(self, places: Sequence[int], batches: BatchSource, with_noise: bool = True) -> Chain:
         """Return the network with a new layer after each of the given layers.

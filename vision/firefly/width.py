@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vision.firefly.chain import Chain, Norm
+from vision.firefly.chain import Chain, Norm, head_input
 from vision.firefly.ranking import (
     NEW_UNIT_PENALTY,
     SPLIT_PENALTY,
@@ -127,8 +127,8 @@ class WidthCandidates:
             x, x_new = layer.pool(halves / 2), layer.pool(layer.activate(z_new, new_norm))
         assert x_new is not None
         head = self.chain
-        old = F.linear(x.flatten(1), head.head_weight, head.head_bias)
-        return old + F.linear(x_new.flatten(1), self.head_weight_on_new)
+        old = F.linear(head_input(x), head.head_weight, head.head_bias)
+        return old + F.linear(head_input(x_new), self.head_weight_on_new)
 
     def grown_chain(self, splits: Sequence[Tensor], new_units: Sequence[Tensor]) -> Chain:
         """Return the network grown by the given candidates.

@@ -9,7 +9,8 @@ networks grow to different shapes.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,10 +28,10 @@ from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
 from vision.learners.files import PredictorFile, StackFiles
 from vision.networks import GatedStack, Stack
-from vision.optimizers import SGD, AdaDelta
+from vision.optimizers import learning_rates, new_optimizer
 from vision.seeds import generator
 from vision.settings import VisionSettings
-from vision.training import OwnLoss, Watcher, train_stage
+from vision.training import OwnLoss, Patience, TrainingCounts, Watcher, train_stage
 from vision.voting import MemberOutputs, sum_members
 
 # Shapes: S seeds, N networks per seed, M = S x N networks, b examples, C classes.
@@ -201,19 +202,51 @@ class VisionLearner:
         # Assign to `self.stack`, because the setter records that no file contains the current networks. The training
         # changes the networks in place, so the file written before the training becomes out of date.
         self.stack = stack
-        trained = train_stage(
-            stack, batches, data.validation, loss, self._optimizer(stack), recipe.epochs, recipe.select_by, self.watcher
-        )
+        optimizer = new_optimizer(stack.parameters.flat, recipe)
+        rates = learning_rates(recipe, optimizer.lr, recipe.epochs * batches.updates_per_epoch)
+        patience = Patience(recipe.patience, recipe.patience_delta) if recipe.patience else None
+        with self._random_state(stage):
+            trained = train_stage(
+                stack, batches, data.validation, loss, optimizer, recipe.epochs, recipe.select_by, self.watcher,
+                patience, rates,
+            )  # fmt: skip
         self.stage_index, self.stage_length = stage.index, len(stage.new)
         self.validation = list(self._validate(data))
-        flops = stack.flops
-        spent = Spent(
-            train_flops=flops.training * trained.num_examples * self.networks_per_seed,
-            num_updates=trained.num_updates * loss.num_orders // len(self.seeds),
-            train_seconds=(time.perf_counter() - began) / len(self.seeds),
-            validation_flops=flops.forward * trained.num_validated * self.networks_per_seed,
+        seconds = (time.perf_counter() - began) / len(self.seeds)
+        return [self._spent(stack, trained, number, seconds) for number in range(len(self.seeds))]
+
+    def _spent(self, stack: Stack, trained: TrainingCounts, number: int, seconds: float) -> Spent:
+        """Return the cost of a stage for one seed.
+
+        Args:
+            stack: the networks that were trained.
+            trained: how much was trained.
+            number: index of the seed, counted from 0.
+            seconds: duration of the training, divided by the number of seeds.
+        """
+        # A unit is a network, or all networks of a seed if they are trained as one model.
+        units_per_seed = len(trained.epochs_U) // len(self.seeds)
+        num_epochs = sum(trained.epochs_U[number * units_per_seed :][:units_per_seed])
+        of_networks = num_epochs * self.networks_per_seed // units_per_seed
+        return Spent(
+            train_flops=stack.flops.training * trained.examples_per_epoch * of_networks,
+            num_updates=trained.updates_per_epoch * num_epochs,
+            train_seconds=seconds,
+            validation_flops=stack.flops.forward * trained.validated_per_epoch * of_networks,
         )
-        return [spent for _ in self.seeds]
+
+    @contextmanager
+    def _random_state(self, stage: Stage) -> Iterator[None]:
+        """Seed torch's own random state, and restore it at the end of the `with` block.
+
+        Only the modules of users use this state, for example for dropout. All other random numbers have generators of
+        their own. So a stage that is trained again has the same results.
+        """
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            (first, *_) = self.generators("modules", stage.index)
+            torch.manual_seed(first.initial_seed())
+            yield
 
     @property
     def bagging(self) -> bool:
@@ -273,14 +306,6 @@ class VisionLearner:
         """Make a stack compute in the data type of the setting `precision`, and return the stack."""
         stack.set_compute_dtype(torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32)
         return stack
-
-    def _optimizer(self, stack: Stack) -> AdaDelta | SGD:
-        """Return a new optimizer for the parameters of a stack, as chosen by the setting `optimizer`."""
-        recipe = self.settings.recipe
-        assert recipe.lr is not None and recipe.momentum is not None and recipe.weight_decay is not None
-        if recipe.optimizer == "adadelta":
-            return AdaDelta(stack.parameters.flat, recipe.lr)
-        return SGD(stack.parameters.flat, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.nesterov)
 
     def _validate(self, data: StageData) -> list[tuple[float, float]]:
         """Return, for each seed, the loss and the error rate of the predictor on the validation data of a stage."""

@@ -18,11 +18,14 @@ import logging
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+
+from fairseq_alma.core.files import written_aside
 
 logger = logging.getLogger(__name__)
 
@@ -65,62 +68,26 @@ def load(source: Path, real: str) -> ctypes.CDLL:
     version = _run([command[0], "--version"])
     sources = [source, *sorted(source.parent.glob("*.h"))]
     about = [*(path.read_text() for path in sources), version, *command, platform.machine(), _processor()]
-    name = f"{source.stem}-{real}-{_digest(chr(0).join(about).encode())}"
-    try:
+    name, folder = f"{source.stem}-{real}-{_digest(chr(0).join(about).encode())}", None
+    with suppress(OSError):
         folder = _cache_folder()
         for path in sorted(folder.glob(f"{name}-*.so")):
             if _is_private(path) and path.name == f"{name}-{_digest(path.read_bytes())}.so":
                 return ctypes.CDLL(str(path))
-    except OSError as error:
-        logger.info(
-            "%s is compiled again in each process, because the compiled library cannot be cached: %s",
-            source.name,
-            error,
-        )
-        folder = None
+    # Compile to a temporary folder. A loaded library can be used without its file.
     with tempfile.TemporaryDirectory(prefix="alma-") as work:
         library = Path(work) / f"{name}.so"
         _run([*command, "-o", str(library), str(source), "-lm"])
-        if folder is not None:
-            try:
-                return ctypes.CDLL(str(_add_to_cache(library, folder)))
-            except OSError as error:
-                logger.info(
-                    "%s is compiled again in each process, because the compiled library cannot be cached: %s",
-                    source.name,
-                    error,
-                )
-        # The temporary folder is deleted at the end of this block. This does no harm, because a loaded library can be
-        # used without its file.
+        try:
+            if folder is None:
+                raise PermissionError("other users can write to the cache folder, or it cannot be created")
+            # Another process may have loaded a file of this name, so replace the file and do not write to it.
+            with written_aside(folder / f"{name}-{_digest(library.read_bytes())}.so") as temporary:
+                shutil.copyfile(library, temporary)
+                temporary.chmod(0o700)
+        except OSError as error:
+            logger.info("%s is compiled again in each process, because it cannot be cached: %s", source.name, error)
         return ctypes.CDLL(str(library))
-
-
-def _add_to_cache(library: Path, folder: Path) -> Path:
-    """Copy a library to the cache folder and return its path there.
-
-    The file name in the cache contains the digest of the file. If the cache contains an undamaged file with this name,
-    this file is not replaced, because another process, perhaps on another machine, may have loaded it. If the file with
-    this name is damaged, it is deleted first.
-
-    The library is first written to a temporary file. Then os.link() gives the temporary file its final name. os.link()
-    fails if a file with this name exists, whereas a rename would replace that file.
-    """
-    content = library.read_bytes()
-    path = folder / f"{library.stem}-{_digest(content)}.so"
-    descriptor, name = tempfile.mkstemp(dir=folder)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o700)
-        if path.exists() and path.read_bytes() != content:
-            path.unlink()
-        with suppress(FileExistsError):
-            os.link(name, path)
-    finally:
-        Path(name).unlink()
-    return path
 
 
 def _cache_folder() -> Path:

@@ -11,7 +11,7 @@ from vision.flops import Flops, linear_flops
 from vision.networks.gated import GatedStack
 from vision.networks.gates import Gates
 from vision.networks.linear import linear_layers, relu_backward
-from vision.networks.modules import MixtureLayerModule, MixtureModule, linear_module, set_nodes
+from vision.networks.modules import MixtureLayerModule, MixtureModule, linear_module
 from vision.networks.parameters import Parameters, draw_layers, draw_linear
 
 
@@ -180,9 +180,9 @@ class MixtureStack(GatedStack):
             pairs = zip(weight[:num_rows].split(width), bias[:num_rows].split(width), strict=True)
             experts, num_inputs = [linear_module(w, b) for w, b in pairs], weight.shape[1]
             splits = gates.splits[network]
-            layer = MixtureLayerModule(experts, nn.Identity(), num_inputs, gates.root, splits, gates.hard)
+            layer = MixtureLayerModule(experts, nn.Identity(), num_inputs, gates.root, splits, gates.hard, nn.ReLU())
             if gates.num_branches:
-                set_nodes(layer, weight[num_rows:], bias[num_rows:])
+                layer.gate = linear_module(weight[num_rows:], bias[num_rows:])
             layers.append(layer)
         last = len(self.sizes) - 1
         head = linear_module(self.parameters[f"weight_{last}"][network], self.parameters[f"bias_{last}"][network])

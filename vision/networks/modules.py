@@ -1,6 +1,7 @@
-"""One network with mixtures of experts as a torch.nn.Module, written for clarity and not for speed.
+"""Networks with mixtures of experts as torch modules.
 
-These modules have three uses: tests compare the results of stacks with the results of modules, the FLOPs of a stack are
+`GatedModuleStack` trains such modules. For mixtures in multilayer perceptrons, which have hand-written gradients, these
+modules have three other uses: tests compare the results of stacks with the results of modules, the FLOPs of a stack are
 counted on a module, and trained networks are deployed as modules.
 
 The gates of a mixture form a tree. Each node of the tree has several branches, which lead to other nodes or to experts
@@ -18,10 +19,7 @@ from vision.networks.gates import expert_paths
 
 
 class MixtureLayerModule(nn.Module):
-    """A mixture of experts: the weighted sum of relu(expert output). A tree of gates computes the weights.
-
-    The experts of a VGG end with ReLU and pooling, so their outputs are never negative. For these experts, the ReLU of
-    the mixture changes nothing.
+    """A mixture of experts: the weighted sum of the outputs of experts. A tree of gates computes the weights.
 
     Args:
         experts: the experts. Each is a leaf of the tree of gates.
@@ -30,7 +28,11 @@ class MixtureLayerModule(nn.Module):
         root: number of branches of the root, see `gates.expert_paths`.
         splits: the experts that were split, in order, see `gates.expert_paths`.
         hard: if True, each node gives the weight 1 to one of its branches and 0 to its other branches.
+        activation: module that is applied to the output of each expert before the sum, for example ReLU. None if there
+            is no activation.
     """
+
+    path_index: Tensor
 
     def __init__(
         self,
@@ -40,15 +42,23 @@ class MixtureLayerModule(nn.Module):
         root: int,
         splits: Sequence[int],
         hard: bool,
+        activation: nn.Module | None = None,
     ):
         super().__init__()
-        self.paths = expert_paths(root, splits)
-        """For each expert, the indices of the branches on its path from the root."""
-        self.branches_per_node = ([root] if root else []) + [2] * len(splits)
-        """Number of branches of each node."""
-        self.hard = hard
+        self.root, self.splits, self.hard, self.num_features = root, list(splits), hard, num_features
+        self.num_nodes, self.num_branches = bool(root) + len(splits), root + 2 * len(splits)
         self.experts, self.features = nn.ModuleList(experts), features
-        self.nodes = nn.ModuleList(nn.Linear(num_features, branches) for branches in self.branches_per_node)
+        self.activation = activation or nn.Identity()
+        self.gate = nn.Linear(num_features, self.num_branches) if self.num_branches else None
+        """Computes the logits of all branches. The branches of the root come first, then those of each split."""
+        # The branches on the path to each expert, [E, longest path]. Shorter paths are filled with the index K, which
+        # `weights` gives the probability 1.
+        paths = expert_paths(root, splits)
+        longest = max(map(len, paths))
+        filled = [[*path, *[self.num_branches] * (longest - len(path))] for path in paths]
+        self.register_buffer("path_index", torch.tensor(filled, dtype=torch.long), persistent=False)
+        self.last_weights_bE: Tensor | None = None
+        """The weights of the experts in the last forward pass. They have no gradient."""
 
     def forward(self, x: Tensor, uniform_bn: Tensor | None = None) -> Tensor:
         """Return the weighted sum of the experts' outputs.
@@ -58,8 +68,12 @@ class MixtureLayerModule(nn.Module):
             uniform_bn: random numbers with which hard gates choose branches in training, see `weights`.
         """
         weights_bE = self.weights(x, uniform_bn)
-        outputs = [expert(x).relu() for expert in self.experts]
-        return sum(weights_bE[:, e].view(-1, *[1] * (output.dim() - 1)) * output for e, output in enumerate(outputs))
+        self.last_weights_bE = weights_bE.detach()
+        outputs = [self.activation(expert(x)) for expert in self.experts]
+        if self.gate is None:
+            return outputs[0]
+        shape = (-1, *[1] * (outputs[0].dim() - 1))
+        return sum(weights_bE[:, e].view(shape) * output for e, output in enumerate(outputs))
 
     def weights(self, x: Tensor, uniform_bn: Tensor | None = None) -> Tensor:
         """Return the weight of each expert for each example, [b, E].
@@ -69,23 +83,31 @@ class MixtureLayerModule(nn.Module):
             uniform_bn: for hard gates in training, a uniform random number in [0, 1) for each example and node. The
                 node chooses its branch with this number. If None, each node chooses its most likely branch.
         """
-        branches, features = [], self.features(x)
-        for number, node in enumerate(self.nodes):
-            probability = node(features).softmax(-1)
-            if self.hard:
-                if self.training and uniform_bn is not None:
-                    chosen = (probability.cumsum(-1)[:, :-1] <= uniform_bn[:, number, None]).sum(-1)
-                else:
-                    chosen = probability.argmax(-1)
-                one_hot = nn.functional.one_hot(chosen, probability.shape[-1])
-                # Straight-through gradient: the new `probability` has the value of `one_hot`, but the gradient of the
-                # old `probability`.
-                probability = one_hot + probability - probability.detach()
-            branches.append(probability)
-        if not branches:
+        if self.gate is None:
             return x.new_ones(len(x), 1)
-        branches_bK = torch.cat(branches, dim=-1)
-        return torch.stack([branches_bK[:, path].prod(-1) for path in self.paths], dim=-1)
+        logits_bK = self.gate(self.features(x)).to(torch.promote_types(x.dtype, torch.float32))
+        uniform = uniform_bn if self.training else None
+        parts = []
+        if self.root:
+            parts.append(self._choose(logits_bK[:, : self.root], None if uniform is None else uniform[:, 0]))
+        if self.splits:
+            of_pairs = None if uniform is None else uniform[:, bool(self.root) :]
+            parts.append(self._choose(logits_bK[:, self.root :].unflatten(-1, (-1, 2)), of_pairs).flatten(-2))
+        branches_bK1 = torch.cat([*parts, logits_bK.new_ones(len(x), 1)], dim=-1)
+        return branches_bK1[:, self.path_index].prod(-1)
+
+    def _choose(self, logits: Tensor, uniform: Tensor | None) -> Tensor:
+        """Return the weight of each branch of some nodes, in the shape of the logits, [..., branches of the node]."""
+        probability = logits.softmax(-1)
+        if not self.hard:
+            return probability
+        if uniform is None:
+            chosen = probability.argmax(-1)
+        else:
+            chosen = (probability.cumsum(-1)[..., :-1] <= uniform[..., None]).sum(-1)
+        one_hot = nn.functional.one_hot(chosen, probability.shape[-1])
+        # Straight-through gradient: the result has the value of `one_hot`, but the gradient of `probability`.
+        return one_hot + probability - probability.detach()
 
 
 class MixtureModule(nn.Module):
@@ -99,6 +121,11 @@ class MixtureModule(nn.Module):
     def __init__(self, layers: Sequence[nn.Module], head: nn.Module):
         super().__init__()
         self.layers, self.head = nn.ModuleList(layers), head
+
+    @property
+    def mixtures(self) -> list[MixtureLayerModule]:
+        """The layers that are mixtures, in order."""
+        return [layer for layer in self.layers if isinstance(layer, MixtureLayerModule)]
 
     def forward(self, x: Tensor, uniforms: Sequence[Tensor] | None = None) -> Tensor:
         """Return the logits, [b, C].
@@ -127,22 +154,3 @@ def linear_module(weight: Tensor, bias: Tensor) -> nn.Linear:
         linear.weight.copy_(weight)
         linear.bias.copy_(bias)
     return linear
-
-
-def set_nodes(layer: MixtureLayerModule, weight: Tensor, bias: Tensor) -> None:
-    """Copy the parameters of the gates to a `MixtureLayerModule`, which stores them in one linear layer per node.
-
-    Each row of `weight` and `bias` belongs to one branch of the tree of gates. The rows of the first node come first,
-    then the rows of the second node, and so on.
-
-    Args:
-        layer: the module. The parameters of its nodes are changed in place.
-        weight: the weights of all branches, [K, features].
-        bias: the biases of all branches, [K].
-    """
-    sizes = layer.branches_per_node
-    with torch.no_grad():
-        for node, w, b in zip(layer.nodes, weight.split(sizes), bias.split(sizes), strict=True):
-            assert isinstance(node, nn.Linear)
-            node.weight.copy_(w)
-            node.bias.copy_(b)

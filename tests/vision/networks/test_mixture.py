@@ -212,10 +212,12 @@ def test_a_twin_is_an_equal_last_expert_under_a_random_gate():
             assert torch.equal(layer.experts[kept].weight, old_layer.experts[kept].weight)
         assert torch.equal(layer.experts[2].weight, old_layer.experts[expert].weight)
         assert torch.equal(layer.experts[2].bias, old_layer.experts[expert].bias)
-        assert torch.equal(layer.nodes[0].weight, old_layer.nodes[0].weight)
-        assert len(layer.nodes[1].weight) == 2
-        assert not torch.equal(layer.nodes[1].weight[0], layer.nodes[1].weight[1])
-        assert layer.nodes[1].weight.abs().max() <= SIZES[0] ** -0.5
+        num_old = old_layer.num_branches
+        assert torch.equal(layer.gate.weight[:num_old], old_layer.gate.weight)
+        new_rows = layer.gate.weight[num_old:]
+        assert len(new_rows) == 2
+        assert not torch.equal(new_rows[0], new_rows[1])
+        assert new_rows.abs().max() <= SIZES[0] ** -0.5
     assert torch.equal(new.to_module(0).head.weight, stack.to_module(0).head.weight)
 
 

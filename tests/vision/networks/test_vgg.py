@@ -2,23 +2,19 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from tests.vision.networks.following import Noise
+from tests.vision.networks.vggs import CPU, generators, mixture, vgg
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.flops import count_flops
-from vision.networks import VGGMixtureStack, VGGStack, narrow
-from vision.networks.conv import MaxPool
+from vision.networks import GatedModuleStack, ModuleStack, Structure, narrow
+from vision.networks.conv_block import ConvBlock
 from vision.networks.modules import MixtureLayerModule
-from vision.networks.vgg_mixture import pooled_features, pooled_features_backward
+from vision.networks.narrow import NarrowBlock
 from vision.optimizers import SGD
 from vision.seeds import generator
 from vision.training import OwnLoss
-
-CPU = torch.device("cpu")
-SMALL = (1, 2, 1, 1, 1)
-"""Number of convolutions before each pooling."""
 
 
 @pytest.fixture
@@ -38,22 +34,10 @@ def backend(request, monkeypatch):
     return request.param
 
 
-def generators(count, purpose="initialisation"):
-    return [generator(number, purpose) for number in range(count)]
-
-
-def vgg(num_networks=2, widths=(3, 5, 4, 6, 3, 4), blocks=SMALL):
-    return VGGStack.initialised(3, widths, 10, generators(num_networks), CPU, blocks)
-
-
-def mixture(num_networks=2, num_experts=1, hard=False, width=4):
-    return VGGMixtureStack.initialised(3, width, 10, num_experts, hard, generators(num_networks), CPU, SMALL)
-
-
 def grown(hard=False, flat=False):
     """Return mixtures that were split twice. Each network split other experts."""
     stack = mixture(num_experts=1, hard=hard)
-    split = VGGMixtureStack.split_flat if flat else VGGMixtureStack.split
+    split = GatedModuleStack.split_flat if flat else GatedModuleStack.split
     stack = split(stack, [[0, 0]] * 4, generators(2, "first"))
     return split(stack, [[0, 1], [1, 0], [0, 0], [1, 1]], generators(2, "second"))
 
@@ -193,7 +177,7 @@ def test_a_flat_split_changes_the_logits():
 
 @pytest.mark.parametrize("width", [4, 8, 16])
 def test_the_number_of_parameters_is_that_of_the_paper(width):
-    stack = VGGStack.initialised(3, [width] * 16, 10, generators(1), CPU)
+    stack = ModuleStack.initialised(Structure("vgg", (3, 32, 32), 10, width), generators(1), CPU)
     assert stack.num_params == 27 * width + 135 * width**2 + 32 * width + 10 * width + 10
     assert stack.num_params == sum(p.numel() for p in stack.to_module(0).parameters())
     if width == 16:
@@ -201,7 +185,7 @@ def test_the_number_of_parameters_is_that_of_the_paper(width):
 
 
 def test_flops_by_hand():
-    stack = VGGStack.initialised(3, [4] * 16, 10, generators(1), CPU)
+    stack = ModuleStack.initialised(Structure("vgg", (3, 32, 32), 10, 4), generators(1), CPU)
     sides = [32] * 2 + [16] * 2 + [8] * 4 + [4] * 4 + [2] * 4
     convs = [2 * 9 * num_in * 4 * side**2 for num_in, side in zip([3] + [4] * 15, sides, strict=True)]
     head = 2 * 4 * 10
@@ -233,37 +217,12 @@ def test_a_checkpoint_restores_the_stack(kind, tmp_path):
 
 
 def test_a_network_computes_the_same_in_a_stack_and_alone():
-    together, alone = (
-        vgg(2),
-        VGGStack.initialised(3, (3, 5, 4, 6, 3, 4), 10, [generator(1, "initialisation")], CPU, SMALL),
-    )
+    together, alone = vgg(2), vgg(draw=[generator(1, "initialisation")])
     x, _ = images(2, 8)
     both, one = together.logits(x, training=True), alone.logits(x[1:], training=True)
     assert torch.equal(both[1], one[0])
     together.reset_parameters(generators(2))
     assert torch.equal(together.logits(x), vgg(2).logits(x))  # parameters and statistics are the initial ones
-
-
-def test_max_pooling_equals_that_torch_x_unless_pixels_are_equal():
-    x = torch.randn(3, 8, 8, 5).requires_grad_()
-    pool, dy = MaxPool(), torch.randn(3, 4, 4, 5)
-    y = pool.forward(x.detach(), training=True)
-    expected = F.max_pool2d(x.movedim(-1, 1), 2)
-    assert torch.equal(y.movedim(-1, 1), expected.detach())
-    expected.backward(dy.movedim(-1, 1))
-    assert torch.equal(pool.backward(dy), x.grad)
-    pool.forward(torch.ones(1, 2, 2, 1), training=True)
-    assert pool.backward(torch.ones(1, 1, 1, 1)).flatten().tolist() == [1, 0, 0, 0]
-
-
-@pytest.mark.parametrize("side", [16, 8, 4, 2, 1])
-def test_features_of_gates_equal_adaptive_pooling(side):
-    x = torch.randn(3, side, side, 5).requires_grad_()
-    expected = nn.AdaptiveAvgPool2d(4)(x.movedim(-1, 1)).movedim(1, -1).flatten(1)
-    torch.testing.assert_close(pooled_features(x.detach()), expected.detach())
-    d = torch.randn(3, 80)
-    expected.backward(d)
-    torch.testing.assert_close(pooled_features_backward(d, side), x.grad)
 
 
 @pytest.mark.parametrize("kind", ["vgg", "grown"])
@@ -272,7 +231,7 @@ def test_nan_stays_nan(kind):
     stack = KINDS[kind]()
     x, _ = images(1, 9)
     for name in stack.parameters.shapes:
-        if name.startswith("conv_"):
+        if ".conv_" in name:
             stack.parameters[name].fill_(torch.nan)
             break
     logits = stack.logits(x, training=True)
@@ -282,23 +241,28 @@ def test_nan_stays_nan(kind):
     assert stack.gradient.flat.isnan().any()
 
 
-def test_the_backend_is_the_selected_one(backend):
-    stack, (x, _) = vgg(), images(1, 4)
+def test_the_backend_is_the_selected_one(backend, monkeypatch):
+    stack, (x, _), calls = vgg(), images(1, 4), []
+    computed = NarrowBlock.forward
+    monkeypatch.setattr(NarrowBlock, "forward", staticmethod(lambda *args: calls.append(1) or computed(*args)))
     stack.logits(x, training=True)
-    assert {block._was_narrow for blocks in stack._blocks for block in blocks} == {backend == "narrow"}
+    assert len(calls) == (10 if backend == "narrow" else 0)  # five blocks of two networks
 
 
 @pytest.mark.parametrize("backend", ["narrow"], indirect=True)
 def test_wrong_shapes_are_refused(backend):
     """Before C code reads or writes memory, because it checks nothing."""
-    [first, *_] = vgg(1)._blocks[0]
+    block = ConvBlock([3, 4]).train()
+    layers = block._narrow_layers()
+    parameters = [p for layer in layers for p in (layer.weight_D33C, layer.scale_D, layer.shift_D)]
     for wrong in (torch.zeros(4, 32, 32, 2), torch.zeros(4, 7, 7, 3), torch.zeros(4, 8, 6, 3)):
         with pytest.raises(ValueError, match="do not fit"):
-            first.forward(wrong, training=True)
-    first.forward(torch.zeros(4, 32, 32, 3), training=True)
-    for wrong in (torch.zeros(5, 16, 16, 3), torch.zeros(4, 16, 16, 3).double()):
-        with pytest.raises((ValueError, TypeError), match=r"but the output has|needs a contiguous"):
-            first.backward(wrong)
+            NarrowBlock.apply(wrong, layers, True, *parameters)
+    with pytest.raises(TypeError, match="needs a contiguous"):
+        NarrowBlock.apply(torch.zeros(4, 32, 32, 3).double(), layers, True, *parameters)
+    # Odd images and images that are not square are computed by torch.
+    assert block(torch.zeros(4, 3, 7, 7)).shape == (4, 4, 3, 3)
+    assert block(torch.zeros(4, 3, 8, 6)).shape == (4, 4, 4, 3)
 
 
 def test_both_backends_agree():

@@ -1,0 +1,192 @@
+"""Network architectures by name: functions that return an untrained torch module.
+
+An architecture is registered by `register_backbone`, or is a function of the user's that is named as
+`package.module:function`, for example `torchvision.models:resnet18`.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fairseq_alma.core.errors import SettingError
+
+ImageShape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+Draw = Callable[[nn.Module, torch.Generator], None]
+"""A function that draws the initial parameters of a module."""
+GROWN = "grown by Firefly"
+"""Name of the architecture of networks that Firefly has grown. It takes the argument `layers`."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a network consists of. A file with a trained network contains it, so that the network can be built again."""
+
+    backbone: str
+    """Name of the architecture."""
+    image_shape: ImageShape
+    """Channels, height and width of an image."""
+    num_classes: int
+    """Number of classes."""
+    width: int
+    """The setting `width`."""
+    layers: tuple[tuple[int, bool], ...] | None = None
+    """For a network that Firefly has grown: number of units of each layer, and whether pooling follows the layer."""
+    mixture: Mapping[str, Any] | None = None
+    """For a network with mixtures of experts: "hard", whether the gates are hard, and "gates", a list with the "root"
+    and the "splits" of each mixture (see `gates.expert_paths`)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the structure as a dictionary of JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Structure":
+        """Return the structure that `to_json` returned as a dictionary."""
+        values = {one.name: value[one.name] for one in fields(cls)}
+        if values["layers"] is not None:
+            values["layers"] = tuple((int(units), bool(pooled)) for units, pooled in values["layers"])
+        return cls(**values | {"image_shape": tuple(values["image_shape"])})
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A function that returns untrained modules of one kind."""
+
+    function: Callable[..., nn.Module]
+    """Returns a module. It is called with those of the arguments image_shape, num_classes and width that it has."""
+    draw: Draw | None = None
+    """Draws the initial parameters. If None, they are those with which the function returns the module."""
+
+
+_ARCHITECTURES: dict[str, Architecture] = {}
+
+
+def register_backbone(name: str, draw: Draw | None = None) -> Callable[[Callable[..., nn.Module]], Any]:
+    """Return a decorator that makes a function available as `backbone=NAME`.
+
+    The function returns a torch module that maps images, float [b, channels, height, width], to logits [b, classes]. It
+    is called with those of these keyword arguments that its signature has: `image_shape` (channels, height, width),
+    `num_classes`, and `width`, the setting of this name.
+
+    Args:
+        name: the value of `backbone=`.
+        draw: function that draws the initial parameters with a random generator. By default, the module keeps the
+            parameters with which the function returns it, and torch's random state is seeded before the call.
+    """
+
+    def register(function: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+        _ARCHITECTURES[name] = Architecture(function, draw)
+        return function
+
+    return register
+
+
+def backbone_names() -> list[str]:
+    """Return the names of all registered architectures."""
+    return list(_ARCHITECTURES)
+
+
+def find_architecture(name: str) -> Architecture:
+    """Return the architecture with this name, which is registered or has the form `package.module:function`.
+
+    Raises:
+        SettingError: if there is no such architecture.
+    """
+    if name in _ARCHITECTURES:
+        return _ARCHITECTURES[name]
+    module, separator, function = name.partition(":")
+    if not separator:
+        raise SettingError(
+            f"backbone={name!r} is not one of mlp, {', '.join(_ARCHITECTURES)}. For a network of your own, give "
+            f"backbone=package.module:function, or register it in a module that plugin= imports"
+        )
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise SettingError(
+            f"backbone={name}: {error}. Give package.module:function. Modules are searched for in the current folder "
+            f"and in the installed packages"
+        ) from error
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise SettingError(f"backbone={name} is a {type(found).__name__}, not a function that returns a torch module")
+    return Architecture(found)
+
+
+def architecture_of(structure: Structure) -> Architecture:
+    """Return the architecture of a structure. Networks that Firefly has grown have one of their own."""
+    return find_architecture(structure.backbone if structure.layers is None else GROWN)
+
+
+def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Module:
+    """Return an untrained network, whose parameters are drawn with the generator.
+
+    torch's own random state does not change.
+
+    Raises:
+        SettingError: if the function does not return a module that maps images to logits.
+    """
+    architecture = architecture_of(structure)
+    given: dict[str, Any] = {
+        "image_shape": structure.image_shape,
+        "num_classes": structure.num_classes,
+        "width": structure.width,
+        "layers": structure.layers,
+    }
+    with torch.random.fork_rng(devices=[]):
+        if architecture.draw is None:
+            torch.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
+        module = architecture.function(**_accepted(architecture.function, given))
+        _check(module, structure)
+    if architecture.draw is not None:
+        architecture.draw(module, generator)
+    return module
+
+
+def _accepted(function: Callable[..., nn.Module], given: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the given arguments that the function has.
+
+    A function with **kwargs, as those of torchvision, gets `num_classes` too.
+    """
+    parameters = inspect.signature(function).parameters
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return {name: value for name, value in given.items() if name in parameters or (takes_any and name == "num_classes")}
+
+
+def _check(module: Any, structure: Structure) -> None:
+    """Raise SettingError if an object is not a module that maps images to logits, or has no parameters to train."""
+    name, shape = structure.backbone, structure.image_shape
+    if not isinstance(module, nn.Module):
+        raise SettingError(f"backbone={name} returned a {type(module).__name__}, but must return a torch.nn.Module")
+    is_training = module.training
+    module.eval()
+    try:
+        # This forward pass also creates the parameters of lazy modules, such as torch.nn.LazyLinear.
+        with torch.no_grad():
+            logits = module(torch.zeros(2, *shape))
+    except Exception as error:
+        # Catch every error, because the code of the module may raise any.
+        raise SettingError(
+            f"backbone={name} cannot compute images of the shape (channels, height, width) = {shape}: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
+    module.train(is_training)
+    expected = (2, structure.num_classes)
+    found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if found != expected:
+        raise SettingError(
+            f"backbone={name} returned {found} for a batch of 2 images of shape {shape}, but must return logits of "
+            f"the shape {expected}, one for each of the {structure.num_classes} classes"
+        )
+    if not any(value.requires_grad for value in module.parameters()):
+        raise SettingError(f"backbone={name} has no parameters that can be trained")

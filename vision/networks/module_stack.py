@@ -1,0 +1,228 @@
+"""Stacks of any torch modules. Their gradients are computed by torch's autograd.
+
+The modules are computed one after another. On a CPU this is as fast as computing them as one network, because each of
+them is large enough (`benchmarks/vision_cifar.md` compares it with torch.func's vmap). Their parameters are views of
+one flat tensor. So an optimizer updates all networks in a few operations, and the best epoch is kept with one copy.
+
+Shapes: M networks in G groups, b examples, s x s pixels of an image, C channels or classes. The M / G networks of a
+group read the same examples.
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vision.flops import Flops, count_flops
+from vision.networks.architectures import Structure, untrained_module
+from vision.networks.conv_block import ConvBlock
+from vision.networks.parameters import Parameters
+from vision.networks.stack import Stack
+
+PIXELS_AT_ONCE = 40_000 * 1024
+"""Largest number of pixels times channels in one forward pass of `logits_of_many`. It limits the memory of the pass."""
+
+
+class ModuleStack(Stack):
+    """M networks of one structure. Each is a torch module that maps images [b, C, s, s] to logits [b, classes].
+
+    A parameter that the module's author froze (`requires_grad=False`) is stored in `statistics`, so no optimizer
+    changes it. A running mean of a batch normalisation is stored there, too.
+
+    Args:
+        modules: the networks. The stack takes them over: it replaces their tensors by views of its own tensors.
+        structure: what the networks consist of.
+        device: device on which the networks are stored.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], structure: Structure, device: torch.device):
+        self.structure = structure
+        self._networks = [module.to(device) for module in modules]
+        first = self._networks[0]
+        trained = {name: _stored_shape(value) for name, value in _trained(first)}
+        others = {name: _stored_shape(value) for name, value in _others(first)}
+        dtype = torch.get_default_dtype()
+        self.parameters = Parameters(trained, len(self._networks), device, dtype)
+        self.statistics = Parameters(others, len(self._networks), device, dtype) if others else None
+        self.gradient = self.parameters.zeros_like()
+        for number, module in enumerate(self._networks):
+            self._take_over(module, number)
+        self._leaves = [value for module in self._networks for _, value in _trained(module)]
+        self._gradients = [
+            _module_view(self.gradient[name][number]) for number in range(len(self)) for name in self.parameters.shapes
+        ]
+        channels, height, width = structure.image_shape
+        self.examples_at_once = max(16, min(2000, PIXELS_AT_ONCE // (height * width * max(structure.width, channels))))
+        self._compute_dtype = torch.float32
+        self._is_training: bool | None = None
+        self._outputs: list[Tensor] = []
+        """The logits of each network in the last forward pass in training mode, with their graph."""
+
+    @classmethod
+    def initialised(
+        cls, structure: Structure, generators: Sequence[torch.Generator], device: torch.device
+    ) -> "ModuleStack":
+        """Return untrained networks.
+
+        Args:
+            structure: what the networks consist of.
+            generators: random generators, one per network.
+            device: device on which the networks are stored.
+        """
+        return cls([untrained_module(structure, one) for one in generators], structure, device)
+
+    def module(self, network: int) -> nn.Module:
+        """Return one network. Its parameters are views of the parameters of the stack."""
+        return self._networks[network]
+
+    def reset_parameters(self, generators: Sequence[torch.Generator]) -> None:
+        new = self._untrained(generators)
+        for mine, theirs in zip(self.tensors, new.tensors, strict=True):
+            mine.flat.copy_(theirs.flat)
+
+    def _untrained(self, generators: Sequence[torch.Generator]) -> "ModuleStack":
+        """Return an untrained stack with the structure of this one."""
+        return ModuleStack.initialised(self.structure, generators, self.parameters.device)
+
+    def set_compute_dtype(self, dtype: torch.dtype) -> None:
+        self._compute_dtype = dtype
+
+    @property
+    def num_params(self) -> int:
+        """Number of parameters of one network, including those that are not trained."""
+        return sum(value.numel() for value in self._networks[0].parameters())
+
+    @property
+    def module_input_shape(self) -> tuple[int, ...]:
+        return self.structure.image_shape
+
+    @cached_property
+    def flops(self) -> Flops:
+        return count_flops(self.to_module(0), self.module_input_shape)
+
+    def logits(self, x: Tensor, training: bool = False) -> Tensor:
+        if training is not self._is_training:
+            self._is_training = training
+            for module in self._networks:
+                module.train(training)
+        networks_per_group, device = len(self) // len(x), self.parameters.device.type
+        dtype, is_half = self._compute_dtype, self._compute_dtype is not torch.float32
+        with torch.set_grad_enabled(training), torch.autocast(device, dtype if is_half else None, enabled=is_half):
+            outputs = [
+                self._output_of(number, x[number // networks_per_group].permute(0, 3, 1, 2))
+                for number in range(len(self))
+            ]
+        if training:
+            self._outputs = outputs
+        return torch.stack([output.detach() for output in outputs]).to(self.parameters.flat.dtype)
+
+    def _output_of(self, number: int, x_bCss: Tensor) -> Tensor:
+        """Return the logits of one network, [b, classes]."""
+        return self._networks[number](x_bCss)
+
+    def backward(self, d_logits_MbC: Tensor) -> None:
+        outputs, self._outputs = self._outputs, []
+        d_outputs = [d.to(output.dtype) for d, output in zip(d_logits_MbC, outputs, strict=True)]
+        found = torch.autograd.grad(outputs, self._leaves, d_outputs, allow_unused=True)
+        # A parameter that the network does not use has no gradient.
+        computed = [gradient if gradient is not None else torch.zeros_like(leaf)
+                    for gradient, leaf in zip(found, self._leaves, strict=True)]  # fmt: skip
+        torch._foreach_copy_(self._gradients, computed)
+
+    def free_activations(self) -> None:
+        super().free_activations()  # type: ignore[safe-super]  # GatedStack frees more
+        self._outputs = []
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "kind": "module",
+            "structure": self.structure.to_json(),
+            "parameters": self.parameters.state(),
+            "statistics": None if self.statistics is None else self.statistics.state(),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> "ModuleStack":
+        structure = Structure.from_json(state["structure"])
+        count = len(next(iter(state["parameters"].values())))
+        stack = cls([untrained_module(structure, torch.Generator()) for _ in range(count)], structure, device)
+        stack._copy_from(state)
+        return stack
+
+    def _copy_from(self, state: dict[str, Any]) -> None:
+        """Copy the tensors of a state that `state()` returned."""
+        for tensors, kind in zip(self.tensors, ("parameters", "statistics"), strict=False):
+            if state[kind].keys() != tensors.shapes.keys():
+                raise ValueError(
+                    f"the file has the tensors {sorted(state[kind])}, but backbone={self.structure.backbone} has "
+                    f"{sorted(tensors.shapes)}: the code of the network has changed"
+                )
+            for name, value in state[kind].items():
+                tensors[name].copy_(value)
+
+    def to_module(self, network: int) -> nn.Module:
+        module = deepcopy(self._networks[network])
+        for name, buffer in list(module.named_buffers()):
+            # Copy the buffer, because deepcopy copies the complete tensor of which it is a view.
+            is_count = name.endswith("num_batches_tracked")
+            _set_buffer(module, name, buffer.long() if is_count else buffer.clone())
+        for part in module.modules():
+            if isinstance(part, ConvBlock):
+                part.only_torch = True
+        return module
+
+    def _take_over(self, module: nn.Module, number: int) -> None:
+        """Copy the tensors of one network to the tensors of the stack, and let the network use these."""
+        with torch.no_grad():
+            for tensors, named in ((self.parameters, _trained(module)), (self.statistics, _others(module))):
+                for name, value in list(named):
+                    assert tensors is not None
+                    view = _module_view(tensors[name][number])
+                    view.copy_(value)
+                    if isinstance(value, nn.Parameter):
+                        value.data = view
+                    else:
+                        # autograd saves the running statistics and refuses a backward pass if they have changed. `view`
+                        # would count as changed whenever any other view of the same tensor changes; `view.data` does
+                        # not.
+                        _set_buffer(module, name, view.data)
+
+
+def _trained(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters that are trained, as (name, parameter)."""
+    return ((name, value) for name, value in module.named_parameters() if value.requires_grad)
+
+
+def _others(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the frozen parameters and the running statistics of a module, as (name, tensor).
+
+    The number of batches that a batch normalisation has seen is an integer. It is one of the statistics, too, because
+    the best epoch's value must be restored with them. Other integer buffers are constants of the module.
+    """
+    yield from ((name, value) for name, value in module.named_parameters() if not value.requires_grad)
+    for name, value in module.named_buffers():
+        if value.is_floating_point() or name.endswith("num_batches_tracked"):
+            yield name, value
+
+
+def _stored_shape(value: Tensor) -> tuple[int, ...]:
+    """Return the shape in which a tensor is stored. Weights of convolutions, [D, C, k, k], are stored as [D, k, k, C].
+
+    Convolutions of images with channels last are fastest with weights whose channels are last in memory.
+    """
+    shape = tuple(value.shape)
+    return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else shape
+
+
+def _module_view(stored: Tensor) -> Tensor:
+    """Return the view of a stored tensor that has the shape which the module expects."""
+    return stored.permute(0, 3, 1, 2) if stored.dim() == 4 else stored
+
+
+def _set_buffer(module: nn.Module, name: str, value: Tensor) -> None:
+    """Replace a buffer of a module or of one of its parts."""
+    owner, _, own_name = name.rpartition(".")
+    module.get_submodule(owner)._buffers[own_name] = value
