@@ -1,11 +1,16 @@
-"""Compare the speed of the VGG's training steps with a plain PyTorch loop, and of Ens-5 with five runs of SM.
+"""Compare the speed of the VGG's training steps with plain PyTorch, and of stacks of networks with separate runs.
 
     python benchmarks/vision_cifar.py --data-root DATA [--device cuda] [--write]
 
 A step takes a batch of 128 images from a stage of 1152 images of CIFAR-10, with new random crops and flips, and does
-a forward pass, a backward pass and an SGD update. The plain loop is what a careful user writes: torchvision's dataset
-and transforms in a DataLoader (in this process), torch's modules, torch.optim. The alternatives take turns. Times are
-CPU seconds of one thread. On a GPU, they are wall seconds until the GPU has finished.
+a forward pass, a backward pass and an SGD update. The alternatives take turns. Times are CPU seconds of one thread. On
+a GPU, they are wall seconds until the GPU has finished. The alternatives are:
+
+plain loop     what a careful user writes: torchvision's dataset and transforms in a DataLoader (in this process),
+               torch's modules, torch.optim
+plain modules  the same modules in channels_last with torch.optim's foreach SGD, on the batches that ours reads, so
+               that loading costs the same: what is left is the network
+vmap           five networks as one, by torch.func (functional_call, vmap)
 """
 
 import argparse
@@ -21,11 +26,10 @@ import torch
 from _common import provenance, ratio_columns, table, verdict
 
 from fairseq_alma.core.allocator import keep_freed_memory
-from vision.backbones import VGG
 from vision.batches import Batches, Rows, StageData
 from vision.datasets import Dataset, load_dataset
 from vision.inputs import Images
-from vision.networks import Stack
+from vision.networks import GatedModuleStack, ModuleStack, Stack, Structure
 from vision.optimizers import SGD
 from vision.seeds import generator
 from vision.training import OwnLoss
@@ -40,32 +44,97 @@ def forever(epoch: Callable[[], Iterator]) -> Iterator:
     return chain.from_iterable(epoch() for _ in count())
 
 
-def ours(
-    dataset: Dataset, members: int, width: int, device: torch.device, precision: torch.dtype
-) -> Callable[[], None]:
-    """Return a function that does one training step of an ensemble with this software.
-
-    Args:
-        dataset: CIFAR-10.
-        members: number of networks in the ensemble.
-        width: number of channels of each convolution.
-        device: device of the networks and the images.
-        precision: dtype of the convolutions.
-    """
+def batches_of(dataset: Dataset, members: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Return an endless iterator over the batches of a stage: images [members, b, 32, 32, 3] and one-hot classes."""
     inputs = Images(dataset.pixels, 3, 32)
     kept = inputs.to_storage(dataset.training.images[:EXAMPLES].to(device))
     y = dataset.training.labels[:EXAMPLES].to(device)
     rows = Rows(kept, y, torch.nn.functional.one_hot(y, 10).float(), 1, EXAMPLES, inputs)
     generators = [generator(number) for number in range(members)]
-    stack: Stack = VGG(3, width, 10).network(generators, device)
+    return forever(Batches(StageData(rows, 0, rows), generators, BATCH).epoch)
+
+
+def step_of(stack: Stack, dataset: Dataset, device: torch.device, precision: torch.dtype) -> Callable[[], None]:
+    """Return a function that does one training step of a stack of networks.
+
+    Args:
+        stack: the networks.
+        dataset: CIFAR-10.
+        device: device of the networks and the images.
+        precision: dtype in which the networks are computed.
+    """
     stack.set_compute_dtype(precision)
-    batches = forever(Batches(StageData(rows, 0, rows), generators, BATCH).epoch)
-    loss, optimizer = OwnLoss(1, members), SGD(stack.parameters.flat, **RECIPE)
+    batches = batches_of(dataset, len(stack), device)
+    loss, optimizer = OwnLoss(1, len(stack)), SGD(stack.parameters.flat, **RECIPE)
 
     def step() -> None:
         x, one_hot = next(batches)
         stack.backward(loss.gradient(stack.logits(x, training=True), one_hot))
         optimizer.step(stack.gradient.flat)
+
+    return step
+
+
+def ours(
+    dataset: Dataset, members: int, width: int, device: torch.device, precision: torch.dtype = torch.float32
+) -> Callable[[], None]:
+    """Return a function that does one training step of an ensemble with this software."""
+    structure = Structure("vgg", (3, 32, 32), 10, width)
+    stack = ModuleStack.initialised(structure, [generator(number) for number in range(members)], device)
+    return step_of(stack, dataset, device, precision)
+
+
+def mixture_and_dense(dataset: Dataset, width: int, device: torch.device) -> tuple[Callable[[], None], float]:
+    """Return a step of a mixture with ten experts, and the ratio of its FLOPs to those of the dense network."""
+    structure, generators = Structure("vgg", (3, 32, 32), 10, width), [generator(0)]
+    mixture = GatedModuleStack.of_experts(structure, 10, False, generators, device)
+    dense = ModuleStack.initialised(structure, generators, device)
+    return step_of(mixture, dataset, device, torch.float32), mixture.flops.training / dense.flops.training
+
+
+def modules_of(width: int, device: torch.device) -> torch.nn.Sequential:
+    """Return the VGG as plain torch modules."""
+    modules: list[torch.nn.Module] = []
+    num_in = 3
+    for convolutions in (2, 2, 4, 4, 4):
+        for _ in range(convolutions):
+            modules += [torch.nn.Conv2d(num_in, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU()]
+            num_in = width
+        modules.append(torch.nn.MaxPool2d(2))
+    return torch.nn.Sequential(*modules, torch.nn.Flatten(), torch.nn.Linear(width, 10)).to(device)
+
+
+def plain_modules(dataset: Dataset, width: int, device: torch.device) -> Callable[[], None]:
+    """Return a function that does one training step of torch's modules in channels_last with a foreach optimizer."""
+    model = modules_of(width, device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), **RECIPE, foreach=True)
+    batches = batches_of(dataset, 1, device)
+
+    def step() -> None:
+        x, one_hot = next(batches)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[0].permute(0, 3, 1, 2)), one_hot[0].argmax(-1)).backward()
+        optimizer.step()
+
+    return step
+
+
+def vmapped(dataset: Dataset, members: int, width: int, device: torch.device) -> Callable[[], None]:
+    """Return a function that does one training step of several networks as one, by torch.func."""
+    models = [modules_of(width, device) for _ in range(members)]
+    parameters, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(parameters.values(), **RECIPE, foreach=True)
+    batches = batches_of(dataset, members, device)
+
+    def loss(p: dict, b: dict, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(torch.func.functional_call(models[0], (p, b), (x,)), y)
+
+    def step() -> None:
+        x, one_hot = next(batches)
+        optimizer.zero_grad()
+        losses = torch.func.vmap(loss)(parameters, buffers, x.permute(0, 1, 4, 2, 3), one_hot.argmax(-1))
+        losses.sum().backward()
+        optimizer.step()
 
     return step
 
@@ -80,14 +149,7 @@ def plain(data_root: str, width: int, device: torch.device) -> Callable[[], None
              t.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))]  # fmt: skip
     training = Subset(CIFAR10(data_root, train=True, transform=t.Compose(steps)), range(EXAMPLES))
     loader = DataLoader(training, batch_size=BATCH, shuffle=True)
-    modules: list[torch.nn.Module] = []
-    num_in = 3
-    for convolutions in (2, 2, 4, 4, 4):
-        for _ in range(convolutions):
-            modules += [torch.nn.Conv2d(num_in, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU()]
-            num_in = width
-        modules.append(torch.nn.MaxPool2d(2))
-    model = torch.nn.Sequential(*modules, torch.nn.Flatten(), torch.nn.Linear(width, 10)).to(device)
+    model = modules_of(width, device)
     optimizer, batches = torch.optim.SGD(model.parameters(), **RECIPE), forever(lambda: iter(loader))
 
     def step() -> None:
@@ -99,9 +161,9 @@ def plain(data_root: str, width: int, device: torch.device) -> Callable[[], None
     return step
 
 
-def repeat_five_times(step: Callable[[], None]) -> None:
-    """Call `step` five times, to measure what five separate runs would need."""
-    for _ in range(5):
+def repeat(step: Callable[[], None], times: int) -> None:
+    """Call `step` several times, to measure what so many separate runs would need."""
+    for _ in range(times):
         step()
 
 
@@ -129,28 +191,47 @@ def interleaved(
     return seconds
 
 
-def report(device: torch.device, singles: list[list], ensembles: list[list], load: float) -> str:
+def report(device: torch.device, tables: dict[str, list[str]], load: float) -> str:
     """Return the text of vision_cifar.md."""
-    return "\n".join(
-        [
-            "# Speed of the VGG's steps on CIFAR-10",
+    lines = [
+        "# Speed of the VGG's steps on CIFAR-10",
+        "",
+        f"Written by `benchmarks/vision_cifar.py --write`. Device: {device}.",
+        "Milliseconds per step, the smallest of the repeats. Ratios are medians of the ratios of measurements that",
+        "are neighbours in time. A ratio above 1 means that ours is faster.",
+    ]
+    for title, rows in tables.items():
+        lines += ["", f"## {title}", "", *rows]
+    if device.type == "cpu":
+        lines += [
             "",
-            f"Written by `benchmarks/vision_cifar.py --write`. Device: {device}.",
-            "Milliseconds per step, the smallest of the repeats. Ratios are medians of the ratios of measurements that",
-            "are neighbours in time.",
+            "## On a GPU",
             "",
-            "## Against the plain loop (CPU: at least 3x at c = 4, 2x at c = 16; GPU: 5x at c = 32)",
-            "",
-            *table(["c", "ours", "plain loop", "ratio", "ratio, ours in bfloat16", "target"], singles),
-            "",
-            "## Ens-5 against five runs",
-            "",
-            *table(["c", "Ens-5", "five SM", "ratio"], ensembles),
-            "",
-            *provenance(load),
-            "",
+            "Not measured, because no GPU was at hand. Command:",
+            "`python benchmarks/vision_cifar.py --data-root PATH --device cuda --bfloat16 --write`. Targets at c = 32:",
+            "SM at least 5x the plain loop, Ens-5 with 3 seeds at least 8x fifteen runs one after another, a mixture of",
+            "ten experts within 3x of a dense network of the same FLOPs.",
         ]
-    )
+    return "\n".join([*lines, "", *provenance(load), ""])
+
+
+class Timer:
+    """Measures alternatives that take turns.
+
+    Args:
+        device: device on which they compute.
+        repeats: number of measurements of each alternative.
+    """
+
+    def __init__(self, device: torch.device, repeats: int):
+        self._device, self._repeats = device, repeats
+
+    def row(self, steps_of: dict[str, Callable[[], object]], num_steps: int) -> tuple[list[str], dict[str, float]]:
+        """Return the milliseconds of each alternative, and the ratio of the first one's speed to each other one's."""
+        seconds = interleaved(steps_of, self._repeats, num_steps, self._device)
+        first, *others = steps_of
+        ratios = {name: ratio_columns(seconds[name], seconds[first])[1] for name in others}
+        return [f"{1000 * min(values):.1f}" for values in seconds.values()], ratios
 
 
 def main() -> None:
@@ -167,31 +248,54 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     dataset = load_dataset("cifar10", arguments.data_root)
+    timer = Timer(device, arguments.repeats)
     targets = {4: 3.0, 16: 2.0} if device.type == "cpu" else {32: 5.0}
-    singles, ensembles = [], []
-    for width in (4, 16, 64) if device.type == "cpu" else (4, 16, 32, 64):
+    singles, ensembles, mixtures = [], [], []
+    for width in (4, 8, 16, 32, 64):
         steps = max(1, 18 // max(1, width // 4))
         alternatives: dict[str, Callable[[], object]] = {
-            "ours": ours(dataset, 1, width, device, torch.float32),
-            "plain": plain(arguments.data_root, width, device),
+            "ours": ours(dataset, 1, width, device),
+            "plain loop": plain(arguments.data_root, width, device),
+            "plain modules": plain_modules(dataset, width, device),
         }
         if arguments.bfloat16:
             alternatives["bfloat16"] = ours(dataset, 1, width, device, torch.bfloat16)
-        seconds = interleaved(alternatives, arguments.repeats, steps, device)
-        ratio, target = ratio_columns(seconds["plain"], seconds["ours"])[1], targets.get(width)
-        bfloat16_ratio = ""
-        if arguments.bfloat16:
-            bfloat16_ratio = f"{ratio_columns(seconds['plain'], seconds['bfloat16'])[1]:.1f}"
-        shown = [f"{1000 * min(seconds[name]):.1f}" for name in ("ours", "plain")]
+        shown, ratio = timer.row(alternatives, steps)
+        target = targets.get(width)
         singles.append(
-            [width, *shown, f"{ratio:.2f}", bfloat16_ratio, verdict(ratio, target, at_most=False) if target else ""]
-        )
-        single, ensemble = (ours(dataset, members, width, device, torch.float32) for members in (1, 5))
-        alternatives = {"five SM": partial(repeat_five_times, single), "Ens-5": ensemble}
-        seconds = interleaved(alternatives, max(3, arguments.repeats // 3), max(1, steps // 3), device)
-        ensembles.append([width, *(f"{1000 * min(seconds[name]):.1f}" for name in ("Ens-5", "five SM")),
-                          f"{ratio_columns(seconds['five SM'], seconds['Ens-5'])[1]:.2f}"])  # fmt: skip
-    text = report(device, singles, ensembles, load)
+            [width, *shown[:3], f"{ratio['plain loop']:.2f}",
+             verdict(ratio["plain loop"], target, at_most=False) if target else "", f"{ratio['plain modules']:.2f}",
+             f"{1 / ratio['bfloat16']:.2f}" if arguments.bfloat16 else ""]
+        )  # fmt: skip
+        single, few = ours(dataset, 1, width, device), max(1, steps // 5)
+        fifteen: dict[str, Callable[[], object]] = {
+            "Ens-5, 3 seeds": ours(dataset, 15, width, device),
+            "fifteen SM": partial(repeat, single, 15),
+        }
+        shown, ratio = timer.row(fifteen, 1)
+        ensembles.append([width, *shown, f"{ratio['fifteen SM']:.2f}"])
+        five: dict[str, Callable[[], object]] = {
+            "Ens-5": ours(dataset, 5, width, device),
+            "vmap": vmapped(dataset, 5, width, device),
+        }
+        shown, ratio = timer.row(five, few)
+        ensembles[-1] += [*shown, f"{ratio['vmap']:.2f}"]
+        mixture, flops = mixture_and_dense(dataset, width, device)
+        shown, ratio = timer.row({"mixture": mixture, "dense": single}, few)
+        mixtures.append([width, *shown, f"{flops:.1f}", f"{1 / ratio['dense'] / flops:.2f}"])
+    tables = {
+        "One network (against the plain loop, CPU: at least 3x at c = 4, 2x at c = 16; GPU: 5x at c = 32)": table(
+            ["c", "ours", "plain loop", "plain modules", "to plain loop", "target", "to plain modules",
+             "speed-up by bfloat16"], singles
+        ),
+        "Stacks of networks": table(
+            ["c", "Ens-5, 3 seeds", "fifteen SM", "ratio", "Ens-5", "Ens-5 by vmap", "ratio to vmap"], ensembles
+        ),
+        "A mixture of ten experts against a dense network (time for the same FLOPs; 1 = equally fast)": table(
+            ["c", "mixture", "dense", "FLOPs of the mixture / dense", "time for the same FLOPs"], mixtures
+        ),
+    }  # fmt: skip
+    text = report(device, tables, load)
     print(text)
     if arguments.write:
         (HERE / "vision_cifar.md").write_text(text)

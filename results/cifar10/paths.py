@@ -35,17 +35,17 @@ from _common import provenance, table
 
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.stream import MegaBatch
-from vision.backbones import VGG
 from vision.batches import Batches, Memory, StageData
 from vision.datasets import Dataset, load_dataset
 from vision.inputs import Images
-from vision.networks import narrow
+from vision.networks import ModuleStack, Structure, narrow
 from vision.optimizers import SGD
 from vision.seeds import generator
 from vision.stream import partition
 from vision.training import OwnLoss, train_stage
 
 WIDTH, EPOCHS, WAIT, MEGA_BATCHES, BATCH = 4, 10, 10, 100, 128
+NETWORK = Structure("vgg", (3, 32, 32), 10, WIDTH)
 RECIPE: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
 
@@ -71,7 +71,7 @@ def ours(data: StageData, x: Tensor, y: Tensor, seeds: Sequence[int], precision:
         seeds: the seeds.
         precision: dtype of the convolutions.
     """
-    stack = VGG(3, WIDTH, 10).network(generators_of(seeds, "initialisation"), x.device)
+    stack = ModuleStack.initialised(NETWORK, generators_of(seeds, "initialisation"), x.device)
     stack.set_compute_dtype(precision)
     batches, optimizer = Batches(data, generators_of(seeds, "order"), BATCH), SGD(stack.parameters.flat, **RECIPE)
     train_stage(stack, batches, data.validation, OwnLoss(len(seeds), 1), optimizer, EPOCHS, "validation_loss")
@@ -87,7 +87,7 @@ def plain(data: StageData, x: Tensor, y: Tensor, seed: int) -> float:
         y: labels of the test images.
         seed: the seed.
     """
-    model = VGG(3, WIDTH, 10).network(generators_of([seed], "initialisation"), x.device).to_module(0)
+    model = ModuleStack.initialised(NETWORK, generators_of([seed], "initialisation"), x.device).to_module(0)
     optimizer, batches = (
         torch.optim.SGD(model.parameters(), **RECIPE),
         Batches(data, generators_of([seed], "order"), BATCH),

@@ -25,7 +25,7 @@ EPS = 1e-5
 MOMENTUM = 0.1
 """Weight of the current batch in the running statistics, as in torch.nn.BatchNorm2d."""
 SOURCE = Path(__file__).with_name("narrow.c")
-MAX_CHANNELS = 16
+MAX_CHANNELS = 14
 """Largest number of channels for which the C code narrow.c is faster than torch with one thread. narrow.c always uses
 one thread. So if torch uses t threads, the limit is MAX_CHANNELS / t."""
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
