@@ -209,8 +209,8 @@ def report(device: torch.device, tables: dict[str, list[str]], load: float) -> s
             "",
             "Not measured, because no GPU was at hand. Command:",
             "`python benchmarks/vision_cifar.py --data-root PATH --device cuda --bfloat16 --write`. Targets at c = 32:",
-            "SM at least 5x the plain loop, Ens-5 with 3 seeds at least 8x fifteen runs one after another, a mixture of",
-            "ten experts within 3x of a dense network of the same FLOPs.",
+            "SM at least 5x the plain loop, Ens-5 with 3 seeds at least 8x fifteen runs one after another, a mixture",
+            "of ten experts within 3x of a dense network of the same FLOPs.",
         ]
     return "\n".join([*lines, "", *provenance(load), ""])
 

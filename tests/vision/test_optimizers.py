@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from vision.optimizers import SGD, AdaDelta
+from vision.optimizers import SGD, AdaDelta, learning_rates, new_optimizer
+from vision.settings import RecipeSettings
 
 
 def gradients(num_steps, size=200):
@@ -65,3 +66,49 @@ def test_a_zero_gradient_changes_nothing(optimizer):
     parameters = torch.ones(3)
     optimizer(parameters, lr=1.0).step(torch.zeros(3))
     assert parameters.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adamax"])
+def test_other_optimizers_are_those_of_torch(name):
+    """Each updates every parameter separately. So one flat tensor is updated as several tensors would be."""
+    recipe = RecipeSettings(optimizer=name.lower(), lr=0.02, weight_decay=0.1).for_network("mlp")
+    flat = torch.linspace(-1, 1, 200)
+    parts = [part.clone().requires_grad_() for part in flat.split([50, 150])]
+    ours, of_torch = new_optimizer(flat, recipe), getattr(torch.optim, name)(parts, lr=0.02, weight_decay=0.1)
+    for gradient in gradients(50):
+        ours.step(gradient)
+        for part, own in zip(parts, gradient.split([50, 150]), strict=True):
+            part.grad = own.clone()
+        of_torch.step()
+        torch.testing.assert_close(flat, torch.cat(parts).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_defaults_that_are_not_given_are_those_of_torch():
+    recipe = RecipeSettings(optimizer="adamw").for_network("vgg")
+    assert new_optimizer(torch.zeros(3), recipe).lr == 1e-3
+    assert RecipeSettings().for_network("mlp").optimizer == "adadelta"
+    assert RecipeSettings().for_network("resnet20").optimizer == "sgd"
+
+
+def test_schedules_by_hand():
+    def rates(schedule, num_updates):
+        return learning_rates(RecipeSettings(schedule=schedule), 2.0, num_updates)
+
+    assert rates("constant", 4) is None
+    assert rates("linear", 4) == pytest.approx([2.0, 1.5, 1.0, 0.5])
+    assert rates("cosine", 4) == pytest.approx([2.0, 1 + 0.5**0.5, 1.0, 1 - 0.5**0.5])
+    assert rates("step", 8) == pytest.approx([2.0] * 4 + [0.2] * 2 + [0.02] * 2)
+    cycle = rates("onecycle", 100)
+    assert (len(cycle), cycle[0], max(cycle)) == (100, pytest.approx(2 / 25), pytest.approx(2, rel=1e-3))
+    assert cycle[-1] < 0.01
+    for schedule in ("linear", "cosine", "step", "onecycle"):
+        assert len(rates(schedule, 1)) == 1  # a stage of one update
+
+
+def test_the_learning_rate_of_all_optimizers_can_change():
+    for name in ("adadelta", "sgd", "adamw"):
+        flat = torch.ones(3)
+        optimizer = new_optimizer(flat, RecipeSettings(optimizer=name, momentum=0.0).for_network("mlp"))
+        optimizer.lr = 0.0
+        optimizer.step(torch.ones(3))
+        assert flat.tolist() == [1, 1, 1], name

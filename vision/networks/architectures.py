@@ -90,8 +90,8 @@ def register_backbone(name: str, draw: Draw | None = None) -> Callable[[Callable
 
 
 def backbone_names() -> list[str]:
-    """Return the names of all registered architectures."""
-    return list(_ARCHITECTURES)
+    """Return the names of the perceptron and of all registered architectures."""
+    return ["mlp", *(name for name in _ARCHITECTURES if name != GROWN)]
 
 
 def find_architecture(name: str) -> Architecture:
@@ -105,7 +105,7 @@ def find_architecture(name: str) -> Architecture:
     module, separator, function = name.partition(":")
     if not separator:
         raise SettingError(
-            f"backbone={name!r} is not one of mlp, {', '.join(_ARCHITECTURES)}. For a network of your own, give "
+            f"backbone={name!r} is not one of {', '.join(backbone_names())}. For a network of your own, give "
             f"backbone=package.module:function, or register it in a module that plugin= imports"
         )
     sys.path.insert(0, str(Path.cwd()))
