@@ -52,7 +52,7 @@ def ours(
         device: device of the networks and the images.
         precision: dtype of the convolutions.
     """
-    inputs = Images(dataset.pixels, 3, 32)
+    inputs = Images(dataset.pixels, dataset.image_shape)
     kept = inputs.to_storage(dataset.training.images[:EXAMPLES].to(device))
     y = dataset.training.labels[:EXAMPLES].to(device)
     rows = Rows(kept, y, torch.nn.functional.one_hot(y, 10).float(), 1, EXAMPLES, inputs)

@@ -24,6 +24,7 @@ datasets/       loads datasets: known ones, folders of images, .npz files, torch
 stream.py       cuts a dataset into mega-batches, which form a stream
 orders.py       which examples arrive together: at random, class after class, by a column, by folder
 inputs.py       turns images into network inputs
+rows.py         tables of examples: small ones on the device, large ones that stay in the dataset
 batches.py      the data of a stage, and the batches sampled from these data
 training.py     trains networks for one stage and restores the parameters of the best epoch
 optimizers.py   AdaDelta and SGD for one flat tensor that contains all parameters

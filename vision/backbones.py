@@ -89,7 +89,7 @@ def backbone_for(dataset: Dataset, settings: VisionSettings) -> tuple[Backbone, 
     channels, height, width = dataset.image_shape
     if dataset.name in CONVOLUTIONAL:
         border = None if settings.recipe.crop_border == "black" else float(settings.recipe.crop_border)
-        inputs = Images(dataset.pixels, channels, height, settings.recipe.crop_padding, border)
+        inputs = Images(dataset.pixels, dataset.image_shape, settings.recipe.crop_padding, border)
         return VGG(channels, settings.width, dataset.num_classes), inputs
     sizes = (channels * height * width, settings.width, settings.width, dataset.num_classes)
     return Perceptron(sizes), Vectors(dataset.pixels)

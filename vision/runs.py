@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fairseq_alma.app.plugins import function_digest, plugin_digest
+from fairseq_alma.app.plugins import function_digest, load_function, plugin_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.lease import Lease
@@ -22,6 +22,7 @@ from vision.dataset_names import kind_of
 from vision.datasets import Dataset, check_dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
+from vision.inputs import Transformed
 from vision.learners import LEARNERS
 from vision.process import process_settings
 from vision.settings import VisionSettings
@@ -81,6 +82,9 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
     folders = [out] if num_seeds == 1 else [out / f"seed_{first_seed + number}" for number in range(num_seeds)]
     streams = _streams(settings, dataset)
     backbone, inputs = backbone_for(dataset, settings)
+    if settings.transform:
+        transform = load_function("transform", settings.transform)(dataset.image_shape)
+        inputs = Transformed(inputs, dataset.image_shape, transform)
     num_stages = -(-settings.num_arrivals // settings.wait)
     _warn_if_it_never_grows(settings, num_stages)
     scalars = [RunScalars(folder, settings.tensorboard, settings.cer_from) for folder in folders]

@@ -22,7 +22,7 @@ def test_vectors_are_normalised_when_they_arrive():
 
 
 def test_images_are_stored_as_bytes_and_read_channels_last():
-    inputs, images = Images(PIXELS, 3, side=6), some_images()
+    inputs, images = Images(PIXELS, (3, 6, 6)), some_images()
     stored = inputs.to_storage(images)
     assert (stored.dtype, stored.shape) == (torch.uint8, (4, 6, 6, 3))
     expected = PIXELS.normalise(images).view(4, 3, 6, 6).movedim(1, -1)
@@ -33,7 +33,7 @@ def test_images_are_stored_as_bytes_and_read_channels_last():
 @pytest.mark.parametrize("border", [None, -1.9])
 def test_each_example_is_cropped_and_flipped_by_its_parameters(border):
     """Compared with a loop over examples and pixels."""
-    inputs, images, padding = Images(PIXELS, 3, side=6, padding=2, border=border), some_images(), 2
+    inputs, images, padding = Images(PIXELS, (3, 6, 6), padding=2, border=border), some_images(), 2
     stored = inputs.to_storage(images)
     augmentation = torch.tensor([[0, 0, 0], [2, 2, 0], [4, 1, 1], [3, 4, 1]])
     found = inputs.augment(stored, augmentation)
@@ -50,7 +50,7 @@ def test_each_example_is_cropped_and_flipped_by_its_parameters(border):
 
 
 def test_augmentation_is_drawn_uniformly_for_each_example_of_each_epoch():
-    inputs, order = Images(PIXELS, 3, side=32), generator(0, "order")
+    inputs, order = Images(PIXELS, (3, 32, 32)), generator(0, "order")
     first, second = inputs.draw_augmentation(9000, order), inputs.draw_augmentation(9000, order)
     assert not torch.equal(first, second)
     assert torch.equal(first, inputs.draw_augmentation(9000, generator(0, "order")))
@@ -58,4 +58,4 @@ def test_augmentation_is_drawn_uniformly_for_each_example_of_each_epoch():
         counts = first[:, column].bincount()
         assert len(counts) == size
         assert (counts - 9000 / size).abs().max() < 5 * (9000 / size) ** 0.5
-    assert Images(PIXELS, 3, side=32, padding=0).draw_augmentation(5, order) is None
+    assert Images(PIXELS, (3, 32, 32), padding=0).draw_augmentation(5, order) is None

@@ -1,6 +1,6 @@
 """Labelled images, the normalisation of their pixels, and datasets."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +49,17 @@ class Selection:
 
     def __init__(self, source: Examples, positions: Tensor):
         self._source, self._positions = source, positions
+
+    @staticmethod
+    def join(parts: "Sequence[Examples | Selection]") -> "Selection | None":
+        """Return some selections of one source as one selection; None if they do not have the same source."""
+        first = parts[0] if parts else None
+        if not isinstance(first, Selection):
+            return None
+        same = [part for part in parts if isinstance(part, Selection) and part._source is first._source]
+        if len(same) < len(parts):
+            return None
+        return Selection(first._source, torch.cat([part._positions for part in same]))
 
     def __len__(self) -> int:
         return len(self._positions)
