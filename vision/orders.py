@@ -39,6 +39,9 @@ def positions_of_mega_batches(
     if order == "random":
         return np.array_split(shuffled, num_mega_batches)
     keys, sizes = _keys_and_sizes(examples, num_mega_batches, order)
+    if order == "folders" and not drift_overlap:
+        # The order must not depend on the number of all examples, so that a run can be continued with more folders.
+        shuffled = np.arange(len(training))
     ordered = shuffled[np.argsort(keys[shuffled], kind="stable")]
     ends = np.cumsum(sizes)
     if drift_overlap:
@@ -47,7 +50,8 @@ def positions_of_mega_batches(
         place = number + (np.arange(len(ordered)) - (ends - sizes)[number] + 0.5) / np.asarray(sizes)[number]
         place += random.uniform(-drift_overlap, drift_overlap, len(ordered))
         ordered = ordered[np.argsort(place, kind="stable")]
-    return [part[random.permutation(len(part))] for part in np.split(ordered, ends[:-1])]
+    parts = np.split(ordered, ends[:-1])
+    return [part[np.random.RandomState([seed, t]).permutation(len(part))] for t, part in enumerate(parts, start=1)]
 
 
 def _keys_and_sizes(examples: Examples | Dataset, num_mega_batches: int, order: str) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ def check_dataset(dataset: Any, where: str) -> Dataset:
     """
     if not isinstance(dataset, Dataset):
         raise SettingError(
-            f"{where}: the function returned {type(dataset).__name__}, but must return a vision.datasets.Dataset"
+            f"{where}: found {type(dataset).__name__}, expected a vision.datasets.Dataset: the function must return one"
         )
     shape = dataset.image_shape
     if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):

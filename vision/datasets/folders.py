@@ -41,7 +41,7 @@ def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, 
 
     The folder contains train/ and test/ (or val/), each with one folder per class. Or it contains the class folders
     directly; then a fixed random fifth of the images is the test set. With order=folders, train/ contains one folder
-    for each mega-batch, and each of these contains class folders.
+    for each mega-batch, and each of these contains class folders; the normalisation is measured on the first of them.
 
     The classes are numbered from 0 in the order of their names. A file columns.csv in the folder gives further values
     of each image (see `Dataset.columns`): its first line is file,NAME,... and the files are paths below the folder.
@@ -102,7 +102,9 @@ def _dataset(
     parts = [Examples(images[:cut], labels[:cut]), Examples(images[cut:], labels[cut:])]
     columns = _columns(root, training.paths, where)
     groups = np.array(training.groups) if has_groups else None
-    pixels = measured_pixels(parts[0].images, shape[0])
+    # With order=folders, measure the first mega-batch only. Then a run can be continued after a folder was added.
+    num_measured = training.groups.count(0) if has_groups else cut
+    pixels = measured_pixels(images[:num_measured], shape[0])
     dataset = Dataset(name, shape, len(classes), pixels, parts[0], parts[1], columns, groups)
     return check_all_classes_are_trained(check_dataset(dataset, where), where, classes)
 
