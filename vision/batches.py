@@ -62,7 +62,8 @@ class Memory:
         num_classes: number of classes, C.
         num_seeds: number of seeds, S.
         device: device on which the examples are stored.
-        large_bytes: number of bytes of all stored examples of a stage above which they are copied batch by batch.
+        large_bytes: number of bytes of all stored examples of a stage above which they are copied batch by batch. By
+            default LARGE_BYTES.
     """
 
     def __init__(
@@ -71,10 +72,10 @@ class Memory:
         num_classes: int,
         num_seeds: int,
         device: torch.device,
-        large_bytes: int = LARGE_BYTES,
+        large_bytes: int | None = None,
     ):
         self._inputs, self._num_classes, self._num_seeds, self._device = inputs, num_classes, num_seeds, device
-        self._large_bytes = large_bytes
+        self._large_bytes = LARGE_BYTES if large_bytes is None else large_bytes
         self._times: list[int] = []
         """Numbers t of the mega-batches whose examples are stored, in order of arrival."""
         self._training, self._validation = _Table(num_classes), _Table(num_classes)
