@@ -46,7 +46,7 @@ def forever(epoch: Callable[[], Iterator]) -> Iterator:
 
 def batches_of(dataset: Dataset, members: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Return an endless iterator over the batches of a stage: images [members, b, 32, 32, 3] and one-hot classes."""
-    inputs = Images(dataset.pixels, 3, 32)
+    inputs = Images(dataset.pixels, dataset.image_shape)
     kept = inputs.to_storage(dataset.training.images[:EXAMPLES].to(device))
     y = dataset.training.labels[:EXAMPLES].to(device)
     rows = Rows(kept, y, torch.nn.functional.one_hot(y, 10).float(), 1, EXAMPLES, inputs)

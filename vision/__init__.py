@@ -1,4 +1,4 @@
-"""Anytime learning on image datasets (digits, MNIST, EMNIST, CIFAR), with the protocol of fairseq_alma.core.
+"""Anytime learning on image datasets, with the protocol of fairseq_alma.core.
 
 This package never imports fairseq.
 
@@ -19,10 +19,12 @@ settings.py     the settings of a run; their values are checked when the setting
 learners/       the learners: SM, Ens, UMix, gEns, gMoE, FF, and three from the first version of the paper
 backbones.py    chooses the network architecture for each dataset
 evaluator.py    computes the scores of a learner on the test set; no other module uses the test set
-datasets.py     loads datasets
-cifar.py        reads the CIFAR-10 and CIFAR-100 files
+dataset_names.py  what the setting `dataset` can name
+datasets/       loads datasets: known ones, folders of images, .npz files, torchvision, Hugging Face, the user's own
 stream.py       cuts a dataset into mega-batches, which form a stream
+orders.py       which examples arrive together: at random, class after class, by a column, by folder
 inputs.py       turns images into network inputs
+rows.py         tables of examples: small ones on the device, large ones that stay in the dataset
 batches.py      the data of a stage, and the batches sampled from these data
 training.py     trains networks for one stage and restores the parameters of the best epoch
 optimizers.py   AdaDelta and SGD for one flat tensor that contains all parameters

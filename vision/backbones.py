@@ -85,7 +85,7 @@ def backbone_for(dataset: Dataset, settings: VisionSettings) -> tuple[Backbone, 
     channels, height, width = dataset.image_shape
     if settings.network != "mlp":
         border = None if settings.recipe.crop_border == "black" else float(settings.recipe.crop_border)
-        inputs = Images(dataset.pixels, channels, height, settings.recipe.crop_padding, border)
+        inputs = Images(dataset.pixels, dataset.image_shape, settings.recipe.crop_padding, border)
         structure = Structure(settings.network, dataset.image_shape, dataset.num_classes, settings.width)
         return ModuleBackbone(structure), inputs
     sizes = (channels * height * width, settings.width, settings.width, dataset.num_classes)

@@ -10,52 +10,16 @@ Shapes: S seeds, R orders, n examples, b examples per batch, i inputs, C classes
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fairseq_alma.core.protocol import Replay, Stage
 from fairseq_alma.core.stream import MegaBatch
+from vision.datasets import Selection
 from vision.inputs import Inputs
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A table of training or validation examples, with one row per example.
-
-    If several seeds are trained together, the table contains the examples of all S seeds. The rows of the first seed
-    come first, then the rows of the second seed, and so on. Each seed has the same number of rows. The last rows of
-    each seed may be unused, because memory is allocated in advance.
-    """
-
-    x: Tensor
-    """The examples in the format in which they are stored on the device (see `Inputs.to_storage`), [rows, ...]."""
-    y: Tensor
-    """The class index of the example in each row, [rows]."""
-    one_hot: Tensor
-    """The class of the example in each row, as a one-hot vector, float [rows, C]."""
-    num_seeds: int
-    """Number of seeds, S."""
-    num_examples: int
-    """Number of examples of each seed, n. Rows that are allocated but still unused are not counted."""
-    inputs: Inputs = field(default_factory=Inputs)
-    """The object that turns stored examples into network inputs."""
-
-    @property
-    def rows_per_seed(self) -> int:
-        """Number of rows of each seed, including rows that are allocated but still unused."""
-        return len(self.y) // self.num_seeds
-
-    @property
-    def examples(self) -> Tensor:
-        """The examples as network inputs for evaluation, [S, n, ...]."""
-        return self.inputs.to_input(self.x.view(self.num_seeds, -1, *self.x.shape[1:])[:, : self.num_examples])
-
-    @property
-    def labels(self) -> Tensor:
-        """The class index of each example, [S, n]."""
-        return self.y.view(self.num_seeds, -1)[:, : self.num_examples]
+from vision.rows import LARGE_BYTES, LargeRows, Rows
 
 
 @dataclass(frozen=True)
@@ -90,15 +54,28 @@ class Memory:
     With replay, the examples of earlier stages stay in memory, and each stage appends its new examples. Without replay,
     the examples of a stage replace the examples of the previous stage.
 
+    Exception: if the examples of a stage need more than `large_bytes`, they stay in the dataset, which may be a file,
+    and are copied to the device batch by batch (see `LargeRows`).
+
     Args:
         inputs: converts images to their storage format and to network inputs.
         num_classes: number of classes, C.
         num_seeds: number of seeds, S.
         device: device on which the examples are stored.
+        large_bytes: number of bytes of all stored examples of a stage above which they are copied batch by batch. By
+            default LARGE_BYTES.
     """
 
-    def __init__(self, inputs: Inputs, num_classes: int, num_seeds: int, device: torch.device):
+    def __init__(
+        self,
+        inputs: Inputs,
+        num_classes: int,
+        num_seeds: int,
+        device: torch.device,
+        large_bytes: int | None = None,
+    ):
         self._inputs, self._num_classes, self._num_seeds, self._device = inputs, num_classes, num_seeds, device
+        self._large_bytes = LARGE_BYTES if large_bytes is None else large_bytes
         self._times: list[int] = []
         """Numbers t of the mega-batches whose examples are stored, in order of arrival."""
         self._training, self._validation = _Table(num_classes), _Table(num_classes)
@@ -116,15 +93,18 @@ class Memory:
                 from earlier mega-batches (see `StreamSettings.replay`).
         """
         wanted = [*past, *new] if replay else list(new)
+        num_past = 0
+        if replay and replay != "all":
+            num_past = sum(len(mega_batch.data[0].training) for mega_batch in past)
+        if large := self._large_rows(wanted):
+            self._clear()
+            return StageData(large[0], num_past, large[1])
         if self._times != [mega_batch.t for mega_batch in wanted[: len(self._times)]]:
             self._clear()
         if arrived := wanted[len(self._times) :]:
             self._training.append(*self._tensors(arrived, "training"))
             self._validation.append(*self._tensors(arrived, "validation"))
             self._times = [mega_batch.t for mega_batch in wanted]
-        num_past = 0
-        if replay and replay != "all":
-            num_past = sum(len(mega_batch.data[0].training) for mega_batch in past)
         return StageData(self._training.rows(self._inputs), num_past, self._validation.rows(self._inputs))
 
     def previous_stage_data(self, stage: Stage, num_mega_batches: int) -> StageData:
@@ -139,6 +119,27 @@ class Memory:
     def _clear(self) -> None:
         self._times = []
         self._training, self._validation = _Table(self._num_classes), _Table(self._num_classes)
+
+    def _large_rows(self, mega_batches: Sequence[MegaBatch]) -> tuple[LargeRows, LargeRows] | None:
+        """Return the training and validation examples of a large stage; None if the stage is small.
+
+        The examples of all seeds must be selections from the same dataset. Otherwise the stage counts as small.
+
+        Args:
+            mega_batches: the mega-batches of the stage, in order of arrival.
+        """
+        joined = []
+        for part in ("training", "validation"):
+            of_seeds = [[getattr(one.data[s], part) for one in mega_batches] for s in range(self._num_seeds)]
+            joined.append(Selection.join([selection for of_seed in of_seeds for selection in of_seed]))
+        training, validation = joined
+        if training is None or validation is None or not len(training):
+            return None
+        bytes_of_one = self._inputs.to_storage(training[torch.arange(1)].images).nbytes
+        if bytes_of_one * (len(training) + len(validation)) <= self._large_bytes:
+            return None
+        sizes = (self._num_classes, self._num_seeds, self._inputs, self._device)
+        return LargeRows.of(training, *sizes), LargeRows.of(validation, *sizes)
 
     def _tensors(self, mega_batches: Sequence[MegaBatch], part: str) -> tuple[Tensor, Tensor]:
         """Return the examples and the labels of some mega-batches.
@@ -240,12 +241,13 @@ class Batches:
             augmented: if True, images are cropped and flipped at random.
         """
         rows, num_orders = self._data.training, len(self._generators)
+        # The device of `y` is that on which rows are looked up: the main processor if the examples stay in the dataset.
         indices_Rn = (self._indices() + self._first_row_R1).to(rows.y.device, non_blocking=True)
         augmentation_Rn = self._augmentation(indices_Rn.shape[1]) if augmented else None
         for start in range(0, indices_Rn.shape[1], self._batch_size):
             batch = slice(start, start + self._batch_size)
             index = indices_Rn[:, batch].reshape(-1)
-            x, one_hot = rows.x.index_select(0, index), rows.one_hot.index_select(0, index)
+            x, one_hot = rows.batch(index)
             x = rows.inputs.augment(x, None if augmentation_Rn is None else augmentation_Rn[:, batch].flatten(0, 1))
             yield x.view(num_orders, -1, *x.shape[1:]), one_hot.view(num_orders, -1, one_hot.shape[1])
 
@@ -257,7 +259,7 @@ class Batches:
         inputs = self._data.training.inputs
         drawn = [inputs.draw_augmentation(num_examples, generator) for generator in self._generators]
         augmentation = [values for values in drawn if values is not None]
-        return torch.stack(augmentation).to(self._data.training.y.device, non_blocking=True) if augmentation else None
+        return torch.stack(augmentation).to(self._data.training.device, non_blocking=True) if augmentation else None
 
     def _indices(self) -> Tensor:
         """Draw the random orders in which the networks read the examples in one epoch.

@@ -22,10 +22,11 @@ from fairseq_alma.app.command import Command, print_errors, run_job, store_setti
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory
+from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.ledger import mean_and_standard_error
 from vision.runs import run
-from vision.settings import CONVOLUTIONAL, VisionSettings
+from vision.settings import VisionSettings
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -102,8 +103,10 @@ def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
         vgg: value of the same setting for runs with the reduced VGG19 or another network for images.
         _root_: all settings of the run. OmegaConf, the library that reads the preset, passes this argument.
     """
-    network = _root_.backbone or ("vgg" if _root_.dataset in CONVOLUTIONAL else "mlp")
-    return perceptron if network == "mlp" else vgg
+    # Only presets for datasets of the paper call this function. If another dataset has no default network, the settings
+    # raise an error later.
+    entry = entry_of(_root_.dataset)
+    return perceptron if (_root_.backbone or (entry and entry.backbone)) == "mlp" else vgg
 
 
 OmegaConf.register_new_resolver("by_backbone", by_backbone)

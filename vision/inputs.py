@@ -1,11 +1,14 @@
 """Convert images to the format in which the device stores them, and convert stored images to network inputs.
 
-Shapes: n images, s height and width of an image.
+Shapes: n images of h x w pixels.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from fairseq_alma.core.errors import SettingError
 from vision.datasets import Pixels
 
 
@@ -22,7 +25,7 @@ class Inputs:
         several dimensions, for example height, width and channels.
 
         Args:
-            images: pixels, uint8 [..., channels * height * width].
+            images: pixels, uint8 or float32 [..., channels * height * width].
         """
         return images.float()
 
@@ -66,31 +69,31 @@ class Vectors(Inputs):
 
 
 class Images(Inputs):
-    """Conversion of images to the inputs of convolutional networks, float [..., s, s, channels].
+    """Conversion of images to the inputs of convolutional networks, float [..., h, w, channels].
 
-    Images are stored as bytes, uint8 [..., s, s, channels], and normalised when they are read.
+    Images are stored as they are, uint8 or float32 [..., h, w, channels], and normalised when they are read.
 
     In training, each image gets a border of `padding` pixels. It is then cropped at random to its original size, and
     flipped horizontally with probability 1/2. Every epoch draws new crops and flips for all examples.
 
     Args:
         pixels: the normalisation of pixels.
-        num_channels: number of channels of an image.
-        side: height and width of an image, s.
+        image_shape: shape of an image, (channels, height, width).
         padding: width of the border in pixels. If it is 0, images are neither cropped nor flipped.
         border: normalised value of the border pixels (-1.9 in the authors' code). None means black, the pixel value 0.
     """
 
-    def __init__(self, pixels: Pixels, num_channels: int, side: int, padding: int = 4, border: float | None = None):
-        self._num_channels, self._side, self._padding, self._border = num_channels, side, padding, border
+    def __init__(
+        self, pixels: Pixels, image_shape: tuple[int, int, int], padding: int = 4, border: float | None = None
+    ):
+        self._image_shape, self._padding, self._border = image_shape, padding, border
         # A normalised value is shift + scale * pixel. To compute shift and scale, normalise the pixel values 0 and 1:
         # the results are shift and shift + scale.
-        ends = pixels.normalise(torch.arange(2, dtype=torch.uint8)[:, None].expand(2, num_channels))
+        ends = pixels.normalise(torch.arange(2, dtype=torch.uint8)[:, None].expand(2, image_shape[0]))
         self._shift, self._scale = ends[0], ends[1] - ends[0]
 
     def to_storage(self, images: Tensor) -> Tensor:
-        image = images.unflatten(-1, (self._num_channels, self._side, self._side))
-        return image.movedim(-3, -1).contiguous()
+        return images.unflatten(-1, self._image_shape).movedim(-3, -1).contiguous()
 
     def to_input(self, stored: Tensor) -> Tensor:
         # `_shift` and `_scale` have one value per channel. Repeat the values for each column of the image, because the
@@ -110,26 +113,94 @@ class Images(Inputs):
         return torch.cat([corners, torch.randint(2, (num_examples, 1), generator=generator)], dim=1)
 
     def augment(self, stored: Tensor, augmentation: Tensor | None) -> Tensor:
-        """Return cropped and flipped images as network inputs, float [n, s, s, channels].
+        """Return cropped and flipped images as network inputs, float [n, h, w, channels].
 
         Args:
-            stored: images as `to_storage` returns them, uint8 [n, s, s, channels].
+            stored: images as `to_storage` returns them, uint8 or float32 [n, h, w, channels].
             augmentation: crop and flip of each image, [n, 3], from `draw_augmentation`. If None, nothing is augmented.
         """
         if augmentation is None:
             return self.to_input(stored)
-        side, padding, channels = self._side, self._padding, self._num_channels
-        padded_side = side + 2 * padding
-        # If `border` is None, the border is black: it has the pixel value 0, so add it to the stored bytes, and
+        (channels, height, width), padding = self._image_shape, self._padding
+        padded_height, padded_width = height + 2 * padding, width + 2 * padding
+        # If `border` is None, the border is black: it has the pixel value 0, so add it to the stored pixels, and
         # normalise all pixels at the end. Otherwise, `border` is a normalised value, so normalise the images first.
         source = stored if self._border is None else self.to_input(stored)
         padded = torch.nn.functional.pad(
             source, (0, 0, padding, padding, padding, padding), value=0 if self._border is None else self._border
         )
-        positions = torch.arange(side, device=stored.device)
-        rows_ns = positions + augmentation[:, :1]
-        columns_ns = torch.where(augmentation[:, 2:].bool(), side - 1 - positions, positions) + augmentation[:, 1:2]
-        first_n11 = torch.arange(len(stored), device=stored.device).mul_(padded_side * padded_side)[:, None, None]
-        index = first_n11 + rows_ns[:, :, None] * padded_side + columns_ns[:, None, :]
+        rows_nh = torch.arange(height, device=stored.device) + augmentation[:, :1]
+        columns = torch.arange(width, device=stored.device)
+        columns_nw = torch.where(augmentation[:, 2:].bool(), width - 1 - columns, columns) + augmentation[:, 1:2]
+        first_n11 = torch.arange(len(stored), device=stored.device).mul_(padded_height * padded_width)[:, None, None]
+        index = first_n11 + rows_nh[:, :, None] * padded_width + columns_nw[:, None, :]
         cropped = padded.view(-1, channels).index_select(0, index.view(-1)).view(stored.shape)
         return self.to_input(cropped) if self._border is None else cropped
+
+
+class Transformed(Inputs):
+    """Conversion of images to network inputs in which a function of the user augments the training images.
+
+    The function replaces the augmentation of the other conversion, for example its crop and flip. Images are stored as
+    they are, uint8 or float32 [..., channels * height * width], on the device.
+
+    The function is called for each image separately, with torch's random numbers seeded for this image. So an image
+    gets the same random numbers when an interrupted stage is trained again, and when several seeds are trained
+    together. The function must draw random numbers from torch only, as torchvision.transforms.v2 does.
+
+    Args:
+        inputs: the other conversion. It turns the augmented pixels into network inputs.
+        image_shape: shape of an image, (channels, height, width).
+        transform: function from an image, uint8 or float32 [channels, height, width] on the device, to an image of the
+            same shape. If it returns floats for an image of bytes, 1.0 is the pixel value 255, as in
+            torchvision.transforms.v2.ToDtype(torch.float32, scale=True). The result is normalised afterwards.
+    """
+
+    def __init__(self, inputs: Inputs, image_shape: tuple[int, int, int], transform: Callable[[Tensor], Tensor]):
+        self._inputs, self._image_shape, self._transform = inputs, image_shape, transform
+
+    def to_storage(self, images: Tensor) -> Tensor:
+        return images
+
+    def to_input(self, stored: Tensor) -> Tensor:
+        return self._inputs.to_input(self._inputs.to_storage(stored))
+
+    def draw_augmentation(self, num_examples: int, generator: torch.Generator) -> Tensor | None:
+        """Draw a random seed for the transform of each example, and return them, int64 [n, 1]."""
+        return torch.randint(2**63 - 1, (num_examples, 1), generator=generator)
+
+    def augment(self, stored: Tensor, augmentation: Tensor | None) -> Tensor:
+        """Return transformed images as network inputs.
+
+        Args:
+            stored: images as `to_storage` returns them, uint8 or float32 [n, channels * height * width].
+            augmentation: the random seed of each image, [n, 1]. If None, nothing is transformed.
+
+        Raises:
+            SettingError: if the function returns something else than an image of the same shape.
+        """
+        if augmentation is None:
+            return self.to_input(stored)
+        devices = [stored.device] if stored.is_cuda else []
+        found = []
+        with torch.random.fork_rng(devices):
+            for image, seed in zip(stored.unflatten(-1, self._image_shape), augmentation[:, 0].tolist(), strict=True):
+                # torch.manual_seed would also change the random numbers of GPUs that are not used here.
+                torch.default_generator.manual_seed(seed)
+                if stored.is_cuda:
+                    torch.cuda.default_generators[stored.get_device()].manual_seed(seed)
+                found.append(self._checked(self._transform(image), stored.dtype))
+        return self.to_input(torch.stack(found).flatten(1))
+
+    def _checked(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the result of the function as pixel values. For the error, see `augment`."""
+        is_image = isinstance(image, Tensor) and image.dtype in (torch.uint8, torch.float32)
+        if not is_image or tuple(image.shape) != self._image_shape:
+            shape = f"{image.dtype} {list(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
+            raise SettingError(
+                f"transform= returned {shape}, but must return a tensor of uint8 or float32 with the shape of the "
+                f"image (channels, height, width) = {self._image_shape}"
+            )
+        if dtype == torch.uint8 and image.is_floating_point():
+            return image * 255
+        return image.float()

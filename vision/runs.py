@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fairseq_alma.app.plugins import plugin_digest
+from fairseq_alma.app.plugins import function_digest, load_function, plugin_digest
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.lease import Lease
@@ -18,9 +18,11 @@ from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stack_record import StackRecord
 from vision.backbones import backbone_for
 from vision.batches import Memory
-from vision.datasets import Dataset, load_dataset
+from vision.dataset_names import kind_of
+from vision.datasets import Dataset, check_dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
+from vision.inputs import Transformed
 from vision.learners import LEARNERS
 from vision.process import process_settings
 from vision.settings import VisionSettings
@@ -37,20 +39,40 @@ def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[L
 
     Args:
         settings: settings of the runs. There is one run per seed.
-        dataset: the data. By default, the dataset named in the settings is loaded.
+        dataset: the data. Its name must be `settings.dataset`. By default, the dataset named in the settings is loaded.
 
     Raises:
-        AlmaError: if the settings are invalid, if data are missing, or if `settings.out` contains a run with other
-            settings.
+        AlmaError: if the settings are invalid, if data are missing or invalid, or if `settings.out` contains a run
+            with other settings.
     """
     device = _device(settings.device)
-    dataset = dataset or load_dataset(settings.dataset, settings.data_root, settings.split)
+    dataset = _given(dataset, settings) if dataset is not None else _loaded(settings)
     if settings.seeding.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
         seeds = [settings.of_one_seed(number) for number in range(settings.seeding.seeds)]
         with Lease(Path(settings.out)):
             _refuse_other_seeds(Path(settings.out), [Path(one.out) for one in seeds])
             return [_run_stack(one, dataset, device)[0] for one in seeds]
     return _run_stack(settings, dataset, device)
+
+
+def _loaded(settings: VisionSettings) -> Dataset:
+    """Load the dataset that the settings name."""
+    return load_dataset(settings.dataset, settings.data_root, settings.split, settings.image_size, settings.order)
+
+
+def _given(dataset: Dataset, settings: VisionSettings) -> Dataset:
+    """Check a dataset that was given to `run`, and return it.
+
+    Raises:
+        SettingError: if its name is not the one in the settings, which the run folder records, or if it is invalid.
+    """
+    check_dataset(dataset, f"dataset={settings.dataset}")
+    if dataset.name != settings.dataset:
+        raise SettingError(
+            f"the dataset has the name {dataset.name!r}, but the settings have dataset={settings.dataset!r}: give both "
+            f"the same name, because the run folder records it"
+        )
+    return dataset
 
 
 def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device) -> list[list[LedgerRow]]:
@@ -60,6 +82,9 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
     folders = [out] if num_seeds == 1 else [out / f"seed_{first_seed + number}" for number in range(num_seeds)]
     streams = _streams(settings, dataset)
     backbone, inputs = backbone_for(dataset, settings)
+    if settings.transform:
+        transform = load_function("transform", settings.transform)(dataset.image_shape)
+        inputs = Transformed(inputs, dataset.image_shape, transform)
     num_stages = -(-settings.num_arrivals // settings.wait)
     _warn_if_it_never_grows(settings, num_stages)
     scalars = [RunScalars(folder, settings.tensorboard, settings.cer_from) for folder in folders]
@@ -93,21 +118,29 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
 
 
 def _settings_to_record(settings: VisionSettings) -> dict[str, Any]:
-    """Return the content of settings.json: the settings and, if there is a plugin, a digest of the plugin's code."""
+    """Return the content of settings.json: the settings, and a digest of the code of each module that they name.
+
+    Such a module is a plugin, or contains the function that loads the dataset or makes the transform.
+    """
     recorded = settings.to_json()
     if settings.plugin:
         recorded["plugin_digest"] = plugin_digest(settings.plugin)
+    if kind_of(settings.dataset) == "function":
+        recorded["dataset_digest"] = function_digest("dataset", settings.dataset)
+    if settings.transform:
+        recorded["transform_digest"] = function_digest("transform", settings.transform)
+    if ":" in settings.network:
+        recorded["backbone_digest"] = function_digest("backbone", settings.network)
     return recorded
 
 
 def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:
     """Return, for each seed, the list of mega-batches that arrive."""
-    first, seeding = settings.seeding.first("data"), settings.seeding
+    first = settings.seeding.first("data")
+    cut = (settings.num_mega_batches, settings.validation_share)
     return [
-        partition(dataset.training, settings.num_mega_batches, settings.validation_share, first + number)[
-            : settings.num_arrivals
-        ]
-        for number in range(seeding.seeds)
+        partition(dataset, *cut, first + number, settings.order, settings.drift_overlap)[: settings.num_arrivals]
+        for number in range(settings.seeding.seeds)
     ]
 
 

@@ -5,20 +5,18 @@ from math import isfinite
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from fairseq_alma.core.catalogue import DEFAULT_MEGA_BATCHES, Half, RunSettings
+from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, Settings
+from vision.dataset_names import check_order, default_backbone, default_mega_batches, is_function, kind_of
 
 SelectBy = Literal["validation_loss", "validation_accuracy"]
 """The measure that selects the best epoch of a stage."""
 
 OptimizerName = Literal["adadelta", "sgd", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adamax"]
 """Names of optimizers. Each computes every parameter separately, so it can update all networks as one tensor."""
-
-CONVOLUTIONAL = ("cifar10", "cifar100")
-"""Datasets for which learners use the reduced VGG19. For all other datasets they use multilayer perceptrons."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +187,18 @@ class VisionSettings(RunSettings):
     out: str
     """The run folder."""
     dataset: str = "digits"
-    """Name of the dataset: digits, mnist, emnist, cifar10 or cifar100."""
+    """The dataset: digits, mnist, emnist, cifar10 or cifar100; the path of a folder of images (train/CLASS/IMAGE and
+    test/CLASS/IMAGE, or CLASS/IMAGE) or of a .npz file; a class of torchvision, such as FashionMNIST; hf:NAME for a
+    dataset of Hugging Face; or MODULE:FUNCTION, a function of yours that returns a Dataset."""
     data_root: str = "data"
-    """Folder that contains the dataset's files. Missing files are downloaded to it."""
+    """Folder that contains the dataset's files. Missing files are downloaded to it. The decoded images of a folder of
+    images are stored in its subfolder image_cache."""
+    image_size: Count | None = None
+    """Height and width in pixels to which all images are resized: each image is scaled until its shorter side has this
+    size, and the square in its middle is cut out. By default, images keep their size, which must be equal for all."""
+    transform: str | None = None
+    """MODULE:FUNCTION, a function of yours from the shape (channels, height, width) to a transform of training images,
+    such as one of torchvision.transforms.v2. It replaces the crop and flip. By default, there is no transform."""
     split: str = "balanced"
     """EMNIST: variant of the dataset, called split by EMNIST: balanced, letters, digits, mnist, byclass or bymerge."""
     learner: str = "sm"
@@ -202,7 +209,15 @@ class VisionSettings(RunSettings):
     """Whether a stage also trains on earlier mega-batches: `false` (no), `all` (on all of them), or a number between 0
     and 1, which is the share of each batch that comes from earlier mega-batches."""
     mega_batches: Count | None = None
-    """Number of mega-batches in the stream, B. By default 20 for digits, 500 for MNIST and EMNIST, 100 for CIFAR."""
+    """Number of mega-batches in the stream, B. By default 20 for digits, 500 for MNIST and EMNIST, 100 for CIFAR, and
+    the number of folders with order=folders. Other datasets have no default."""
+    order: str = "random"
+    """Order in which examples arrive: `random`; `classes` (class after class, so each mega-batch has few classes);
+    `column:NAME` (by a value of each example, such as a date); or `folders` (each folder in train/ is a mega-batch).
+    Within a mega-batch, the order is random."""
+    drift_overlap: float = 0.0
+    """How far mega-batches mix with their neighbours, in mega-batches: the position of each example in the stream is
+    moved at random by at most this much. Sizes do not change. Only for an order other than `random`."""
     arrivals: Count | None = None
     """Number of mega-batches that arrive in this run. By default, all B mega-batches of the stream arrive. A
     finished run can be continued with a larger number."""
@@ -246,10 +261,11 @@ class VisionSettings(RunSettings):
         if not self.out or not isinstance(self.out, str):
             raise SettingError("out= is missing: give the run folder, e.g. out=runs/mnist/sm")
         super().__post_init__()
-        if self.dataset not in DEFAULT_MEGA_BATCHES:
+        kind_of(self.dataset)
+        check_order(self.order, self.drift_overlap)
+        if self.transform is not None and not is_function(self.transform):
             raise SettingError(
-                f"dataset={self.dataset!r} is not one of {', '.join(DEFAULT_MEGA_BATCHES)}; for a dataset of a plugin, "
-                f"also give plugin=MODULE"
+                f"transform={self.transform!r} must have the form MODULE:FUNCTION, for example transform=mine:transform"
             )
         object.__setattr__(self, "recipe", self.recipe.for_network(self.network))
         if not 0 < self.validation_share < 1:
@@ -269,7 +285,7 @@ class VisionSettings(RunSettings):
     @property
     def num_mega_batches(self) -> int:
         """Number of mega-batches in the stream, B."""
-        return self.mega_batches or DEFAULT_MEGA_BATCHES[self.dataset]
+        return self.mega_batches or default_mega_batches(self.dataset, self.order)
 
     @property
     def num_arrivals(self) -> int:
@@ -279,7 +295,7 @@ class VisionSettings(RunSettings):
     @property
     def network(self) -> str:
         """Name of the network: the setting `backbone`, or the dataset's default network."""
-        return self.backbone or ("vgg" if self.dataset in CONVOLUTIONAL else "mlp")
+        return self.backbone or default_backbone(self.dataset)
 
     @property
     def num_layers(self) -> int | None:

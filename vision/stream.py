@@ -1,75 +1,94 @@
 """Cut a dataset into mega-batches.
 
 The setting `data_seed` (by default equal to `seed`) is the only seed that affects how the dataset is cut. The choice of
-the learner has no effect, so all learners can be compared on the same mega-batches.
+the learner has no effect, so all learners can be compared on the same mega-batches. `vision.orders` decides which
+examples arrive together.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-import numpy as np
 import torch
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
-from vision.datasets import Examples
+from vision.datasets import Dataset, Examples, Selection
+from vision.orders import positions_of_mega_batches
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """The examples of one mega-batch, for one seed. Each example is used either for training or for validation."""
+    """The examples of one mega-batch, for one seed. Each example is used either for training or for validation.
 
-    training: Examples
+    In a stream, the examples are a `Selection`: their images are copied when they are asked for, and not before.
+    """
+
+    training: Examples | Selection
     """The examples for training."""
-    validation: Examples
+    validation: Examples | Selection
     """The examples for validation."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 digest of all images and labels of this mega-batch, in hexadecimal."""
+        """SHA-256 digest of all images and labels of this mega-batch, in hexadecimal. Images are read in parts."""
         digest = sha256()
         for part in (self.training, self.validation):
             digest.update(f"{len(part)}/".encode())
-            digest.update(part.images.numpy().tobytes())
+            for which in torch.arange(len(part)).split(part.at_once):
+                digest.update(part[which].images.numpy().tobytes())
             digest.update(part.labels.numpy().tobytes())
         return digest.hexdigest()
 
 
-def partition(examples: Examples, num_mega_batches: int, validation_share: float, seed: int) -> list[Arrival]:
-    """Shuffle the examples and return them as B mega-batches, whose sizes differ by at most one example.
+def partition(
+    examples: Examples | Dataset,
+    num_mega_batches: int,
+    validation_share: float,
+    seed: int,
+    order: str = "random",
+    drift_overlap: float = 0.0,
+) -> list[Arrival]:
+    """Cut the training set into B mega-batches, and return them in the order in which they arrive.
 
-    The last examples of each mega-batch are its validation data.
+    With order=random, the examples are shuffled, and the sizes of the mega-batches differ by at most one example. For
+    the other orders, see `vision.orders.positions_of_mega_batches`. Within a mega-batch, examples are in random order;
+    the last ones are its validation data.
 
     As in the authors' code, the examples are shuffled by numpy's RandomState(seed).permutation and cut by numpy's
     array_split. numpy guarantees that RandomState returns the same numbers in all releases.
 
     Args:
-        examples: the training set of the dataset.
+        examples: the dataset. Its training set is enough for the orders `random` and `classes`.
         num_mega_batches: number of mega-batches, B.
         validation_share: fraction of each mega-batch that becomes validation data. The number of validation examples
             is rounded down, but is at least one.
         seed: random seed for shuffling.
+        order: the setting `order`.
+        drift_overlap: the setting `drift_overlap`.
 
     Raises:
-        SettingError: if a mega-batch would contain fewer than two examples.
+        SettingError: if a mega-batch would contain fewer than two examples, or if the dataset does not have what
+            `order` needs.
     """
-    if len(examples) < 2 * num_mega_batches:
+    training = examples.training if isinstance(examples, Dataset) else examples
+    if len(training) < 2 * num_mega_batches:
         raise SettingError(
-            f"mega_batches={num_mega_batches} is too many for {len(examples)} training examples: each mega-batch "
-            f"needs two, one for training and one for validation; give at most {len(examples) // 2}"
+            f"mega_batches={num_mega_batches} is too many for {len(training)} training examples: each mega-batch "
+            f"needs two, one for training and one for validation; give at most {len(training) // 2}"
         )
-    order = torch.from_numpy(np.random.RandomState(seed).permutation(len(examples)))
-    ordered = examples[order]
-    arrivals, start = [], 0
-    for part in np.array_split(order.numpy(), num_mega_batches):
-        end = start + len(part)
-        middle = end - max(1, int(len(part) * validation_share))
-        # Copy the examples, because a view shares memory with all other mega-batches. With views, a learner could read
+    arrivals = []
+    for t, part in enumerate(positions_of_mega_batches(examples, num_mega_batches, seed, order, drift_overlap), 1):
+        if len(part) < 2:
+            raise SettingError(
+                f"order={order}: mega-batch {t} has {len(part)} training examples, but needs two, one for training and "
+                f"one for validation: give a smaller mega_batches= (now {num_mega_batches}), or add examples"
+            )
+        middle = len(part) - max(1, int(len(part) * validation_share))
+        # A selection gives access to its own examples only. With views of all examples, a learner could read
         # mega-batches that have not arrived yet.
-        arrivals.append(Arrival(*(Examples(ordered.images[a:b].clone(), ordered.labels[a:b].clone())
-                                  for a, b in ((start, middle), (middle, end)))))  # fmt: skip
-        start = end
+        positions = torch.from_numpy(part)
+        arrivals.append(Arrival(Selection(training, positions[:middle]), Selection(training, positions[middle:])))
     return arrivals
 
 

@@ -184,10 +184,9 @@ def train_stage(
             epochs are not counted. If None, all units are trained for all epochs.
         rates: learning rate of each update. If None, the optimizer's learning rate does not change.
     """
-    x_valid, y_valid_Un = validation.examples, loss.unit_labels(validation.labels)
-    best = [tensors.copy() for tensors in stack.tensors]
-    best_U: Tensor | None = None
-    stopping: _Stopping | None = None
+    y_valid_Un = loss.unit_labels(validation.labels)
+    x_valid = None if validation.is_large else validation.examples
+    best = _BestEpoch(stack, loss, len(y_valid_Un), patience)
     epoch = num_updates = num_examples = 0
     for epoch in range(1, epochs + 1):
         num_examples = 0
@@ -198,60 +197,79 @@ def train_stage(
             optimizer.step(stack.gradient.flat)
             num_updates += 1
             num_examples += x.shape[1]
-        logits_UnC = loss.unit_logits(stack.logits_of_many(x_valid))
-        # The epoch with the lowest score is selected. So the score must be a loss or an error rate, not an accuracy.
-        score_U = _cross_entropy(logits_UnC, y_valid_Un)
-        if select_by == "validation_accuracy":
-            # Give an epoch with NaN logits the score infinity, so that it is never selected. Without this, it could be
-            # selected, because the argmax of NaN logits is still some class, which may be correct by chance.
-            score_U = torch.where(score_U.isnan(), torch.inf, _error_rate(logits_UnC, y_valid_Un))
-        score_U = score_U.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        if x_valid is None:
+            logits_MnC = stack.logits_of_parts(validation.parts(stack.examples_at_once))
+        else:
+            logits_MnC = stack.logits_of_many(x_valid)
+        logits_UnC = loss.unit_logits(logits_MnC)
         if watcher:
             watcher.epoch(epoch, partial(_error_rate, logits_UnC, y_valid_Un))
-        if best_U is None:
-            best_U = torch.full_like(score_U, torch.inf)
-            stopping = _Stopping(patience, best_U) if patience else None
-        is_better_U = score_U < best_U
-        if stopping is not None:
-            is_better_U &= stopping.is_running_U
-            stopping.after_epoch(score_U)
-        if bool(is_better_U.any()):
-            best_U = torch.where(is_better_U, score_U, best_U)
-            is_better_M = loss.repeat_for_networks(is_better_U)
-            for kept, now in zip(best, stack.tensors, strict=True):
-                kept.copy_networks(now, is_better_M)
-        if stopping is not None and not bool(stopping.is_running_U.any()):
+        best.after_epoch(_score(logits_UnC, y_valid_Un, select_by))
+        if best.all_have_stopped:
             break
-    for kept, now in zip(best, stack.tensors, strict=True):
-        now.flat.copy_(kept.flat)
+    best.restore()
     stack.free_activations()
-    epochs_U = [epochs] * len(y_valid_Un) if stopping is None else stopping.epochs_U.tolist()
+    epochs_U = [epochs] * len(y_valid_Un) if patience is None else best.epochs_U.tolist()
     return TrainingCounts(epochs_U, num_updates // max(epoch, 1), num_examples, validation.num_examples)
 
 
-class _Stopping:
-    """Decides which units are still trained, and counts their epochs.
+def _score(logits_UnC: Tensor, y_Un: Tensor, select_by: SelectBy) -> Tensor:
+    """Return the score of each unit, [U]. The epoch with the lowest score is selected, so it is no accuracy."""
+    score_U = _cross_entropy(logits_UnC, y_Un)
+    if select_by == "validation_accuracy":
+        # Give an epoch with NaN logits the score infinity, so that it is never selected. Without this, it could be
+        # selected, because the argmax of NaN logits is still some class, which may be correct by chance.
+        score_U = torch.where(score_U.isnan(), torch.inf, _error_rate(logits_UnC, y_Un))
+    return score_U.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+class _BestEpoch:
+    """Keeps the parameters of the best epoch of each unit, and decides which units are still trained.
 
     Args:
-        patience: when the training of a unit ends.
-        like_U: tensor with one element per unit.
+        stack: the networks.
+        loss: the training loss, which defines the units.
+        num_units: number of units, U.
+        patience: when the training of a unit ends. If None, no unit ends early.
     """
 
-    def __init__(self, patience: Patience, like_U: Tensor):
-        self._patience, self._best_U = patience, like_U.clone()
-        self._waited_U = torch.zeros_like(like_U, dtype=torch.long)
+    def __init__(self, stack: Stack, loss: OwnLoss, num_units: int, patience: Patience | None):
+        self._stack, self._loss, self._patience = stack, loss, patience
+        self._kept = [tensors.copy() for tensors in stack.tensors]
+        self._best_U = torch.full((num_units,), torch.inf, device=stack.parameters.device)
+        self._improved_U = self._best_U.clone()
+        """The score of the last epoch that counts as an improvement."""
+        self._waited_U = torch.zeros_like(self._best_U, dtype=torch.long)
+        """Number of epochs since then."""
         self.epochs_U = self._waited_U.clone()
-        """Number of epochs that each unit was trained."""
-        self.is_running_U = torch.ones_like(self._waited_U, dtype=torch.bool)
-        """Whether each unit is still trained."""
+        """Number of epochs that each unit was trained. It is counted only if there is a patience."""
+        self._is_running_U = torch.ones_like(self._waited_U, dtype=torch.bool)
+
+    @property
+    def all_have_stopped(self) -> bool:
+        """Whether the training of all units has ended early."""
+        return self._patience is not None and not bool(self._is_running_U.any())
 
     def after_epoch(self, score_U: Tensor) -> None:
         """Take note of the scores after an epoch. The lowest score is the best."""
-        self.epochs_U += self.is_running_U
-        is_better_U = score_U < self._best_U - self._patience.delta
-        self._best_U = torch.where(is_better_U, score_U, self._best_U)
-        self._waited_U = torch.where(is_better_U, 0, self._waited_U + 1)
-        self.is_running_U &= self._waited_U < self._patience.epochs
+        is_better_U = score_U < self._best_U
+        if self._patience is not None:
+            is_better_U &= self._is_running_U
+            self.epochs_U += self._is_running_U
+            has_improved_U = score_U < self._improved_U - self._patience.delta
+            self._improved_U = torch.where(has_improved_U, score_U, self._improved_U)
+            self._waited_U = torch.where(has_improved_U, 0, self._waited_U + 1)
+            self._is_running_U &= self._waited_U < self._patience.epochs
+        if bool(is_better_U.any()):
+            self._best_U = torch.where(is_better_U, score_U, self._best_U)
+            is_better_M = self._loss.repeat_for_networks(is_better_U)
+            for kept, now in zip(self._kept, self._stack.tensors, strict=True):
+                kept.copy_networks(now, is_better_M)
+
+    def restore(self) -> None:
+        """Give each unit the parameters of its best epoch; if there is none, those from before the stage."""
+        for kept, now in zip(self._kept, self._stack.tensors, strict=True):
+            now.flat.copy_(kept.flat)
 
 
 def _cross_entropy_gradient(logits: Tensor, one_hot: Tensor) -> Tensor:

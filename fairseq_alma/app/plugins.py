@@ -1,10 +1,17 @@
-"""Plugins. A plugin is a Python module that the user adds with `plugin=MODULE`, for example to register a learner."""
+"""Plugins and functions of the user.
+
+A plugin is a Python module that the user adds with `plugin=MODULE`, for example to register a learner. Some settings
+name a function of the user, as MODULE:FUNCTION.
+"""
 
 import hashlib
 import importlib
+import inspect
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,6 +35,37 @@ def load_plugin(name: str) -> None:
         sys.path.pop(0)
 
 
+def load_function(setting: str, text: str) -> Callable[..., Any]:
+    """Return the function that a setting names, for example `dataset=my_module:load`. Its module is imported first.
+
+    The module is searched for in the current folder and in the installed packages.
+
+    Args:
+        setting: name of the setting, for error messages.
+        text: MODULE:FUNCTION.
+
+    Raises:
+        SettingError: if the text has another form, or if the module or the function is not found.
+    """
+    module, _, name = text.partition(":")
+    if not module or not name.isidentifier():
+        raise SettingError(
+            f"{setting}={text!r} must have the form MODULE:FUNCTION, for example {setting}=my_module:load"
+        )
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise SettingError(
+            f"{setting}={text}: {error}. Modules are searched for in the current folder and in the installed packages."
+        ) from error
+    finally:
+        sys.path.pop(0)
+    if not callable(function):
+        raise SettingError(f"{setting}={text}: the module {module} has no function {name}")
+    return function
+
+
 def plugin_digest(name: str) -> str:
     """Return a digest of the source code of a loaded plugin: the first 16 hexadecimal digits of its SHA-256 hash.
 
@@ -44,6 +82,24 @@ def plugin_digest(name: str) -> str:
         digest.update(f"{source.relative_to(path.parent)}\0".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def function_digest(setting: str, text: str) -> str:
+    """Return a digest of the source code of a function that a setting names.
+
+    It is the digest of the function's module (see `plugin_digest`). For a function of a notebook or of the script that
+    is running, it is the digest of the function alone. For an installed package, it is the empty string: the version of
+    the package takes its place.
+
+    For the arguments and errors, see `load_function`.
+    """
+    function, name = load_function(setting, text), text.partition(":")[0]
+    file = getattr(sys.modules[name], "__file__", None)
+    if name == "__main__" or file is None:
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
+    folders = [sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")]
+    is_installed = any(Path(file).is_relative_to(folder) for folder in folders)
+    return "" if is_installed else plugin_digest(name)
 
 
 def plugin_named_by(arguments: Sequence[str]) -> str | None:

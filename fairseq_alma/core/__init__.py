@@ -14,6 +14,7 @@ stack_record.py      read and write the run folders of runs with different seeds
 settings.py          base class of settings, which checks their values
 learner_settings.py  settings that only some learners have
 catalogue.py         list of all learners, with name, label and settings
+datasets.py          list of the image datasets that have a name, with their defaults
 """
 
 from fairseq_alma.core.ledger import (

@@ -30,9 +30,6 @@ from fairseq_alma.core.settings import Settings, defaults_of, describe, nearest_
 Half = Literal["vision", "language model"]
 """Name of one half of the project: "vision" (command `alma-vision`) or "language model" (command `alma-lm`)."""
 
-DEFAULT_MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100}
-"""Vision dataset -> default number of mega-batches, used if `mega_batches=` is not given."""
-
 FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages", "arrivals",
                "tensorboard"),

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_alma.core.catalogue import DEFAULT_MEGA_BATCHES, NOT_COMPARED, SEED_SETTINGS, Half, takes
+from fairseq_alma.core.catalogue import NOT_COMPARED, SEED_SETTINGS, Half, takes
+from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.report.labels import MAX_CHARACTERS, printable, sort_key
 from fairseq_alma.report.runs import Comparison, Run, RunGroup, hashable
 
@@ -176,7 +177,8 @@ def _stream_of(run: Run) -> Stream:
     if settings.get("arrivals"):
         num_mega_batches = settings.get("mega_batches")
         if not isinstance(num_mega_batches, int):
-            num_mega_batches = DEFAULT_MEGA_BATCHES.get(str(settings["dataset"]), -1)
+            entry = entry_of(str(settings["dataset"]))
+            num_mega_batches = (entry.mega_batches if entry else None) or -1
     split = hashable(settings.get("split")) if settings["dataset"] == "emnist" else None
     data = (hashable(settings["dataset"]), first_charged_arrival(settings))
     return Stream("vision", data, split, num_mega_batches or num_arrivals, num_arrivals)

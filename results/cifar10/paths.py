@@ -53,7 +53,7 @@ def data_of(dataset: Dataset, seeds: Sequence[int], device: torch.device) -> Sta
     """Return the data of the first stage for all given seeds."""
     parts = [partition(dataset.training, MEGA_BATCHES, 0.1, seed)[:WAIT] for seed in seeds]
     new = [MegaBatch(t, str(t), [part[t - 1] for part in parts]) for t in range(1, WAIT + 1)]
-    return Memory(Images(dataset.pixels, 3, 32), 10, len(seeds), device).stage_data(new, [], False)
+    return Memory(Images(dataset.pixels, dataset.image_shape), 10, len(seeds), device).stage_data(new, [], False)
 
 
 def generators_of(seeds: Sequence[int], purpose: str) -> list[torch.Generator]:
@@ -154,7 +154,7 @@ def main() -> None:
     device, seeds = torch.device(arguments.device), list(range(arguments.seeds))
     half = seeds[: arguments.half_seeds]
     dataset = load_dataset("cifar10", arguments.data_root)
-    inputs = Images(dataset.pixels, 3, 32)
+    inputs = Images(dataset.pixels, dataset.image_shape)
     x, y = inputs.to_input(inputs.to_storage(dataset.test.images.to(device))), dataset.test.labels.to(device)
     alone = [data_of(dataset, [seed], device) for seed in seeds]
     ways = {

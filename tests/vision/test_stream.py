@@ -1,5 +1,7 @@
 """The partition of a dataset into mega-batches: the same for every learner, given by the data seed alone."""
 
+from hashlib import sha256
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from fairseq_alma.core.errors import SettingError
 from tests.vision.tiny_runs import SMALL, VALIDATED_ON, small_run, taken
 from vision.datasets import Examples, load_dataset
+from vision.datasets import examples as examples_module
 from vision.learners import LEARNERS
 from vision.stream import partition, stacked_stream
 
@@ -65,6 +68,41 @@ def test_a_digest_depends_on_images_labels_and_the_validation_share():
     assert set(digests()).isdisjoint(digests(seed=1))
     assert set(digests()).isdisjoint(digests(share=0.5))
     assert len(set(digests()) - set(digests(other_label))) == 1  # that of the mega-batch with example 0
+
+
+def test_the_digests_are_those_of_earlier_versions(monkeypatch):
+    """Otherwise no run that was started with an earlier version could be continued. The values are from July 2026."""
+    arrivals = partition(load_dataset("digits", ".").training, 20, 0.1, seed=0)
+    assert arrivals[0].digest == "a8a2682a51f561920e03e88ee7bed5f44f13c5dace34e3cf9b286e313e557c32"
+    joined = "".join(arrival.digest for arrival in arrivals)
+    assert sha256(joined.encode()).hexdigest() == "22b02e99cf8defdc3e24ddf29cca06810e4dd55f9941a590514aea329b2e00c6"
+    monkeypatch.setattr(examples_module, "PART_BYTES", 64 * 10)  # images are read in parts of 10
+    assert "".join(arrival.digest for arrival in arrivals) == joined
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "num_mega_batches", "expected"),
+    [
+        ("mnist", "MNIST", 500, "0a3bb167a1e86ac5302042b67a8e72e89ea2147d16c46d047280e9b53e416bde"),
+        ("cifar10", "cifar-10-batches-py", 100, "16e18730b62e10bdfe61d82dc129756d2fe930b9823a0c47b5cbeba2063c2d3e"),
+    ],
+)
+def test_the_digests_of_real_data_are_those_of_earlier_versions(alma_data, name, folder, num_mega_batches, expected):
+    if not (alma_data / folder).is_dir():
+        pytest.skip(f"no {folder} in ALMA_DATA")
+    arrivals = partition(load_dataset(name, alma_data).training, num_mega_batches, 0.1, seed=0)
+    assert sha256("".join(arrival.digest for arrival in arrivals).encode()).hexdigest() == expected
+
+
+def test_the_images_of_a_mega_batch_are_copied_when_they_are_asked_for():
+    examples = numbered(12)
+    (arrival, _) = partition(examples, 2, 0.25, seed=0)
+    before = numbers(arrival.training)
+    arrival.training.images[:] = 99  # a copy, so this changes nothing
+    assert numbers(arrival.training) == before
+    examples.images[before[0]] = 77
+    assert numbers(arrival.training)[0] == 77
+    assert numbers(arrival.training[torch.tensor([2, 0])]) == [before[2], 77]
 
 
 def test_a_stream_of_two_seeds_has_two_arrivals_in_each_mega_batch():

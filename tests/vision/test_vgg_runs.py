@@ -145,7 +145,7 @@ def as_set(images):
 def test_firefly_ranks_on_the_plain_images_of_the_coming_stage(tmp_path, growths):
     small_run(tmp_path, "ff", seeds=1, candidates=3, validation_share=0.1)
     dataset = tiny_dataset()
-    inputs = Images(dataset.pixels, 3, 32)
+    inputs = Images(dataset.pixels, dataset.image_shape)
     own = as_set(inputs.to_input(inputs.to_storage(dataset.training.images)).movedim(-1, 1))  # without flips and crops
     first, second = growths
     assert len(as_set(first["images"])) == len(as_set(second["images"])) == 18  # of 20, two are to validate on

@@ -4,17 +4,15 @@ An architecture is registered by `register_backbone`, or is a function of the us
 `package.module:function`, for example `torchvision.models:resnet18`.
 """
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fairseq_alma.app.plugins import load_function
 from fairseq_alma.core.errors import SettingError
 
 ImageShape = tuple[int, int, int]
@@ -102,25 +100,12 @@ def find_architecture(name: str) -> Architecture:
     """
     if name in _ARCHITECTURES:
         return _ARCHITECTURES[name]
-    module, separator, function = name.partition(":")
-    if not separator:
+    if ":" not in name:
         raise SettingError(
             f"backbone={name!r} is not one of {', '.join(backbone_names())}. For a network of your own, give "
             f"backbone=package.module:function, or register it in a module that plugin= imports"
         )
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise SettingError(
-            f"backbone={name}: {error}. Give package.module:function. Modules are searched for in the current folder "
-            f"and in the installed packages"
-        ) from error
-    finally:
-        sys.path.pop(0)
-    if not callable(found):
-        raise SettingError(f"backbone={name} is a {type(found).__name__}, not a function that returns a torch module")
-    return Architecture(found)
+    return Architecture(load_function("backbone", name))
 
 
 def architecture_of(structure: Structure) -> Architecture:

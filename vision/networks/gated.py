@@ -1,7 +1,7 @@
 """The interface of stacks whose networks contain mixtures of experts. Such a network grows by splitting experts."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,22 +38,25 @@ class GatedStack(Stack):
         for gates in self.gates:
             gates.free_activations()
 
-    def logits_of_many(self, x: Tensor) -> Tensor:
-        """Return the logits of any number of examples, [M, n, C].
+    def logits_of_parts(self, parts: Iterable[Tensor]) -> Tensor:
+        """Return the logits of several parts of examples, [M, n, C]. Each part is one forward pass.
 
         Afterwards, `expert_weights` contains the weights for all these examples, [M, n, E] for each mixture.
 
         Args:
-            x: examples, [M, n, ...], or [G, n, ...] if the networks of a group read the same examples.
+            parts: examples as in `logits_of_many`.
         """
-        if x.shape[1] <= self.examples_at_once:
-            return self.logits(x)
-        logits, weights = [], []
-        for part in x.split(self.examples_at_once, dim=1):
-            logits.append(self.logits(part))
-            weights.append(self.expert_weights)
-        self.expert_weights = [torch.cat(parts, dim=1) for parts in zip(*weights, strict=True)]
-        return torch.cat(logits, dim=1)
+        weights: list[list[Tensor]] = []
+
+        def noted() -> Iterator[Tensor]:
+            for part in parts:
+                yield part
+                weights.append(self.expert_weights)
+
+        logits = super().logits_of_parts(noted())
+        if len(weights) > 1:
+            self.expert_weights = [torch.cat(of_mixture, dim=1) for of_mixture in zip(*weights, strict=True)]
+        return logits
 
     def split(self, experts: Sequence[Sequence[int]], generators: Sequence[torch.Generator]) -> "GatedStack":
         """Return a new stack in which one expert of each mixture is split in two. This stack is not modified.

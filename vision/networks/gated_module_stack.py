@@ -108,9 +108,6 @@ class GatedModuleStack(ModuleStack, GatedStack):
         self.expert_weights = [torch.stack(of_layer) for of_layer in zip(*weights, strict=True)]  # type: ignore[arg-type]
         return logits_MbC
 
-    def logits_of_many(self, x: Tensor) -> Tensor:
-        return GatedStack.logits_of_many(self, x)
-
     def _draw(self, num_examples: int) -> list[Tensor]:
         """Return the random numbers with which the hard gates choose branches, [M, b, nodes] for each mixture."""
         device, drawn = self.parameters.device, []

@@ -1,7 +1,7 @@
 """The interface of all stacks of networks. A stack is a set of M networks that are computed together."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -70,9 +70,17 @@ class Stack(ABC):
         Args:
             x: examples, [M, n, ...], or [G, n, ...] if the networks of a group read the same examples.
         """
-        if x.shape[1] <= self.examples_at_once:
-            return self.logits(x)
-        return torch.cat([self.logits(part) for part in x.split(self.examples_at_once, dim=1)], dim=1)
+        return self.logits_of_parts([x] if x.shape[1] <= self.examples_at_once else x.split(self.examples_at_once, 1))
+
+    def logits_of_parts(self, parts: Iterable[Tensor]) -> Tensor:
+        """Return the logits of several parts of examples, [M, n, C]. Each part is one forward pass.
+
+        Args:
+            parts: examples as in `logits_of_many`. The parts are read one after another, so that they need not all be
+                in memory.
+        """
+        logits = [self.logits(part) for part in parts]
+        return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
 
     @abstractmethod
     def logits(self, x: Tensor, training: bool = False) -> Tensor:

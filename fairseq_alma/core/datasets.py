@@ -1,0 +1,63 @@
+"""The catalogue of image datasets. It lists the defaults of each dataset that has a name.
+
+Settings, `--help` and reports read the catalogue, so this module imports neither torch nor numpy. The functions that
+load the datasets are in `vision.datasets`. A plugin adds its datasets with `vision.datasets.register_dataset`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq_alma.core.errors import SettingError
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """Catalogue entry of a dataset: its name, the function that loads it, and the defaults of its runs."""
+
+    name: str
+    """Name of the dataset, as given in `dataset=`."""
+    load: str | Callable[..., Any]
+    """The function that loads the dataset, load(data_root) -> vision.datasets.Dataset. For the datasets of this
+    project, it is a text MODULE:FUNCTION, so that the catalogue can be read without importing torch."""
+    mega_batches: int | None = None
+    """Default number of mega-batches, B. None: the user must give `mega_batches=`."""
+    backbone: str | None = None
+    """Default network, a value of the setting `backbone`. None: the user must give `backbone=`."""
+
+
+_ENTRIES: dict[str, DatasetEntry] = {}
+
+
+def add_dataset(entry: DatasetEntry) -> None:
+    """Add a dataset to the catalogue.
+
+    Raises:
+        SettingError: if the catalogue contains another dataset with the same name, or if the number of mega-batches
+            is invalid.
+    """
+    if entry.name in _ENTRIES and _ENTRIES[entry.name] != entry:
+        raise SettingError(f"the name {entry.name!r} belongs to another dataset: choose a different name")
+    if entry.mega_batches is not None and (type(entry.mega_batches) is not int or entry.mega_batches < 1):
+        raise SettingError(f"dataset {entry.name!r}: mega_batches={entry.mega_batches!r} must be an integer above 0")
+    _ENTRIES[entry.name] = entry
+
+
+def entry_of(dataset: str) -> DatasetEntry | None:
+    """Return the catalogue entry of a dataset; None if the catalogue does not contain it, for example for a folder."""
+    return _ENTRIES.get(dataset)
+
+
+def dataset_names() -> list[str]:
+    """Return the names of all datasets in the catalogue. The datasets of plugins come last."""
+    return list(_ENTRIES)
+
+
+for _entry in (
+    DatasetEntry("digits", "vision.datasets.known:digits", 20, "mlp"),
+    DatasetEntry("mnist", "vision.datasets.known:mnist", 500, "mlp"),
+    DatasetEntry("emnist", "vision.datasets.known:emnist", 500, "mlp"),
+    DatasetEntry("cifar10", "vision.datasets.cifar:cifar10", 100, "vgg"),
+    DatasetEntry("cifar100", "vision.datasets.cifar:cifar100", 100, "vgg"),
+):
+    add_dataset(_entry)

@@ -1,0 +1,219 @@
+"""Streams that drift: class after class, by a column, by folder, and with neighbours that overlap. On real digits."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_alma.core.errors import RunError, SettingError
+from tests.vision.pictures import write_classes
+from tests.vision.tiny_runs import small_run, small_settings
+from vision.datasets import load_dataset
+from vision.stream import partition
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits")
+
+
+def labels_of(arrivals) -> list[list[int]]:
+    """Return the labels of each mega-batch, training examples first."""
+    return [torch.cat([one.training.labels, one.validation.labels]).tolist() for one in arrivals]
+
+
+def sizes(arrivals) -> list[int]:
+    return [len(one.training) + len(one.validation) for one in arrivals]
+
+
+def images_of(arrivals) -> list[tuple]:
+    """Return all images of a stream, in order."""
+    parts = [part.images for one in arrivals for part in (one.training, one.validation)]
+    return [tuple(image) for image in torch.cat(parts).tolist()]
+
+
+def test_four_mega_batches_of_ten_classes_have_3_3_2_and_2_classes(digits):
+    arrivals = partition(digits, 4, 0.1, seed=0, order="classes")
+    assert [sorted(set(labels)) for labels in labels_of(arrivals)] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
+    counts = digits.training.labels.bincount().tolist()
+    assert sizes(arrivals) == [sum(counts[:3]), sum(counts[3:6]), sum(counts[6:8]), sum(counts[8:])]
+    for arrival, labels in zip(arrivals, labels_of(arrivals), strict=True):
+        assert len(arrival.validation) == int(0.1 * len(labels))
+        # Training and validation data are drawn at random within the mega-batch.
+        assert set(arrival.validation.labels.tolist()) == set(labels)
+        assert labels != sorted(labels)
+
+
+def test_more_mega_batches_than_classes_are_cut_from_the_sorted_examples(digits):
+    arrivals = partition(digits, 20, 0.1, seed=0, order="classes")
+    assert set(sizes(arrivals)) == {71, 72}
+    in_order = sorted(digits.training.labels.tolist())
+    ends = np.cumsum(sizes(arrivals))
+    for labels, end in zip(labels_of(arrivals), ends, strict=True):
+        assert sorted(labels) == in_order[end - len(labels) : end]
+
+
+@pytest.mark.parametrize("how", [{"order": "classes"}, {"order": "column:sum"}, {"order": "classes", "overlap": 0.4}])
+def test_every_example_arrives_once_and_seeds_differ_in_order_but_not_in_sizes(digits, how):
+    dataset = replace(digits, columns={"sum": digits.training.images.sum(1).numpy()})
+    order, overlap = how["order"], how.get("overlap", 0.0)
+    first, again, other = (partition(dataset, 6, 0.1, seed, order, overlap) for seed in (0, 0, 1))
+    expected = sorted(tuple(image) for image in digits.training.images.tolist())
+    assert sorted(images_of(first)) == sorted(images_of(other)) == expected
+    assert images_of(first) == images_of(again) != images_of(other)
+    assert sizes(first) == sizes(other)
+    assert [len(one.validation) for one in first] == [len(one.validation) for one in other]
+
+
+def test_a_column_of_numbers_or_texts_sorts_the_examples(digits):
+    brightness = digits.training.images.sum(1).numpy()
+    dates = np.array([f"20{value // 10:02d}-{value % 10}" for value in brightness])
+    dataset = replace(digits, columns={"brightness": brightness, "date": dates})
+    for name in ("brightness", "date"):
+        arrivals = partition(dataset, 5, 0.1, seed=0, order=f"column:{name}")
+        assert set(sizes(arrivals)) == {287, 288}
+        sums = [torch.cat([one.training.images, one.validation.images]).sum(1) for one in arrivals]
+        assert all(int(a.max()) <= int(b.min()) for a, b in itertools.pairwise(sums))
+
+
+def test_a_missing_column_is_refused_with_a_list_of_the_columns(digits):
+    dataset = replace(digits, columns={"day": np.zeros(1438), "place": np.full(1438, np.nan)})
+    with pytest.raises(SettingError, match=r"has no column 'date'; its columns are day, place\. Columns come from"):
+        partition(dataset, 5, 0.1, seed=0, order="column:date")
+    with pytest.raises(SettingError, match=r"order=column:place: the value of training example 0 is nan"):
+        partition(dataset, 5, 0.1, seed=0, order="column:place")
+    with pytest.raises(SettingError, match="order=folders needs a folder of images"):
+        partition(dataset, 5, 0.1, seed=0, order="folders")
+
+
+def test_a_group_of_classes_with_one_example_is_refused(digits):
+    labels = digits.training.labels.clone()
+    labels[labels == 9] = 8
+    labels[0] = 9
+    dataset = replace(digits, training=replace(digits.training, labels=labels))
+    with pytest.raises(SettingError, match="order=classes: mega-batch 10 has 1 training examples, but needs two"):
+        partition(dataset, 10, 0.1, seed=0, order="classes")
+
+
+def test_overlap_moves_examples_to_neighbours_by_at_most_that_much(digits):
+    """Position in a column that is the place in the stream: its distance to the new place is at most the noise."""
+    num, num_mega_batches = len(digits.training), 8
+    dataset = replace(digits, columns={"place": np.arange(num)})
+
+    def distances(overlap):
+        arrivals = partition(dataset, num_mega_batches, 0.1, 0, "column:place", overlap)
+        index = {tuple(image): i for i, image in enumerate(digits.training.images.tolist())}
+        places = [np.array([index[image] for image in images_of([one])]) for one in arrivals]
+        assert sizes(arrivals) == [180] * 6 + [179] * 2
+        return np.concatenate([places[t] // (num / num_mega_batches) - t for t in range(num_mega_batches)])
+
+    # Two pairs of digits have equal images, so a few indices may be off.
+    none, little, much = (np.abs(distances(overlap)) for overlap in (0.0, 0.25, 3.0))
+    assert (none > 0).mean() < 0.01
+    # Uniform noise of at most o < 1/2 moves a share of about o / 2 of the examples across an end of their mega-batch.
+    assert 0.08 < (little > 0).mean() < 0.16
+    assert (little > 1).mean() < 0.01
+    assert (much > 1).mean() > 0.3
+    assert (much > 7).sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message_part"),
+    [
+        ({"order": "class"}, "order='class' is not one of random, classes, column:NAME, folders"),
+        ({"order": "column:"}, "order='column:' is not one of"),
+        ({"order": "column:NAME"}, None),
+        ({"drift_overlap": 0.5}, "drift_overlap=0.5 has no effect with order=random"),
+        (
+            {"order": "classes", "drift_overlap": -1.0},
+            "drift_overlap=-1.0 must be a number of mega-batches, at least 0",
+        ),
+        ({"order": "classes", "drift_overlap": float("nan")}, "drift_overlap=nan must be"),
+        (
+            {"backbone": "mlp", "order": "folders", "mega_batches": None},
+            "order=folders needs a folder of images, but dataset='digits'",
+        ),
+        (
+            {"dataset": "mine.npz"},
+            "backbone= is missing: dataset=mine.npz has no default network. Give backbone=resnet20",
+        ),
+        (
+            {"dataset": "mine.npz", "backbone": "mlp", "mega_batches": None},
+            "mega_batches= is missing: dataset=mine.npz has no default",
+        ),
+        ({"transform": "mine"}, "transform='mine' must have the form MODULE:FUNCTION"),
+        ({"image_size": 0}, "image_size=0 must be an integer of at least 1"),
+    ],
+)
+def test_settings_are_checked_before_data_are_loaded(tmp_path, changes, message_part):
+    if message_part is None:
+        assert small_settings(tmp_path, **changes).to_json()["order"] == "column:NAME"
+        return
+    with pytest.raises(SettingError) as error:
+        small_settings(tmp_path, **changes)
+    assert message_part in str(error.value)
+
+
+# ---- A folder for each mega-batch.
+
+
+def write_years(root):
+    """Write two mega-batches of 3 + 3 and 2 + 4 images with the values 0, 1, ..., and a test set."""
+    first = write_classes(root / "train/2019", {"a": 3, "b": 3})
+    write_classes(root / "train/2020", {"a": 2, "b": 4}, first=first)
+    write_classes(root / "test", {"a": 2, "b": 2}, first=100)
+    return {
+        "dataset": str(root),
+        "data_root": str(root / "data"),
+        "backbone": "mlp",
+        "order": "folders",
+        "mega_batches": None,
+    }
+
+
+def test_with_order_folders_each_folder_of_train_is_a_mega_batch(tmp_path):
+    how = write_years(tmp_path)
+    dataset = load_dataset(how["dataset"], tmp_path / "data", order="folders")
+    arrivals = partition(dataset, 2, 0.2, seed=3, order="folders")
+    pixels = [[image[0] for image in images_of([one])] for one in arrivals]
+    assert [sorted(values) for values in pixels] == [list(range(6)), list(range(6, 12))]
+    assert pixels[0] != sorted(pixels[0])
+    assert sorted(labels_of(arrivals)[1]) == [0, 0, 1, 1, 1, 1]
+    blurred = partition(dataset, 2, 0.2, seed=3, order="folders", drift_overlap=1.0)
+    assert sizes(blurred) == [6, 6]
+    assert {image[0] for image in images_of(blurred[:1])} != set(range(6))
+
+
+def test_a_run_on_folders_is_continued_after_a_folder_was_added(tmp_path):
+    how = write_years(tmp_path)
+    (rows,) = small_run(tmp_path / "run", **how, epochs=2)
+    assert len(rows) == 3
+    write_classes(tmp_path / "train/2021", {"a": 3, "b": 1}, first=50)
+    (more,) = small_run(tmp_path / "run", **how, epochs=2)
+    assert (len(more), more[:3]) == (4, rows)
+    write_classes(tmp_path / "train/2019", {"c": 1}, first=60)
+    write_classes(tmp_path / "test", {"c": 1}, first=60)
+    with pytest.raises(RunError, match="mega-batch 1 differs"):
+        small_run(tmp_path / "run", **how, epochs=2)
+
+
+def test_another_number_of_mega_batches_than_folders_is_refused(tmp_path):
+    how = write_years(tmp_path)
+    with pytest.raises(SettingError, match=r"train contains 2 folders, but mega_batches=3: leave out mega_batches="):
+        small_run(tmp_path / "run", **{**how, "mega_batches": 3})
+    how = {**how, "dataset": str(tmp_path / "test")}
+    with pytest.raises(SettingError, match=r"order=folders: there are no folders in .*/test/train: put the images in"):
+        small_settings(tmp_path / "run", **how)
+
+
+def test_a_drifting_run_of_two_seeds_records_its_order(tmp_path):
+    how = {"order": "classes", "drift_overlap": 0.5, "seeds": 2, "epochs": 1}
+    together = small_run(tmp_path / "run", **how)
+    assert len(together) == 2
+    recorded = (tmp_path / "run/seed_0/settings.json").read_text()
+    assert '"order": "classes"' in recorded
+    assert '"drift_overlap": 0.5' in recorded
+    with pytest.raises(RunError, match="order"):
+        small_run(tmp_path / "run", **{**how, "order": "random", "drift_overlap": 0.0})

@@ -1,0 +1,36 @@
+"""Load datasets of labelled images, and normalise the pixels of images.
+
+loading.py               loads what `dataset=` names; `register_dataset` adds datasets of the user's own
+examples.py              labelled images, the normalisation of pixels, datasets
+checks.py                checks of datasets, with messages that say what is wrong
+arrays.py                datasets from arrays, and .npz files
+folders.py               folders of images with one folder per class
+image_cache.py           decodes image files once, into a file that is read like memory
+resizing.py              changes the size of images
+pictures.py              arrays of the images of libraries that give one image after another
+known.py                 digits, MNIST and EMNIST
+cifar.py                 CIFAR-10 and CIFAR-100
+downloading.py           downloads the files of MNIST, EMNIST and CIFAR
+torchvision_datasets.py  classes of torchvision
+hugging_face.py          datasets of the Hugging Face hub
+"""
+
+from fairseq_alma.core.datasets import DatasetEntry, entry_of
+from vision.datasets.arrays import dataset_from_arrays
+from vision.datasets.checks import check_dataset
+from vision.datasets.examples import Dataset, Examples, Pixels, Selection, measured_pixels
+from vision.datasets.loading import load_dataset, register_dataset
+
+__all__ = [
+    "Dataset",
+    "DatasetEntry",
+    "Examples",
+    "Pixels",
+    "Selection",
+    "check_dataset",
+    "dataset_from_arrays",
+    "entry_of",
+    "load_dataset",
+    "measured_pixels",
+    "register_dataset",
+]

@@ -1,0 +1,187 @@
+"""Labelled images, the normalisation of their pixels, and datasets."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_alma.core.errors import SettingError
+
+PART_BYTES = 64 * 2**20
+"""Number of bytes of images that are copied at once where all images of a dataset are read one part after another."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images and their classes. `examples[indices]` returns the examples at the positions in the tensor `indices`."""
+
+    images: Tensor
+    """Pixels, uint8 or float32 [n, channels * height * width], stored channel by channel, and row by row within a
+    channel. The memory of this tensor may be a file (see `vision.datasets.image_cache`), so the images of a large
+    dataset are read from disk when they are needed."""
+    labels: Tensor
+    """Class indices, int64 [n]."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, which: Tensor) -> "Examples":
+        return Examples(self.images.index_select(0, which), self.labels.index_select(0, which))
+
+    @property
+    def at_once(self) -> int:
+        """Number of examples whose images have about PART_BYTES bytes, at least one."""
+        return examples_at_once(self.images)
+
+
+class Selection:
+    """Some examples of a dataset. Their images are copied each time they are asked for, and not before.
+
+    So the mega-batches of a stream need no memory of their own. A selection gives access to its own examples only: a
+    learner that gets the selection of a mega-batch cannot read mega-batches that have not arrived.
+
+    Args:
+        source: all examples.
+        positions: positions of the selected examples in `source`, int64 [n].
+    """
+
+    def __init__(self, source: Examples, positions: Tensor):
+        self._source, self._positions = source, positions
+
+    @staticmethod
+    def join(parts: "Sequence[Examples | Selection]") -> "Selection | None":
+        """Return some selections of one source as one selection; None if they do not have the same source."""
+        first = parts[0] if parts else None
+        if not isinstance(first, Selection):
+            return None
+        same = [part for part in parts if isinstance(part, Selection) and part._source is first._source]
+        if len(same) < len(parts):
+            return None
+        return Selection(first._source, torch.cat([part._positions for part in same]))
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, which: Tensor) -> Examples:
+        return self._source[self._positions[which]]
+
+    @property
+    def images(self) -> Tensor:
+        """A copy of the images, uint8 or float32 [n, channels * height * width]."""
+        return self._source.images.index_select(0, self._positions)
+
+    @property
+    def labels(self) -> Tensor:
+        """A copy of the class indices, int64 [n]."""
+        return self._source.labels.index_select(0, self._positions)
+
+    @property
+    def at_once(self) -> int:
+        """Number of examples whose images have about PART_BYTES bytes, at least one."""
+        return self._source.at_once
+
+
+def examples_at_once(images: Tensor) -> int:
+    """Return the number of images that have about PART_BYTES bytes, at least one, for images [n, ...]."""
+    return max(1, PART_BYTES // max(1, images[:1].nbytes))
+
+
+def image_parts(images: Tensor) -> Iterator[Tensor]:
+    """Yield the images [n, ...] in parts of about PART_BYTES bytes, in order."""
+    yield from images.split(examples_at_once(images))
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Normalises pixel values: divides them by `largest`, subtracts `mean`, and divides by `deviation`.
+
+    Raises:
+        SettingError: if `mean` and `deviation` have different numbers of channels.
+    """
+
+    largest: float
+    """The largest possible pixel value of the dataset, for example 255; 1 for images that are stored as floats."""
+    mean: float | tuple[float, ...]
+    """Mean of the pixel values after division by `largest`: one number for all channels, or one number per channel."""
+    deviation: float | tuple[float, ...]
+    """Standard deviation of the pixel values after division by `largest`: one number for all channels, or a tuple with
+    one number per channel."""
+
+    def __post_init__(self):
+        if len(_by_channel(self.mean)) != len(_by_channel(self.deviation)):
+            raise SettingError(f"mean={self.mean} and deviation={self.deviation} must have the same number of channels")
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Return images as normalised floats of the same shape.
+
+        Args:
+            images: pixels, uint8 or float32 [..., channels * height * width].
+        """
+        # Copy floats too, because the next lines change the numbers in place.
+        x = images.to(torch.float32, copy=True).div_(self.largest)
+        means, deviations = _by_channel(self.mean), _by_channel(self.deviation)
+        # Normalise channel by channel, in place and with Python numbers, so that no second tensor of the size of x is
+        # allocated.
+        channels = x.unflatten(-1, (len(means), -1)).unbind(-2)
+        for channel, mean, deviation in zip(channels, means, deviations, strict=True):
+            channel.sub_(mean).div_(deviation)
+        return x
+
+
+def _by_channel(value: float | tuple[float, ...]) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def measured_pixels(images: Tensor, num_channels: int, at_most: int = 10_000) -> Pixels:
+    """Return the normalisation of training images: mean and standard deviation of each channel.
+
+    They are computed from at most 10,000 of the images, which are drawn with a fixed seed. So all runs of a dataset
+    have the same normalisation, whatever their seeds are. The images are drawn from the whole training set, including
+    the mega-batches that arrive later, as are the published numbers for MNIST and CIFAR. A channel in which all pixels
+    are equal gets the standard deviation 1.
+
+    Args:
+        images: all training images, uint8 or float32 [n, num_channels * height * width].
+        num_channels: number of channels.
+        at_most: number of images to draw. If there are fewer, all of them are used.
+    """
+    drawn = np.sort(np.random.RandomState(0).permutation(len(images))[:at_most])
+    largest = 1.0 if images.is_floating_point() else 255.0
+    count = 0
+    total, squares = torch.zeros(2, num_channels, dtype=torch.float64)
+    for which in torch.from_numpy(drawn).split(examples_at_once(images)):
+        pixels = images.index_select(0, which).double().div_(largest).unflatten(1, (num_channels, -1))
+        count += pixels.shape[0] * pixels.shape[2]
+        total += pixels.sum((0, 2))
+        squares += pixels.square().sum((0, 2))
+    mean = total / count
+    deviation = (squares / count - mean.square()).clamp_min(0).sqrt()
+    # A deviation that is only a rounding error would turn a constant channel into large numbers.
+    deviation = torch.where(deviation > 1e-6 * mean.abs().clamp_min(1e-6), deviation, 1.0)
+    return Pixels(largest, tuple(mean.tolist()), tuple(deviation.tolist()))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training set and a test set of labelled images."""
+
+    name: str
+    """Name of the dataset, as given in `dataset=`, for example "mnist"."""
+    image_shape: tuple[int, int, int]
+    """Shape of an image, (channels, height, width)."""
+    num_classes: int
+    """Number of classes, C."""
+    pixels: Pixels
+    """The normalisation of the pixels of this dataset."""
+    training: Examples
+    """The training set. It is cut into the mega-batches of the stream."""
+    test: Examples
+    """The test set. Only the evaluator reads it."""
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Further values of each training example, such as a date, by name: numbers or texts, [n]. With `order=column:NAME`
+    the examples arrive in the order of these values."""
+    folder_of_example: np.ndarray | None = None
+    """Index of the mega-batch of each training example, counted from 0, int64 [n], for `order=folders`. None: the
+    dataset does not say which examples arrive together."""

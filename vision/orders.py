@@ -1,0 +1,114 @@
+"""Which training examples arrive together: at random, class after class, by a column, or by folder."""
+
+import numpy as np
+
+from fairseq_alma.core.errors import SettingError
+from vision.datasets import Dataset, Examples
+
+
+def positions_of_mega_batches(
+    examples: Examples | Dataset, num_mega_batches: int, seed: int, order: str, drift_overlap: float = 0.0
+) -> list[np.ndarray]:
+    """Return, for each mega-batch, the positions of its examples in the training set, int64 [n], in random order.
+
+    random       the examples are shuffled and cut into B parts of equal size
+    classes      if there are at least B classes, they are cut into B groups of about equal numbers of classes, in the
+                 order of the classes, and a mega-batch contains all examples of its group; otherwise the examples are
+                 sorted by class and cut into B parts of equal size
+    column:NAME  the examples are sorted by a column of the dataset and cut into B parts of equal size
+    folders      the mega-batches are the folders of the dataset
+
+    Sizes that are called equal differ by at most one example. Examples with equal classes or values are in random order
+    before they are cut. The sizes do not depend on the seed, so several seeds can be trained together.
+
+    Args:
+        examples: the dataset. Its training set is enough for the orders `random` and `classes`.
+        num_mega_batches: number of mega-batches, B.
+        seed: random seed.
+        order: the setting `order`, one of the above.
+        drift_overlap: for all orders but `random`, how far examples move at random, in mega-batches. The position of
+            an example in the stream, a number between 0 and B, gets uniform noise between -drift_overlap and
+            drift_overlap. Then the examples are sorted by these numbers, and cut into mega-batches of the same sizes.
+
+    Raises:
+        SettingError: if the dataset does not have the column, or has other folders than B.
+    """
+    training = examples.training if isinstance(examples, Dataset) else examples
+    random = np.random.RandomState(seed)
+    shuffled = random.permutation(len(training))
+    if order == "random":
+        return np.array_split(shuffled, num_mega_batches)
+    keys, sizes = _keys_and_sizes(examples, num_mega_batches, order)
+    if order == "folders" and not drift_overlap:
+        # The order must not depend on the number of all examples, so that a run can be continued with more folders.
+        shuffled = np.arange(len(training))
+    ordered = shuffled[np.argsort(keys[shuffled], kind="stable")]
+    ends = np.cumsum(sizes)
+    if drift_overlap:
+        # The position of example i of the n examples of mega-batch t is t + (i + 1/2) / n, with t counted from 0.
+        number = np.repeat(np.arange(len(sizes)), sizes)
+        place = number + (np.arange(len(ordered)) - (ends - sizes)[number] + 0.5) / np.asarray(sizes)[number]
+        place += random.uniform(-drift_overlap, drift_overlap, len(ordered))
+        ordered = ordered[np.argsort(place, kind="stable")]
+    parts = np.split(ordered, ends[:-1])
+    return [part[np.random.RandomState([seed, t]).permutation(len(part))] for t, part in enumerate(parts, start=1)]
+
+
+def _keys_and_sizes(examples: Examples | Dataset, num_mega_batches: int, order: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values by which the training examples are sorted, [n], and the sizes of the mega-batches, [B]."""
+    training = examples.training if isinstance(examples, Dataset) else examples
+    num_examples = len(training)
+    equal = np.array([len(part) for part in np.array_split(np.arange(num_examples), num_mega_batches)])
+    if order == "classes":
+        labels = training.labels.numpy()
+        num_classes = examples.num_classes if isinstance(examples, Dataset) else int(labels.max()) + 1
+        if num_mega_batches > num_classes:
+            return labels, equal
+        group_sizes = [len(group) for group in np.array_split(np.arange(num_classes), num_mega_batches)]
+        group_of_class = np.repeat(np.arange(num_mega_batches), group_sizes)
+        groups = group_of_class[labels]
+        return groups, np.bincount(groups, minlength=num_mega_batches)
+    if not isinstance(examples, Dataset):
+        raise SettingError(f"order={order} needs a Dataset, not only its training set")
+    if order == "folders":
+        return _folders(examples, num_mega_batches)
+    return _column(examples, order.removeprefix("column:")), equal
+
+
+def _folders(dataset: Dataset, num_mega_batches: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of the folder of each training example, and the number of examples in each folder."""
+    folders = dataset.folder_of_example
+    if folders is None:
+        raise SettingError(
+            f"order=folders needs a folder of images with train/MEGA_BATCH/CLASS/IMAGE, but dataset={dataset.name} "
+            f"has no such folders: give another order="
+        )
+    sizes = np.bincount(folders)
+    if len(sizes) != num_mega_batches:
+        raise SettingError(
+            f"order=folders: {dataset.name}/train contains {len(sizes)} folders, but mega_batches={num_mega_batches}: "
+            f"leave out mega_batches="
+        )
+    return folders, sizes
+
+
+def _column(dataset: Dataset, name: str) -> np.ndarray:
+    """Return the values of a column of the dataset.
+
+    Raises:
+        SettingError: if the dataset has no such column, or if a value is NaN, which cannot be sorted.
+    """
+    if name not in dataset.columns:
+        raise SettingError(
+            f"order=column:{name}: dataset={dataset.name} has no column {name!r}; its columns are "
+            f"{', '.join(dataset.columns) or 'none'}. Columns come from other arrays in a .npz file, from columns.csv "
+            f"in a folder of images, from Hugging Face, or from Dataset.columns"
+        )
+    values = np.asarray(dataset.columns[name])
+    is_nan = values != values
+    if is_nan.any():
+        raise SettingError(
+            f"order=column:{name}: the value of training example {int(is_nan.argmax())} is {values[is_nan][0]}, which "
+            f"cannot be sorted: give each example a value"
+        )
+    return values

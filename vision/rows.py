@@ -1,0 +1,151 @@
+"""Tables of examples, with one row per example: small ones on the device, large ones that stay in the dataset.
+
+Shapes: S seeds, n examples, b examples per batch, C classes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vision.datasets import Examples, Selection
+from vision.inputs import Inputs
+
+LARGE_BYTES = 2 * 2**30
+"""Number of bytes of stored examples above which they stay in the dataset and are copied batch by batch."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table of training or validation examples, with one row per example.
+
+    If several seeds are trained together, the table contains the examples of all S seeds. The rows of the first seed
+    come first, then the rows of the second seed, and so on. Each seed has the same number of rows. The last rows of
+    each seed may be unused, because memory is allocated in advance.
+    """
+
+    x: Tensor
+    """The examples in the format in which they are stored on the device (see `Inputs.to_storage`), [rows, ...]. Empty
+    in `LargeRows`: use `batch` or `parts`, which work for both."""
+    y: Tensor
+    """The class index of the example in each row, [rows]."""
+    one_hot: Tensor
+    """The class of the example in each row, as a one-hot vector, float [rows, C]. Empty in `LargeRows`."""
+    num_seeds: int
+    """Number of seeds, S."""
+    num_examples: int
+    """Number of examples of each seed, n. Rows that are allocated but still unused are not counted."""
+    inputs: Inputs = field(default_factory=Inputs)
+    """The object that turns stored examples into network inputs."""
+
+    @property
+    def rows_per_seed(self) -> int:
+        """Number of rows of each seed, including rows that are allocated but still unused."""
+        return len(self.y) // self.num_seeds
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the examples as network inputs should not be one tensor, so that `parts` must be used."""
+        return False
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which network inputs are computed."""
+        return self.y.device
+
+    @property
+    def labels(self) -> Tensor:
+        """The class index of each example, [S, n]."""
+        return self.y.view(self.num_seeds, -1)[:, : self.num_examples].to(self.device)
+
+    @property
+    def examples(self) -> Tensor:
+        """The examples as network inputs for evaluation, [S, n, ...], as one tensor. For large tables, use `parts`."""
+        return self._inputs_of(0, self.num_examples)
+
+    def parts(self, at_once: int) -> Iterator[Tensor]:
+        """Yield the examples as network inputs for evaluation, in parts [S, at_once, ...]; the last may be smaller.
+
+        Args:
+            at_once: number of examples of each seed in a part, at least 1.
+        """
+        for start in range(0, self.num_examples, at_once):
+            yield self._inputs_of(start, min(start + at_once, self.num_examples))
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the examples in some rows as they are stored, [b, ...], and their classes as one-hot vectors, [b, C].
+
+        Args:
+            rows: numbers of the rows, int64 [b], on the device of `y`.
+        """
+        return self.x.index_select(0, rows), self.one_hot.index_select(0, rows)
+
+    def _inputs_of(self, start: int, end: int) -> Tensor:
+        """Return the examples from `start` to `end` of each seed as network inputs, [S, end - start, ...]."""
+        return self.inputs.to_input(self.x.view(self.num_seeds, -1, *self.x.shape[1:])[:, start:end])
+
+
+@dataclass(frozen=True)
+class LargeRows(Rows):
+    """A table whose examples stay in the dataset, and are copied to the device when they are needed.
+
+    The dataset may be a file that is larger than memory. The batches are the same as those of `Rows`, but it takes
+    longer to make them. `y` is not on the device, but in main memory.
+    """
+
+    selection: Selection = field(kw_only=True)
+    """The examples of all seeds, [S * n], in the order of the rows."""
+    target: torch.device = field(kw_only=True)
+    """The device on which network inputs are computed."""
+
+    @classmethod
+    def of(
+        cls, selection: Selection, num_classes: int, num_seeds: int, inputs: Inputs, device: torch.device
+    ) -> "LargeRows":
+        """Return the table of a selection that contains the examples of all seeds, those of the first seed first."""
+        y, empty = selection.labels, torch.empty(0)
+        num_examples = len(y) // num_seeds
+        one_hot = torch.empty(0, num_classes)
+        return cls(empty, y, one_hot, num_seeds, num_examples, inputs, selection=selection, target=device)
+
+    @property
+    def is_large(self) -> bool:
+        return True
+
+    @property
+    def device(self) -> torch.device:
+        return self.target
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        examples = self.selection[rows]
+        x = self.inputs.to_storage(examples.images.to(self.target))
+        labels = examples.labels.to(self.target)
+        return x, torch.nn.functional.one_hot(labels, self.one_hot.shape[1]).float()
+
+    def _inputs_of(self, start: int, end: int) -> Tensor:
+        first_rows = torch.arange(self.num_seeds)[:, None] * self.num_examples
+        rows = (first_rows + torch.arange(start, end)).flatten()
+        x = self.inputs.to_storage(self.selection[rows].images.to(self.target))
+        return self.inputs.to_input(x.view(self.num_seeds, end - start, *x.shape[1:]))
+
+
+def rows_of(
+    examples: Examples, num_classes: int, inputs: Inputs, device: torch.device, large_bytes: int = LARGE_BYTES
+) -> Rows:
+    """Return a table of examples that all seeds share, for example of a test set. The table has one seed, S = 1.
+
+    Args:
+        examples: the examples.
+        num_classes: number of classes, C.
+        inputs: converts images to their storage format and to network inputs.
+        device: device on which the examples are stored.
+        large_bytes: number of bytes of all stored examples above which they stay in `examples` (see `LargeRows`).
+    """
+    bytes_of_one = inputs.to_storage(examples.images[:1]).nbytes
+    if bytes_of_one * len(examples) > large_bytes:
+        selection = Selection(examples, torch.arange(len(examples)))
+        return LargeRows.of(selection, num_classes, 1, inputs, device)
+    y = examples.labels.to(device)
+    one_hot = torch.nn.functional.one_hot(y, num_classes).float()
+    return Rows(inputs.to_storage(examples.images.to(device)), y, one_hot, 1, len(examples), inputs)
