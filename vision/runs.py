@@ -21,6 +21,7 @@ from vision.batches import Memory
 from vision.datasets import Dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
+from vision.held_out import HeldOutEvaluator
 from vision.learners import LEARNERS
 from vision.process import process_settings
 from vision.settings import VisionSettings
@@ -89,7 +90,9 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)
         stages = [folder / "stages" for folder in folders]
         evaluate = ErrorRateEvaluator(dataset, inputs, device, stages, num_stages, settings.routing_examples)
-        return run_stream(stacked_stream(streams), learner, evaluate, settings.stream_settings(), StackRecord(records))
+        held_out = HeldOutEvaluator(streams, inputs, device)
+        stream, record = stacked_stream(streams), StackRecord(records)
+        return run_stream(stream, learner, evaluate, settings.stream_settings(), record, held_out.prequential)
 
 
 def _settings_to_record(settings: VisionSettings) -> dict[str, Any]:
