@@ -1,7 +1,7 @@
 """Compute the scores of a learner on the test set. No other module uses the test set.
 
 If the networks of the learner contain mixtures of experts, also write routing.npz. This file says which experts the
-first mixture of a network chooses for test images.
+first mixture of a network chooses for test images. If the run has an error matrix, also write errors.jsonl.
 """
 
 from pathlib import Path
@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_alma.core.error_matrix import ErrorFile
 from fairseq_alma.core.files import written_aside
 from fairseq_alma.core.ledger import Scores
 from vision.datasets import Dataset
+from vision.held_out import HeldOutEvaluator, error_by_class
 from vision.inputs import Inputs
 from vision.learners import VisionLearner
 from vision.networks import GatedStack
@@ -36,6 +38,7 @@ class ErrorRateEvaluator:
         num_stages: number of stages of the complete run. A routing.npz is written after the last stage, even if the
             number of experts is the same as in the file before.
         routing_examples: number of test images in each routing.npz. If it is 0, no routing.npz is ever written.
+        held_out: scores learners on the mega-batches, for the error matrix. If it is None, there is no error matrix.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class ErrorRateEvaluator:
         stages: list[Path],
         num_stages: int,
         routing_examples: int,
+        held_out: HeldOutEvaluator | None = None,
     ):
         self._images, self._image_shape = dataset.test.images, dataset.image_shape
         stored_1n = inputs.to_storage(dataset.test.images.to(device))[None]
@@ -53,6 +57,9 @@ class ErrorRateEvaluator:
         self._routed_1n = inputs.to_input(stored_1n[:, :routing_examples])
         self._y_1n = dataset.test.labels.to(device)[None]
         self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
+        self._held_out = held_out
+        self._error_files = [ErrorFile(folder.parent) for folder in stages] if held_out else []
+        self._num_classes, self._class_names = dataset.num_classes, getattr(dataset, "class_names", None)
         self._num_experts_written: int | None = None
         """Number of experts in the newest routing.npz. None until the first call of `_write_routing` sets it."""
 
@@ -64,6 +71,11 @@ class ErrorRateEvaluator:
         costs = [(len(stack) // num_seeds, stack.num_params, stack.flops.prediction) for _, stack in members]
         if isinstance(newest := members[-1][1], GatedStack):
             self._write_routing(newest, learner.stage_index, len(newest) // num_seeds)
+        if self._held_out is not None:
+            by_mega_batch = self._held_out.error_by_mega_batch(learner)
+            by_class = error_by_class(total, self._y_1n, self._num_classes)
+            for file, of_mega_batches, of_classes in zip(self._error_files, by_mega_batch, by_class, strict=True):
+                file.add(learner.stage_index, of_mega_batches, of_classes, self._class_names)
         scores = []
         for number, error_rate in enumerate(total.error_rate(self._y_1n)):
             validation_loss, validation_error_rate = learner.validation[number] or (None, None)

@@ -203,6 +203,10 @@ class VisionSettings(RunSettings):
     routing_examples: NonNegative = 2000
     """Mixtures: number of test images in routing.npz, a file that says which experts each image uses. With
     0, this file is not written."""
+    error_matrix: bool | None = None
+    """Whether to write RUN/errors.jsonl, the error rate on the validation data of each mega-batch and on the test
+    images of each class, after each stage. Forgetting and transfer are computed from it. It costs a pass over the
+    validation data of all mega-batches after each stage. By default true if the stream drifts, otherwise false."""
     preset: str = "paper"
     """Name of the preset: a YAML file of settings."""
     plugin: str | None = None
@@ -243,6 +247,13 @@ class VisionSettings(RunSettings):
     def num_arrivals(self) -> int:
         """Number of mega-batches that arrive in this run. It is at most B."""
         return self.arrivals or self.num_mega_batches
+
+    @property
+    def has_error_matrix(self) -> bool:
+        """Whether the run writes errors.jsonl."""
+        if self.error_matrix is None:
+            return getattr(self, "order", "random") != "random"
+        return self.error_matrix
 
     @property
     def num_layers(self) -> int:

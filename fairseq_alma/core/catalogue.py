@@ -35,7 +35,7 @@ DEFAULT_MEGA_BATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 10
 
 FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages", "arrivals",
-               "tensorboard"),
+               "tensorboard", "error_matrix"),
     "language model": ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard",
                        "checkpoint_minutes", "untrained_tokens", "fork", "expert_parallel"),
 }  # fmt: skip

@@ -35,7 +35,8 @@ class ErrorMatrix:
     by_mega_batch: list[list[float]]
     """[arrivals + 1][mega-batches], where entry j - 1 of a row is the error rate on mega-batch j.
 
-    NaN for mega-batches that were added to the run after the row was written."""
+    NaN where the error rate was not measured: for mega-batches that were added to the run after the stage of the row,
+    and for all mega-batches of a stage that was trained while the matrix was switched off."""
     by_class: list[list[float]]
     """[arrivals + 1][classes], on the test set; NaN for a class without test examples."""
     class_names: list[str] | None
@@ -53,6 +54,8 @@ class ErrorFile:
 
     def __init__(self, folder: Path):
         self._lines = JsonLines(folder / FILE, durable=False)
+        self._is_checked = False
+        """Whether the file contains no lines of a killed process for the stages that this object writes."""
 
     def add(
         self,
@@ -73,15 +76,20 @@ class ErrorFile:
             "by_class": [None if rate is None else round(rate, DIGITS) for rate in by_class],
             **names,
         }
-        before = self._lines.values() if self._lines.path.exists() else []
-        kept = [one for one in before if one.get("stage", stage) < stage]
+        if not self._is_checked:
+            self._remove_from(stage)
+            self._is_checked = True
+        self._lines.append(line)
+
+    def _remove_from(self, stage: int) -> None:
+        """Remove the lines of this stage and of later ones."""
+        before = self._lines.values()
+        kept = [line for line in before if line.get("stage", stage) < stage]
         if len(kept) < len(before):
             with written_aside(self._lines.path, durable=False) as temporary:
                 temporary.touch()
-                file = JsonLines(temporary, durable=False)
-                for one in kept:
-                    file.append(one)
-        self._lines.append(line)
+                for line in kept:
+                    JsonLines(temporary, durable=False).append(line)
 
 
 def read_errors(folder: Path, stages: Sequence[int]) -> ErrorMatrix | None:
@@ -92,39 +100,44 @@ def read_errors(folder: Path, stages: Sequence[int]) -> ErrorMatrix | None:
         stages: for each row of the ledger, the index of the last finished stage (`LedgerRow.stage`).
 
     Raises:
-        RunError: if errors.jsonl is damaged, or if the line of a stage is missing.
+        RunError: if errors.jsonl is damaged.
     """
     path = folder / FILE
     if not path.exists():
         return None
     lines = {line.get("stage"): line for line in JsonLines(path).values()}
-    missing = [stage for stage in stages if stage not in lines]
-    if missing:
-        raise RunError(f"{path} has no line for stage {missing[0]}: remove the file, or restore it")
-    num_mega_batches = max(len(lines[stage]["by_mega_batch"]) for stage in stages)
-    rows = [_row(path, lines[stage], "by_mega_batch") for stage in stages]
+    by_mega_batch = [_row(path, lines.get(stage), "by_mega_batch") for stage in stages]
+    by_class = [_row(path, lines.get(stage), "by_class") for stage in stages]
     trained_at: list[int] = []
     for t, stage in enumerate(stages):
         if t and stage != stages[t - 1]:
             trained_at += [t] * (t - len(trained_at))
     return ErrorMatrix(
-        by_mega_batch=[row + [math.nan] * (num_mega_batches - len(row)) for row in rows],
-        by_class=[_row(path, lines[stage], "by_class") for stage in stages],
-        class_names=lines[0].get("class_names") if 0 in lines else None,
+        by_mega_batch=_padded(by_mega_batch),
+        by_class=_padded(by_class),
+        class_names=lines.get(0, {}).get("class_names"),
         trained_at=trained_at,
     )
 
 
-def _row(path: Path, line: dict[str, Any], key: str) -> list[float]:
-    """Return the error rates in a line, with NaN for null.
+def _row(path: Path, line: dict[str, Any] | None, key: str) -> list[float]:
+    """Return the error rates in a line, with NaN for null. Return an empty list if there is no line.
 
     Raises:
         RunError: if a value is not a number.
     """
+    if line is None:
+        return []
     values = line.get(key)
     if not isinstance(values, list) or not set(map(type, values)) <= {int, float, type(None)}:
         raise RunError(f"{path}, stage {line['stage']}: {key} is not a list of numbers: restore the file")
     return [math.nan if value is None else float(value) for value in values]
+
+
+def _padded(rows: list[list[float]]) -> list[list[float]]:
+    """Return the rows with NaN at the end of the shorter ones, so that all are equally long."""
+    length = max(map(len, rows), default=0)
+    return [row + [math.nan] * (length - len(row)) for row in rows]
 
 
 def transfer_metrics(matrix: ErrorMatrix) -> dict[str, float]:
@@ -138,15 +151,20 @@ def transfer_metrics(matrix: ErrorMatrix) -> dict[str, float]:
     backward_transfer   a(T, j) - a(s(j), j); mega-batches of all stages but the last (Lopez-Paz and Ranzato 2017)
     forward_transfer    a(s(j) - 1, j) - a(0, j); mega-batches of all stages but the first (Lopez-Paz and Ranzato 2017)
 
-    A mega-batch is left out of a metric if one of its values is unknown, because it was added to the run later. A
-    metric without any mega-batch is left out of the result. This is the case if the run has only one stage.
+    A mega-batch is left out of a metric if one of its values was not measured (see `ErrorMatrix`). A metric without any
+    mega-batch is left out of the result. This is the case if the run has only one stage.
+
+    Only the maximum is the one of Chaudhry et al. Avalanche's metric of forgetting has a(s(j), j) in its place, which
+    is the backward transfer with the opposite sign.
     """
     accuracy = [[1 - rate for rate in row] for row in matrix.by_mega_batch]
     last = len(accuracy) - 1
     differences: dict[str, list[float]] = {name: [] for name in TRANSFER_METRICS}
     for j, s in enumerate(matrix.trained_at):
         if s < matrix.trained_at[-1]:
-            differences["forgetting"].append(max(accuracy[t][j] for t in range(s, last)) - accuracy[last][j])
+            before = [accuracy[t][j] for t in range(s, last)]
+            best = math.nan if any(map(math.isnan, before)) else max(before)
+            differences["forgetting"].append(best - accuracy[last][j])
             differences["backward_transfer"].append(accuracy[last][j] - accuracy[s][j])
         if s > matrix.trained_at[0]:
             differences["forward_transfer"].append(accuracy[s - 1][j] - accuracy[0][j])

@@ -8,6 +8,7 @@ RUN/ledger.jsonl        one row per arrival
 RUN/summary.json        metrics of the run
 RUN/arrivals.json       digest of each mega-batch
 RUN/decisions.jsonl     for each arrival, whether a stage was trained, and the prequential score
+RUN/errors.jsonl        if error_matrix=true: error rate on each mega-batch and each class, for each stage
 RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
 
 A done mark is a file with the result of a finished step: grow.done.json, train.done.json or evaluate.done.json.
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.arrivals import Arrivals, Decision
+from fairseq_alma.core.error_matrix import read_errors, transfer_metrics
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import holder_of
@@ -235,6 +237,10 @@ class RunRecord:
             self._summary_written = now
             seconds = self._seconds_before + time.monotonic() - self._started
             summary = summarize(self._rows, self._cer_from)
+            # The metrics compare the last arrival with earlier ones, so they exist only when the run is finished.
+            errors = read_errors(self.folder, [one.stage for one in self._rows]) if is_last else None
+            if errors is not None:
+                summary |= transfer_metrics(errors)
             write_json(self.folder / "summary.json", {**summary, "wall_seconds": round(seconds, 3)}, self.durable)
             self._num_summarized = row.t
 

@@ -1,9 +1,12 @@
 """Scores on the validation data of mega-batches: by hand, and of real runs computed again with plain networks."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
+from fairseq_alma.core.error_matrix import TRANSFER_METRICS, read_errors, transfer_metrics
 from fairseq_alma.core.ledger import Prequential, prequential_error_rate
 from tests.vision.rows import UNCHANGED
 from tests.vision.test_evaluator import met  # noqa: F401 (a fixture)
@@ -163,3 +166,56 @@ def test_no_call_scores_the_predictor_on_data_that_it_was_trained_on(met, tmp_pa
     before = learner.passes[1 : 1 + B]
     assert before == list(VALIDATED_ON)
     assert len(set(ahead(rows)[1:])) > 1  # the predictor is the same, the data are not
+
+
+# ---- The error matrix
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "errors.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("wait", [1, 3])
+def test_the_error_matrix_of_a_run_is_that_of_its_networks(tmp_path, wait):
+    (rows,) = small_run(tmp_path, wait=wait, keep_stages=True, error_matrix=True)
+    dataset = load_dataset("digits", ".")
+    arrivals = partition(dataset.training, B, 0.1, seed=0)
+    lines = lines_of(tmp_path)
+    assert [line["stage"] for line in lines] == list(range(rows[-1].stage + 1))
+    x = dataset.pixels.normalise(dataset.test.images)
+    for line in lines[1:]:
+        stack = networks(tmp_path, line["stage"])
+        assert line["by_mega_batch"] == [round(wrong_share(stack, arrival, dataset), 6) for arrival in arrivals]
+        is_wrong = stack.to_module(0)(x).argmax(-1) != dataset.test.labels
+        rates = [is_wrong[dataset.test.labels == label].double().mean().item() for label in range(10)]
+        assert line["by_class"] == pytest.approx(rates, abs=1e-6)
+    matrix = read_errors(tmp_path, [row.stage for row in rows])
+    for row in rows[1:]:  # the prequential score is in the matrix: the row before, the column of this mega-batch
+        assert row.prequential.error_rate == pytest.approx(matrix.by_mega_batch[row.t - 1][row.t - 1], abs=1e-6)
+    found = summary(tmp_path)
+    assert {name: found[name] for name in TRANSFER_METRICS} == transfer_metrics(matrix)
+    assert found["forward_transfer"] > 0.1  # all mega-batches of this stream are alike
+
+
+def test_seeds_have_matrices_of_their_own_and_by_default_there_is_none(tmp_path):
+    small_run(tmp_path / "two", learner="gens", seeds=2, error_matrix=True)
+    first, second = (lines_of(tmp_path / f"two/seed_{seed}") for seed in (0, 1))
+    assert len(first) == len(second) == B + 1 and first != second
+    (alone,) = [small_run(tmp_path / "one", learner="gens", error_matrix=True) and lines_of(tmp_path / "one")]
+    for a, b in zip(first, alone, strict=True):
+        assert a["by_mega_batch"] == pytest.approx(b["by_mega_batch"], abs=2.01 / 35)
+    small_run(tmp_path / "none")
+    assert not [*(tmp_path / "none").rglob("errors.jsonl")]
+    assert not {*TRANSFER_METRICS} & summary(tmp_path / "none").keys()
+
+
+def test_columns_are_added_when_more_mega_batches_arrive(tmp_path):
+    small_run(tmp_path, arrivals=2, error_matrix=True)
+    before = lines_of(tmp_path)
+    (rows,) = small_run(tmp_path, arrivals=B, error_matrix=True)
+    lines = lines_of(tmp_path)
+    assert lines[:3] == before
+    assert [len(line["by_mega_batch"]) for line in lines] == [2, 2, 2, B, B]
+    matrix = read_errors(tmp_path, [row.stage for row in rows])
+    assert np.isnan(matrix.by_mega_batch).sum(axis=1).tolist() == [2, 2, 2, 0, 0]
+    assert {*TRANSFER_METRICS} <= summary(tmp_path).keys()

@@ -24,7 +24,7 @@ from vision.runs import run
 
 DEADLINE_SECONDS = 300
 
-GENS = {"learner": "gens", "seeds": 2, "replay": 0.5}
+GENS = {"learner": "gens", "seeds": 2, "replay": 0.5, "error_matrix": True}
 GMOE = {"learner": "gmoe", "experts": 2, "replay": "all", "hard_gates": True}
 FF = {"learner": "ff", "seeds": 2, "grow_depth": 1, "candidates": 200}
 """Most of its time is growth."""
