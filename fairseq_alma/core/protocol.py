@@ -76,6 +76,8 @@ class Learner(Stored, Protocol):
     """Interface of a model or ensemble that trains, predicts and grows (adds capacity).
 
     A learner has access to the training and validation data, but not to the test set.
+
+    If a learner has an attribute `can_grow` that is False, its method `grow` is not called.
     """
 
     def grow(self, stage: Stage) -> Cost:
@@ -258,8 +260,8 @@ def run_stream(
             stage = Stage(k, tuple(gathered), tuple(past), settings.replay, record.stage_folder(k))
             # Do not grow before the first stage, because growth extends a trained model. In all later stages, grow
             # before training, as in Algorithm 1 of the paper. Algorithm 2 grows after training, which gives the same
-            # result.
-            if k > 1:
+            # result. A learner that never grows needs no step, whose files would only repeat those of the stage before.
+            if k > 1 and getattr(learner, "can_grow", True):
                 spent.append(record.step(k, "grow", learner, partial(learner.grow, stage)))
             spent.append(record.step(k, "train", learner, partial(learner.train, stage)))
             scores = record.step(k, "evaluate", learner, partial(evaluate, learner))

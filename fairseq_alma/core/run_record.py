@@ -123,7 +123,8 @@ class RunRecord:
         Stages are numbered from 1. The folder of stage 0 belongs to the untrained learner.
         """
         folder = self._stages / f"stage_{k:03d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
