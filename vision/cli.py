@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.app.command import Command, print_errors, run_job, store_settings
 from fairseq_alma.app.plugins import load_plugin
+from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory
 from fairseq_alma.core.datasets import entry_of
@@ -34,7 +35,8 @@ CONFIGS = Path(__file__).parent / "configs"
 def run_and_show(settings: VisionSettings) -> float:
     """Call `run`, print the results and write summary.json.
 
-    Return the final validation error rate, averaged over the seeds.
+    Return the score by which runs are compared (see `score_key`), averaged over the seeds: the prequential error rate,
+    or the final validation error rate if only one mega-batch arrived.
 
     This function also changes how the process frees memory (see `keep_freed_memory`). So only the command alma-vision
     calls `run_and_show`. Other code calls `run`.
@@ -59,7 +61,7 @@ def run_and_show(settings: VisionSettings) -> float:
             f"per seed"
         )
     console.print(f"ledger {out}{'' if seeding.seeds == 1 else '/seed_*'}/ledger.jsonl, summary {out}/summary.json")
-    return summary["final_validation"]
+    return summary[score_key([summary])]
 
 
 def quickstart() -> None:
@@ -119,7 +121,8 @@ def hydra_main(config: DictConfig) -> float:
 
     Hydra, the library that reads the command line, calls this function once for each combination.
 
-    Return the final validation error rate, averaged over the seeds. Return infinity if a job of a sweep failed.
+    Return the prequential error rate, averaged over the seeds (see `run_and_show`). Return infinity if a job of a sweep
+    failed.
     """
     return run_job("alma-vision", config, lambda values, given: run_and_show(settings_of(values, given)))
 

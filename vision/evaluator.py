@@ -1,7 +1,7 @@
 """Compute the scores of a learner on the test set. No other module uses the test set.
 
 If the networks of the learner contain mixtures of experts, also write routing.npz. This file says which experts the
-first mixture of a network chooses for test images.
+first mixture of a network chooses for test images. If the run has an error matrix, also write errors.jsonl.
 """
 
 from pathlib import Path
@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_alma.core.error_matrix import ErrorFile
 from fairseq_alma.core.files import written_aside
 from fairseq_alma.core.ledger import Scores
 from vision.datasets import Dataset
+from vision.held_out import HeldOutEvaluator, error_by_class
 from vision.inputs import Inputs
 from vision.learners import VisionLearner
-from vision.networks import GatedStack, Stack
-from vision.voting import MemberOutputs
+from vision.networks import GatedStack
+from vision.outputs import CachedOutputs
 
 
 class ErrorRateEvaluator:
@@ -36,6 +38,7 @@ class ErrorRateEvaluator:
         num_stages: number of stages of the complete run. A routing.npz is written after the last stage, even if the
             number of experts is the same as in the file before.
         routing_examples: number of test images in each routing.npz. If it is 0, no routing.npz is ever written.
+        held_out: scores learners on the mega-batches, for the error matrix. If it is None, there is no error matrix.
     """
 
     def __init__(
@@ -46,13 +49,17 @@ class ErrorRateEvaluator:
         stages: list[Path],
         num_stages: int,
         routing_examples: int,
+        held_out: HeldOutEvaluator | None = None,
     ):
         self._images, self._image_shape = dataset.test.images, dataset.image_shape
-        self._x_1n = inputs.to_input(inputs.to_storage(dataset.test.images.to(device)))[None]
+        stored_1n = inputs.to_storage(dataset.test.images.to(device))[None]
+        self._outputs = CachedOutputs(stored_1n, inputs)
+        self._routed_1n = inputs.to_input(stored_1n[:, :routing_examples])
         self._y_1n = dataset.test.labels.to(device)[None]
         self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
-        self._kept: tuple[list[str | None], MemberOutputs] = ([], MemberOutputs.empty())
-        """Cache: names of the stacks that will not change any more, and the sum of their outputs for the test set."""
+        self._held_out = held_out
+        self._error_files = [ErrorFile(folder.parent) for folder in stages] if held_out else []
+        self._num_classes, self._class_names = dataset.num_classes, getattr(dataset, "class_names", None)
         self._num_experts_written: int | None = None
         """Number of experts in the newest routing.npz. None until the first call of `_write_routing` sets it."""
 
@@ -60,10 +67,15 @@ class ErrorRateEvaluator:
         """Return the test scores of the learner's predictor, for each seed."""
         members = learner.members
         num_seeds = len(learner.seeds)
-        total = self._summed_outputs(learner, members)
+        total = self._outputs.of_predictor(learner)
         costs = [(len(stack) // num_seeds, stack.num_params, stack.flops.prediction) for _, stack in members]
         if isinstance(newest := members[-1][1], GatedStack):
             self._write_routing(newest, learner.stage_index, len(newest) // num_seeds)
+        if self._held_out is not None:
+            by_mega_batch = self._held_out.error_by_mega_batch(learner)
+            by_class = error_by_class(total, self._y_1n, self._num_classes)
+            for file, of_mega_batches, of_classes in zip(self._error_files, by_mega_batch, by_class, strict=True):
+                file.add(learner.stage_index, of_mega_batches, of_classes, self._class_names)
         scores = []
         for number, error_rate in enumerate(total.error_rate(self._y_1n)):
             validation_loss, validation_error_rate = learner.validation[number] or (None, None)
@@ -80,32 +92,6 @@ class ErrorRateEvaluator:
                 )
             )
         return scores
-
-    def _summed_outputs(self, learner: VisionLearner, members: list[tuple[str | None, Stack]]) -> MemberOutputs:
-        """Return the outputs of the learner's networks for the test set, summed over the networks of each seed.
-
-        The outputs of stacks that will not change any more are cached, and are not computed again.
-
-        Args:
-            learner: the learner, whose method `member_outputs` computes the outputs of one stack.
-            members: the stacks whose networks predict together, as (name, stack) (see `VisionLearner.members`). A stack
-                is several networks that are computed together.
-        """
-        names, (known, total) = [name for name, _ in members], self._kept
-        if names[: len(known)] != known:
-            known, total = [], MemberOutputs.empty()
-        for number in range(len(known), len(members)):
-            total = total + self._outputs_of(learner, members[number][1])
-            if None not in names[: number + 1]:
-                self._kept = (names[: number + 1], total)
-        return total
-
-    def _outputs_of(self, learner: VisionLearner, stack: Stack) -> MemberOutputs:
-        """Return the outputs of one stack for the test set. Split the test set into parts, to limit memory use."""
-        parts = [learner.member_outputs(x, stack) for x in self._x_1n.split(stack.examples_at_once, dim=1)]
-        summed = torch.cat([part.summed_SbC for part in parts], dim=1)
-        votes = [part.votes_SbC for part in parts if part.votes_SbC is not None]
-        return MemberOutputs(parts[0].combine, summed, torch.cat(votes, dim=1) if votes else None, parts[0].num_members)
 
     def _write_routing(self, stack: GatedStack, k: int, networks_per_seed: int) -> None:
         """Write routing.npz, which says how the first network of each seed distributes test images over experts.
@@ -129,7 +115,7 @@ class ErrorRateEvaluator:
         if stack.num_experts <= self._num_experts_written and k != self._num_stages:
             return
         self._num_experts_written = stack.num_experts
-        routings = stack.routing(self._x_1n[:, :count])[::networks_per_seed]
+        routings = stack.routing(self._routed_1n)[::networks_per_seed]
         for folder, routing in zip(self._stages, routings, strict=True):
             path = folder / f"stage_{k:03d}" / "routing.npz"
             with written_aside(path, durable=False) as temporary:

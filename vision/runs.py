@@ -22,6 +22,7 @@ from vision.dataset_names import kind_of
 from vision.datasets import Dataset, check_dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
+from vision.held_out import HeldOutEvaluator
 from vision.inputs import Transformed
 from vision.learners import LEARNERS
 from vision.process import process_settings
@@ -113,8 +114,11 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         memory = Memory(inputs, dataset.num_classes, num_seeds, device)
         learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)
         stages = [folder / "stages" for folder in folders]
-        evaluate = ErrorRateEvaluator(dataset, inputs, device, stages, num_stages, settings.routing_examples)
-        return run_stream(stacked_stream(streams), learner, evaluate, settings.stream_settings(), StackRecord(records))
+        held_out = HeldOutEvaluator(streams, inputs, device)
+        matrix = held_out if settings.has_error_matrix else None
+        evaluate = ErrorRateEvaluator(dataset, inputs, device, stages, num_stages, settings.routing_examples, matrix)
+        stream, record = stacked_stream(streams), StackRecord(records)
+        return run_stream(stream, learner, evaluate, settings.stream_settings(), record, held_out.prequential)
 
 
 def _settings_to_record(settings: VisionSettings) -> dict[str, Any]:

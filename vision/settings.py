@@ -250,6 +250,10 @@ class VisionSettings(RunSettings):
     routing_examples: NonNegative = 2000
     """Mixtures: number of test images in routing.npz, a file that says which experts each image uses. With
     0, this file is not written."""
+    error_matrix: bool | None = None
+    """Whether to write RUN/errors.jsonl, the error rate on the validation data of each mega-batch and on the test
+    images of each class, after each stage. Forgetting and transfer are computed from it. It costs a pass over the
+    validation data of all mega-batches after each stage. By default true if the stream drifts, otherwise false."""
     preset: str = "paper"
     """Name of the preset: a YAML file of settings."""
     plugin: str | None = None
@@ -301,6 +305,13 @@ class VisionSettings(RunSettings):
     def num_layers(self) -> int | None:
         """Number of hidden layers of a network before any growth. None for a network that is not one of the paper's."""
         return {"mlp": 2, "vgg": 16}.get(self.network)
+
+    @property
+    def has_error_matrix(self) -> bool:
+        """Whether the run writes errors.jsonl."""
+        if self.error_matrix is None:
+            return self.order != "random"
+        return self.error_matrix
 
     def stream_settings(self) -> StreamSettings:
         """Return the stream settings: number of mega-batches that arrive, wait and replay.

@@ -209,8 +209,7 @@ def train_stage(
             break
     best.restore()
     stack.free_activations()
-    epochs_U = [epochs] * len(y_valid_Un) if patience is None else best.epochs_U.tolist()
-    return TrainingCounts(epochs_U, num_updates // max(epoch, 1), num_examples, validation.num_examples)
+    return TrainingCounts(best.epochs_U.tolist(), num_updates // max(epoch, 1), num_examples, validation.num_examples)
 
 
 def _score(logits_UnC: Tensor, y_Un: Tensor, select_by: SelectBy) -> Tensor:
@@ -242,7 +241,7 @@ class _BestEpoch:
         self._waited_U = torch.zeros_like(self._best_U, dtype=torch.long)
         """Number of epochs since then."""
         self.epochs_U = self._waited_U.clone()
-        """Number of epochs that each unit was trained. It is counted only if there is a patience."""
+        """Number of epochs that each unit was trained."""
         self._is_running_U = torch.ones_like(self._waited_U, dtype=torch.bool)
 
     @property
@@ -253,9 +252,9 @@ class _BestEpoch:
     def after_epoch(self, score_U: Tensor) -> None:
         """Take note of the scores after an epoch. The lowest score is the best."""
         is_better_U = score_U < self._best_U
+        self.epochs_U += self._is_running_U
         if self._patience is not None:
             is_better_U &= self._is_running_U
-            self.epochs_U += self._is_running_U
             has_improved_U = score_U < self._improved_U - self._patience.delta
             self._improved_U = torch.where(has_improved_U, score_U, self._improved_U)
             self._waited_U = torch.where(has_improved_U, 0, self._waited_U + 1)

@@ -163,6 +163,7 @@ def values_at(row: LedgerRow, sums: Sums) -> dict[str, float]:
         "validation/loss": scores.validation_loss,
         "validation/error_rate": scores.validation_error_rate,
         "validation/perplexity": scores.validation_perplexity,
+        "validation/prequential_error_rate": row.prequential.error_rate if row.prequential else None,
         "cost/train_tflops": sums.train_flops / 1e12,
         "cost/updates": sums.num_updates,
         "cost/train_seconds": sums.train_seconds,

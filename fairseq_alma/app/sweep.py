@@ -1,12 +1,14 @@
 """Prints a table of the results at the end of a sweep (`-m`).
 
 A sweep has one job for each combination of settings. A job trains this combination with one seed or several seeds. The
-table has one line per job and is sorted by the final validation score. If a job has several seeds, the mean over the
-seeds is used.
+table has one line per job and is sorted by the prequential validation score, if all jobs have it, and otherwise by the
+final validation score. If a job has several seeds, the mean over the seeds is used.
 """
 
 import re
 import sys
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,14 @@ from rich.table import Table
 
 from fairseq_alma.app.tables import wide_console
 from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.ledger import PREQUENTIAL_KEYS
 from fairseq_alma.core.run_record import find_runs
 
 
 class BestByValidation(Callback):
     """Hydra callback that compares the jobs of a sweep. It prints a table and writes SWEEP/sweep.json.
 
-    The jobs are sorted by their final validation score. Test scores do not influence the order.
+    The jobs are sorted by validation scores (see `score_key`). Test scores do not influence the order.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -56,15 +59,41 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     known = {parent for run in seeds_of for parent in (run, *run.parents)}
     folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     unfinished += [path.name for path in folders if path not in known]
-    finished.sort(key=lambda summary: summary["final_validation"])
+    if finished:
+        key = score_key(finished)
+        finished.sort(key=lambda summary: value if isfinite(value := _number(summary.get(key))) else inf)
     return finished, unfinished
+
+
+def score_key(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """Return the key of the score by which runs are compared. A lower score is better.
+
+    It is the prequential score if all summaries have it, except those of diverged runs. Otherwise it is the final
+    validation score: a run with only one arrival has no prequential score, and neither has a run of an earlier version.
+
+    Args:
+        summaries: the content of summary.json of each run, or the mean over its seeds.
+    """
+    scored = [summary for summary in summaries if isfinite(_number(summary.get("final_validation")))]
+    keys = [key for key in PREQUENTIAL_KEYS if scored and all(summary.get(key) is not None for summary in scored)]
+    return keys[0] if keys else "final_validation"
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else value
 
 
 def _table(runs: list[dict[str, Any]]) -> Table:
     is_vision = "cer" in runs[0]
-    quality = "error rate" if is_vision else "perplexity"
-    table = Table(title=f"sorted by final validation {quality}, best first", title_justify="left")
-    for column in ("run", "validation", "test", *(["CER"] if is_vision else []), "TFLOP"):
+    quality, key = "error rate" if is_vision else "perplexity", score_key(runs)
+    score = "final" if key == "final_validation" else "prequential"
+    title = f"sorted by {score} validation {quality}, best first"
+    if score == "final":
+        title += " (too low for small waits: the same data chose the epoch or checkpoint of each stage)"
+    table = Table(title=title, title_justify="left")
+    scores = ["final_validation", "final"] if score == "final" else [key, "final_validation", "final"]
+    names = ["validation", "test"] if score == "final" else ["prequential", "validation", "test"]
+    for column in ("run", *names, *(["CER"] if is_vision else []), "TFLOP"):
         table.add_column(column, justify="left" if column == "run" else "right")
     # The name of a job lists its settings. Leave out the settings that all jobs have in common, so that the table is
     # not too wide.
@@ -72,7 +101,7 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     for run in runs:
         table.add_row(
             ",".join(part for part in run["run"].split(",") if part not in common),
-            *(f"{run[key]:.{4 if is_vision else 3}f}" for key in ("final_validation", "final")),
+            *(f"{_number(run.get(key)):.{4 if is_vision else 3}f}" for key in scores),
             *([f"{run['cer']:.2f}"] if is_vision else []),
             f"{run['comp'] / 1e12:.3g}",
         )

@@ -32,7 +32,7 @@ Half = Literal["vision", "language model"]
 
 FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages", "arrivals",
-               "tensorboard"),
+               "tensorboard", "error_matrix"),
     "language model": ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard",
                        "checkpoint_minutes", "untrained_tokens", "fork", "expert_parallel"),
 }  # fmt: skip

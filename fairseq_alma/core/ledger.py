@@ -6,7 +6,7 @@ the untrained learner.
 
 import gzip
 import json
-import os
+import math
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.json_lines import JsonLines
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,34 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Prequential:
+    """Score of a predictor on the validation data of a mega-batch that arrives only now ("test, then train").
+
+    No stage that trained the predictor has used these data, neither for training nor for choosing an epoch.
+    """
+
+    error_rate: float
+    """Error rate, a fraction between 0 and 1."""
+    loss: float
+    """Loss per example, in nats."""
+
+    def to_json(self) -> dict[str, float]:
+        """Return the two scores under the names that they have in the ledger."""
+        return {"prequential_error_rate": self.error_rate, "prequential_loss": self.loss}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Prequential | None":
+        """Return the scores in a JSON object that contains the result of `to_json`; None if it contains no scores.
+
+        Raises:
+            KeyError: if only one of the two scores is in the object.
+        """
+        if "prequential_error_rate" not in value and "prequential_loss" not in value:
+            return None
+        return cls(value["prequential_error_rate"], value["prequential_loss"])
+
+
+@dataclass(frozen=True)
 class LedgerRow:
     """Scores of the learner after arrival t, and the cost of the steps since the previous arrival."""
 
@@ -96,12 +125,18 @@ class LedgerRow:
     changed_settings: dict[str, list[Any]] | None = None
     """If the run was forked, so that it has other settings from the stage of this arrival on: name of each changed
     setting -> old value, new value."""
+    prequential: Prequential | None = None
+    """In vision: score on the validation data of mega-batch t of the predictor from before arrival t.
+
+    None at t = 0, and in ledgers of earlier versions."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as a flat JSON object, without the fields that are None."""
         scores = {key: value for key, value in asdict(self.scores).items() if value is not None}
         changed = {"changed_settings": self.changed_settings} if self.changed_settings else {}
-        return {"t": self.t, "stage": self.stage, "updated": self.updated, **scores, **asdict(self.spent), **changed}
+        ahead = self.prequential.to_json() if self.prequential else {}
+        row = {"t": self.t, "stage": self.stage, "updated": self.updated, **scores, **ahead}
+        return {**row, **asdict(self.spent), **changed}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerRow":
@@ -115,7 +150,8 @@ class LedgerRow:
         scores = Scores(**{name: value[name] for name in _SCORES if name in value})
         spent = Spent(**{name: value[name] for name in _SPENT if name in value})
         changed = value.get("changed_settings")
-        return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), scores, spent, changed)
+        ahead = Prequential.from_json(value)
+        return cls(int(value["t"]), int(value["stage"]), bool(value["updated"]), scores, spent, changed, ahead)
 
 
 # Compute the field names only once and not for every row, because a report may read half a million rows.
@@ -135,7 +171,7 @@ class Ledger:
 
     def __init__(self, path: str | Path, durable: bool = True):
         self.path = Path(path)
-        self._durable = durable
+        self._lines = JsonLines(path, durable)
 
     def rows(self) -> list[LedgerRow]:
         """Return all complete rows, in order. Ignore an incomplete last line, which a killed process may have left.
@@ -170,25 +206,15 @@ class Ledger:
 
     def append(self, row: LedgerRow) -> None:
         """Append a row to the file. First remove an incomplete last line, which a killed process may have left."""
-        complete = self._read_complete_lines() if self.path.exists() else b""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "r+b" if self.path.exists() else "wb") as file:
-            file.truncate(len(complete))
-            file.seek(0, os.SEEK_END)
-            file.write((json.dumps(row.to_json()) + "\n").encode())
-            if self._durable:
-                file.flush()
-                os.fsync(file.fileno())
+        self._lines.append(row.to_json())
 
     def _read_complete_lines(self) -> bytes:
-        # Return bytes instead of text, because a damaged file may not be valid UTF-8, and because `append` needs the
-        # number of bytes of the complete lines.
-        content = self.path.read_bytes()
-        if self.path.suffix == ".gz":
-            try:
-                content = gzip.decompress(content)
-            except (OSError, EOFError, zlib.error) as error:
-                raise RunError(f"{self.path} is damaged ({error!r}): restore the file from a backup") from error
+        if self.path.suffix != ".gz":
+            return self._lines.complete_lines()
+        try:
+            content = gzip.decompress(self.path.read_bytes())
+        except (OSError, EOFError, zlib.error) as error:
+            raise RunError(f"{self.path} is damaged ({error!r}): restore the file from a backup") from error
         return content[: content.rfind(b"\n") + 1]
 
 
@@ -217,6 +243,34 @@ def average_perplexity_after_first_stage(rows: Sequence[LedgerRow]) -> float | N
     return _mean(perplexities) if perplexities else None
 
 
+def prequential_error_rate(rows: Sequence[LedgerRow]) -> float | None:
+    """Return the prequential validation error: the mean of `LedgerRow.prequential.error_rate` over t = 2..B.
+
+    The row of arrival t scores the predictor from before this arrival. So the mean is over the predictors after the
+    arrivals 1..B-1, each scored on the validation data of the next mega-batch. An untrained predictor is scored too.
+
+    Returns:
+        The mean, a fraction between 0 and 1. None if B = 1, or if the score of an arrival is missing.
+    """
+    scores = [row.prequential for row in rows if row.t >= 2]
+    known = [score.error_rate for score in scores if score is not None]
+    return _mean(known) if known and len(known) == len(scores) else None
+
+
+def prequential_perplexity(rows: Sequence[LedgerRow]) -> float | None:
+    """Return the prequential validation perplexity of a language model: the geometric mean over t = 1..B.
+
+    The geometric mean is exp of the mean loss per token. With the arithmetic mean, an untrained model, whose perplexity
+    is about the size of the vocabulary, would count hundreds of times as much as a trained one.
+
+    Returns:
+        The perplexity. None if the validation perplexity of an arrival is missing or is not a number.
+    """
+    values = [row.scores.validation_perplexity for row in rows if row.t >= 1]
+    known = [math.log(value) for value in values if value is not None and value > 0]
+    return math.exp(_mean(known)) if known and len(known) == len(values) else None
+
+
 def cumulative_params(rows: Sequence[LedgerRow]) -> int:
     """Return the paper's metric Mem: the number of parameters of the predictor, summed over t = 0..B."""
     return sum(row.scores.num_params for row in rows)
@@ -227,8 +281,14 @@ def cumulative_flops(rows: Sequence[LedgerRow]) -> int:
     return sum(row.spent.train_flops for row in rows)
 
 
+PREQUENTIAL_KEYS = ("prequential_error_rate", "prequential_perplexity")
+"""Names of the prequential score in summary.json: of vision runs, and of language models."""
+
+
 def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
     """Return the content of summary.json for one run: the metrics of the run, and its numbers of arrivals and stages.
+
+    The prequential score is left out if the ledger does not have it for all arrivals.
 
     Args:
         rows: all rows of the ledger.
@@ -251,6 +311,10 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
             "average_perplexity_after_first_stage": average_perplexity_after_first_stage(rows),
             "final": last.scores.perplexity,
         }
+    is_vision = last.scores.error_rate is not None
+    ahead = prequential_error_rate(rows) if is_vision else prequential_perplexity(rows)
+    if ahead is not None:
+        quality[PREQUENTIAL_KEYS[0 if is_vision else 1]] = ahead
     validation = last.scores.validation_perplexity or last.scores.validation_error_rate
     return {
         **quality,

@@ -76,6 +76,8 @@ class Learner(Stored, Protocol):
     """Interface of a model or ensemble that trains, predicts and grows (adds capacity).
 
     A learner has access to the training and validation data, but not to the test set.
+
+    If a learner has an attribute `can_grow` that is False, its method `grow` is not called.
     """
 
     def grow(self, stage: Stage) -> Cost:
@@ -97,6 +99,10 @@ LearnerT_contra = TypeVar("LearnerT_contra", bound=Learner, contravariant=True)
 ScoresT = TypeVar("ScoresT")
 ScoresT_co = TypeVar("ScoresT_co", covariant=True)
 ScoresT_contra = TypeVar("ScoresT_contra", contravariant=True)
+PrequentialT = TypeVar("PrequentialT")
+PrequentialT_co = TypeVar("PrequentialT_co", covariant=True)
+PrequentialT_contra = TypeVar("PrequentialT_contra", contravariant=True)
+KnownT = TypeVar("KnownT")
 RowsT = TypeVar("RowsT")
 RowsT_co = TypeVar("RowsT_co", covariant=True)
 T = TypeVar("T")
@@ -116,7 +122,19 @@ class Evaluator(Protocol[LearnerT_contra, ScoresT_co]):
         """Return the scores of the learner's current predictor."""
 
 
-class Record(Protocol[ScoresT_contra, RowsT_co]):
+class PrequentialEvaluator(Protocol[LearnerT_contra, PrequentialT_co]):
+    """Interface of a function that scores a learner on a mega-batch that the learner has not trained on yet.
+
+    Like the `Evaluator`, this function belongs to the environment and not to the learner. The scores are a
+    `Prequential` object. If the learner trains runs with different seeds together, they are a list with one object per
+    seed.
+    """
+
+    def __call__(self, learner: LearnerT_contra, mega_batch: MegaBatch) -> PrequentialT_co:
+        """Return the scores of the learner's current predictor on the validation data of a mega-batch."""
+
+
+class Record(Protocol[ScoresT_contra, RowsT_co, PrequentialT_contra, KnownT]):
     """Interface of the object to which `run_stream` writes its progress.
 
     Two classes have this interface. `RunRecord` stores one run, which has one seed. `StackRecord` stores runs with
@@ -139,6 +157,16 @@ class Record(Protocol[ScoresT_contra, RowsT_co]):
             do: function that runs the step and returns its result.
         """
 
+    def prequential(self, t: int, do: Callable[[], PrequentialT_contra]) -> KnownT:
+        """Return the prequential score at arrival t: that of the predictor from before this arrival.
+
+        Call `do` to measure the score, unless an earlier process has stored it. `decision` stores it.
+
+        Args:
+            t: index of the arrival.
+            do: function that measures the score.
+        """
+
     def decision(self, t: int, due: bool) -> bool:
         """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
 
@@ -146,7 +174,15 @@ class Record(Protocol[ScoresT_contra, RowsT_co]):
         at the same arrivals as before, even if mega-batches were added to the stream.
         """
 
-    def arrival(self, t: int, stage: int, updated: bool, scores: ScoresT_contra, spent: Sequence[Cost]) -> None:
+    def arrival(
+        self,
+        t: int,
+        stage: int,
+        updated: bool,
+        scores: ScoresT_contra,
+        spent: Sequence[Cost],
+        prequential: KnownT | None = None,
+    ) -> None:
         """Add the row of arrival t to the ledger.
 
         Args:
@@ -155,6 +191,7 @@ class Record(Protocol[ScoresT_contra, RowsT_co]):
             updated: whether a stage was trained at this arrival.
             scores: the latest scores of the learner.
             spent: costs of the steps at this arrival.
+            prequential: prequential score at this arrival; None if it is not measured.
         """
 
     def rows(self) -> RowsT_co:
@@ -184,7 +221,8 @@ def run_stream(
     learner: LearnerT,
     evaluate: Evaluator[LearnerT, ScoresT],
     settings: StreamSettings,
-    record: Record[ScoresT, RowsT],
+    record: Record[ScoresT, RowsT, PrequentialT, KnownT],
+    prequential: PrequentialEvaluator[LearnerT, PrequentialT] | None = None,
 ) -> RowsT:
     """Run Algorithm 1 of the paper: train a learner on a stream. Return the ledger rows for t = 0..B.
 
@@ -200,6 +238,8 @@ def run_stream(
         evaluate: function that returns the scores of the learner on the test set.
         settings: the stream settings.
         record: object that stores the progress and the ledger.
+        prequential: function that scores the learner on a mega-batch before the learner trains on it. By default,
+            there are no such scores.
     """
     scores = record.step(0, "evaluate", learner, partial(evaluate, learner))
     record.arrival(0, 0, False, scores, [])
@@ -207,6 +247,11 @@ def run_stream(
     past: list[MegaBatch] = []
     k = 0
     for mega_batch in stream:
+        # First test, then train. Between stages the predictor does not change, but the mega-batches do, so it is scored
+        # at every arrival. The score belongs to the row of this arrival, so a row is final when it is written.
+        ahead = None
+        if prequential is not None:
+            ahead = record.prequential(mega_batch.t, partial(prequential, learner, mega_batch))
         gathered.append(mega_batch)
         due = record.decision(mega_batch.t, stage_is_due(gathered, settings, mega_batch.t == len(stream)))
         spent: list[Cost] = []
@@ -215,8 +260,8 @@ def run_stream(
             stage = Stage(k, tuple(gathered), tuple(past), settings.replay, record.stage_folder(k))
             # Do not grow before the first stage, because growth extends a trained model. In all later stages, grow
             # before training, as in Algorithm 1 of the paper. Algorithm 2 grows after training, which gives the same
-            # result.
-            if k > 1:
+            # result. A learner that never grows needs no step, whose files would only repeat those of the stage before.
+            if k > 1 and getattr(learner, "can_grow", True):
                 spent.append(record.step(k, "grow", learner, partial(learner.grow, stage)))
             spent.append(record.step(k, "train", learner, partial(learner.train, stage)))
             scores = record.step(k, "evaluate", learner, partial(evaluate, learner))
@@ -224,5 +269,5 @@ def run_stream(
             gathered = []
         # If no stage was trained at this arrival, the model has not changed, and `scores` are still its latest
         # scores. They are recorded again.
-        record.arrival(mega_batch.t, k, due, scores, spent)
+        record.arrival(mega_batch.t, k, due, scores, spent, ahead)
     return record.rows()

@@ -6,13 +6,14 @@ RUN/settings.json       values of all settings
 RUN/provenance.json     command, commit, versions, machine
 RUN/ledger.jsonl        one row per arrival
 RUN/summary.json        metrics of the run
-RUN/arrivals.json       digest of each mega-batch, and for each arrival whether a stage was trained
+RUN/arrivals.json       digest of each mega-batch
+RUN/decisions.jsonl     for each arrival, whether a stage was trained, and the prequential score
+RUN/errors.jsonl        if error_matrix=true: error rate on each mega-batch and each class, for each stage
 RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
 
 A done mark is a file with the result of a finished step: grow.done.json, train.done.json or evaluate.done.json.
 """
 
-import json
 import os
 import shutil
 import time
@@ -21,12 +22,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fairseq_alma.core.arrivals import Arrivals, Decision
+from fairseq_alma.core.error_matrix import read_errors, transfer_metrics
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.files import read_json, write_json, write_whole
+from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import holder_of
-from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent, summarize
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores, Spent, summarize
 from fairseq_alma.core.protocol import Cost, Stored, T
 from fairseq_alma.core.provenance import provenance
+from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
 
 RESULT_OF_STEP = {"grow": Spent, "train": Spent, "evaluate": Scores}
 
@@ -88,8 +92,8 @@ class RunRecord:
         self._rows = self.ledger.rows()
         self._num_mega_batches = len(digests)
         fork_at = self._check_same_settings(settings, [*free, "forks"], defaults or {}, forkable, fork)
-        arrivals = self._read_arrivals()
-        known = arrivals["digests"]
+        self._arrivals = Arrivals(self.folder, durable)
+        known = self._arrivals.digests
         if known != list(digests[: len(known)]):
             t = next(t for t, d in enumerate(known, start=1) if [d] != list(digests[t - 1 : t]))
             how = "differs"
@@ -101,15 +105,15 @@ class RunRecord:
             )
         if fork_at is not None:
             self._fork(*fork_at)
-        # Mega-batches may have been added to the stream since the run was started. So store the new list of digests.
-        self._arrivals = {"digests": list(digests), "decisions": arrivals["decisions"]}
         if on_rows and 1 < len(self._rows) <= len(digests):
             # The run is continued. Report the rows of earlier processes too, so that the reported progress is complete.
             on_rows(self._rows)
         before = self._read_summary()
         self._seconds_before = float(before.get("wall_seconds", 0.0))
         self._num_summarized = int(before.get("num_arrivals", 0))
-        self._write_arrivals()
+        self._arrivals.use(digests)
+        self._measured: dict[int, Prequential | None] = {}
+        """Prequential scores that `decision` will store."""
         write_json(settings_file, {**settings, "forks": self._forks} if self._forks else settings)
         self._write_provenance(provenance(settings))
 
@@ -119,7 +123,8 @@ class RunRecord:
         Stages are numbered from 1. The folder of stage 0 belongs to the untrained learner.
         """
         folder = self._stages / f"stage_{k:03d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def step(self, k: int, name: str, learner: Stored, do: Callable[[], T]) -> T:
@@ -154,18 +159,38 @@ class RunRecord:
         write_json(mark, values if isinstance(result, list) else values[0], self.durable)
         return result
 
+    def prequential(self, t: int, do: Callable[[], Prequential]) -> Prequential | None:
+        """Return the prequential score at arrival t. Call `do` to measure it, if no decision for t is stored yet.
+
+        If a decision is stored, the score was stored with it, or the run was started by a version without such scores.
+        Then the predictor from before arrival t may no longer exist, so the result is what was stored, or None.
+        """
+        if decision := self._arrivals.decision(t):
+            return decision.prequential
+        self._measured[t] = do()
+        return self._measured[t]
+
     def decision(self, t: int, due: bool) -> bool:
         """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
 
-        If a decision for t is already stored, return the stored decision instead.
+        The prequential score of this arrival is stored with it. If a decision for t is already stored, return the
+        stored decision instead.
         """
-        decisions = self._arrivals["decisions"]
-        if str(t) not in decisions:
-            decisions[str(t)] = due
-            self._write_arrivals()
-        return decisions[str(t)]
+        stored = self._arrivals.decision(t)
+        if stored is None:
+            stored = Decision(due, self._measured.pop(t, None))
+            self._arrivals.add(t, stored)
+        return stored.due
 
-    def arrival(self, t: int, stage: int, updated: bool, scores: Scores, spent: Sequence[Cost]) -> None:
+    def arrival(
+        self,
+        t: int,
+        stage: int,
+        updated: bool,
+        scores: Scores,
+        spent: Sequence[Cost],
+        prequential: Prequential | None = None,
+    ) -> None:
         """Add the row of arrival t to the ledger, with the current scores and the summed cost of the steps in `spent`.
 
         Raises:
@@ -179,7 +204,7 @@ class RunRecord:
                 raise TypeError("the step returned costs for several seeds: use a StackRecord instead of a RunRecord")
             total += cost
         changed = self._forks.get(str(stage)) if updated else None
-        self.append(LedgerRow(t, stage, updated, scores, total, changed))
+        self.append(LedgerRow(t, stage, updated, scores, total, changed, prequential))
 
     def rows(self) -> list[LedgerRow]:
         """Return all ledger rows so far."""
@@ -206,13 +231,17 @@ class RunRecord:
             self._rows.append(row)
             if self._on_rows:
                 self._on_rows(self._rows)
-        now, is_last = time.monotonic(), row.t == len(self._arrivals["digests"])
+        now, is_last = time.monotonic(), row.t == len(self._arrivals.digests)
         if row.t < len(self._rows) - 1 or row.t <= self._num_summarized:
             return
         if self.durable or is_last or now - self._summary_written > 1:
             self._summary_written = now
             seconds = self._seconds_before + time.monotonic() - self._started
             summary = summarize(self._rows, self._cer_from)
+            # The metrics compare the last arrival with earlier ones, so they exist only when the run is finished.
+            errors = read_errors(self.folder, [one.stage for one in self._rows]) if is_last else None
+            if errors is not None:
+                summary |= transfer_metrics(errors)
             write_json(self.folder / "summary.json", {**summary, "wall_seconds": round(seconds, 3)}, self.durable)
             self._num_summarized = row.t
 
@@ -292,49 +321,9 @@ class RunRecord:
             if changes:
                 self._forks[str(k)] = changes
 
-    def _write_arrivals(self) -> None:
-        write_whole(self.folder / "arrivals.json", json.dumps(self._arrivals) + "\n", self.durable)
-
-    def _read_arrivals(self) -> dict[str, Any]:
-        path = self.folder / "arrivals.json"
-        return read_json(path) if path.exists() else {"digests": [], "decisions": {}}
-
     def _read_summary(self) -> dict[str, Any]:
         path = self.folder / "summary.json"
         return read_json(path) if path.exists() else {}
-
-
-def differing_settings(
-    folder: Path, settings: Mapping[str, Any], free: Sequence[str], defaults: Mapping[str, Any]
-) -> list[str]:
-    """Return one line for each setting whose value differs from the value in settings.json of a run folder.
-
-    If the folder has no settings.json, the list is empty. For `settings`, `free` and `defaults`, see RunRecord.
-    """
-    path = folder / "settings.json"
-    if not path.exists():
-        return []
-    before = _flat({**defaults, **read_json(path)})
-    now = _flat(settings)
-    return [
-        f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}"
-        for key in sorted(before.keys() | now.keys())
-        if key.split(".")[0] not in free and before.get(key) != now.get(key)
-    ]
-
-
-def other_settings_message(folder: Path, differing: Sequence[str], fork_at: int | None) -> str:
-    """Return the error message for a run folder that contains a run with other settings.
-
-    Args:
-        folder: the run folder.
-        differing: the return value of `differing_settings`.
-        fork_at: index of the first stage that would use the new settings; None if the run cannot be forked.
-    """
-    advice = "Use the same settings to continue this run, or choose another out= for a new run."
-    if fork_at is not None:
-        advice += f" To continue this run with the new settings from stage {fork_at} on, add fork=true."
-    return f"{folder} contains a run with other settings:\n  " + "\n  ".join(differing) + f"\n{advice}"
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -373,14 +362,3 @@ def _read_mark(path: Path, kind: type) -> Any:
             f"{path} is not a valid done mark (result of a finished step) of this version of ALMA ({error}): "
             f"restore the file from a backup, or start a new run"
         ) from error
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as a flat mapping with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat

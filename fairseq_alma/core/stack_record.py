@@ -4,9 +4,10 @@ Each run has its own run folder and ledger. The runs share the done marks (files
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from fairseq_alma.core.ledger import LedgerRow, Scores
+from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores
 from fairseq_alma.core.protocol import Cost, Stored, T
 from fairseq_alma.core.run_record import RunRecord
 
@@ -42,6 +43,22 @@ class StackRecord:
             raise ValueError(f"step {name!r} of stage {k} returned {count} results for {len(self.records)} seeds")
         return results
 
+    def prequential(self, t: int, do: Callable[[], list[Prequential]]) -> list[Prequential | None]:
+        """Return the prequential score of each seed at arrival t. Call `do`, if a seed has no decision for t yet.
+
+        If a killed process has stored the score only for the first seeds, `do` measures it again for all seeds. The
+        first seeds keep the stored score, which is equal.
+        """
+        measured: list[Prequential] = []
+
+        def of_seed(number: int) -> Prequential:
+            # Measure the scores of all seeds together, and only if they are needed.
+            if not measured:
+                measured.extend(do())
+            return measured[number]
+
+        return [record.prequential(t, partial(of_seed, number)) for number, record in enumerate(self.records)]
+
     def decision(self, t: int, due: bool) -> bool:
         """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
 
@@ -52,12 +69,21 @@ class StackRecord:
             due = record.decision(t, due)
         return due
 
-    def arrival(self, t: int, stage: int, updated: bool, scores: list[Scores], spent: Sequence[Cost]) -> None:
+    def arrival(
+        self,
+        t: int,
+        stage: int,
+        updated: bool,
+        scores: list[Scores],
+        spent: Sequence[Cost],
+        prequential: list[Prequential | None] | None = None,
+    ) -> None:
         """Add the row of arrival t to the ledger of each seed."""
         for number, record in enumerate(self.records):
             # All costs in `spent` are lists with one entry per seed. isinstance() is needed only by the type checker.
             of_seed = [step[number] for step in spent if isinstance(step, list)]
-            record.arrival(t, stage, updated, scores[number], of_seed)
+            ahead = prequential[number] if prequential else None
+            record.arrival(t, stage, updated, scores[number], of_seed, ahead)
 
     def rows(self) -> list[list[LedgerRow]]:
         """Return one list per seed, with the rows that the ledger of this seed has so far."""

@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 
 from fairseq_alma.app.command import Command, run_job, store_settings
 from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.files import read_json, write_json
@@ -121,24 +122,23 @@ def _identity(settings: LanguageModelSettings, stream_folder: StreamFolder) -> d
 def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> float:
     """Train the runs of all seeds, print their ledgers and write summary.json to the output folder.
 
-    Returns the final validation perplexity, averaged over the seeds. For `chain`, see `run`.
+    Returns the prequential validation perplexity, averaged over the seeds (see `score_key`). For `chain`, see `run`.
     """
     console = wide_console()
     if settings.seeds == 1:
         rows = run(settings, chain)
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
-        validation_perplexity = rows[-1].scores.validation_perplexity
-        # The perplexity is not None here, because alma-lm writes a validation perplexity in every ledger row.
-        assert validation_perplexity is not None
-        return validation_perplexity
+        summary = read_json(Path(settings.out) / "summary.json")
+        return summary[score_key([summary])]
     out, summaries = Path(settings.out), []
     for seed in range(settings.seed, settings.seed + settings.seeds):
         one = {**settings.to_json(), "seed": seed, "seeds": 1, "out": str(out / f"seed_{seed}")}
         run_seeds(LanguageModelSettings.from_mapping(one))
         summaries.append(read_json(out / f"seed_{seed}" / "summary.json"))
         write_json(out / "summary.json", mean_and_standard_error(summaries))
-    return read_json(out / "summary.json")["mean"]["final_validation"]
+    summary = read_json(out / "summary.json")["mean"]
+    return summary[score_key([summary])]
 
 
 store_settings(LanguageModelSettings)

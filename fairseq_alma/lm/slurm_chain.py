@@ -24,7 +24,7 @@ from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.protocol import Stage
-from fairseq_alma.core.run_record import differing_settings, other_settings_message
+from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.jobs import RUN_STEP, JobFolder, JobRecord, in_words, what_they_do

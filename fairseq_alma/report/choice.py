@@ -7,9 +7,11 @@ The functions find three things: the best group within a budget; the Pareto fron
 other group beats; and the alternatives to a group. An alternative is a finished group that differs from the
 group in one decision of the user: how long to wait, whether to replay, or whether to grow.
 
-Groups are chosen by their results on validation data (numbers.validation_score), never by test results. The page then
-shows the test results of the chosen group. When the user moves a slider on the page, page/choice.js computes the best
-group and the Pareto front again in JavaScript. A test checks that JavaScript and Python give the same results.
+Groups are chosen by their results on validation data (Numbers.validation_score), never by test results: by the
+prequential score if all runs have it, otherwise by the validation error over the stream (see `numbers.rule_of`). The
+page says which rule it used, and then shows the test results of the chosen group. When the user moves a slider on the
+page, page/choice.js computes the best group and the Pareto front again in JavaScript. A test checks that JavaScript and
+Python give the same results.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairseq_alma.core.catalogue import WAIT_SETTINGS, grows, learners_that_take
-from fairseq_alma.report.numbers import Numbers
+from fairseq_alma.report.numbers import Numbers, rule_of, runs_without_prequential
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 Change = Literal["wait", "replay", "growth"]
@@ -56,6 +58,41 @@ def pareto_front(points: Sequence[tuple[float, ...]]) -> list[int]:
         return all(x <= y for x, y in zip(a, b, strict=True)) and a != b
 
     return [i for i, point in enumerate(points) if not any(beats(other, point) for other in points)]
+
+
+def score_name(comparison: Comparison) -> str:
+    """Return the name of the score by which the best group of a comparison is chosen."""
+    quality = "error" if comparison.is_vision else "perplexity"
+    if rule_of(comparison) == "prequential":
+        return f"prequential {quality}"
+    return f"{'CER' if comparison.is_vision else 'average perplexity'} on validation data"
+
+
+def score_scale(comparison: Comparison) -> int:
+    """Return the factor that multiplies scores where they are shown: 100 if they are error rates, otherwise 1."""
+    return 100 if comparison.is_vision and rule_of(comparison) == "prequential" else 1
+
+
+def explanation(comparison: Comparison) -> str:
+    """Return sentences that say by which score the best group is chosen, and why."""
+    if rule_of(comparison) == "prequential":
+        if comparison.is_vision:
+            return (
+                "Prequential error: the mean error on the validation data of each mega-batch, measured when it "
+                "arrives, before any stage uses it."
+            )
+        return (
+            "Prequential perplexity: the geometric mean over the arrivals of the perplexity on the validation set, "
+            "with untrained arrivals."
+        )
+    num_without = len(runs_without_prequential(comparison))
+    num_runs = sum(len(group.counted_runs) for group in comparison.finished_groups)
+    kind = "CER is computed" if comparison.is_vision else "the mean perplexity is computed"
+    return (
+        f"Here {kind} from the validation data of the stages, because {num_without} of {num_runs} finished runs have "
+        "no prequential score: an earlier version of ALMA wrote them, or only one mega-batch arrived. The same data "
+        "chose the epoch or checkpoint of each stage, so this score is too low for small waits."
+    )
 
 
 def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fairseq_alma.core.ledger import mean_and_standard_error
+from fairseq_alma.core.ledger import PREQUENTIAL_KEYS, mean_and_standard_error
 from fairseq_alma.report.runs import Array, Comparison, Run, RunGroup
+
+Rule = Literal["prequential", "validation"]
+"""By which score the best group of a comparison is chosen. `rule_of` describes the two rules."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,11 @@ class Numbers:
     final_validation: Estimate | None
     """Validation error rate or perplexity after the last arrival."""
     validation_score: float | None
-    """CER or average perplexity on validation data. The group with the lowest score is the best.
+    """Score on validation data by the rule of the comparison. The group with the lowest score is the best.
 
-    None if the group is unfinished, or if validation values are missing in its ledgers.
+    With the rule "prequential": the prequential error rate, a fraction, or the prequential perplexity. With the rule
+    "validation": CER or average perplexity on validation data. None if the group is unfinished, or if values are
+    missing in its ledgers.
     """
     num_params: float
     """Number of parameters of the predictor after the last arrival."""
@@ -64,21 +69,50 @@ class Numbers:
     """Number of optimizer updates over the stream. For an ensemble, the sum over its members."""
     wall_seconds: float | None
     """Wall time of a run in seconds. If summary.json contains no wall time, this is the time spent in training."""
+    prequential: Estimate | None = None
+    """Prequential error rate, a fraction, or prequential perplexity."""
+    forgetting: Estimate | None = None
+    """Mean forgetting, a difference of error rates. None if the runs have no error matrix."""
+    backward_transfer: Estimate | None = None
+    """Backward transfer, a difference of accuracies; see `forgetting`."""
+    forward_transfer: Estimate | None = None
+    """Forward transfer, a difference of accuracies; see `forgetting`."""
 
 
 def all_numbers(comparison: Comparison) -> list[Numbers]:
     """Return the results of every group of runs in a comparison, in the order of `comparison.groups`."""
-    untrained = untrained_value(comparison)
-    return [numbers_of(group, untrained) for group in comparison.groups]
+    untrained, rule = untrained_value(comparison), rule_of(comparison)
+    return [numbers_of(group, untrained, rule) for group in comparison.groups]
 
 
-def numbers_of(group: RunGroup, untrained: float) -> Numbers:
+def rule_of(comparison: Comparison) -> Rule:
+    """Return the rule by which the best group of a comparison is chosen.
+
+    "prequential": the prequential score. It is used if all runs have it that could be chosen by the other rule.
+    "validation": CER or average perplexity on the data that also chose the epoch or checkpoint of each stage. In
+        vision, this score is too low for small waits.
+    """
+    return "validation" if runs_without_prequential(comparison) else "prequential"
+
+
+def runs_without_prequential(comparison: Comparison) -> list[Run]:
+    """Return the finished runs that have validation values for all arrivals, but no prequential score."""
+    runs = [run for group in comparison.finished_groups for run in group.counted_runs]
+    return [run for run in runs if _prequential(run) is None and not np.isnan(validation_score(run, untrained=1.0))]
+
+
+def _prequential(run: Run) -> float | None:
+    return next((run.summary[key] for key in PREQUENTIAL_KEYS if key in run.summary), None)
+
+
+def numbers_of(group: RunGroup, untrained: float, rule: Rule) -> Numbers:
     """Return the results of one group of runs. The group may be unfinished.
 
     Args:
         group: runs with equal settings.
         untrained: error rate or perplexity before the first stage, used where the ledger contains no validation value.
             See the function `validation_score`.
+        rule: the rule by which groups are chosen, as returned by `rule_of`.
     """
     runs = group.counted_runs
     summaries = [dict(run.summary) for run in runs if run.summary]
@@ -96,20 +130,27 @@ def numbers_of(group: RunGroup, untrained: float) -> Numbers:
 
     final = estimate("final")
     assert final is not None
-    scores = [validation_score(run, untrained) for run in runs] if is_complete else []
+    scores: list[float | None] = []
+    if is_complete:
+        scores = [_prequential(run) if rule == "prequential" else validation_score(run, untrained) for run in runs]
+    is_scored = bool(scores) and not any(score is None or np.isnan(score) for score in scores)
     wall_seconds = means.get("wall_seconds")
     return Numbers(
         quality=(estimate("cer") or estimate("average_perplexity")) if is_complete else None,
         after_first_stage=estimate("average_perplexity_after_first_stage") if is_complete else None,
         final=final,
         final_validation=estimate("final_validation"),
-        validation_score=_mean(scores) if scores and not any(map(np.isnan, scores)) else None,
+        validation_score=_mean(scores) if is_scored else None,
         num_params=_mean([run.num_params[t] for run, t in zip(runs, last, strict=True)]),
         forward_flops=_mean([run.forward_flops[t] for run, t in zip(runs, last, strict=True)]),
         mem=means.get("mem") or 0.0,
         comp=means.get("comp") or 0.0,
         num_updates=_mean([run.num_updates[: t + 1].sum() for run, t in zip(runs, last, strict=True)]),
         wall_seconds=_mean([run.train_seconds.sum() for run in runs]) if wall_seconds is None else wall_seconds,
+        prequential=(estimate(PREQUENTIAL_KEYS[0]) or estimate(PREQUENTIAL_KEYS[1])) if is_complete else None,
+        forgetting=estimate("forgetting") if is_complete else None,
+        backward_transfer=estimate("backward_transfer") if is_complete else None,
+        forward_transfer=estimate("forward_transfer") if is_complete else None,
     )
 
 
@@ -130,9 +171,9 @@ def _summary_until(run: Run, t: int) -> dict[str, Any]:
 
 
 def validation_score(run: Run, untrained: float) -> float:
-    """Return the validation score: CER or average perplexity, computed from validation data over t = 1..B.
+    """Return CER or average perplexity, computed from validation data over t = 1..B.
 
-    The report uses this score to choose between groups, because test data must not influence the choice.
+    The report uses this score to choose between groups by the rule "validation" (see `rule_of`).
 
     Args:
         run: a finished run.

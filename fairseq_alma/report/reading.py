@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fairseq_alma.core.error_matrix import TRANSFER_METRICS
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import is_held
@@ -106,9 +107,10 @@ def read_run(folder: Path) -> Run:
     is_language_model = bool(rows) and rows[0].scores.error_rate is None
     columns = _columns(ledger.path, rows, "perplexity" if is_language_model else "error_rate")
     summary = dict(summarize(rows, first_charged_arrival(settings))) if len(rows) > 1 else {}
-    wall_seconds = _read_optional_json(folder / "summary.json").get("wall_seconds")
-    if isinstance(wall_seconds, int | float) and isfinite(wall_seconds):
-        summary["wall_seconds"] = wall_seconds
+    written = _read_optional_json(folder / "summary.json")
+    for name in ("wall_seconds", *TRANSFER_METRICS):
+        if isinstance(value := written.get(name), int | float) and isfinite(value):
+            summary[name] = value
     return Run(
         folder=folder,
         seed=settings.get("seed") if isinstance(settings.get("seed"), int) else None,

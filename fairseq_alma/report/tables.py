@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from fairseq_alma.core import catalogue
 from fairseq_alma.report import paper
-from fairseq_alma.report.choice import Budget, best_within
+from fairseq_alma.report.choice import Budget, best_within, explanation, score_name, score_scale
 from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
@@ -99,7 +99,7 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
         ["CER", "final error, %"] if is_vision else ["average perplexity", "after first stage", "final perplexity"]
     )
     columns = ("run", "by validation", "seeds", *quality_columns, "final validation" + (", %" if is_vision else ""),
-               "params, last", "Mem", "Comp, TFLOP", "wall time", "state")  # fmt: skip
+               *score_columns(comparison), "params, last", "Mem", "Comp, TFLOP", "wall time", "state")  # fmt: skip
     rows = []
     scale, digits = (100.0, 2) if is_vision else (1.0, 2)
     for index, (group, result) in enumerate(zip(comparison.groups, numbers, strict=True)):
@@ -109,6 +109,8 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
         is_trained = group.counted_runs[0].stage[-1] > 0
         cells.append(result.final.text(digits, scale) if is_trained else UNTRAINED)
         cells.append(result.final_validation.text(digits, scale) if is_trained and result.final_validation else "")
+        estimates = (result.prequential, result.forgetting, result.backward_transfer, result.forward_transfer)
+        cells += [one.text(digits, scale) if one else "" for one in estimates]
         label = group_label(group, comparison.varied_settings)
         rows.append((
             label, "best" if index == best else "", str(len(group.counted_runs)), *cells, f"{result.num_params:,.0f}",
@@ -116,10 +118,20 @@ def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
         ))  # fmt: skip
     note = ""
     if best is not None:
-        kind = "summed" if is_vision else "mean"
         label = group_label(comparison.groups[best], comparison.varied_settings)
-        note = f"Best by validation ({kind} over the arrivals, never by test): {label}."
-    return Table("summary", f"{comparison.name}: all runs", columns, tuple(rows), note)
+        score = (numbers[best].validation_score or 0.0) * score_scale(comparison)
+        unit = " %" if score_scale(comparison) == 100 else ""
+        note = f"Best by {score_name(comparison)} ({score:.2f}{unit}), never by test data: {label}. "
+        note += explanation(comparison)
+    kept, shown = _without_empty_columns(columns, rows, optional=score_columns(comparison))
+    return Table("summary", f"{comparison.name}: all runs", kept, tuple(shown), note)
+
+
+def score_columns(comparison: Comparison) -> tuple[str, ...]:
+    """Return the columns for scores that only some runs have. They are left out if no run of the table has them."""
+    if comparison.is_vision:
+        return "prequential error, %", "forgetting, %", "backward transfer, %", "forward transfer, %"
+    return "prequential perplexity", "forgetting", "backward transfer", "forward transfer"
 
 
 def table1(comparison: Comparison) -> Table | None:
@@ -265,9 +277,18 @@ def _label_without_wait(group: RunGroup, comparison: Comparison) -> str:
     return group_label(group, [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS])
 
 
-def _without_empty_columns(columns: Sequence[str], rows: list[tuple]) -> tuple[tuple[str, ...], list[tuple]]:
-    """Return the columns and rows without the columns in which all cells are empty."""
-    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+def _without_empty_columns(
+    columns: Sequence[str], rows: list[tuple], optional: Sequence[str] | None = None
+) -> tuple[tuple[str, ...], list[tuple]]:
+    """Return the columns and rows without the columns in which all cells are empty.
+
+    Args:
+        columns: names of the columns.
+        rows: the rows.
+        optional: names of the columns that may be left out; by default all.
+    """
+    names = columns if optional is None else optional
+    kept = [i for i, name in enumerate(columns) if name not in names or any(row[i] for row in rows)]
     return tuple(columns[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
 
 

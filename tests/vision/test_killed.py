@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.json_lines import JsonLines
 from tests.commands import ROOT
 from tests.vision.tiny_runs import as_arguments, ledger, small_run, small_settings
 from vision.cli import main
@@ -24,7 +24,7 @@ from vision.runs import run
 
 DEADLINE_SECONDS = 300
 
-GENS = {"learner": "gens", "seeds": 2, "replay": 0.5}
+GENS = {"learner": "gens", "seeds": 2, "replay": 0.5, "error_matrix": True}
 GMOE = {"learner": "gmoe", "experts": 2, "replay": "all", "hard_gates": True}
 FF = {"learner": "ff", "seeds": 2, "grow_depth": 1, "candidates": 200}
 """Most of its time is growth."""
@@ -171,7 +171,7 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
         patch.setattr(
             Path, "unlink", lambda path, **kw: (watched if path.name == "networks.pt" else unlink)(path, **kw)
         )
-        patch.setattr(Ledger, "append", executioner.around(Ledger.append))
+        patch.setattr(JsonLines, "append", executioner.around(JsonLines.append))
         try:
             run(small_settings(out, **settings, epochs=1, mega_batches=3))
         except Killed:

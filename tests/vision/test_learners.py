@@ -26,7 +26,7 @@ from vision.backbones import Perceptron
 from vision.batches import Memory
 from vision.datasets import load_dataset
 from vision.inputs import Vectors
-from vision.learners import LEARNERS, worst_experts
+from vision.learners import LEARNERS, VisionLearner, worst_experts
 from vision.networks import MixtureStack, MLPStack
 from vision.stream import partition
 
@@ -438,3 +438,21 @@ def test_old_networks_are_removed_unless_they_are_kept_or_predict(tmp_path):
     assert kept("all", keep_stages=True) == ["1train", "2train", "3train", "4train"]
     assert kept("gmoe", learner="gmoe") == ["4grow", "4train"]
     assert kept("gens", learner="gens") == ["1train", "2train", "3train", "4grow", "4train"]
+
+
+def test_only_learners_that_grow_record_growth_steps(tmp_path):
+    for learner in ("sm", "gmoe"):
+        small_run(tmp_path / learner, **taken(learner, grow_every=2), epochs=1)
+    assert not [*(tmp_path / "sm").rglob("grow*")]
+    marks = sorted(path.parent.name for path in (tmp_path / "gmoe").rglob("grow.done.json"))
+    assert marks == ["stage_002", "stage_003", "stage_004"]
+
+
+def test_a_run_of_an_earlier_version_with_growth_steps_that_grew_nothing_continues(tmp_path, monkeypatch):
+    whole = small_run(tmp_path / "whole", epochs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(VisionLearner, "can_grow", True)
+        small_run(tmp_path / "old", epochs=1, arrivals=2)
+    assert (tmp_path / "old/stages/stage_002/grow.done.json").exists()
+    rows = small_run(tmp_path / "old", epochs=1)
+    assert [row.scores for row in rows[0]] == [row.scores for row in whole[0]]

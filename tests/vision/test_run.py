@@ -404,10 +404,10 @@ def test_a_sweep_ends_in_a_table_ordered_by_validation(tmp_path, alma_vision):
     assert said.status == 0, said.err
     runs = json.loads((out / "sweep.json").read_text())
     assert len(runs) == 4
-    assert [run["final_validation"] for run in runs] == sorted(run["final_validation"] for run in runs)
+    assert [run["prequential_error_rate"] for run in runs] == sorted(run["prequential_error_rate"] for run in runs)
     assert ["lr=1e-06" in run["run"] or "lr=1e-6" in run["run"] for run in runs] == [False, False, True, True]
-    assert "by final validation error rate, best first" in said.out
-    table = said.out[said.out.index("by final validation") :]
+    assert "sorted by prequential validation error rate, best first" in said.out
+    table = said.out[said.out.index("by prequential validation") :]
     assert table.index("lr=1.0") < table.index("lr=1e-")
 
 

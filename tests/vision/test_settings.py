@@ -8,6 +8,7 @@ from fairseq_alma.core.catalogue import learners, own_settings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import EnsembleSettings, GrowingEnsembleSettings, UnionMixSettings
 from fairseq_alma.core.settings import MAX_SEED, defaults_of
+from tests.vision.tiny_runs import small_settings
 from vision.cli import CONFIGS, settings_of
 from vision.settings import VisionSettings
 
@@ -190,3 +191,13 @@ def test_what_is_refused(values, message):
 def test_a_missing_plugin_is_named():
     with pytest.raises(SettingError, match=r"plugin=no_such_module_of_mine: No module named .* Plugins are searched"):
         settings_of({"out": "x", "plugin": "no_such_module_of_mine"})
+
+
+def test_the_error_matrix_is_written_by_default_if_the_stream_drifts(tmp_path):
+    by_default, without = small_settings(tmp_path), small_settings(tmp_path, error_matrix=False)
+    assert not by_default.has_error_matrix
+    assert small_settings(tmp_path, error_matrix=True).has_error_matrix
+    for settings in (by_default, without):
+        object.__setattr__(settings, "order", "classes")
+    assert by_default.has_error_matrix
+    assert not without.has_error_matrix

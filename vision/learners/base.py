@@ -126,6 +126,11 @@ class VisionLearner:
         """
         return [Spent() for _ in self.seeds]
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether the subclass has a method `grow` of its own. If it has none, no growth step is recorded."""
+        return type(self).grow is not VisionLearner.grow
+
     def extra_state(self) -> dict[str, Any]:
         """Return additional values that `save` writes to learner.json, as a dictionary of JSON values.
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.figures.curves import over_the_stream, running_averages
+from fairseq_alma.report.figures.errors import error_maps
 from fairseq_alma.report.figures.experts import expert_loads
 from fairseq_alma.report.figures.radar import radar
 from fairseq_alma.report.figures.routing import routing_maps
@@ -42,8 +43,8 @@ FIGURES: dict[str, Drawing] = {
 }
 """The figures of a report: file name without suffix -> function that draws the figure.
 
-Each function makes one figure for the complete comparison. The function `routing_maps` is not in this list, because it
-makes one figure for each of several groups.
+Each function makes one figure for the complete comparison. The functions `routing_maps` and `error_maps` are not in
+this list, because they make one figure for each of several groups.
 """
 
 PLAIN_TEXT: dict[Any, Any] = {"text.parse_math": False}
@@ -54,7 +55,8 @@ def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[
     """Yield (file name without suffix, figure) for every figure that is not empty.
 
     Raises:
-        RunError: if routing.npz, the data file of a routing map, is damaged. The remaining figures are not drawn.
+        RunError: if routing.npz or errors.jsonl, the data file of a map, is damaged. The remaining figures are not
+            drawn.
     """
     for name, figure in figures_or_errors(comparison, numbers):
         if isinstance(figure, RunError):
@@ -65,14 +67,15 @@ def all_figures(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[
 def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Iterator[tuple[str, Figure | RunError]]:
     """Yield (file name without suffix, figure) for every figure that is not empty.
 
-    If routing.npz, the data file of a routing map, is damaged, yield (file name, RunError) for this map and continue.
+    If routing.npz or errors.jsonl, the data file of a map, is damaged, yield (file name, RunError) for this map and
+    continue.
     """
     for name, draw in FIGURES.items():
         with rc_context(PLAIN_TEXT):
             figure = draw(comparison, numbers)
         if figure:
             yield name, figure
-    for name, draw_map in routing_maps(comparison, numbers):
+    for name, draw_map in (*routing_maps(comparison, numbers), *error_maps(comparison, numbers)):
         try:
             with rc_context(PLAIN_TEXT):
                 figure = draw_map()

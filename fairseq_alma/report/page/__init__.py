@@ -16,7 +16,7 @@ import numpy as np
 
 from fairseq_alma.core import catalogue
 from fairseq_alma.report.appearance import FEW_ARRIVALS, appearance_of, plotly_dashes
-from fairseq_alma.report.choice import Change, alternatives
+from fairseq_alma.report.choice import Change, alternatives, explanation, score_name, score_scale
 from fairseq_alma.report.labels import group_label, learner_position
 from fairseq_alma.report.numbers import Estimate, Numbers, all_numbers, standard_error
 from fairseq_alma.report.runs import Comparison, ReportData, RunGroup
@@ -80,6 +80,12 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "name": comparison.name,
         "vision": comparison.is_vision,
         "B": comparison.num_arrivals,
+        "rule": {
+            "name": score_name(comparison),
+            "scale": score_scale(comparison),
+            "explanation": explanation(comparison),
+        },
+        "has_transfer": any(result.forgetting for result in numbers),
         "common_settings": {name: setting_text(value) for name, value in sorted(common_settings.items())},
         "filters": _filters(comparison),
         "groups": [
@@ -128,6 +134,9 @@ def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
         "final": _estimate(numbers.final),
         "final_validation": _estimate(numbers.final_validation),
         "score": _exact(numbers.validation_score),
+        "forgetting": _estimate(numbers.forgetting),
+        "backward_transfer": _estimate(numbers.backward_transfer),
+        "forward_transfer": _estimate(numbers.forward_transfer),
         "first_trained_t": int(trained[0]) if len(trained) else None,
         "params": numbers.num_params,
         "forward_flops": numbers.forward_flops,

@@ -55,6 +55,10 @@ const withError = (estimate, scale = 1, digits = 2) => {
 const percent = () => (comparison.vision ? 100 : 1);
 const qualityName = () => (comparison.vision ? "CER" : "average perplexity");
 const finalName = () => (comparison.vision ? "final error" : "final perplexity");
+// The score by which the best group is chosen. Prequential errors are shown in percent.
+const scoreUnit = () => (comparison.rule.scale === 100 ? " %" : "");
+const scoreName = () => comparison.rule.name + (comparison.rule.scale === 100 ? ", %" : "");
+const scoreOf = (group) => group.score === null ? null : group.score * comparison.rule.scale;
 const meanOf = (estimate) => estimate && estimate[0];
 const errorOf = (estimate) => estimate && estimate[1];
 
@@ -85,7 +89,7 @@ const QUALITIES = {
     error: (group) => (group.final && group.final[1] !== null ? group.final[1] * percent() : null),
     name: () => `${finalName()}, test${comparison.vision ? ", %" : ""}`,
   },
-  score: { of: (group) => group.score, error: () => null, name: () => `${qualityName()}, validation` },
+  score: { of: scoreOf, error: () => null, name: scoreName },
 };
 // The limits of the budget. Each limit has a slider.
 const LIMITS = {

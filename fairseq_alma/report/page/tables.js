@@ -20,8 +20,8 @@ const showAnswer = () => {
     `${finalName()} ${withError(group.final, percent())}${comparison.vision ? " %" : ""}; ` +
     `${withUnit(group.params)} parameters, ${withUnit(group.comp)}FLOP of training, ${group.wall_text} ` +
     `(${numSeeds} seed${numSeeds > 1 ? "s" : ""}).`;
-  const rule = `Lowest ${qualityName()} on validation data (${fixed(group.score, 2)}) ` +
-    `of ${numWithin} runs within the budget.`;
+  const rule = `Lowest ${comparison.rule.name} (${fixed(scoreOf(group), 2)}${scoreUnit()}) ` +
+    `of ${numWithin} runs within the budget. ${comparison.rule.explanation}`;
   const name = element("button", { textContent: group.label, onclick: () => choose(best) });
   box.replaceChildren(element("p", { className: "best" }, name), element("p", { textContent: facts }), small(rule));
   showAlternatives(group);
@@ -94,6 +94,11 @@ const showDetail = () => {
 let rowByIndex = new Map();      // index of a group -> row that the table shows, in the order of the table
 let createdRows = new Map();     // index of a group -> row, for all rows created so far in this comparison
 
+// Columns that only runs with an error matrix have: key of a group, and name.
+const TRANSFER = [
+  ["forgetting", "forgetting"], ["backward_transfer", "backward transfer"], ["forward_transfer", "forward transfer"],
+];
+
 // Columns of the table. `of` returns the value that sorts the rows, `text` the text of the cell.
 const COLUMNS = () => [
   { key: "label", name: "run", of: (group) => group.label, text: (group) => group.label, left: true },
@@ -111,9 +116,12 @@ const COLUMNS = () => [
     of: (group) => meanOf(group.final_validation), text: (group) => withError(group.final_validation, percent()),
   },
   {
-    key: "score", name: `${qualityName()}, validation`,
-    of: (group) => group.score, text: (group) => (group.score === null ? "" : fixed(group.score, 2)),
+    key: "score", name: scoreName(),
+    of: scoreOf, text: (group) => (group.score === null ? "" : fixed(scoreOf(group), 2)),
   },
+  ...(comparison.has_transfer ? TRANSFER : []).map(([key, name]) => ({
+    key, name: `${name}, %`, of: (group) => meanOf(group[key]), text: (group) => withError(group[key], 100),
+  })),
   {
     key: "params", name: "parameters",
     of: (group) => group.params, text: (group) => Math.round(group.params).toLocaleString("en"),

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -6,6 +7,7 @@ from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.ledger import (
     Ledger,
     LedgerRow,
+    Prequential,
     Scores,
     Spent,
     average_perplexity,
@@ -14,6 +16,8 @@ from fairseq_alma.core.ledger import (
     cumulative_flops,
     cumulative_params,
     mean_and_standard_error,
+    prequential_error_rate,
+    prequential_perplexity,
     summarize,
 )
 
@@ -102,6 +106,52 @@ def test_the_summary_of_perplexities():
         "num_arrivals": 2,
         "num_stages": 1,
     }
+
+
+def with_prequential(rows, error_rates):
+    """Return the rows with these prequential error rates; None leaves a row as it is."""
+    return [
+        row if rate is None else replace(row, prequential=Prequential(rate, loss=1.0))
+        for row, rate in zip(rows, error_rates, strict=True)
+    ]
+
+
+def test_the_prequential_error_is_the_mean_over_the_second_to_last_arrival():
+    # w = 3: at t = 2 and 3 the predictor is untrained and is charged 0.75 and 0.875; at t = 4 it is that of stage 1.
+    rows = with_prequential(vision_rows(), [None, 0.5, 0.75, 0.875, 0.25])
+    assert prequential_error_rate(rows) == (0.75 + 0.875 + 0.25) / 3
+    assert summarize(rows)["prequential_error_rate"] == 0.625
+
+
+@pytest.mark.parametrize("error_rates", [[None] * 5, [None, 0.5, 0.75, None, 0.25], [None, 0.5, None, 0.75, 0.25]])
+def test_the_prequential_error_is_missing_if_one_arrival_lacks_it(error_rates):
+    rows = with_prequential(vision_rows(), error_rates)
+    assert prequential_error_rate(rows) is None
+    assert "prequential_error_rate" not in summarize(rows)
+
+
+def test_one_arrival_has_no_prequential_error():
+    assert prequential_error_rate(with_prequential(vision_rows(), [None, 0.5, 0.75, 0.75, 0.25])[:2]) is None
+
+
+def test_the_prequential_perplexity_is_the_geometric_mean_of_the_validation_perplexities():
+    # Untrained at t = 0 (left out) and t = 1: sqrt(1000 * 10) = 100.
+    rows = [LedgerRow(t, t // 2, t == 2, Scores(1, 1, perplexity=5.0, validation_perplexity=value))
+            for t, value in enumerate([2000.0, 1000.0, 10.0])]  # fmt: skip
+    assert prequential_perplexity(rows) == pytest.approx(100.0)
+    assert summarize(rows)["prequential_perplexity"] == pytest.approx(100.0)
+    diverged = [*rows, LedgerRow(3, 2, True, Scores(1, 1, perplexity=5.0, validation_perplexity=float("nan")))]
+    assert prequential_perplexity(diverged) is None
+    assert prequential_perplexity(text_rows([8.0, 8.0, 4.0], first_trained_t=2)) is None
+
+
+def test_a_row_with_prequential_scores_is_read_as_it_was_written(tmp_path):
+    row = replace(vision_rows()[0], prequential=Prequential(0.25, 1.5))
+    assert row.to_json()["prequential_error_rate"] == 0.25 and row.to_json()["prequential_loss"] == 1.5
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append(row)
+    assert ledger.rows() == [row]
+    assert not any(name.startswith("prequential") for name in vision_rows()[0].to_json())
 
 
 def test_there_is_no_summary_before_the_first_arrival():

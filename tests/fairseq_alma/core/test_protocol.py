@@ -1,12 +1,15 @@
 """Algorithm 1, with a learner whose every number can be worked out by hand (see tiny_learner.py)."""
 
 import gc
+import json
 import types
 
 import pytest
 
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import read_json
+from fairseq_alma.core.json_lines import JsonLines
+from fairseq_alma.core.ledger import Prequential
 from fairseq_alma.core.protocol import StreamSettings
 from tests.fairseq_alma.core.tiny_learner import TestSet, TinyEvaluator, TinyLearner, tiny_run
 
@@ -96,10 +99,14 @@ def test_the_wait_lies_between_1_and_the_number_of_mega_batches(num_mega_batches
 
 def test_decisions_are_recorded(tmp_path):
     tiny_run(tmp_path, num_mega_batches=4, wait=3)
-    assert read_json(tmp_path / "arrivals.json") == {
-        "digests": ["digest of 1", "digest of 2", "digest of 3", "digest of 4"],
-        "decisions": {"1": False, "2": False, "3": True, "4": True},
-    }
+    digests = ["digest of 1", "digest of 2", "digest of 3", "digest of 4"]
+    assert read_json(tmp_path / "arrivals.json") == {"digests": digests}
+    assert JsonLines(tmp_path / "decisions.jsonl").values() == [
+        {"t": 1, "due": False},
+        {"t": 2, "due": False},
+        {"t": 3, "due": True},
+        {"t": 4, "due": True},
+    ]
 
 
 def test_an_extended_stream_continues_the_run_and_repeats_its_decisions(tmp_path):
@@ -116,6 +123,58 @@ def test_an_extended_stream_continues_the_run_and_repeats_its_decisions(tmp_path
     assert times(learner.stages[0].new) == [5, 6, 7]
     assert times(learner.stages[0].past) == [1, 2, 3, 4]
     assert read_json(tmp_path / "summary.json")["num_arrivals"] == 7
+
+
+def share_not_met(learner, mega_batch):
+    """Return the error rate of the tiny learner on mega-batch t: the share of the numbers 1..t that it has not met."""
+    numbers = set(range(1, mega_batch.t + 1))
+    return Prequential(len(numbers - set(learner.numbers)) / len(numbers), loss=float(mega_batch.t))
+
+
+def ahead(rows):
+    return [row.prequential and (row.prequential.error_rate, row.prequential.loss) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("wait", "error_rates"),
+    # At arrival t, the learner has not met the mega-batches since its last stage, and t is always among them.
+    [(1, [1, 1 / 2, 1 / 3, 1 / 4]), (3, [1, 1, 1, 1 / 4]), (4, [1, 1, 1, 1])],
+)
+def test_each_arrival_is_scored_with_the_predictor_from_before_it(tmp_path, wait, error_rates):
+    rows = tiny_run(tmp_path, num_mega_batches=4, wait=wait, prequential=share_not_met)
+    assert ahead(rows) == [None, *((rate, float(t)) for t, rate in enumerate(error_rates, start=1))]
+    lines = JsonLines(tmp_path / "decisions.jsonl").values()
+    assert [line["prequential_error_rate"] for line in lines] == error_rates
+
+
+def test_a_continued_run_takes_the_prequential_scores_that_are_stored(tmp_path):
+    before = tiny_run(tmp_path, num_mega_batches=3, wait=2, prequential=share_not_met)
+    measured = []
+
+    def measure(learner, mega_batch):
+        measured.append(mega_batch.t)
+        return share_not_met(learner, mega_batch)
+
+    after = tiny_run(tmp_path, num_mega_batches=5, wait=2, prequential=measure)
+    assert measured == [4, 5]
+    assert after[:4] == before  # no row changes when mega-batches are added
+    assert ahead(after)[4:] == [(1 / 4, 4.0), (2 / 5, 5.0)]  # it has met 1..3 before t = 4, and still at t = 5
+
+
+def test_a_run_of_an_earlier_version_continues_without_the_scores_that_it_lacks(tmp_path):
+    whole = tiny_run(tmp_path, num_mega_batches=3, wait=2)
+    digests = read_json(tmp_path / "arrivals.json")["digests"]
+    decisions = {"1": False, "2": True, "3": True}
+    (tmp_path / "arrivals.json").write_text(json.dumps({"digests": digests, "decisions": decisions}))
+    (tmp_path / "decisions.jsonl").unlink()
+    # It was killed in stage 2, before the row of t = 3: the predictor from before t = 3 may be lost.
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    rows = tiny_run(tmp_path, num_mega_batches=5, wait=2, prequential=share_not_met)
+    assert rows[:4] == whole
+    assert ahead(rows) == [None, None, None, None, (1 / 4, 4.0), (2 / 5, 5.0)]
+    assert [line["t"] for line in JsonLines(tmp_path / "decisions.jsonl").values()] == [4, 5]
+    assert read_json(tmp_path / "arrivals.json")["decisions"] == decisions
 
 
 def reachable_from(start):

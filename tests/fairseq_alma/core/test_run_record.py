@@ -9,7 +9,7 @@ import pytest
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.ledger import LedgerRow, Scores
+from fairseq_alma.core.ledger import LedgerRow, Prequential, Scores
 from fairseq_alma.core.run_record import RunRecord, find_runs
 from tests.fairseq_alma.core.tiny_learner import TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_run
 
@@ -43,6 +43,11 @@ class Executioner:
         return watched
 
 
+def share_met(learner, mega_batch):
+    """A prequential score that shows which numbers the predictor has met: another one after each stage."""
+    return Prequential(len(learner.numbers) / 8, loss=float(mega_batch.t))
+
+
 def attempt(folder, monkeypatch, kill_at=None):
     """One process of the run, with objects of its own. Returns the calls, and the executioner."""
     executioner, calls = Executioner(kill_at), []
@@ -53,7 +58,10 @@ def attempt(folder, monkeypatch, kill_at=None):
         patch.setattr(os, "replace", executioner.around(os.replace))  # of every file that is written whole
         patch.setattr(os, "fsync", lambda descriptor: executioner.moment())  # a ledger line among them
         try:
-            tiny_run(folder, num_mega_batches=3, wait=2, learner=learner, evaluate=executioner.around(evaluate))
+            tiny_run(
+                folder, num_mega_batches=3, wait=2, learner=learner, evaluate=executioner.around(evaluate),
+                prequential=executioner.around(share_met),
+            )  # fmt: skip
         except Killed:
             assert kill_at
     return calls, executioner
@@ -67,7 +75,8 @@ def numbers_of(folder):
     """All that equal runs agree in."""
     summary = read_json(folder / "summary.json")
     del summary["wall_seconds"]
-    return ledger_without_seconds(folder), summary, read_json(folder / "arrivals.json")
+    decisions = (folder / "decisions.jsonl").read_text()
+    return ledger_without_seconds(folder), summary, read_json(folder / "arrivals.json"), decisions
 
 
 def test_killed_at_any_moment_the_same_command_finishes_the_run_and_does_no_finished_step_twice(tmp_path, monkeypatch):
@@ -237,6 +246,17 @@ def test_a_damaged_file_of_the_run_is_named(run_folder, name):
         tiny_run(run_folder)
 
 
+@pytest.mark.parametrize(
+    "line", ['{"t": 1, "du', "[]", '{"due": true}', '{"t": 1, "due": true, "prequential_loss": 1}']
+)
+def test_a_damaged_decision_is_named_by_file_and_line(run_folder, line):
+    path = run_folder / "decisions.jsonl"
+    first, _, *others = path.read_text().splitlines()
+    path.write_text("\n".join([first, line, *others, ""]))
+    with pytest.raises(RunError, match=r"decisions\.jsonl, line 2 is damaged"):
+        tiny_run(run_folder)
+
+
 def test_a_ledger_without_its_settings_is_not_written_to(run_folder):
     (run_folder / "settings.json").unlink()
     with pytest.raises(
@@ -264,6 +284,8 @@ def test_the_summary_holds_the_scalars(run_folder):
     assert summary == {
         "average_perplexity": 6.25,
         "average_perplexity_after_first_stage": 4.5,
+        # The geometric mean of 8 8 5 4, since the tiny evaluator's validation perplexity is its perplexity.
+        "prequential_perplexity": pytest.approx(1280**0.25),
         "final": 4.0,
         "final_validation": 4.0,
         "mem": 60,

@@ -1,13 +1,13 @@
 """Seeds in lock step: one set of done marks, a ledger each. The learner is the one of tiny_learner.py, S at a time."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
-from fairseq_alma.core.ledger import Spent
+from fairseq_alma.core.json_lines import JsonLines
+from fairseq_alma.core.ledger import Prequential, Spent
 from fairseq_alma.core.protocol import StreamSettings, run_stream
 from fairseq_alma.core.run_record import RunRecord, find_runs
 from fairseq_alma.core.stack_record import StackRecord
@@ -35,7 +35,7 @@ class TwoScores(TinyEvaluator):
         return [scores, replace(scores, perplexity=scores.perplexity + 0.5)]
 
 
-def stack_run(folder, wait=3, learner=None, evaluate=None, num_mega_batches=4):
+def stack_run(folder, wait=3, learner=None, evaluate=None, num_mega_batches=4, prequential=None):
     """Run, or run what is left."""
     stream = tiny_stream(num_mega_batches)
     records = [
@@ -43,7 +43,8 @@ def stack_run(folder, wait=3, learner=None, evaluate=None, num_mega_batches=4):
         for seed in SEEDS
     ]
     settings = StreamSettings(num_mega_batches, wait)
-    return run_stream(stream, learner or TwoLearners(), evaluate or TwoScores(), settings, StackRecord(records))
+    record = StackRecord(records)
+    return run_stream(stream, learner or TwoLearners(), evaluate or TwoScores(), settings, record, prequential)
 
 
 def test_each_seed_has_a_ledger_of_its_own_numbers(tmp_path):
@@ -70,20 +71,49 @@ def test_marks_are_set_once_for_all_seeds_and_hold_a_list(tmp_path):
 def test_every_seed_remembers_when_it_trained(tmp_path):
     stack_run(tmp_path)
     for seed in SEEDS:
-        arrivals = read_json(tmp_path / f"seed_{seed}" / "arrivals.json")
-        assert arrivals["decisions"] == {"1": False, "2": False, "3": True, "4": True}
+        lines = JsonLines(tmp_path / f"seed_{seed}" / "decisions.jsonl").values()
+        assert [(line["t"], line["due"]) for line in lines] == [(1, False), (2, False), (3, True), (4, True)]
+
+
+def without_last_line(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
 
 def test_the_first_seed_decides_where_a_kill_came_before_the_second_wrote_it_down(tmp_path):
     """B was 4 and is 7: without the first seed's memory stage 2 would not have been trained at t = 4."""
     stack_run(tmp_path)
-    path = tmp_path / "seed_6/arrivals.json"
-    arrivals = read_json(path)
-    del arrivals["decisions"]["4"]
-    path.write_text(json.dumps(arrivals))
+    path = tmp_path / "seed_6/decisions.jsonl"
+    without_last_line(path)
     first, second = stack_run(tmp_path, num_mega_batches=7)
     assert [row.stage for row in first] == [row.stage for row in second] == [0, 0, 0, 1, 2, 2, 2, 3]
-    assert read_json(path)["decisions"]["4"] is True
+    assert JsonLines(path).values()[3] == {"t": 4, "due": True}
+
+
+def test_each_seed_has_prequential_scores_of_its_own_also_after_a_kill_between_two_seeds(tmp_path):
+    asked = []
+
+    def measure(learner, mega_batch):
+        asked.append((mega_batch.t, sorted(learner.numbers)))
+        return [Prequential(0.25, float(mega_batch.t)), Prequential(0.75, float(mega_batch.t))]
+
+    whole = stack_run(tmp_path / "whole", prequential=measure)
+    assert asked == [(1, []), (2, []), (3, []), (4, [1, 2, 3])]  # once for both seeds
+    assert [[row.prequential and row.prequential.error_rate for row in rows] for rows in whole] == [
+        [None, 0.25, 0.25, 0.25, 0.25],
+        [None, 0.75, 0.75, 0.75, 0.75],
+    ]
+    killed = tmp_path / "killed"
+    stack_run(killed, prequential=measure)
+    for name in ("train", "evaluate", "grow"):
+        (killed / f"stages/stage_002/{name}.done.json").unlink()
+    for path in (*killed.glob("seed_*/ledger.jsonl"), killed / "seed_6/decisions.jsonl"):
+        without_last_line(path)
+    asked.clear()
+    stack_run(killed, prequential=measure)
+    assert asked == [(4, [1, 2, 3])]
+    for seed in SEEDS:
+        for read in (ledger_without_seconds, lambda folder: (folder / "decisions.jsonl").read_text()):
+            assert read(killed / f"seed_{seed}") == read(tmp_path / f"whole/seed_{seed}")
 
 
 def test_a_finished_run_of_several_seeds_is_passed_over(tmp_path):

@@ -339,7 +339,7 @@ def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
     assert result.returncode == 0, result.stderr[-3000:]
     runs = json.loads((tmp_path / "sweep/sweep.json").read_text())
     assert len(runs) == 2
-    assert runs[0]["final_validation"] < runs[1]["final_validation"]
+    assert runs[0]["prequential_perplexity"] < runs[1]["prequential_perplexity"]
     assert "lr=0.01" in runs[0]["run"]
     assert result.stdout.rindex("lr=0.01") < result.stdout.rindex("lr=0.0001")
 

@@ -2,7 +2,7 @@
 
 import json
 
-from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores, Spent
 from fairseq_alma.report.reading import read_runs
 
 VISION = {
@@ -16,7 +16,7 @@ TEXT = {
 }  # fmt: skip
 
 
-def vision_rows(errors, wait=1, params=10, flops=100, validations=None, experts=None, load=None):
+def vision_rows(errors, wait=1, params=10, flops=100, validations=None, experts=None, load=None, prequential=None):
     """Return the ledger rows of a vision run that trains at every `wait`-th arrival and at the last.
 
     Args:
@@ -27,6 +27,7 @@ def vision_rows(errors, wait=1, params=10, flops=100, validations=None, experts=
         validations: validation error rate of each arrival; by default equal to `errors`.
         experts: number of experts at each arrival.
         load: expert_load of each arrival.
+        prequential: prequential error rate of each arrival, None for none; by default no arrival has one.
     """
     rows, stage, gathered = [], 0, 0
     for t, error in enumerate(errors):
@@ -43,7 +44,10 @@ def vision_rows(errors, wait=1, params=10, flops=100, validations=None, experts=
         )  # fmt: skip
         spent = Spent(flops * gathered, gathered * 2, 1.5 * gathered) if updated else Spent()
         gathered = 0 if updated else gathered
-        rows.append(LedgerRow(t, stage, updated, scores, spent))
+        ahead = None
+        if prequential and prequential[t] is not None:
+            ahead = Prequential(prequential[t], loss=1.0)
+        rows.append(LedgerRow(t, stage, updated, scores, spent, prequential=ahead))
     return rows
 
 
@@ -72,16 +76,21 @@ def _at_arrival(value, t):
     return value[t] if isinstance(value, list) else value
 
 
-def write_run(folder, rows, command=("alma-vision", "dataset=mnist"), digests=None, wall_seconds=None, **settings):
-    """Write a run folder and return it. Its settings are VISION or TEXT, whichever fits the rows, and `settings`."""
+def write_run(
+    folder, rows, command=("alma-vision", "dataset=mnist"), digests=None, wall_seconds=None, written=None, **settings
+):
+    """Write a run folder and return it. Its settings are VISION or TEXT, whichever fits the rows, and `settings`.
+
+    `written` has further content of summary.json.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     base = VISION if rows and rows[0].scores.error_rate is not None else TEXT
     (folder / "settings.json").write_text(json.dumps({**base, **settings}))
     (folder / "provenance.json").write_text(json.dumps({"command": list(command), "commit": "abc123"}))
     if digests is not None:
         (folder / "arrivals.json").write_text(json.dumps({"digests": digests, "decisions": {}}))
-    if wall_seconds is not None:
-        (folder / "summary.json").write_text(json.dumps({"wall_seconds": wall_seconds}))
+    if wall_seconds is not None or written:
+        (folder / "summary.json").write_text(json.dumps({"wall_seconds": wall_seconds, **(written or {})}))
     ledger = Ledger(folder / "ledger.jsonl", durable=False)
     for row in rows:
         ledger.append(row)
@@ -91,7 +100,9 @@ def write_run(folder, rows, command=("alma-vision", "dataset=mnist"), digests=No
 def write_vision(folder, errors, **settings):
     """Write a vision run with these error rates. `settings` may have arguments of vision_rows, and row_experts."""
     row_arguments = {
-        name: settings.pop(name) for name in ("params", "flops", "validations", "load") if name in settings
+        name: settings.pop(name)
+        for name in ("params", "flops", "validations", "load", "prequential")
+        if name in settings
     }
     if "row_experts" in settings:
         row_arguments["experts"] = settings.pop("row_experts")

@@ -370,3 +370,24 @@ def test_for_a_language_model_the_page_shows_perplexities(browser, report):
         view.frame()
         assert "average perplexity 45.00" in view.page.inner_text("#answer")
         assert view.page.inner_text("#final-label").startswith("Final perplexity")
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_the_page_answers_by_the_prequential_error_and_says_so(browser, tmp_path, is_old):
+    """Wait 1 has the lower validation error, and wait 2 the lower prequential error."""
+    write_vision(tmp_path / "runs/a", [0.9, 0.5, 0.5], validations=[0, 0.1, 0.1], prequential=[None, 0.9, 0.5])
+    late = [None, 0.9, None if is_old else 0.4]
+    write_vision(tmp_path / "runs/b", [0.9, 0.9, 0.2], validations=[0, 0.9, 0.2], wait=2, prequential=late)
+    (tmp_path / "index.html").write_text(page_of(read_runs([tmp_path / "runs"])), encoding="utf-8")
+    with PageView(browser, tmp_path / "index.html") as view:
+        answer, head = view.page.inner_text("#answer"), view.page.inner_text("#runs thead")
+        assert view.page.inner_text("#answer .best") == ("SM, wait 1" if is_old else "SM, wait 2")
+        if is_old:
+            assert "Lowest CER on validation data (0.20) of 2 runs within the budget." in answer
+            assert "1 of 2 finished runs have no prequential score" in answer
+            assert "CER on validation data" in head
+        else:
+            assert "Lowest prequential error (40.00 %) of 2 runs within the budget." in answer
+            assert "before any stage uses it" in answer
+            assert "prequential error, %" in head
+            assert "40.00" in view.page.inner_text("#runs tbody")

@@ -2,9 +2,17 @@ import random
 
 import pytest
 
-from fairseq_alma.report.choice import Budget, alternatives, best_within, pareto_front
+from fairseq_alma.report.choice import (
+    Budget,
+    alternatives,
+    best_within,
+    explanation,
+    pareto_front,
+    score_name,
+    score_scale,
+)
 from fairseq_alma.report.labels import group_label
-from fairseq_alma.report.numbers import all_numbers
+from fairseq_alma.report.numbers import all_numbers, rule_of
 from fairseq_alma.report.reading import read_runs
 from fairseq_alma.report.tables import summary
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
@@ -105,3 +113,54 @@ def test_alternatives_differ_in_one_decision(comparison):
     assert others["gMoE, wait 1, width 4"] == [("growth", "SM, wait 1, width 4")]
     assert others["SM, wait 1, replay, width 4"] == [("replay", "SM, wait 1, width 4")]
     assert others["SM, wait 1, width 8"] == []
+
+
+@pytest.fixture
+def biased(tmp_path):
+    """The validation error chooses wait 1, the prequential error wait 2."""
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.5], validations=[0, 0.1, 0.1], prequential=[None, 0.9, 0.5])
+    write_vision(tmp_path / "b", [0.9, 0.9, 0.2], validations=[0, 0.9, 0.2], wait=2, prequential=[None, 0.9, 0.4])
+    return tmp_path
+
+
+def test_the_best_is_chosen_by_the_prequential_error_if_all_runs_have_it(biased):
+    [comparison] = read_runs([biased]).comparisons
+    numbers = all_numbers(comparison)
+    assert rule_of(comparison) == "prequential"
+    assert [result.validation_score for result in numbers] == [0.5, 0.4]
+    assert comparison.groups[best_within(numbers, Budget())].wait == 2
+    assert (score_name(comparison), score_scale(comparison)) == ("prequential error", 100)
+    assert "before any stage uses it" in explanation(comparison)
+
+
+@pytest.mark.parametrize("lacking", [[None, None, None], [None, 0.9, None]])
+def test_one_run_without_the_prequential_error_brings_back_the_validation_error(biased, lacking):
+    write_vision(biased / "c", [0.9, 0.6, 0.6], validations=[0, 0.6, 0.6], width=8, prequential=lacking)
+    [comparison] = read_runs([biased]).comparisons
+    numbers = all_numbers(comparison)
+    assert rule_of(comparison) == "validation"
+    assert [result.validation_score for result in numbers] == pytest.approx([0.2, 0.9 + 0.2, 1.2])
+    assert comparison.groups[best_within(numbers, Budget())].wait == 1
+    assert (score_name(comparison), score_scale(comparison)) == ("CER on validation data", 1)
+    assert "1 of 3 finished runs have no prequential score" in explanation(comparison)
+    assert "too low for small waits" in explanation(comparison)
+
+
+def test_an_unfinished_run_does_not_change_the_rule(biased):
+    write_vision(biased / "c", [0.9, 0.6], mega_batches=2, width=8)
+    [comparison] = read_runs([biased]).comparisons
+    assert rule_of(comparison) == "prequential"
+    assert [result.validation_score for result in all_numbers(comparison)] == [0.5, 0.4, None]
+
+
+def test_language_models_are_chosen_by_the_geometric_mean_and_a_diverged_one_never(tmp_path):
+    # Arithmetic means 425 and 310, geometric means sqrt(800 * 50) = 200 and sqrt(600 * 20) = 109.5.
+    write_text(tmp_path / "a", [900.0, 800.0, 50.0], wait=2)
+    write_text(tmp_path / "b", [900.0, 600.0, 20.0])
+    write_text(tmp_path / "c", [900.0, 50.0, 9.0], validations=[900.0, 50.0, float("nan")], lr=9.0)
+    [comparison] = read_runs([tmp_path]).comparisons
+    assert rule_of(comparison) == "prequential"
+    scores = [result.validation_score for result in all_numbers(comparison)]
+    assert sorted(score for score in scores if score) == pytest.approx([12000**0.5, 200])
+    assert scores.count(None) == 1
+    assert score_name(comparison) == "prequential perplexity"

@@ -4,10 +4,12 @@ import warnings
 import numpy as np
 import pytest
 
+from fairseq_alma.core.error_matrix import ErrorFile
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.report.appearance import appearance_of
 from fairseq_alma.report.figures import FIGURES, all_figures, figures_or_errors
 from fairseq_alma.report.figures.curves import over_the_stream, panels_of, running_averages
+from fairseq_alma.report.figures.errors import error_map, error_maps
 from fairseq_alma.report.figures.experts import expert_loads, load_map
 from fairseq_alma.report.figures.radar import radar_shares
 from fairseq_alma.report.figures.routing import gate_tree, routing_map
@@ -282,3 +284,45 @@ def test_the_same_runs_give_the_same_bytes(vision, tmp_path):
         assert (tmp_path / f"one.{ending}").read_bytes() == (tmp_path / f"two.{ending}").read_bytes()
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "one.pdf").read_bytes().startswith(b"%PDF")
+
+
+def write_matrix(folder, rates, class_names=None):
+    for stage, by_mega_batch in enumerate(rates):
+        ErrorFile(folder).add(stage, by_mega_batch, [0.5, None], class_names)
+
+
+def test_the_error_map_shows_the_mean_over_seeds_with_a_row_per_arrival(tmp_path):
+    for seed in (0, 1):
+        folder = write_vision(tmp_path / str(seed), [0.9, 0.9, 0.5, 0.4], wait=2, seed=seed)
+        write_matrix(folder, [[1.0, 0.8, 0.6], [0.2 * seed, 0.4, 0.5], [0.5, 0.2, 0.0]], ["cat", "dog"])
+    comparison, numbers = compare(tmp_path)
+    [(name, draw)] = error_maps(comparison, numbers)
+    assert name == "errors_1"
+    by_mega_batch, by_class, _ = visible(draw())
+    wanted = [[100, 80, 60], [100, 80, 60], [10, 40, 50], [50, 20, 0]]
+    assert np.allclose(by_mega_batch.images[0].get_array(), wanted)
+    assert by_mega_batch.images[0].get_extent() == [0.5, 3.5, 3.5, -0.5]
+    classes = by_class.images[0].get_array()
+    assert np.allclose(classes[:, 0], 50) and classes.mask[:, 1].all()  # the second class has no test images
+    assert [text.get_text() for text in by_class.get_xticklabels()] == ["cat", "dog"]
+
+
+def test_error_maps_are_drawn_for_the_best_runs_only_and_name_the_metrics(tmp_path):
+    for width in range(1, 7):
+        folder = write_vision(
+            tmp_path / str(width), [0.9, 0.5, width / 10], width=width, written={"forgetting": width / 100}
+        )
+        write_matrix(folder, [[0.9, 0.9], [0.5, 0.6], [0.4, 0.3]])
+    comparison, numbers = compare(tmp_path)
+    titles = [draw().get_suptitle() for _, draw in error_maps(comparison, numbers)]
+    assert titles == [f"SM, width {width}\nforgetting {width}.00 %" for width in (1, 2, 3, 4)]
+
+
+def test_a_damaged_error_matrix_costs_only_its_own_map(tmp_path):
+    folder = write_vision(tmp_path / "a", [0.9, 0.5])
+    (folder / "errors.jsonl").write_text("{\n")
+    comparison, numbers = compare(tmp_path)
+    found = dict(figures_or_errors(comparison, numbers))
+    assert isinstance(found["errors_1"], RunError) and not isinstance(found["over_the_stream"], RunError)
+    with pytest.raises(RunError, match=r"errors\.jsonl, line 1 is damaged"):
+        error_map(comparison.groups[0], "SM")

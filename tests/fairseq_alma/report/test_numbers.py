@@ -57,7 +57,7 @@ def test_the_scalars_of_a_language_model(tmp_path):
     [result] = numbers_in(tmp_path)
     assert result.quality.mean == pytest.approx((900 + 50 + 40) / 3)
     assert result.after_first_stage.mean == pytest.approx(45)
-    assert result.validation_score == pytest.approx((800 + 60 + 30) / 3)
+    assert result.validation_score == result.prequential.mean == pytest.approx((800 * 60 * 30) ** (1 / 3))
     assert (result.final.mean, result.final_validation.mean) == (40, 30)
     assert (result.mem, result.comp, result.num_updates) == (4000, 300, 30)
     assert result.wall_seconds == 6.0  # no summary.json: the seconds of training
@@ -100,3 +100,14 @@ def test_running_averages_begin_with_the_first_stage():
 def test_the_band_is_the_standard_error():
     assert standard_error(np.array([[1.0, 2.0]])) is None
     assert standard_error(np.array([[1.0, 2.0], [3.0, 2.0]])).tolist() == pytest.approx([1.0, 0.0])
+
+
+def test_prequential_errors_and_transfer_are_means_over_seeds(tmp_path):
+    written = {"forgetting": 0.25, "backward_transfer": -0.25, "forward_transfer": 0.5}
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], prequential=[None, 0.9, 0.5], written=written)
+    other = {**written, "forgetting": 0.75}
+    write_vision(tmp_path / "b", [0.9, 0.5, 0.4], prequential=[None, 0.9, 0.7], written=other, seed=1)
+    [result] = numbers_in(tmp_path)
+    assert result.prequential.text(1, 100) == "60.0 ± 10.0"
+    assert result.forgetting.text() == "0.50 ± 0.25"
+    assert (result.backward_transfer.mean, result.forward_transfer.mean) == (-0.25, 0.5)

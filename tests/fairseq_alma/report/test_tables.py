@@ -37,7 +37,9 @@ def test_the_summary_of_vision_runs(tmp_path):
     assert (unfinished["CER"], unfinished["state"]) == ("", "stopped, 1 of 2")
     # 0.9 of the untrained learner and 0.5: worse than 0.75, whatever its test error.
     assert (waited["by validation"], waited["CER"], waited["wall time"]) == ("", "0.95", "1 h 07 min")
-    assert table.note == "Best by validation (summed over the arrivals, never by test): SM, wait 1, width 4."
+    assert table.note.startswith(
+        "Best by CER on validation data (0.75), never by test data: SM, wait 1, width 4. Here "
+    )
 
 
 def test_the_summary_of_language_models(tmp_path):

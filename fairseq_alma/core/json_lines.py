@@ -1,0 +1,68 @@
+"""Files of JSON objects, one per line, to which lines are only appended."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import sync_folder
+
+
+class JsonLines:
+    """A file with one JSON object per line. A process that is killed can damage at most the line that it writes.
+
+    An incomplete last line is ignored, and the next `append` removes it. Only one process at a time may append lines.
+
+    Args:
+        path: path of the file. It need not exist yet.
+        durable: if True, `append` waits until the disk has stored the line.
+    """
+
+    def __init__(self, path: str | Path, durable: bool = True):
+        self.path = Path(path)
+        self._durable = durable
+        self._num_bytes = -1
+        """Size of the file after the last `append` of this object; -1 before the first one."""
+
+    def append(self, value: dict[str, Any]) -> None:
+        """Append an object as one line. First remove an incomplete last line, which a killed process may have left."""
+        is_new = not self.path.exists()
+        if is_new:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "wb" if is_new else "r+b") as file:
+            # Read the file only if this object did not write its end. Otherwise, n lines would need time O(n^2).
+            if file.seek(0, os.SEEK_END) != self._num_bytes:
+                file.seek(0 if is_new else len(self.complete_lines()))
+                file.truncate()
+            file.write((json.dumps(value) + "\n").encode())
+            self._num_bytes = file.tell()
+            if self._durable:
+                file.flush()
+                os.fsync(file.fileno())
+        if is_new and self._durable:
+            sync_folder(self.path.parent)
+
+    def complete_lines(self) -> bytes:
+        """Return the content of the file without an incomplete last line; empty if the file does not exist."""
+        # Return bytes instead of text, because a damaged file may not be valid UTF-8, and because `append` needs the
+        # number of bytes of the complete lines.
+        content = self.path.read_bytes() if self.path.exists() else b""
+        return content[: content.rfind(b"\n") + 1]
+
+    def values(self) -> list[dict[str, Any]]:
+        """Return the objects of all complete lines, in order.
+
+        Raises:
+            RunError: if a line is damaged. The message contains file and line number.
+        """
+        values = []
+        for number, line in enumerate(self.complete_lines().split(b"\n")[:-1], start=1):
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise RunError(f"{self.path}, line {number} is damaged ({error!r}): restore the file") from error
+            if not isinstance(value, dict):
+                raise RunError(f"{self.path}, line {number} is damaged (no JSON object): restore the file")
+            values.append(value)
+        return values

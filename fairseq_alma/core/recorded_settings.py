@@ -1,0 +1,51 @@
+"""Compare the settings of a command with those that a run folder has recorded in settings.json."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq_alma.core.files import read_json
+
+
+def differing_settings(
+    folder: Path, settings: Mapping[str, Any], free: Sequence[str], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Return one line for each setting whose value differs from the value in settings.json of a run folder.
+
+    If the folder has no settings.json, the list is empty. For `settings`, `free` and `defaults`, see RunRecord.
+    """
+    path = folder / "settings.json"
+    if not path.exists():
+        return []
+    before = _flat({**defaults, **read_json(path)})
+    now = _flat(settings)
+    return [
+        f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}"
+        for key in sorted(before.keys() | now.keys())
+        if key.split(".")[0] not in free and before.get(key) != now.get(key)
+    ]
+
+
+def other_settings_message(folder: Path, differing: Sequence[str], fork_at: int | None) -> str:
+    """Return the error message for a run folder that contains a run with other settings.
+
+    Args:
+        folder: the run folder.
+        differing: the return value of `differing_settings`.
+        fork_at: index of the first stage that would use the new settings; None if the run cannot be forked.
+    """
+    advice = "Use the same settings to continue this run, or choose another out= for a new run."
+    if fork_at is not None:
+        advice += f" To continue this run with the new settings from stage {fork_at} on, add fork=true."
+    return f"{folder} contains a run with other settings:\n  " + "\n  ".join(differing) + f"\n{advice}"
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as a flat mapping with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,105 @@
+"""Score learners on the validation data of the mega-batches. The environment holds these data, not the learner.
+
+Shapes: S seeds, T mega-batches, n examples of all mega-batches, C classes.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from fairseq_alma.core.ledger import Prequential
+from fairseq_alma.core.stream import MegaBatch
+from vision.inputs import Inputs
+from vision.learners import VisionLearner
+from vision.outputs import CachedOutputs, outputs_of
+from vision.stream import Arrival
+from vision.voting import MemberOutputs
+
+EXAMPLES_PER_BLOCK = 2000
+"""Approximate number of examples for which the outputs of unchanging networks are computed at once."""
+
+
+class HeldOutEvaluator:
+    """Scores learners on the validation data of each mega-batch that arrives in the run.
+
+    Args:
+        streams: for each seed, the mega-batches in order of arrival.
+        inputs: converts images to network inputs.
+        device: device on which the validation data are stored.
+    """
+
+    def __init__(self, streams: Sequence[Sequence[Arrival]], inputs: Inputs, device: torch.device):
+        parts = [[arrival.validation for arrival in stream] for stream in streams]
+        images = torch.stack([torch.cat([part.images for part in of_seed]) for of_seed in parts])
+        self._inputs = inputs
+        self._stored_Sn = inputs.to_storage(images.to(device))
+        self._y_Sn = torch.stack([torch.cat([part.labels for part in of_seed]) for of_seed in parts]).to(device)
+        self._ends = [0, *accumulate(len(part) for part in parts[0])]
+        """The examples of mega-batch t are those from ends[t - 1] to ends[t]."""
+        self._all = CachedOutputs(self._stored_Sn, inputs)
+        self._block: tuple[int, int, CachedOutputs] | None = None
+        """First example, last example + 1, and outputs of the block of `_unchanging` that was used last."""
+
+    def prequential(self, learner: VisionLearner, mega_batch: MegaBatch) -> list[Prequential]:
+        """Return the scores of the learner's predictor on the validation data of a mega-batch, for each seed."""
+        start, end = self._ends[mega_batch.t - 1 : mega_batch.t + 1]
+        total = self._unchanging(learner, mega_batch.t)
+        for name, stack in learner.members:
+            if name is None:
+                total = total + outputs_of(learner, stack, self._stored_Sn[:, start:end], self._inputs)
+        y_Sb = self._y_Sn[:, start:end]
+        scores = zip(total.error_rate(y_Sb), total.loss(y_Sb), strict=True)
+        return [Prequential(error_rate, loss) for error_rate, loss in scores]
+
+    def error_by_mega_batch(self, learner: VisionLearner) -> list[list[float]]:
+        """Return the error rate of the learner's predictor on each mega-batch, as one list of length T per seed."""
+        is_wrong_Sn = self._all.of_predictor(learner).predicted_classes() != self._y_Sn
+        counts = [is_wrong_Sn[:, start:end].sum(1).tolist() for start, end in pairwise(self._ends)]
+        sizes = [end - start for start, end in pairwise(self._ends)]
+        return [
+            [wrong[seed] / size for wrong, size in zip(counts, sizes, strict=True)] for seed in range(len(counts[0]))
+        ]
+
+    def _unchanging(self, learner: VisionLearner, t: int) -> MemberOutputs:
+        """Return the outputs for mega-batch t of the stacks that will not change any more.
+
+        A growing ensemble at wait 1 has t stacks at arrival t. One pass of each of them at each arrival would be B^2
+        passes over a few examples. So each stack computes the examples of a block of mega-batches at once. The blocks
+        do not depend on t, so a continued run computes the same numbers.
+        """
+        if all(name is None for name, _ in learner.members):
+            return MemberOutputs.empty()
+        start, end = self._ends[t - 1 : t + 1]
+        if self._block is None or not self._block[0] <= start < self._block[1]:
+            number = start // EXAMPLES_PER_BLOCK
+            firsts = [first for first in self._ends[:-1] if first // EXAMPLES_PER_BLOCK == number]
+            last = self._ends[self._ends.index(firsts[-1]) + 1]
+            self._block = (firsts[0], last, CachedOutputs(self._stored_Sn[:, firsts[0] : last], self._inputs))
+        first, _, outputs = self._block
+        return _examples(outputs.of_unchanging(learner), start - first, end - first)
+
+
+def _examples(outputs: MemberOutputs, start: int, end: int) -> MemberOutputs:
+    """Return the outputs for the examples from `start` to `end` only."""
+    votes = outputs.votes_SbC
+    part = None if votes is None else votes[:, start:end]
+    return MemberOutputs(outputs.combine, outputs.summed_SbC[:, start:end], part, outputs.num_members)
+
+
+def error_by_class(outputs: MemberOutputs, y_Sn: Tensor, num_classes: int) -> list[list[float | None]]:
+    """Return the error rate on the examples of each class, for each seed; None for a class without examples.
+
+    Args:
+        outputs: outputs of a predictor for n examples.
+        y_Sn: true classes of the examples, [S, n], or [1, n] if they are the same for all seeds.
+        num_classes: number of classes, C.
+    """
+    is_wrong_Sn = outputs.predicted_classes() != y_Sn
+    rates: list[list[float | None]] = []
+    for wrong, y in zip(is_wrong_Sn.cpu(), y_Sn.cpu().expand(len(is_wrong_Sn), -1), strict=True):
+        counts = torch.bincount(y, minlength=num_classes).tolist()
+        wrongs = torch.bincount(y[wrong], minlength=num_classes).tolist()
+        rates.append([w / count if count else None for w, count in zip(wrongs, counts, strict=True)])
+    return rates
