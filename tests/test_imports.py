@@ -67,6 +67,16 @@ def test_the_core_and_the_launcher_need_neither_torch_nor_fairseq(name):
     assert run_fresh(f"import sys, {name}; print(len({heavy} & sys.modules.keys()))") == ["0"]
 
 
+def test_the_settings_of_alma_vision_need_neither_torch_nor_numpy():
+    heavy = "{'torch', 'numpy', 'torchvision'}"
+    assert run_fresh(f"import sys, vision.settings; print(len({heavy} & sys.modules.keys()))") == ["0"]
+
+
+def test_digits_are_loaded_without_torchvision():
+    code = "import sys, vision.cli; from vision.datasets import load_dataset; load_dataset('digits')"
+    assert run_fresh(f"{code}; print('torchvision' in sys.modules)") == ["False"]
+
+
 def test_alma_lm_checks_its_settings_before_it_imports_torch_or_fairseq():
     heavy = "{'torch', 'fairseq'}"
     assert run_fresh(f"import sys, fairseq_alma.lm.run; print(len({heavy} & sys.modules.keys()))") == ["0"]

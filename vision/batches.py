@@ -128,15 +128,18 @@ class Memory:
         Args:
             mega_batches: the mega-batches of the stage, in order of arrival.
         """
+        if not mega_batches:
+            return None
+        bytes_of_one = self._inputs.to_storage(mega_batches[0].data[0].training[torch.arange(1)].images).nbytes
+        num_examples = sum(len(one.data[0].training) + len(one.data[0].validation) for one in mega_batches)
+        if bytes_of_one * num_examples * self._num_seeds <= self._large_bytes:
+            return None
         joined = []
         for part in ("training", "validation"):
-            of_seeds = [[getattr(one.data[s], part) for one in mega_batches] for s in range(self._num_seeds)]
+            of_seeds = [[getattr(one.data[seed], part) for one in mega_batches] for seed in range(self._num_seeds)]
             joined.append(Selection.join([selection for of_seed in of_seeds for selection in of_seed]))
         training, validation = joined
-        if training is None or validation is None or not len(training):
-            return None
-        bytes_of_one = self._inputs.to_storage(training[torch.arange(1)].images).nbytes
-        if bytes_of_one * (len(training) + len(validation)) <= self._large_bytes:
+        if training is None or validation is None:
             return None
         sizes = (self._num_classes, self._num_seeds, self._inputs, self._device)
         return LargeRows.of(training, *sizes), LargeRows.of(validation, *sizes)

@@ -33,14 +33,20 @@ def add_dataset(entry: DatasetEntry) -> None:
     """Add a dataset to the catalogue.
 
     Raises:
-        SettingError: if the catalogue contains another dataset with the same name, or if the number of mega-batches
-            is invalid.
+        SettingError: if the name belongs to a dataset of another module, or if the number of mega-batches is invalid.
     """
-    if entry.name in _ENTRIES and _ENTRIES[entry.name] != entry:
+    known = _ENTRIES.get(entry.name)
+    # A module that is imported again registers its datasets again, with new function objects.
+    if known and _module_of(known) != _module_of(entry):
         raise SettingError(f"the name {entry.name!r} belongs to another dataset: choose a different name")
     if entry.mega_batches is not None and (type(entry.mega_batches) is not int or entry.mega_batches < 1):
         raise SettingError(f"dataset {entry.name!r}: mega_batches={entry.mega_batches!r} must be an integer above 0")
     _ENTRIES[entry.name] = entry
+
+
+def _module_of(entry: DatasetEntry) -> str:
+    """Return the name of the module that contains the function that loads a dataset."""
+    return entry.load.partition(":")[0] if isinstance(entry.load, str) else entry.load.__module__
 
 
 def entry_of(dataset: str) -> DatasetEntry | None:

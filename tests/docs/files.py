@@ -59,3 +59,16 @@ def own_images(folder: Path) -> None:
             for index in range(count):
                 pixels = generator.integers(60 * number, 160 + 60 * number, (8, 8), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / "my_images" / split / name / f"{index}.png")
+
+
+def own_years(folder: Path) -> None:
+    """Write my_years/train/YEAR/CLASS/*.png and my_years/test/CLASS/*.png: 2 years, 2 classes, 8 x 8 pixels."""
+    from PIL import Image
+
+    generator = np.random.default_rng(1)
+    for part, count in (("train/2019", 30), ("train/2020", 30), ("test", 20)):
+        for number, name in enumerate(("cat", "dog")):
+            (folder / "my_years" / part / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = generator.integers(60 * number, 160 + 60 * number, (8, 8), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / "my_years" / part / name / f"{index}.png")

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,7 @@ from fairseq_alma.core.errors import RunError, SettingError
 from tests.vision.pictures import noise
 from tests.vision.test_datasets import no_network, write_part  # noqa: F401 (a fixture)
 from tests.vision.tiny_runs import small_run
+from vision.dataset_names import kind_of
 from vision.datasets import Dataset, Examples, Pixels, dataset_from_arrays, load_dataset, register_dataset
 
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -31,6 +33,35 @@ def save(path: Path, **arrays) -> str:
     """Write a .npz file and return its path as text."""
     np.savez(path, **arrays)
     return str(path)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind"),
+    [
+        ("digits", "named"),
+        ("a/b", "folder"),
+        ("./birds", "folder"),
+        ("~/birds", "folder"),
+        ("birds", "folder"),
+        ("a/b.npz", "npz"),
+        ("hf:someone/birds", "hugging face"),
+        ("a.b:load", "function"),
+        ("a/b:c", "folder"),
+        ("FashionMNIST", "torchvision"),
+        ("bird", None),
+        ("hf:", None),
+        ("a:1", None),
+        ("", None),
+    ],
+)
+def test_the_form_of_the_value_says_what_it_names(tmp_path, monkeypatch, dataset, kind):
+    monkeypatch.chdir(tmp_path)
+    for name in ("birds", "digits"):  # a name in the catalogue comes before a folder
+        (tmp_path / name).mkdir()
+    if kind is None:
+        assert f"dataset={dataset!r} is not one of digits, mnist" in refusal(lambda: kind_of(dataset))
+    else:
+        assert kind_of(dataset) == kind
 
 
 # ---- Files of arrays.
@@ -222,8 +253,9 @@ def test_without_the_library_of_hugging_face_its_datasets_are_refused(tmp_path, 
 
 def test_a_dataset_of_hugging_face_is_read_by_the_types_of_its_columns(tmp_path, monkeypatch):
     images = [Image.new("L", (2, 2), value) for value in range(10)]
-    columns = {"photo": images, "kind": [0, 1] * 5, "day": list(range(10)), "box": [[1, 2]] * 10}
-    features = {"photo": type("Image", (), {})(), "kind": ClassLabel(), "day": 1, "box": 2}
+    days = [datetime(2026, 1, 1 + value) for value in range(10)]
+    columns = {"photo": images, "kind": [0, 1] * 5, "n": list(range(10)), "day": days, "box": [[1]] * 9 + [[1, 2]]}
+    features = {"photo": type("Image", (), {})(), "kind": ClassLabel(), "n": 1, "day": 2, "box": 3}
     library = ModuleType("datasets")
     asked = []
 
@@ -238,10 +270,12 @@ def test_a_dataset_of_hugging_face_is_read_by_the_types_of_its_columns(tmp_path,
     order = np.random.RandomState(0).permutation(10)[2:].tolist()
     assert dataset.training.images[:, 0].tolist() == order
     assert dataset.training.labels.tolist() == [value % 2 for value in order]
-    assert {name: values.tolist() for name, values in dataset.columns.items()} == {"day": order}
+    assert sorted(dataset.columns) == ["day", "n"]
+    assert dataset.columns["n"].tolist() == order
+    assert dataset.columns["day"].tolist() == [f"2026-01-{1 + value:02d}T00:00:00" for value in order]
     features["kind"] = 3
     message = refusal(lambda: load_dataset("hf:someone/leaves", tmp_path))
-    assert "has the columns photo, kind, day, box, and it is not clear which contains the labels" in message
+    assert "has the columns photo, kind, n, day, box, and it is not clear which contains the labels" in message
 
 
 # ---- Functions of the user.
@@ -343,7 +377,6 @@ def test_a_registered_dataset_has_its_defaults(tmp_path, monkeypatch):
     (rows,) = small_run(tmp_path, dataset="mine", mega_batches=None, epochs=1)
     assert len(rows) == 3
     for arguments, message_part in (
-        ({"name": "mine"}, "belongs to another dataset"),
         ({"name": "digits"}, "belongs to another dataset"),
         ({"name": "b", "mega_batches": 0}, "mega_batches=0 must be an integer above 0"),
     ):

@@ -199,6 +199,16 @@ def test_a_run_on_folders_is_continued_after_a_folder_was_added(tmp_path):
         small_run(tmp_path / "run", **how, epochs=2)
 
 
+def test_the_layout_of_the_other_order_is_explained(tmp_path):
+    how = write_years(tmp_path)
+    with pytest.raises(SettingError, match=r"Only in training: 2019, 2020\. Only in test: a, b\. .*\(or order=folders"):
+        load_dataset(how["dataset"], tmp_path / "data")
+    (tmp_path / "train").rename(tmp_path / "years")
+    (tmp_path / "years/2019").rename(tmp_path / "train")
+    with pytest.raises(SettingError, match=r"train/a contains no class folders\. With order=folders, the folder must"):
+        load_dataset(how["dataset"], tmp_path / "data", order="folders")
+
+
 def test_another_number_of_mega_batches_than_folders_is_refused(tmp_path):
     how = write_years(tmp_path)
     with pytest.raises(SettingError, match=r"train contains 2 folders, but mega_batches=3: leave out mega_batches="):

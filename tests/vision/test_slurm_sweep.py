@@ -48,7 +48,7 @@ def test_six_runs_are_jobs_and_a_preempted_one_continues_and_failed_ones_cost_no
     assert [run["run"] for run in json.loads((out / "sweep.json").read_text())] == [
         run["run"] for run in json.loads((tmp_path / "local/sweep.json").read_text())
     ]
-    assert "sorted by prequential error rate" in output
+    assert "sorted by prequential validation error rate" in " ".join(output.split())
     provenance = json.loads(next(out.glob("*/provenance.json")).read_text())
     assert provenance["command"][0] == "alma-vision"
     assert "dataset=digits" in provenance["command"]

@@ -19,6 +19,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 TEST_NAMES = ("test", "val")
 """Names of the folder with the test images. The first that exists is used."""
 LAYOUT = "The folder must contain train/CLASS/IMAGE and test/CLASS/IMAGE, or CLASS/IMAGE"
+STREAM_LAYOUT = "With order=folders, the folder must contain train/MEGA_BATCH/CLASS/IMAGE and test/CLASS/IMAGE"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, 
                 f"{where}: order=folders needs one folder for each mega-batch in {root / 'train'}, but there is none: "
                 f"put the images in train/MEGA_BATCH/CLASS/IMAGE"
             )
-        training = _joined([_files(one, where, group) for group, one in enumerate(mega_batch_folders(root))])
+        training = _joined([_files(one, where, t, STREAM_LAYOUT) for t, one in enumerate(mega_batch_folders(root))])
     else:
         training = _files(root / "train" if has_parts else root, where)
     test = _files(_test_folder(root, where), where) if has_parts else None
@@ -81,7 +82,8 @@ def read_folder(root: Path, name: str, data_root: Path, image_size: int | None, 
         ]
         raise SettingError(
             f"{where}: the training images and the test images have different classes. Only in training: {only[0]}. "
-            f"Only in test: {only[1]}. Both need a folder for each class"
+            f"Only in test: {only[1]}. Both need a folder for each class (or order=folders, if train/ contains a "
+            f"folder for each mega-batch)"
         )
     return _dataset(root, name, training, test, data_root / "image_cache", image_size, order == "folders")
 
@@ -125,7 +127,7 @@ def _test_folder(root: Path, where: str) -> Path:
     raise SettingError(f"{where}: {root} contains train/, but neither test/ nor val/. {LAYOUT}")
 
 
-def _files(folder: Path, where: str, group: int = 0) -> _Part:
+def _files(folder: Path, where: str, group: int = 0, layout: str = LAYOUT) -> _Part:
     """Return the image files in the class folders of `folder`, sorted by class and path.
 
     Raises:
@@ -137,13 +139,13 @@ def _files(folder: Path, where: str, group: int = 0) -> _Part:
         if not paths:
             raise SettingError(
                 f"{where}: the class folder {class_folder} contains no image ({', '.join(SUFFIXES)}): add images, or "
-                f"remove the folder. {LAYOUT}"
+                f"remove the folder. {layout}"
             )
         part.paths.extend(paths)
         part.class_names.extend([class_folder.name] * len(paths))
         part.groups.extend([group] * len(paths))
     if not part.paths:
-        raise SettingError(f"{where}: {folder} contains no class folders. {LAYOUT}")
+        raise SettingError(f"{where}: {folder} contains no class folders. {layout}")
     return part
 
 

@@ -1,6 +1,7 @@
 """The datasets of the Hugging Face hub, if the library `datasets` is installed."""
 
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ def read_hugging_face(name: str, data_root: Path, image_size: int | None) -> Dat
     """Return a dataset of the Hugging Face hub. Missing files are downloaded to data_root/hugging_face.
 
     The split `train` is the training set, and the split `test` (or `validation`) the test set. Without such a split, a
-    fixed random fifth of the training images is the test set. Columns of numbers and texts become `Dataset.columns`.
-    All images must fit into memory.
+    fixed random fifth of the training images is the test set. Columns of numbers, texts and dates become
+    `Dataset.columns`. All images must fit into memory.
 
     Args:
         name: hf:NAME, where NAME is the name of the dataset on the hub, or the path of a folder with its files.
@@ -62,9 +63,18 @@ def read_hugging_face(name: str, data_root: Path, image_size: int | None) -> Dat
 
     parts = [arrays_of(part, len(part), image_size, where, read) for part in (training, test) if part is not None]
     images_and_labels = [array for part in parts for array in part]
-    columns = {one: np.asarray(training[one][:]) for one in training.column_names if one not in (image, label)}
-    columns = {one: values for one, values in columns.items() if values.ndim == 1 and values.dtype.kind in "biufUM"}
+    columns = {one: _array(training[one][:]) for one in training.column_names if one not in (image, label)}
+    columns = {one: values for one, values in columns.items() if values.ndim == 1 and values.dtype.kind in "biufU"}
     return dataset_from_arrays(name, *images_and_labels, columns=columns, where=where)
+
+
+def _array(values: Any) -> np.ndarray:
+    """Return the values of a column as an array. Dates become texts, whose alphabetical order is that of the dates."""
+    values = [value.isoformat() if isinstance(value, date) else value for value in values]
+    try:
+        return np.asarray(values)
+    except ValueError:
+        return np.empty(0, object)  # lists of different lengths, which cannot be sorted
 
 
 def _column(training: Any, kind: str, names: tuple[str, ...], where: str) -> str:

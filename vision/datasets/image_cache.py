@@ -130,7 +130,7 @@ def _write(
     # Machines that share the data folder may have processes with the same number, so the name of the file that is
     # written aside contains a random part.
     own = path.with_name(f"{path.stem}_{uuid4().hex}.npy")
-    with written_aside(own, durable=False) as temporary:
+    with written_aside(own) as temporary:
         array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=(len(paths), *shape))
 
         def decode(index: int) -> None:

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from fairseq_alma.app.plugins import load_plugin, plugin_digest, plugin_named_by
+from fairseq_alma.app.plugins import function_digest, load_function, load_plugin, plugin_digest, plugin_named_by
+from fairseq_alma.core.errors import SettingError
 
 
 @pytest.fixture
@@ -53,3 +54,18 @@ def test_the_command_line_or_the_preset_names_a_plugin(tmp_path):
     assert plugin_named_by([f"--config-dir={tmp_path}", "preset=mine", "plugin=given"]) == "given"
     assert plugin_named_by([f"--config-dir={tmp_path}", "preset=other"]) is None
     assert plugin_named_by(["learner=sm", "-m"]) is None
+
+
+def test_a_function_that_a_setting_names_is_loaded_from_the_current_folder(module):
+    module.write_text("number = 3\ndef seven():\n    return 7\n")
+    assert load_function("dataset", "module_of_a_test:seven")() == 7
+    digest = function_digest("dataset", "module_of_a_test:seven")
+    assert digest == plugin_digest("module_of_a_test")
+    for text, message_part in (
+        ("module_of_a_test", "dataset='module_of_a_test' must have the form MODULE:FUNCTION"),
+        ("module_of_a_test:number", "the module module_of_a_test has no function number"),
+        ("no_such_module:seven", "Modules are searched for in the current folder"),
+    ):
+        with pytest.raises(SettingError) as error:
+            load_function("dataset", text)
+        assert message_part in str(error.value)
