@@ -213,7 +213,7 @@ def our_errors(dataset: str, case: Case, seeds: range, data_root: str, out: Path
         more: the values of `preset=original_code` for this dataset, without `select_by`.
     """
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from vision.runs import run
+    from vision.runs import run_learner
     from vision.settings import VisionSettings
 
     values = {
@@ -223,7 +223,7 @@ def our_errors(dataset: str, case: Case, seeds: range, data_root: str, out: Path
     }  # fmt: skip
     # Treat all values as values of a preset (given=()), so that values for other learners are ignored and not refused.
     settings = VisionSettings.from_mapping(values, given=())
-    ledgers = run(settings)
+    ledgers = run_learner(settings)
     # A vision ledger has an error rate in every row.
     last_arrivals = [k * case.wait for k in range(1, case.num_stages + 1)]  # the last arrival of each stage
     return [[rows[t].scores.error_rate for t in last_arrivals] for rows in ledgers]  # type: ignore[misc]  # never None

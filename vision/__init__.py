@@ -14,11 +14,16 @@ stack       several networks of one shape that are computed together
 Files:
 
 cli.py          the command alma-vision
+api.py          `vision.run`, for Python programs and notebooks
+predictor.py    `vision.load_predictor`, which predicts with the networks of a run
 runs.py         trains a learner on a stream of mega-batches, and writes the run folder
+presets.py      reads the presets, which are YAML files of settings
 settings.py     the settings of a run; their values are checked when the settings object is created
 learners/       the learners: SM, Ens, UMix, gEns, gMoE, FF, and three from the first version of the paper
 backbones.py    chooses the network architecture for each dataset
 evaluator.py    computes the scores of a learner on the test set; no other module uses the test set
+held_out.py     computes the scores of a learner on the validation data of each mega-batch
+outputs.py      computes the outputs of a learner's networks for fixed examples
 dataset_names.py  what the setting `dataset` can name
 datasets/       loads datasets: known ones, folders of images, .npz files, torchvision, Hugging Face, the user's own
 stream.py       cuts a dataset into mega-batches, which form a stream
@@ -27,9 +32,9 @@ inputs.py       turns images into network inputs
 rows.py         tables of examples: small ones on the device, large ones that stay in the dataset
 batches.py      the data of a stage, and the batches sampled from these data
 training.py     trains networks for one stage and restores the parameters of the best epoch
-optimizers.py   AdaDelta and SGD for one flat tensor that contains all parameters
+optimizers.py   optimizers for one flat tensor that contains all parameters, and learning rate schedules
 voting.py       combines the outputs of ensemble members
-networks/       stacks, with hand-written gradients
+networks/       stacks: perceptrons with hand-written gradients, any torch module by autograd
 firefly/        the Firefly method: adds units and layers to a network where they lower the loss fastest
 flops.py        counts the FLOPs of a network
 checkpoints.py  writes networks to files and reads them
@@ -37,3 +42,50 @@ seeds.py        creates random generators, separate ones for initial parameters,
 process.py      sets threads, cuDNN options and memory allocation of the process
 display.py      shows the progress of a run
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vision.api import Run, run
+    from vision.datasets import Dataset, dataset_from_arrays, load_dataset, register_dataset
+    from vision.learners import register_learner
+    from vision.networks import register_backbone
+    from vision.predictor import Predictor, load_predictor
+    from vision.settings import VisionSettings
+
+_MODULES = {
+    "Run": "vision.api",
+    "run": "vision.api",
+    "Dataset": "vision.datasets",
+    "dataset_from_arrays": "vision.datasets",
+    "load_dataset": "vision.datasets",
+    "register_dataset": "vision.datasets",
+    "register_learner": "vision.learners",
+    "register_backbone": "vision.networks",
+    "Predictor": "vision.predictor",
+    "load_predictor": "vision.predictor",
+    "VisionSettings": "vision.settings",
+}
+"""The module of each name of this package. It is imported when the name is first used, because torch is slow to
+import."""
+
+__all__ = [
+    "Dataset",
+    "Predictor",
+    "Run",
+    "VisionSettings",
+    "dataset_from_arrays",
+    "load_dataset",
+    "load_predictor",
+    "register_backbone",
+    "register_dataset",
+    "register_learner",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'vision' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

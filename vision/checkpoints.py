@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fairseq_alma.core.errors import StageError
+from fairseq_alma.core.errors import SettingError, StageError
 from fairseq_alma.core.files import written_aside
 from vision.networks import GatedModuleStack, MixtureStack, MLPStack, ModuleStack, Stack
 
@@ -45,6 +45,7 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
 
     Raises:
         StageError: if the file is missing or damaged, or has another format version.
+        SettingError: if the function that returned the network is not found.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -53,6 +54,8 @@ def read_checkpoint(path: Path, device: torch.device) -> Stack:
         if state["kind"] in OLD_KINDS:
             raise ValueError("an earlier version of this program wrote it: continue the run with that version")
         return KINDS[state["kind"]].from_state(state, device)
+    except SettingError:
+        raise
     except FileNotFoundError as error:
         raise StageError(f"{path} is missing: restore it, or start a new run in another folder (out=)") from error
     except Exception as error:

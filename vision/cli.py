@@ -2,7 +2,7 @@
 
 alma-vision                                                        a first result: SM and Ens on digits
 alma-vision dataset=mnist learner=gmoe wait=10 width=32 seeds=3 out=RUN
-alma-vision -m dataset=mnist learner=sm wait=1,10,50 width=4,32 out=SWEEP    a sweep, ordered by validation error
+alma-vision -m dataset=mnist learner=sm wait=1,10,50 width=4,32 out=SWEEP    a sweep, best run first
 alma-vision status RUN                                             the ledger so far, and what remains to be done
 alma-vision --help                                                 every setting
 """
@@ -16,51 +16,43 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from fairseq_alma.app.command import Command, print_errors, run_job, store_settings
+from fairseq_alma.app.command import Command, print_errors, run_job
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.sweep import score_key
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory
-from fairseq_alma.core.datasets import entry_of
-from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.ledger import mean_and_standard_error
-from vision.runs import run
+from vision.api import run
+from vision.presets import CONFIGS
 from vision.settings import VisionSettings
-
-CONFIGS = Path(__file__).parent / "configs"
 
 
 def run_and_show(settings: VisionSettings) -> float:
-    """Call `run`, print the results and write summary.json.
+    """Call `vision.run`, and print the results.
 
     Return the score by which runs are compared (see `score_key`), averaged over the seeds: the prequential error rate,
     or the final validation error rate if only one mega-batch arrived.
 
     This function also changes how the process frees memory (see `keep_freed_memory`). So only the command alma-vision
-    calls `run_and_show`. Other code calls `run`.
+    calls `run_and_show`. Other code calls `vision.run`.
     """
     keep_freed_memory()
     console, out = wide_console(), Path(settings.out)
-    ledgers = run(settings)
+    result = run(settings)
     title = f"{settings.out}: learner={settings.learner} wait={settings.wait}"
-    seeding = settings.seeding
-    if seeding.seeds == 1:
-        console.print(ledger_table(ledgers[0], title, at_most=20))
-        summary = read_json(out / "summary.json")
+    summary, num_seeds = result.summary, settings.seeding.seeds
+    if num_seeds == 1:
+        console.print(ledger_table(result.ledger, title, at_most=20))
         console.print(f"CER {summary['cer']:.3f}, final error rate {summary['final']:.2%}, {summary['comp']:.3g} FLOPs")
     else:
-        folders = [out / f"seed_{seeding.seed + number}" for number in range(seeding.seeds)]
-        whole = mean_and_standard_error([read_json(folder / "summary.json") for folder in folders])
-        write_json(out / "summary.json", whole)
-        summary, stderr = whole["mean"], whole["stderr"]
+        summary, stderr = summary["mean"], summary["stderr"]
         console.print(
-            f"{title}: {seeding.seeds} seeds, CER {summary['cer']:.3f} +- {stderr['cer']:.3f}, final error rate "
+            f"{title}: {num_seeds} seeds, CER {summary['cer']:.3f} +- {stderr['cer']:.3f}, final error rate "
             f"{summary['final']:.2%} +- {stderr['final']:.2%} (mean +- standard error), {summary['comp']:.3g} FLOPs "
             f"per seed"
         )
-    console.print(f"ledger {out}{'' if seeding.seeds == 1 else '/seed_*'}/ledger.jsonl, summary {out}/summary.json")
+    console.print(f"ledger {out}{'' if num_seeds == 1 else '/seed_*'}/ledger.jsonl, summary {out}/summary.json")
     return summary[score_key([summary])]
 
 
@@ -93,26 +85,6 @@ def settings_of(values: Mapping[str, Any], given: Collection[str] | None = None)
     if plugin := values.get("plugin"):
         load_plugin(str(plugin))
     return VisionSettings.from_mapping(values, given)
-
-
-def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
-    """Return `perceptron` if the network of the run is a perceptron, otherwise `vgg`.
-
-    A preset is a YAML file of settings. In it, ${by_backbone:A,B} calls this function with the values A and B.
-
-    Args:
-        perceptron: value of a setting for runs with multilayer perceptrons.
-        vgg: value of the same setting for runs with the reduced VGG19 or another network for images.
-        _root_: all settings of the run. OmegaConf, the library that reads the preset, passes this argument.
-    """
-    # Only presets for datasets of the paper call this function. If another dataset has no default network, the settings
-    # raise an error later.
-    entry = entry_of(_root_.dataset)
-    return perceptron if (_root_.backbone or (entry and entry.backbone)) == "mlp" else vgg
-
-
-OmegaConf.register_new_resolver("by_backbone", by_backbone)
-store_settings(VisionSettings)
 
 
 @hydra.main(version_base="1.1", config_path=str(CONFIGS), config_name="alma_vision")

@@ -11,9 +11,12 @@ from typing import Literal
 from fairseq_alma.core.datasets import dataset_names, entry_of
 from fairseq_alma.core.errors import SettingError
 
-Kind = Literal["named", "npz", "folder", "hugging face", "function", "torchvision"]
+Kind = Literal["named", "npz", "folder", "hugging face", "function", "torchvision", "given"]
 """Kind of the value of `dataset`: a name in the catalogue, the path of a .npz file, the path of a folder of images,
-hf:NAME, MODULE:FUNCTION, or the name of a class of torchvision."""
+hf:NAME, MODULE:FUNCTION, a class of torchvision, or the name of a Dataset that was given to `vision.run`."""
+
+GIVEN = "given:"
+"""Prefix of the name of a Dataset that was given to `vision.run`, if its name alone says nothing to this program."""
 
 ORDERS = ("random", "classes", "column:NAME", "folders")
 """Values of the setting `order`."""
@@ -27,6 +30,8 @@ def kind_of(dataset: str) -> Kind:
     """
     if entry_of(dataset) is not None:
         return "named"
+    if dataset.startswith(GIVEN) and len(dataset) > len(GIVEN):
+        return "given"
     if dataset.startswith("hf:") and len(dataset) > 3:
         return "hugging face"
     if dataset.endswith(".npz"):

@@ -59,7 +59,7 @@ class ErrorRateEvaluator:
         self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
         self._held_out = held_out
         self._error_files = [ErrorFile(folder.parent) for folder in stages] if held_out else []
-        self._num_classes, self._class_names = dataset.num_classes, getattr(dataset, "class_names", None)
+        self._num_classes, self._class_names = dataset.num_classes, dataset.class_names
         self._num_experts_written: int | None = None
         """Number of experts in the newest routing.npz. None until the first call of `_write_routing` sets it."""
 

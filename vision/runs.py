@@ -1,4 +1,7 @@
-"""Train and evaluate a learner on a stream of mega-batches, and write the run folder. `vision.cli` is the command."""
+"""Train and evaluate a learner on a stream of mega-batches, and write the run folder.
+
+`vision.cli` is the command, and `vision.run` is the same for Python programs.
+"""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -25,6 +28,7 @@ from vision.evaluator import ErrorRateEvaluator
 from vision.held_out import HeldOutEvaluator
 from vision.inputs import Transformed
 from vision.learners import LEARNERS
+from vision.predictor import ImageFormat
 from vision.process import process_settings
 from vision.settings import VisionSettings
 from vision.stream import Arrival, partition, stacked_stream
@@ -32,7 +36,7 @@ from vision.stream import Arrival, partition, stacked_stream
 logger = logging.getLogger(__name__)
 
 
-def run(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
+def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> list[list[LedgerRow]]:
     """Train and evaluate the learner for each seed of the settings, and return the ledger of each seed.
 
     If `settings.out` contains an interrupted run with the same settings, continue that run. Finished stages are not
@@ -111,6 +115,9 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
             )
             for number, folder in enumerate(folders)
         ]
+        image_format = ImageFormat.of(dataset)
+        for folder in folders:
+            image_format.write(folder)
         memory = Memory(inputs, dataset.num_classes, num_seeds, device)
         learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)
         stages = [folder / "stages" for folder in folders]

@@ -60,6 +60,17 @@ class MemberOutputs:
         # that have the same number of votes.
         return (self.votes_SbC + self.summed_SbC / (2 * self.num_members)).argmax(-1)
 
+    def probabilities(self) -> Tensor:
+        """Return the probability of each class, [S, b, C]. The class with the largest one is the predicted class.
+
+        With majority vote, it is the share of the votes. The mean probability counts as half a vote, so that it decides
+        between classes with the same number of votes.
+        """
+        mean_SbC = self.summed_SbC / self.num_members
+        if self.votes_SbC is not None:
+            return (self.votes_SbC + mean_SbC / 2) / (self.num_members + 0.5)
+        return mean_SbC.softmax(-1) if self.combine == "logit" else mean_SbC
+
     def error_rate(self, y_Sb: Tensor) -> list[float]:
         """Return the error rate of each seed. Wrong predictions are counted as integers, so the count is exact.
 

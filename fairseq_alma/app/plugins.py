@@ -62,8 +62,29 @@ def load_function(setting: str, text: str) -> Callable[..., Any]:
     finally:
         sys.path.pop(0)
     if not callable(function):
-        raise SettingError(f"{setting}={text}: the module {module} has no function {name}")
+        hint = ". Define it in this notebook or script first" if module == "__main__" else ""
+        raise SettingError(f"{setting}={text}: the module {module} has no function {name}{hint}")
     return function
+
+
+def function_name(setting: str, function: Callable[..., Any]) -> str:
+    """Return the text MODULE:FUNCTION that names a function or a class of the user.
+
+    Args:
+        setting: name of the setting that gets the text, for error messages.
+        function: the function.
+
+    Raises:
+        SettingError: if it is not defined at the top level of a module, a script or a notebook, so that it cannot be
+            found by its name.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if name is None or getattr(sys.modules.get(module or ""), name, None) is not function:
+        raise SettingError(
+            f"{setting}: {name or function!r} cannot be found again by its name, as is needed to continue a run: give "
+            f"a function or class that is defined at the top level of a module, a script or a notebook"
+        )
+    return f"{module}:{name}"
 
 
 def plugin_digest(name: str) -> str:

@@ -20,7 +20,7 @@ from fairseq_alma.core.json_lines import JsonLines
 from tests.commands import ROOT
 from tests.vision.tiny_runs import as_arguments, ledger, small_run, small_settings
 from vision.cli import main
-from vision.runs import run
+from vision.runs import run_learner
 
 DEADLINE_SECONDS = 300
 
@@ -173,7 +173,7 @@ def attempt(out: Path, monkeypatch, settings: dict, kill_at: int | None = None) 
         )
         patch.setattr(JsonLines, "append", executioner.around(JsonLines.append))
         try:
-            run(small_settings(out, **settings, epochs=1, mega_batches=3))
+            run_learner(small_settings(out, **settings, epochs=1, mega_batches=3))
         except Killed:
             assert kill_at
     return executioner.num_moments

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -34,32 +33,8 @@ from tests.vision.tiny_runs import (
     summary,
     taken,
 )
-from vision.cli import main
 from vision.learners import LEARNERS
 from vision.settings import VisionSettings
-
-Said = namedtuple("Said", "status out err")
-
-
-@pytest.fixture
-def alma_vision(monkeypatch, capsys):
-    """The command, in this process: starting another takes seconds."""
-
-    def command(*arguments) -> Said:
-        capsys.readouterr()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["alma-vision", *map(str, arguments)])
-            try:
-                main()
-                status = 0
-            except SystemExit as end:
-                # As the interpreter would: a text is an error, told on stderr.
-                status = end.code if isinstance(end.code, int) else (0 if end.code is None else 1)
-                if isinstance(end.code, str):
-                    print(end.code, file=sys.stderr)
-        return Said(status, *capsys.readouterr())
-
-    return command
 
 
 def files_of(folder: Path) -> dict[Path, bytes]:
@@ -457,7 +432,7 @@ def test_a_missing_out_is_told_with_the_usage(alma_vision):
     assert "out= is missing" in said.err
     assert "alma-vision status RUN" in said.err
     assert "usage:" in alma_vision("status").err
-    assert "ordered by validation" in alma_vision("--help").out
+    assert "best run first" in alma_vision("--help").out
 
 
 @pytest.mark.parametrize(

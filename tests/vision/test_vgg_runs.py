@@ -15,7 +15,7 @@ from vision.inputs import Images
 from vision.learners import VisionLearner
 from vision.learners import firefly as learners
 from vision.networks import GatedModuleStack, ModuleStack, Structure
-from vision.runs import run
+from vision.runs import run_learner
 from vision.seeds import generator
 from vision.settings import VisionSettings
 from vision.stream import partition
@@ -44,7 +44,7 @@ def small_run(out, learner="sm", **more):
     if learner in ("moe", "ens_moe"):
         values["experts"] = 2
     settings = VisionSettings.from_mapping({"out": str(out), "dataset": "cifar10", **values, **more})
-    return run(settings, tiny_dataset())
+    return run_learner(settings, tiny_dataset())
 
 
 MEAN = "block_1.norm_1.running_mean"
@@ -305,7 +305,7 @@ def test_a_stage_on_cifar10(tmp_path):
         "out": str(tmp_path), "dataset": "cifar10", "data_root": os.environ["ALMA_DATA"], "mega_batches": 50,
         "arrivals": 1, "width": 8, "epochs": 10, "lr": 0.05,
     })  # fmt: skip
-    (rows,) = run(settings)
+    (rows,) = run_learner(settings)
     assert abs(rows[0].scores.error_rate - 0.9) < 0.02
     assert rows[1].scores.error_rate < 0.88
     assert rows[1].spent.num_updates == 10 * 8  # 900 examples

@@ -15,7 +15,7 @@ from fairseq_alma.core.ledger import LedgerRow
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset
 from vision.networks import Stack
-from vision.runs import run
+from vision.runs import run_learner
 from vision.settings import VisionSettings
 
 B = 4
@@ -50,7 +50,7 @@ def taken(learner: str, **values) -> dict:
 
 def small_run(out: Path, given: Dataset | None = None, **changes) -> list[list[LedgerRow]]:
     """Run a small run and return the ledger of each seed. `given` is the dataset; by default it is digits."""
-    return run(small_settings(out, **changes), given)
+    return run_learner(small_settings(out, **changes), given)
 
 
 def as_arguments(**changes) -> list[str]:

@@ -1,7 +1,7 @@
 """Datasets from arrays: `dataset_from_arrays` for functions of the user's own, and `.npz` files."""
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ def dataset_from_arrays(
     y_test: Any = None,
     *,
     columns: Mapping[str, Any] | None = None,
+    class_names: Sequence[str] | None = None,
     where: str | None = None,
 ) -> Dataset:
     """Return a dataset of images and labels in arrays (or tensors). Its normalisation is measured on the images.
@@ -50,6 +51,7 @@ def dataset_from_arrays(
         x_test: test images, in the same format. If None, a fixed random fifth of the training images is the test set.
         y_test: class of each test image.
         columns: further values of each training example, by name, [n] (see `Dataset.columns`).
+        class_names: name of each class, if the classes have names.
         where: the origin of the arrays, for error messages. By default, the name of the dataset.
 
     Raises:
@@ -86,7 +88,8 @@ def dataset_from_arrays(
         )
     tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in (images, labels, test_images, test_labels)]
     pixels = measured_pixels(tensors[0], shape[0])
-    dataset = Dataset(name, shape, num_classes, pixels, Examples(*tensors[:2]), Examples(*tensors[2:]), arrays)
+    parts = Examples(*tensors[:2]), Examples(*tensors[2:])
+    dataset = Dataset(name, shape, num_classes, pixels, *parts, arrays, class_names=class_names)
     return check_all_classes_are_trained(check_dataset(dataset, where), where)
 
 

@@ -35,6 +35,10 @@ def check_dataset(dataset: Any, where: str) -> Dataset:
     _check_channels(dataset.pixels, shape[0], where)
     for part, examples in (("training", dataset.training), ("test", dataset.test)):
         _check_examples(examples, dataset, f"{where}: the {part} set")
+    if dataset.class_names is not None and len(dataset.class_names) != dataset.num_classes:
+        raise SettingError(
+            f"{where}: class_names has {len(dataset.class_names)} names, but there are {dataset.num_classes} classes"
+        )
     for name, values in dataset.columns.items():
         if len(values) != len(dataset.training):
             raise SettingError(

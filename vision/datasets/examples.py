@@ -185,3 +185,5 @@ class Dataset:
     folder_of_example: np.ndarray | None = None
     """Index of the mega-batch of each training example, counted from 0, int64 [n], for `order=folders`. None: the
     dataset does not say which examples arrive together."""
+    class_names: Sequence[str] | None = None
+    """Name of each class, if the classes have names."""

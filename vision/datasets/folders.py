@@ -101,13 +101,13 @@ def _dataset(
     labels = torch.tensor([number[one] for one in (*training.class_names, *test.class_names)])
     images, shape = decoded_images([*training.paths, *test.paths], root, cache, image_size, where)
     cut = len(training.paths)
-    parts = [Examples(images[:cut], labels[:cut]), Examples(images[cut:], labels[cut:])]
+    parts = Examples(images[:cut], labels[:cut]), Examples(images[cut:], labels[cut:])
     columns = _columns(root, training.paths, where)
     groups = np.array(training.groups) if has_groups else None
     # With order=folders, measure the first mega-batch only. Then a run can be continued after a folder was added.
     num_measured = training.groups.count(0) if has_groups else cut
     pixels = measured_pixels(images[:num_measured], shape[0])
-    dataset = Dataset(name, shape, len(classes), pixels, parts[0], parts[1], columns, groups)
+    dataset = Dataset(name, shape, len(classes), pixels, *parts, columns, groups, classes)
     return check_all_classes_are_trained(check_dataset(dataset, where), where, classes)
 
 

@@ -65,7 +65,8 @@ def read_hugging_face(name: str, data_root: Path, image_size: int | None) -> Dat
     images_and_labels = [array for part in parts for array in part]
     columns = {one: _array(training[one][:]) for one in training.column_names if one not in (image, label)}
     columns = {one: values for one, values in columns.items() if values.ndim == 1 and values.dtype.kind in "biufU"}
-    return dataset_from_arrays(name, *images_and_labels, columns=columns, where=where)
+    class_names = getattr(training.features[label], "names", None)
+    return dataset_from_arrays(name, *images_and_labels, columns=columns, class_names=class_names, where=where)
 
 
 def _array(values: Any) -> np.ndarray:

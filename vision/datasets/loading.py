@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fairseq_alma.app.plugins import load_function
 from fairseq_alma.core.datasets import DatasetEntry, add_dataset, entry_of
+from fairseq_alma.core.errors import SettingError
 from vision.dataset_names import kind_of
 from vision.datasets.arrays import read_npz
 from vision.datasets.checks import check_all_classes_are_trained, check_dataset
@@ -64,6 +65,11 @@ def load_dataset(
     """
     data_root = Path(data_root).expanduser()
     kind, path = kind_of(name), Path(name).expanduser()
+    if kind == "given":
+        raise SettingError(
+            f"dataset={name} was given to vision.run as a Dataset object, and cannot be loaded by its name: call "
+            f"vision.run with this object again"
+        )
     if kind == "folder":
         return read_folder(path, name, data_root, image_size, order)
     if kind == "torchvision":

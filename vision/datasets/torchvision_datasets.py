@@ -35,7 +35,15 @@ def read_torchvision(name: str, data_root: Path, image_size: int | None) -> Data
         raise SettingError(f"{where}: torchvision.datasets has no class {name}, and there is no folder {name}")
     parts = [_created(kind, data_root, number, where) for number in (0, 1)]
     arrays = [arrays_of(part, len(part), image_size, where) for part in parts]
-    return dataset_from_arrays(name, *arrays[0], *arrays[1], where=where)
+    class_names = getattr(parts[0], "classes", None)
+    return dataset_from_arrays(name, *arrays[0], *arrays[1], class_names=_texts(class_names), where=where)
+
+
+def _texts(class_names: Any) -> list[str] | None:
+    """Return the names of the classes, if torchvision has them as a list of texts."""
+    if not isinstance(class_names, list | tuple) or not all(isinstance(one, str) for one in class_names):
+        return None
+    return list(class_names)
 
 
 def _created(kind: type, data_root: Path, part: int, where: str) -> Any:

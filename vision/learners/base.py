@@ -99,6 +99,11 @@ class VisionLearner:
         return "probability"
 
     @property
+    def predictor_combine(self) -> str:
+        """The value of `combine` in predictor.json, or "logit_sum" (see `vision.predictor.Predictor`)."""
+        return self.combine
+
+    @property
     def members(self) -> list[tuple[str | None, Stack]]:
         """The stacks of networks that predict together, each as (name, stack). Most learners have only one stack.
 
@@ -291,7 +296,7 @@ class VisionLearner:
         write_json(folder / "learner.json", state, durable=False)
         needed = self.predictor_files()
         if folder.name == "train":
-            self._predictor_file.write(needed, self.combine, self.settings.dataset)
+            self._predictor_file.write(needed, self.predictor_combine, self.settings.dataset)
         self._files.delete_unneeded(needed)
 
     def load(self, folder: Path) -> None:

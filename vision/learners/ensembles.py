@@ -53,6 +53,10 @@ class UnionMix(VisionLearner):
     def combine(self) -> Combine:
         return "logit"
 
+    @property
+    def predictor_combine(self) -> str:
+        return "logit" if self.own.umix == "mean" else "logit_sum"
+
     def loss(self) -> OwnLoss:
         return JointLoss(len(self.seeds), self.networks_per_seed, mean=self.own.umix == "mean")
 

@@ -85,7 +85,7 @@ class PredictorFile:
         Args:
             paths: checkpoints, ordered by stage. The last one may have changed since the previous call. The others
                 must not have changed, because their digests are cached.
-            combine: how the networks form one prediction (see `MemberOutputs.combine`).
+            combine: how the networks form one prediction (see `vision.predictor.Predictor`).
             dataset: name of the dataset.
         """
         for path in paths[len(self._digests) :]:

@@ -1,0 +1,108 @@
+"""`load_predictor`: predict with the networks of a run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import vision
+from fairseq_alma.core.errors import RunError, SettingError, StageError
+from fairseq_alma.core.learner_settings import Combine
+from tests.vision.test_vgg_runs import small_run as small_vgg_run
+from tests.vision.test_vgg_runs import tiny_dataset
+from tests.vision.tiny_runs import small_run, taken
+from vision.voting import sum_members
+
+TEST = vision.load_dataset("digits").test
+IMAGES = TEST.images.view(-1, 8, 8).numpy()
+LEARNERS = [
+    ("sm", {}),
+    *(("ens", {"combine": combine}) for combine in Combine.__args__),
+    ("umix", {"umix": "mean"}),
+    ("umix", {"umix": "sum"}),
+    ("gens", {"gens_combine": "logit"}),
+    ("moe", {"experts": 2}),
+    ("gmoe", {"hard_gates": True}),
+    ("gmoe", {}),
+    ("gmoe_flat", {}),
+    ("ens_moe", {"experts": 2}),
+    ("ff", {}),
+]
+
+
+@pytest.mark.parametrize(("learner", "own"), LEARNERS)
+def test_it_predicts_as_the_evaluator_does(tmp_path, learner, own):
+    ledgers = small_run(tmp_path, seeds=2, epochs=2, **taken(learner, members=3, grow_every=1, **own))
+    for seed, rows in enumerate(ledgers):
+        probabilities = vision.load_predictor(tmp_path / f"seed_{seed}")(IMAGES)
+        assert probabilities.shape == (len(TEST), 10) and probabilities.dtype == np.float32
+        np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+        assert float((probabilities.argmax(1) != TEST.labels.numpy()).mean()) == rows[-1].scores.error_rate
+
+
+@pytest.mark.parametrize("learner", ["sm", "gmoe", "gens", "ff"])
+def test_networks_for_images(tmp_path, learner):
+    (rows,) = small_vgg_run(tmp_path, learner, seeds=1)
+    test = tiny_dataset().test
+    images = test.images.view(-1, 3, 32, 32).movedim(1, -1)
+    probabilities = vision.load_predictor(tmp_path)(images)
+    assert float((probabilities.argmax(1) != test.labels.numpy()).mean()) == rows[-1].scores.error_rate
+    np.testing.assert_array_equal(vision.load_predictor(tmp_path)(test.images), probabilities)
+
+
+@pytest.mark.parametrize("combine", Combine.__args__)
+def test_probabilities_by_hand(combine):
+    logits_Mb = torch.tensor([[[2.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]], [[0.0, 1.5, 0.0]]])
+    shares = logits_Mb.double().softmax(-1).mean(0)
+    expected = {
+        "probability": shares,
+        "logit": logits_Mb.double().mean(0).softmax(-1),
+        "vote": (torch.tensor([1.0, 2.0, 0.0]) + shares / 2) / 3.5,
+    }[combine]
+    torch.testing.assert_close(sum_members(logits_Mb, 1, combine).probabilities()[0], expected.float())
+
+
+def test_shapes_and_types_of_images(tmp_path):
+    small_run(tmp_path, epochs=1)
+    predictor = vision.load_predictor(tmp_path)
+    expected = predictor(IMAGES)
+    for same in (IMAGES[..., None], IMAGES.reshape(-1, 64), torch.from_numpy(IMAGES)):
+        np.testing.assert_array_equal(predictor(same), expected)
+    with pytest.raises(SettingError, match=r"images have the shape \[8, 8\], but the network needs \[n, 8, 8, 1\]"):
+        predictor(IMAGES[0])
+    with pytest.raises(SettingError, match=r"shape \[359, 8, 8, 3\]"):
+        predictor(IMAGES[..., None].repeat(3, -1))
+    with pytest.raises(SettingError, match=r"have the type torch.float64, but the images in training were bytes"):
+        predictor(IMAGES / 16)
+
+
+def test_images_of_floats(tmp_path):
+    x = IMAGES / 16
+    dataset = vision.dataset_from_arrays("floats", x, TEST.labels.numpy())
+    run = vision.run(dataset=dataset, backbone="mlp", mega_batches=2, epochs=1, out=str(tmp_path), device="cpu")
+    wrong = run.predictor(dataset.test.images).argmax(1) != dataset.test.labels.numpy()
+    assert float(wrong.mean()) == run.ledger[-1].scores.error_rate
+    with pytest.raises(SettingError, match=r"type torch.uint8, but the images in training were floats"):
+        run.predictor(IMAGES)
+
+
+def test_what_cannot_be_loaded(tmp_path):
+    with pytest.raises(RunError, match="is not a run of alma-vision with a finished stage"):
+        vision.load_predictor(tmp_path)
+    small_run(tmp_path, seeds=2, epochs=1)
+    with pytest.raises(RunError, match=r"several seeds: give the folder of one seed, for example .*seed_0"):
+        vision.load_predictor(tmp_path)
+    folder = tmp_path / "seed_0"
+    (folder / "inputs.json").unlink()
+    with pytest.raises(RunError, match=r"inputs.json is missing, because an earlier version wrote the run"):
+        vision.load_predictor(folder)
+    small_run(tmp_path, seeds=2, epochs=1)  # as the message says
+    vision.load_predictor(folder)
+    checkpoint = json.loads((folder / "predictor.json").read_text())["checkpoints"][0]["path"]
+    (folder / checkpoint).write_bytes(b"damaged")
+    with pytest.raises(RunError, match="has changed since"):
+        vision.load_predictor(folder)
+    (folder / checkpoint).unlink()
+    with pytest.raises(StageError, match="is missing"):
+        vision.load_predictor(folder)

@@ -1,0 +1,148 @@
+"""Run the protocol from Python, for example in a notebook: `vision.run` and the object that it returns."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq_alma.app.plugins import function_name
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.files import read_json, write_json
+from fairseq_alma.core.ledger import LedgerRow, mean_and_standard_error
+from vision.dataset_names import GIVEN, kind_of
+from vision.datasets import Dataset
+from vision.predictor import Predictor, load_predictor
+from vision.presets import settings_from
+from vision.runs import run_learner
+from vision.settings import VisionSettings
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, or the runs of several seeds."""
+
+    settings: VisionSettings
+    """The settings of the run."""
+    ledgers: list[list[LedgerRow]]
+    """The ledger of each seed: a row for the untrained learner, and a row for each mega-batch."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder given by `out=`."""
+        return Path(self.settings.out)
+
+    @property
+    def folders(self) -> list[Path]:
+        """The run folder of each seed. With one seed, it is `folder`."""
+        first, count = self.settings.seeding.seed, self.settings.seeding.seeds
+        return [self.folder] if count == 1 else [self.folder / f"seed_{first + number}" for number in range(count)]
+
+    @property
+    def ledger(self) -> list[LedgerRow]:
+        """The ledger of the first seed."""
+        return self.ledgers[0]
+
+    @cached_property
+    def curves(self) -> dict[str, np.ndarray]:
+        """Each number of the ledger as an array, float64 [seeds, arrivals + 1], for example `curves["error_rate"]`.
+
+        Column t is arrival t. Column 0 is the untrained learner. A value that the ledger does not have is NaN.
+        """
+        rows = [[row.to_json() for row in ledger] for ledger in self.ledgers]
+        names = {
+            name: None
+            for ledger in rows
+            for row in ledger
+            for name, value in row.items()
+            if isinstance(value, int | float) and name != "t"
+        }
+        return {name: np.array([[row.get(name, np.nan) for row in one] for one in rows], np.float64) for name in names}
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json: CER ("cer"), final error rate ("final"), Mem ("mem"), Comp ("comp") and more.
+
+        With several seeds, it has the keys "mean", "stderr" (standard errors) and "per_seed".
+        """
+        return read_json(self.folder / "summary.json")
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The trained networks of the first seed: `run.predictor(images)` returns probabilities.
+
+        For the networks of another seed, call `load_predictor` with one of the `folders`.
+        """
+        return load_predictor(self.folders[0])
+
+
+def run(
+    settings: VisionSettings | None = None,
+    /,
+    *,
+    dataset: str | Dataset | Callable[..., Dataset] | None = None,
+    backbone: str | Callable[..., Any] | None = None,
+    **values: Any,
+) -> Run:
+    """Train and evaluate a learner on a stream of mega-batches, as the command `alma-vision` does.
+
+    The settings have the same names as on the command line: `run(out="runs/sm", dataset="mnist", wait=10)`. If the
+    folder `out` contains an interrupted run with the same settings, the run is continued. If it contains a finished
+    run, its results are returned at once.
+
+    The settings of the process, such as the number of threads, are restored at the end.
+
+    Args:
+        settings: all settings, as an object. Or give them by name, but not both.
+        dataset: as on the command line, or a `Dataset`, or a function that returns one. A function must be defined at
+            the top level of a module, a script or a notebook. Its source code is part of the identity of the run.
+        backbone: as on the command line, or a function or class that returns a torch.nn.Module, defined as above. It is
+            called with those of the arguments image_shape, num_classes and width that it has.
+        **values: the other settings (see `alma-vision --help`).
+
+    Raises:
+        AlmaError: if the settings are invalid, if data are missing or invalid, or if `out` contains a run with other
+            settings.
+    """
+    given = None
+    if isinstance(dataset, Dataset):
+        given = _named(dataset)
+        dataset = given.name
+    elif dataset is not None and not isinstance(dataset, str):
+        dataset = function_name("dataset", dataset)
+    if backbone is not None and not isinstance(backbone, str):
+        backbone = function_name("backbone", backbone)
+    named = {name: value for name, value in (("dataset", dataset), ("backbone", backbone)) if value is not None}
+    if settings is None:
+        settings = settings_from({**named, **values})
+    else:
+        _refuse_both({**values, **({} if given is not None else named)})
+    ledgers = run_learner(settings, given)
+    result = Run(settings, ledgers)
+    if len(ledgers) > 1:
+        summaries = [read_json(folder / "summary.json") for folder in result.folders]
+        write_json(result.folder / "summary.json", mean_and_standard_error(summaries))
+    return result
+
+
+def _named(dataset: Dataset) -> Dataset:
+    """Return a dataset whose name can be the setting `dataset`.
+
+    A name that cannot be typed on the command line, because it says nothing to this program, gets the prefix GIVEN.
+    """
+    try:
+        kind_of(dataset.name)
+    except SettingError:
+        return replace(dataset, name=f"{GIVEN}{dataset.name}")
+    return dataset
+
+
+def _refuse_both(values: Mapping[str, Any]) -> None:
+    """Raise SettingError if there are values beside a settings object."""
+    if values:
+        raise SettingError(
+            f"run() got a settings object and also {', '.join(values)}: give all settings by name, or change the "
+            f"settings object with dataclasses.replace"
+        )

@@ -1,0 +1,201 @@
+"""Predict with the networks of a run: `load_predictor` reads them from the run folder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairseq_alma.app.plugins import load_plugin
+from fairseq_alma.core.errors import RunError, SettingError
+from fairseq_alma.core.files import read_json, sha256_of, write_json
+from vision.checkpoints import read_checkpoint
+from vision.datasets import Dataset, Pixels
+from vision.voting import sum_members
+
+FILE = "inputs.json"
+"""Name of the file in the run folder that describes the images of the dataset."""
+IMAGES_AT_ONCE = 500
+"""Number of images in one forward pass."""
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """What the images of a dataset are like. A run folder records it, so that new images can be checked."""
+
+    image_shape: tuple[int, int, int]
+    """Shape of an image, (channels, height, width)."""
+    is_bytes: bool
+    """Whether pixels are bytes. Otherwise they are floats."""
+    pixels: Pixels
+    """The normalisation of the pixels."""
+    class_names: list[str] | None
+    """Name of each class, if the dataset has names."""
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "ImageFormat":
+        """Return the format of the images of a dataset."""
+        names = None if dataset.class_names is None else [str(one) for one in dataset.class_names]
+        return cls(dataset.image_shape, dataset.training.images.dtype == torch.uint8, dataset.pixels, names)
+
+    def write(self, folder: Path) -> None:
+        """Write the format to a run folder, unless the folder has it already."""
+        of_channels = {"mean": self.pixels.mean, "deviation": self.pixels.deviation}
+        content = {
+            "image_shape": list(self.image_shape),
+            "dtype": "uint8" if self.is_bytes else "float32",
+            "largest": self.pixels.largest,
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in of_channels.items()},
+            "class_names": self.class_names,
+        }
+        path = folder / FILE
+        if not path.exists() or read_json(path) != content:
+            write_json(path, content, durable=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> "ImageFormat":
+        """Return the format that a run folder records.
+
+        Raises:
+            RunError: if an earlier version of this program wrote the folder, which did not record it.
+        """
+        path = folder / FILE
+        if not path.exists():
+            raise RunError(
+                f"{path} is missing, because an earlier version wrote the run: give the command of the run again, "
+                f"which writes this file and trains nothing again"
+            )
+        content = read_json(path)
+        mean, deviation = (
+            tuple(value) if isinstance(value, list) else value for value in (content["mean"], content["deviation"])
+        )
+        pixels = Pixels(content["largest"], mean, deviation)
+        return cls(tuple(content["image_shape"]), content["dtype"] == "uint8", pixels, content["class_names"])
+
+    def to_tensor(self, images: Any) -> Tensor:
+        """Return images as a tensor, uint8 or float32 [n, channels * height * width].
+
+        Args:
+            images: as for `Predictor.__call__`.
+
+        Raises:
+            SettingError: if they have another shape or type than the images of the dataset.
+        """
+        x = torch.as_tensor(np.asarray(images) if not isinstance(images, Tensor) else images).cpu()
+        channels, height, width = self.image_shape
+        shapes = [(height, width, channels), (prod(self.image_shape),)]
+        if channels == 1:
+            shapes.append((height, width))
+        if x.dim() == 0 or tuple(x.shape[1:]) not in shapes:
+            raise SettingError(
+                f"images have the shape {list(x.shape)}, but the network needs [n, "
+                f"{'], or [n, '.join(', '.join(map(str, one)) for one in shapes)}]"
+            )
+        if (x.dtype == torch.uint8) != self.is_bytes or not (self.is_bytes or x.is_floating_point()):
+            expected = "bytes (uint8, 0 to 255)" if self.is_bytes else "floats"
+            raise SettingError(f"images have the type {x.dtype}, but the images in training were {expected}")
+        if x.dim() == 4:
+            x = x.movedim(-1, 1)
+        return x.flatten(1) if self.is_bytes else x.flatten(1).float()
+
+
+class Predictor:
+    """The trained networks of a run. `predictor(images)` returns the probability of each class.
+
+    Args:
+        modules: the networks, which map vectors [b, i] or images [b, channels, height, width] to logits [b, C].
+        takes_vectors: whether the networks take vectors.
+        combine: how the networks predict together: "probability", "logit" or "vote" (see `MemberOutputs.combine`), or
+            "logit_sum" if the probabilities are those of the sum of the logits.
+        image_format: what the images in training were like.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], takes_vectors: bool, combine: Any, image_format: ImageFormat):
+        self.modules = [module.eval() for module in modules]
+        self.image_format = image_format
+        self._takes_vectors, self._combine = takes_vectors, combine
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Name of each class, in the order of the probabilities. None if the dataset has no names."""
+        return self.image_format.class_names
+
+    def __call__(self, images: Any) -> np.ndarray:
+        """Return the probability of each class for each image, float32 [n, C].
+
+        If the networks predict by majority vote, a probability is the share of the votes; among classes with the same
+        number of votes, the mean probability decides.
+
+        Args:
+            images: array or tensor with the size and type of the images in training, [n, height, width, channels], or
+                [n, height, width] for grey images, or flat as in `Examples.images`.
+
+        Raises:
+            SettingError: if the images have another shape or type.
+        """
+        x = self.image_format.to_tensor(images)
+        device = next(self.modules[0].parameters()).device
+        parts = [self._probabilities(part.to(device)) for part in x.split(IMAGES_AT_ONCE)]
+        return torch.cat(parts).cpu().numpy()
+
+    @torch.no_grad()
+    def _probabilities(self, stored: Tensor) -> Tensor:
+        """Return the probabilities for images, uint8 or float32 [b, channels * height * width], as a tensor."""
+        x = self.image_format.pixels.normalise(stored)
+        if not self._takes_vectors:
+            x = x.unflatten(1, self.image_format.image_shape)
+        logits_NbC = torch.stack([module(x).float() for module in self.modules])
+        if self._combine == "logit_sum":
+            return logits_NbC.sum(0).softmax(-1)
+        return sum_members(logits_NbC, 1, self._combine).probabilities()[0]
+
+
+def load_predictor(folder: str | Path, device: str | torch.device = "cpu") -> Predictor:
+    """Return the networks with which a run predicts now, after its last finished stage.
+
+    If the networks were made by a function of yours, its module must be importable, or, for a function of a notebook,
+    the function must be defined again before. A plugin that the run used is imported.
+
+    Args:
+        folder: the run folder of one seed.
+        device: device on which the networks are placed.
+
+    Raises:
+        RunError: if the folder contains no trained network, or if a file has changed since the run wrote it.
+        StageError: if a file is missing.
+        SettingError: if a module of yours is not found.
+    """
+    folder = Path(folder)
+    description = _description(folder)
+    image_format = ImageFormat.read(folder)
+    if plugin := read_json(folder / "settings.json").get("plugin"):
+        load_plugin(plugin)
+    modules, takes_vectors = [], False
+    for checkpoint in description["checkpoints"]:
+        path = folder / checkpoint["path"]
+        if path.exists() and sha256_of(path) != checkpoint["sha256"]:
+            raise RunError(
+                f"{path} has changed since {folder / 'predictor.json'} was written: wait until the run has finished "
+                f"its stage, or give its command again"
+            )
+        stack = read_checkpoint(path, torch.device(device))
+        takes_vectors = len(stack.module_input_shape) == 1
+        modules += [stack.to_module(number).to(device) for number in checkpoint["networks"]]
+    return Predictor(modules, takes_vectors, description["combine"], image_format)
+
+
+def _description(folder: Path) -> Mapping[str, Any]:
+    """Return the content of predictor.json. For the errors, see `load_predictor`."""
+    path = folder / "predictor.json"
+    if path.exists():
+        return read_json(path)
+    if of_seeds := sorted(folder.glob("seed_*/predictor.json")):
+        raise RunError(
+            f"{folder} contains the runs of several seeds: give the folder of one seed, for example "
+            f"{of_seeds[0].parent}"
+        )
+    raise RunError(f"{path} does not exist: {folder} is not a run of alma-vision with a finished stage")
