@@ -113,11 +113,21 @@ def function_digest(setting: str, text: str) -> str:
     the package takes its place.
 
     For the arguments and errors, see `load_function`.
+
+    Raises:
+        SettingError: also if the source code cannot be read, as that of a function typed at the Python prompt.
     """
     function, name = load_function(setting, text), text.partition(":")[0]
     file = getattr(sys.modules[name], "__file__", None)
     if name == "__main__" or file is None:
-        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
+        try:
+            source = inspect.getsource(function)
+        except (OSError, TypeError) as error:
+            raise SettingError(
+                f"{setting}={text}: the source code of the function cannot be read, as is needed to recognise the run "
+                f"later: define the function in a file or in a cell of a notebook"
+            ) from error
+        return hashlib.sha256(source.encode()).hexdigest()[:16]
     folders = [sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")]
     is_installed = any(Path(file).is_relative_to(folder) for folder in folders)
     return "" if is_installed else plugin_digest(name)

@@ -8,7 +8,9 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fairseq_alma.app.command import setting_values
@@ -73,7 +75,11 @@ def check_settings(name: str, arguments: list[str]) -> None:
     overrides = [word for word in arguments if word not in ("-m", "--multirun")]
     jobs = jobs_of(overrides) if len(overrides) < len(arguments) else [overrides]
     for job in jobs:
-        with initialize_config_dir(str(CONFIGS.absolute()), version_base="1.1"):
+        with initialize_config_dir(str(CONFIGS.absolute()), version_base="1.1"), pytest.MonkeyPatch.context() as patch:
+            if name == "alma-vision":
+                # If this process has imported fairseq, Hydra reads optimizer=NAME as the choice of one of its files.
+                # The command alma-vision never imports fairseq.
+                patch.delitem(ConfigStore.instance().repo, "optimizer", raising=False)
             make(compose(name.replace("-", "_"), job), {override.split("=")[0] for override in job})
 
 

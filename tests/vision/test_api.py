@@ -167,6 +167,10 @@ print(vision.run(dataset=data, backbone=network, mega_batches=2, epochs=1, out=s
     assert float(first) > 0
     assert output(f"# a comment elsewhere\n{script}") == first
     assert "backbone_digest" in output(script.replace("Flatten(),", "Flatten(), nn.Linear(64, 64),"))
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "other"], capture_output=True, text=True, check=False
+    )
+    assert "the source code of the function cannot be read" in done.stderr
     with pytest.raises(SettingError, match=r"has no function network. Define it in this notebook or script first"):
         vision.load_predictor(tmp_path / "run")
 
