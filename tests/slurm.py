@@ -129,9 +129,14 @@ class LocalSlurm:
             self.run("scancel", "--partition=main,high", "--signal=KILL", "--full")
             self.run("scancel", "--partition=main,high")
             self.wait_for(lambda: not self.run("squeue", "-h"), seconds=20)
+        daemons = []
         for path in [*self.folder.glob("*.pid"), self.folder / "munge/munged.pid"]:
             with suppress(OSError, ValueError):
-                os.kill(int(path.read_text()), signal.SIGTERM)
+                daemons.append(int(path.read_text()))
+                os.kill(daemons[-1], signal.SIGTERM)
+        # munged writes a file when it ends. So the folder can be deleted only afterwards.
+        with suppress(AssertionError):
+            self.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in daemons), seconds=10)
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
                 environment, name = path.read_bytes(), (path.parent / "comm").read_text()

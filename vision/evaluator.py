@@ -4,6 +4,7 @@ If the networks of the learner contain mixtures of experts, also write routing.n
 first mixture of a network chooses for test images. If the run has an error matrix, also write errors.jsonl.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from vision.inputs import Inputs
 from vision.learners import VisionLearner
 from vision.networks import GatedStack
 from vision.outputs import CachedOutputs
+from vision.rows import rows_of
 
 
 class ErrorRateEvaluator:
@@ -38,7 +40,9 @@ class ErrorRateEvaluator:
         num_stages: number of stages of the complete run. A routing.npz is written after the last stage, even if the
             number of experts is the same as in the file before.
         routing_examples: number of test images in each routing.npz. If it is 0, no routing.npz is ever written.
-        held_out: scores learners on the mega-batches, for the error matrix. If it is None, there is no error matrix.
+        held_out: scores learners on the validation data of the mega-batches: for the error matrix, and for learners
+            that do not compute their validation scores.
+        has_matrix: whether to write the error matrix.
     """
 
     def __init__(
@@ -50,15 +54,16 @@ class ErrorRateEvaluator:
         num_stages: int,
         routing_examples: int,
         held_out: HeldOutEvaluator | None = None,
+        has_matrix: bool = False,
     ):
         self._images, self._image_shape = dataset.test.images, dataset.image_shape
-        stored_1n = inputs.to_storage(dataset.test.images.to(device))[None]
-        self._outputs = CachedOutputs(stored_1n, inputs)
-        self._routed_1n = inputs.to_input(stored_1n[:, :routing_examples])
-        self._y_1n = dataset.test.labels.to(device)[None]
+        rows = rows_of(dataset.test, dataset.num_classes, inputs, device)
+        self._outputs = CachedOutputs(rows)
+        self._routed_1n = rows.between(0, min(routing_examples, rows.num_examples))
+        self._y_1n = rows.labels
         self._stages, self._num_stages, self._routing_examples = stages, num_stages, routing_examples
         self._held_out = held_out
-        self._error_files = [ErrorFile(folder.parent) for folder in stages] if held_out else []
+        self._error_files = [ErrorFile(folder.parent) for folder in stages] if has_matrix else []
         self._num_classes, self._class_names = dataset.num_classes, dataset.class_names
         self._num_experts_written: int | None = None
         """Number of experts in the newest routing.npz. None until the first call of `_write_routing` sets it."""
@@ -71,14 +76,17 @@ class ErrorRateEvaluator:
         costs = [(len(stack) // num_seeds, stack.num_params, stack.flops.prediction) for _, stack in members]
         if isinstance(newest := members[-1][1], GatedStack):
             self._write_routing(newest, learner.stage_index, len(newest) // num_seeds)
-        if self._held_out is not None:
+        if self._error_files and self._held_out is not None:
             by_mega_batch = self._held_out.error_by_mega_batch(learner)
             by_class = error_by_class(total, self._y_1n, self._num_classes)
             for file, of_mega_batches, of_classes in zip(self._error_files, by_mega_batch, by_class, strict=True):
                 file.add(learner.stage_index, of_mega_batches, of_classes, self._class_names)
+        validation: Sequence[tuple[float, float] | None] = learner.validation
+        if learner.stage_index and self._held_out is not None and validation[0] is None:
+            validation = self._held_out.after_stage(learner)
         scores = []
         for number, error_rate in enumerate(total.error_rate(self._y_1n)):
-            validation_loss, validation_error_rate = learner.validation[number] or (None, None)
+            validation_loss, validation_error_rate = validation[number] or (None, None)
             scores.append(
                 Scores(
                     num_params=sum(count * params for count, params, _ in costs),

@@ -13,7 +13,8 @@ from fairseq_alma.core.ledger import Prequential
 from fairseq_alma.core.stream import MegaBatch
 from vision.inputs import Inputs
 from vision.learners import VisionLearner
-from vision.outputs import CachedOutputs, outputs_of
+from vision.outputs import CachedOutputs, joined, outputs_of
+from vision.rows import rows_of_seeds
 from vision.stream import Arrival
 from vision.voting import MemberOutputs
 
@@ -26,21 +27,20 @@ class HeldOutEvaluator:
 
     Args:
         streams: for each seed, the mega-batches in order of arrival.
+        num_classes: number of classes, C.
         inputs: converts images to network inputs.
         device: device on which the validation data are stored.
     """
 
-    def __init__(self, streams: Sequence[Sequence[Arrival]], inputs: Inputs, device: torch.device):
-        parts = [[arrival.validation for arrival in stream] for stream in streams]
-        images = torch.stack([torch.cat([part.images for part in of_seed]) for of_seed in parts])
-        self._inputs = inputs
-        self._stored_Sn = inputs.to_storage(images.to(device))
-        self._y_Sn = torch.stack([torch.cat([part.labels for part in of_seed]) for of_seed in parts]).to(device)
-        self._ends = [0, *accumulate(len(part) for part in parts[0])]
+    def __init__(self, streams: Sequence[Sequence[Arrival]], num_classes: int, inputs: Inputs, device: torch.device):
+        pieces = [[arrival.validation for arrival in stream] for stream in streams]
+        self._rows = rows_of_seeds(pieces, num_classes, inputs, device)
+        self._y_Sn = self._rows.labels
+        self._ends = [0, *accumulate(len(piece) for piece in pieces[0])]
         """The examples of mega-batch t are those from ends[t - 1] to ends[t]."""
-        self._all = CachedOutputs(self._stored_Sn, inputs)
-        self._block: tuple[int, int, CachedOutputs] | None = None
-        """First example, last example + 1, and outputs of the block of `_unchanging` that was used last."""
+        self._all = CachedOutputs(self._rows)
+        self._blocks: dict[int, tuple[int, CachedOutputs]] = {}
+        """For each block of `_unchanging`, the number of its first example, and the outputs for its examples."""
 
     def prequential(self, learner: VisionLearner, mega_batch: MegaBatch) -> list[Prequential]:
         """Return the scores of the learner's predictor on the validation data of a mega-batch, for each seed."""
@@ -48,10 +48,21 @@ class HeldOutEvaluator:
         total = self._unchanging(learner, mega_batch.t)
         for name, stack in learner.members:
             if name is None:
-                total = total + outputs_of(learner, stack, self._stored_Sn[:, start:end], self._inputs)
+                total = total + outputs_of(learner, stack, self._rows, start, end)
         y_Sb = self._y_Sn[:, start:end]
         scores = zip(total.error_rate(y_Sb), total.loss(y_Sb), strict=True)
         return [Prequential(error_rate, loss) for error_rate, loss in scores]
+
+    def after_stage(self, learner: VisionLearner) -> list[tuple[float, float]]:
+        """Return loss and error rate of the predictor on the validation data of the last stage, for each seed.
+
+        All networks of the learner must be unchanging, as those of a growing ensemble after a stage. So only the newest
+        ones are asked. The others have been asked for the prequential scores.
+        """
+        first, last = learner.validated_on
+        total = joined([self._unchanging(learner, t) for t in range(first, last + 1)])
+        y_Sb = self._y_Sn[:, self._ends[first - 1] : self._ends[last]]
+        return list(zip(total.loss(y_Sb), total.error_rate(y_Sb), strict=True))
 
     def error_by_mega_batch(self, learner: VisionLearner) -> list[list[float]]:
         """Return the error rate of the learner's predictor on each mega-batch, as one list of length T per seed."""
@@ -72,12 +83,12 @@ class HeldOutEvaluator:
         if all(name is None for name, _ in learner.members):
             return MemberOutputs.empty()
         start, end = self._ends[t - 1 : t + 1]
-        if self._block is None or not self._block[0] <= start < self._block[1]:
-            number = start // EXAMPLES_PER_BLOCK
+        number = start // EXAMPLES_PER_BLOCK
+        if number not in self._blocks:
             firsts = [first for first in self._ends[:-1] if first // EXAMPLES_PER_BLOCK == number]
             last = self._ends[self._ends.index(firsts[-1]) + 1]
-            self._block = (firsts[0], last, CachedOutputs(self._stored_Sn[:, firsts[0] : last], self._inputs))
-        first, _, outputs = self._block
+            self._blocks[number] = (firsts[0], CachedOutputs(self._rows, firsts[0], last))
+        first, outputs = self._blocks[number]
         return _examples(outputs.of_unchanging(learner), start - first, end - first)
 
 

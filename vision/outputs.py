@@ -3,15 +3,14 @@
 A stack is several networks that are computed together. A learner may predict with several stacks (see
 `VisionLearner.members`).
 
-Shapes: S seeds, n examples. Examples that are the same for all seeds have S = 1.
+Shapes: S seeds, n examples.
 """
 
 import torch
-from torch import Tensor
 
-from vision.inputs import Inputs
 from vision.learners import VisionLearner
 from vision.networks import Stack
+from vision.rows import Rows
 from vision.voting import MemberOutputs
 
 
@@ -21,12 +20,13 @@ class CachedOutputs:
     The outputs of stacks that will not change any more are computed once. Their sum is cached.
 
     Args:
-        stored_Sn: the examples in the format that `Inputs.to_storage` returns, [S, n, ...].
-        inputs: converts stored examples to network inputs.
+        rows: a table that contains the examples. It has the examples of S seeds, or examples that all seeds share.
+        first: number of the first of the examples in the table.
+        end: number after that of the last example. By default, the last example of the table.
     """
 
-    def __init__(self, stored_Sn: Tensor, inputs: Inputs):
-        self._stored_Sn, self._inputs = stored_Sn, inputs
+    def __init__(self, rows: Rows, first: int = 0, end: int | None = None):
+        self._rows, self._first, self._end = rows, first, rows.num_examples if end is None else end
         self._kept: tuple[list[str | None], MemberOutputs] = ([], MemberOutputs.empty())
         """Cache: names of the stacks that will not change any more, and the sum of their outputs."""
 
@@ -47,21 +47,25 @@ class CachedOutputs:
         return total
 
     def _outputs_of(self, learner: VisionLearner, stack: Stack) -> MemberOutputs:
-        return outputs_of(learner, stack, self._stored_Sn, self._inputs)
+        return outputs_of(learner, stack, self._rows, self._first, self._end)
 
 
-def outputs_of(learner: VisionLearner, stack: Stack, stored_Sn: Tensor, inputs: Inputs) -> MemberOutputs:
+def outputs_of(learner: VisionLearner, stack: Stack, rows: Rows, first: int, end: int) -> MemberOutputs:
     """Return the outputs of one stack. Split the examples into parts, to limit memory use.
 
     Args:
         learner: the learner, whose method `member_outputs` computes the outputs.
         stack: one of the stacks in `learner.members`.
-        stored_Sn: the examples in the format that `Inputs.to_storage` returns, [S, n, ...].
-        inputs: converts stored examples to network inputs.
+        rows: a table that contains the examples.
+        first: number of the first example.
+        end: number after that of the last example.
     """
-    parts = [
-        learner.member_outputs(inputs.to_input(part), stack) for part in stored_Sn.split(stack.examples_at_once, dim=1)
-    ]
+    parts = [learner.member_outputs(part, stack) for part in rows.parts(stack.examples_at_once, first, end)]
+    return joined(parts)
+
+
+def joined(parts: list[MemberOutputs]) -> MemberOutputs:
+    """Return the outputs of one predictor for several parts of the examples as one object."""
     if len(parts) == 1:
         return parts[0]
     summed = torch.cat([part.summed_SbC for part in parts], dim=1)

@@ -3,7 +3,7 @@
 Shapes: S seeds, n examples, b examples per batch, C classes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -62,16 +62,19 @@ class Rows:
     @property
     def examples(self) -> Tensor:
         """The examples as network inputs for evaluation, [S, n, ...], as one tensor. For large tables, use `parts`."""
-        return self._inputs_of(0, self.num_examples)
+        return self.between(0, self.num_examples)
 
-    def parts(self, at_once: int) -> Iterator[Tensor]:
+    def parts(self, at_once: int, first: int = 0, end: int | None = None) -> Iterator[Tensor]:
         """Yield the examples as network inputs for evaluation, in parts [S, at_once, ...]; the last may be smaller.
 
         Args:
             at_once: number of examples of each seed in a part, at least 1.
+            first: number of the first example of each seed.
+            end: number after that of the last example of each seed. By default, the last example of all.
         """
-        for start in range(0, self.num_examples, at_once):
-            yield self._inputs_of(start, min(start + at_once, self.num_examples))
+        end = self.num_examples if end is None else end
+        for start in range(first, end, at_once):
+            yield self.between(start, min(start + at_once, end))
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples in some rows as they are stored, [b, ...], and their classes as one-hot vectors, [b, C].
@@ -81,7 +84,7 @@ class Rows:
         """
         return self.x.index_select(0, rows), self.one_hot.index_select(0, rows)
 
-    def _inputs_of(self, start: int, end: int) -> Tensor:
+    def between(self, start: int, end: int) -> Tensor:
         """Return the examples from `start` to `end` of each seed as network inputs, [S, end - start, ...]."""
         return self.inputs.to_input(self.x.view(self.num_seeds, -1, *self.x.shape[1:])[:, start:end])
 
@@ -123,7 +126,7 @@ class LargeRows(Rows):
         labels = examples.labels.to(self.target)
         return x, torch.nn.functional.one_hot(labels, self.one_hot.shape[1]).float()
 
-    def _inputs_of(self, start: int, end: int) -> Tensor:
+    def between(self, start: int, end: int) -> Tensor:
         first_rows = torch.arange(self.num_seeds)[:, None] * self.num_examples
         rows = (first_rows + torch.arange(start, end)).flatten()
         x = self.inputs.to_storage(self.selection[rows].images.to(self.target))
@@ -142,10 +145,35 @@ def rows_of(
         device: device on which the examples are stored.
         large_bytes: number of bytes of all stored examples above which they stay in `examples` (see `LargeRows`).
     """
-    bytes_of_one = inputs.to_storage(examples.images[:1]).nbytes
-    if bytes_of_one * len(examples) > large_bytes:
-        selection = Selection(examples, torch.arange(len(examples)))
-        return LargeRows.of(selection, num_classes, 1, inputs, device)
-    y = examples.labels.to(device)
+    whole = Selection(examples, torch.arange(len(examples)))
+    return rows_of_seeds([[whole]], num_classes, inputs, device, large_bytes)
+
+
+def rows_of_seeds(
+    of_seeds: Sequence[Sequence[Examples | Selection]],
+    num_classes: int,
+    inputs: Inputs,
+    device: torch.device,
+    large_bytes: int = LARGE_BYTES,
+) -> Rows:
+    """Return a table of the examples of several seeds.
+
+    Args:
+        of_seeds: for each seed, the examples in one or more pieces. Each seed has the same number of examples.
+        num_classes: number of classes, C.
+        inputs: converts images to their storage format and to network inputs.
+        device: device on which the examples are stored.
+        large_bytes: number of bytes of all stored examples above which they stay where they are (see `LargeRows`), if
+            they are selections of one dataset.
+    """
+    num_seeds, num_examples = len(of_seeds), sum(len(piece) for piece in of_seeds[0])
+    bytes_of_one = inputs.to_storage(of_seeds[0][0][torch.arange(1)].images).nbytes
+    if bytes_of_one * num_seeds * num_examples > large_bytes:
+        selection = Selection.join([piece for pieces in of_seeds for piece in pieces])
+        if selection is not None:
+            return LargeRows.of(selection, num_classes, num_seeds, inputs, device)
+    images = torch.stack([torch.cat([piece.images for piece in pieces]) for pieces in of_seeds])
+    y = torch.cat([piece.labels for pieces in of_seeds for piece in pieces]).to(device)
     one_hot = torch.nn.functional.one_hot(y, num_classes).float()
-    return Rows(inputs.to_storage(examples.images.to(device)), y, one_hot, 1, len(examples), inputs)
+    x = inputs.to_storage(images.to(device)).flatten(0, 1)
+    return Rows(x, y, one_hot, num_seeds, num_examples, inputs)

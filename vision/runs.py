@@ -121,9 +121,9 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         memory = Memory(inputs, dataset.num_classes, num_seeds, device)
         learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)
         stages = [folder / "stages" for folder in folders]
-        held_out = HeldOutEvaluator(streams, inputs, device)
-        matrix = held_out if settings.has_error_matrix else None
-        evaluate = ErrorRateEvaluator(dataset, inputs, device, stages, num_stages, settings.routing_examples, matrix)
+        held_out = HeldOutEvaluator(streams, dataset.num_classes, inputs, device)
+        files = (stages, num_stages, settings.routing_examples)
+        evaluate = ErrorRateEvaluator(dataset, inputs, device, *files, held_out, settings.has_error_matrix)
         stream, record = stacked_stream(streams), StackRecord(records)
         return run_stream(stream, learner, evaluate, settings.stream_settings(), record, held_out.prequential)
 

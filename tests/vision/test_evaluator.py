@@ -1,6 +1,7 @@
 """The environment's side: exact error rates, each frozen member asked once, and how mixtures route."""
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 import torch
 
 from tests.fairseq_alma.core.test_protocol import reachable_from
-from tests.vision.tiny_runs import SMALL, TESTED_ON, TRAINED_ON, B, small_run, taken
+from tests.vision.tiny_runs import SMALL, TESTED_ON, TRAINED_ON, B, networks, small_run, taken
 from vision.datasets import Dataset, Examples, Pixels, load_dataset
 from vision.evaluator import ErrorRateEvaluator
 from vision.inputs import Vectors
 from vision.learners import LEARNERS
+from vision.networks import MixtureStack
+from vision.stream import partition
 
 CPU = torch.device("cpu")
 
@@ -106,9 +109,28 @@ def test_frozen_members_are_asked_once_and_their_sums_are_kept(met, tmp_path, le
     learner, (rows,) = met(tmp_path, dataset, **taken(learner, experts=2))
     # Untrained; then each stage's new member alone: 1 + 1 + 1 + 1 + 1, and not 1 + 1 + 2 + 3 + 4.
     assert learner.passes.count(TESTED_ON) == 1 + B
-    anew = ErrorRateEvaluator(dataset, Vectors(dataset.pixels), CPU, [tmp_path], B, 0)(learner)
+    (anew,) = ErrorRateEvaluator(dataset, Vectors(dataset.pixels), CPU, [tmp_path], B, 0)(learner)
     assert learner.passes.count(TESTED_ON) == 1 + B + B
-    assert anew == [rows[-1].scores]
+    # This evaluator has no validation data of the mega-batches.
+    assert anew == replace(rows[-1].scores, validation_loss=None, validation_error_rate=None)
+
+
+def test_an_ensemble_of_mixtures_has_the_load_of_each_member_on_its_own_stage(tmp_path):
+    ledgers = small_run(tmp_path, learner="ens_moe", experts=3, new_members=2, seeds=2, error_matrix=False)
+    dataset = load_dataset("digits", ".")
+    for seed, rows in enumerate(ledgers):
+        arrivals = partition(dataset.training, B, 0.1, seed=seed)
+        expected = []
+        for k in range(1, B + 1):
+            stack = networks(tmp_path, k)
+            assert isinstance(stack, MixtureStack)
+            stack.logits(dataset.pixels.normalise(arrivals[k - 1].validation.images)[None].expand(4, -1, -1))
+            # A stack has two members of each of the two seeds, with two mixtures each.
+            for member in (2 * seed, 2 * seed + 1):
+                expected += [weights_MbE[member].mean(0).tolist() for weights_MbE in stack.expert_weights]
+            load = rows[k].scores.expert_load
+            assert len(load) == 2 * 2 * k
+            np.testing.assert_allclose(load, expected, atol=1e-5)
 
 
 def test_a_learner_that_trains_on_is_asked_anew_after_every_stage(met, tmp_path):
@@ -126,8 +148,8 @@ def test_a_test_set_of_any_size_is_asked_in_parts(met, tmp_path):
     digits = load_dataset("digits", ".")
     dataset = Dataset("digits", (1, 8, 8), 10, Pixels(16, 0, 1), digits.training, Examples(images, labels))
     learner, (rows,) = met(tmp_path, dataset, mega_batches=1, epochs=1)
-    # Of the 1438 training images, 143 are validation data: asked before the stage (prequential) and after it.
-    assert learner.passes == [2000, 2000, 1, 143, 143, 2000, 2000, 1]
+    # Of the 1438 training images, 143 are validation data, which are asked before the stage (prequential).
+    assert learner.passes == [2000, 2000, 1, 143, 2000, 2000, 1]
     wrong = int((learner.stack.to_module(0)(images.float() / 16).argmax(-1) != labels).sum())
     assert rows[-1].scores.error_rate == wrong / 4001
 

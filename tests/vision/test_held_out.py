@@ -10,7 +10,7 @@ from fairseq_alma.core.error_matrix import TRANSFER_METRICS, read_errors, transf
 from fairseq_alma.core.ledger import Prequential, prequential_error_rate
 from tests.vision.rows import UNCHANGED
 from tests.vision.test_evaluator import met  # noqa: F401 (a fixture)
-from tests.vision.tiny_runs import VALIDATED_ON, B, flat, ledger, networks, small_run, summary, taken
+from tests.vision.tiny_runs import TESTED_ON, VALIDATED_ON, B, flat, ledger, networks, small_run, summary, taken
 from vision import held_out
 from vision.datasets import Examples, load_dataset
 from vision.held_out import HeldOutEvaluator, error_by_class
@@ -61,7 +61,7 @@ def streams():
 
 
 def test_error_rates_and_losses_of_a_mega_batch_by_hand():
-    evaluate, stream = HeldOutEvaluator(streams(), UNCHANGED, CPU), stacked_stream(streams())
+    evaluate, stream = HeldOutEvaluator(streams(), 3, UNCHANGED, CPU), stacked_stream(streams())
     learner = Constant(2, training=[0.0, float(np.log(2)), 0.0])  # probabilities 1/4, 1/2, 1/4: it predicts class 1
     scores = [evaluate.prequential(learner, mega_batch) for mega_batch in stream]
     log = np.log
@@ -78,7 +78,7 @@ def test_error_rates_and_losses_of_a_mega_batch_by_hand():
 
 def test_unchanging_networks_are_asked_once_for_each_block_of_mega_batches(monkeypatch):
     monkeypatch.setattr(held_out, "EXAMPLES_PER_BLOCK", 4)  # mega-batches 1 and 2, and mega-batch 3
-    evaluate, (first, second, third) = HeldOutEvaluator(streams(), UNCHANGED, CPU), stacked_stream(streams())
+    evaluate, (first, second, third) = HeldOutEvaluator(streams(), 3, UNCHANGED, CPU), stacked_stream(streams())
     learner = Constant(2, old=[3.0, 0.0, 0.0])
     assert [one.error_rate for one in evaluate.prequential(learner, first)] == [1 / 2, 1]
     learner.stacks["new"] = torch.tensor([0.0, 0.0, 4.0])
@@ -135,6 +135,30 @@ def test_the_prequential_error_of_a_growing_ensemble_is_that_of_all_its_networks
         x = dataset.pixels.normalise(part.images)
         logits = sum(networks(tmp_path, stage).to_module(0)(x) for stage in range(1, t))
         assert rows[t].prequential.error_rate == int((logits.argmax(-1) != part.labels).sum()) / len(x)
+
+
+@pytest.mark.parametrize(("replay", "wait"), [(False, 1), (False, 2), ("all", 1)])
+def test_the_validation_scores_of_a_growing_ensemble_are_those_of_all_its_networks(tmp_path, replay, wait):
+    (rows,) = small_run(tmp_path, learner="gens", gens_combine="probability", replay=replay, wait=wait)
+    dataset = load_dataset("digits", ".")
+    arrivals = partition(dataset.training, B, 0.1, seed=0)
+    for k in range(1, B // wait + 1):
+        parts = [arrival.validation for arrival in arrivals[0 if replay else (k - 1) * wait : k * wait]]
+        x = dataset.pixels.normalise(torch.cat([part.images for part in parts]))
+        y = torch.cat([part.labels for part in parts])
+        shares = sum(networks(tmp_path, stage).to_module(0)(x).softmax(-1) for stage in range(1, k + 1)) / k
+        scores = rows[k * wait].scores
+        assert scores.validation_error_rate == int((shares.argmax(-1) != y).sum()) / len(y)
+        expected = shares.double().gather(1, y[:, None]).log().neg().mean().item()
+        assert scores.validation_loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("replay", [False, "all"])
+def test_the_networks_of_a_growing_ensemble_are_asked_once_for_validation(met, tmp_path, replay):  # noqa: F811
+    learner, _ = met(tmp_path, learner="gens", replay=replay)
+    # All validation data are one block. The untrained network is asked at arrival 1. Then each network is asked once
+    # for all 142, and once for the 359 test images (as is the untrained one).
+    assert sorted(learner.passes) == sorted([VALIDATED_ON[0], *[sum(VALIDATED_ON)] * B, *[TESTED_ON] * (B + 1)])
 
 
 @pytest.mark.parametrize("learner", ["sm", "gens", "gmoe", "ff"])

@@ -338,7 +338,7 @@ def routed(p_a: float, p_b: float, hard: bool = False) -> MixtureStack:
 def examples(num_a: int, num_b: int):
     """A's of class 0, each of loss -ln 0.9 = 0.105; B's of class 1, each of loss -ln 0.1 = 2.303."""
     x = torch.tensor([[1.0, 0.0]] * num_a + [[0.0, 1.0]] * num_b)[None]
-    return x, torch.tensor([[0] * num_a + [1] * num_b])
+    return x.split(2000, dim=1), torch.tensor([[0] * num_a + [1] * num_b])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 from fairseq_alma.core.errors import SettingError
 from vision.datasets.arrays import dataset_from_arrays
 from vision.datasets.examples import Dataset
-from vision.datasets.pictures import arrays_of
+from vision.datasets.pictures import arrays_of, names_of
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
 """Names of the split with the test images. The first that exists is used."""
@@ -65,7 +65,7 @@ def read_hugging_face(name: str, data_root: Path, image_size: int | None) -> Dat
     images_and_labels = [array for part in parts for array in part]
     columns = {one: _array(training[one][:]) for one in training.column_names if one not in (image, label)}
     columns = {one: values for one, values in columns.items() if values.ndim == 1 and values.dtype.kind in "biufU"}
-    class_names = getattr(training.features[label], "names", None)
+    class_names = names_of(getattr(training.features[label], "names", None), parts[0][1])
     return dataset_from_arrays(name, *images_and_labels, columns=columns, class_names=class_names, where=where)
 
 

@@ -10,6 +10,20 @@ from fairseq_alma.core.errors import SettingError
 from vision.datasets.resizing import GREY_MODES, image_values
 
 
+def names_of(class_names: Any, labels: np.ndarray) -> list[str] | None:
+    """Return the name of each class from 0 to the largest label; None if a library has no texts with the names.
+
+    Args:
+        class_names: what the library has. The names of further classes are left out.
+        labels: class of each training example, [n].
+    """
+    num_classes = int(labels.max()) + 1 if len(labels) else 0
+    if not isinstance(class_names, list | tuple) or len(class_names) < num_classes:
+        return None
+    names = list(class_names[:num_classes])
+    return names if all(isinstance(one, str) for one in names) else None
+
+
 def arrays_of(
     examples: Any, count: int, image_size: int | None, where: str, read: Callable[[Any], Sequence[Any]] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import torchvision
 from fairseq_alma.core.errors import SettingError
 from vision.datasets.arrays import dataset_from_arrays
 from vision.datasets.examples import Dataset
-from vision.datasets.pictures import arrays_of
+from vision.datasets.pictures import arrays_of, names_of
 
 SPLITS = (("train", "trainval"), ("test", "val", "valid"))
 """Names of the split with the training images and of the split with the test images, the preferred name first."""
@@ -35,15 +35,8 @@ def read_torchvision(name: str, data_root: Path, image_size: int | None) -> Data
         raise SettingError(f"{where}: torchvision.datasets has no class {name}, and there is no folder {name}")
     parts = [_created(kind, data_root, number, where) for number in (0, 1)]
     arrays = [arrays_of(part, len(part), image_size, where) for part in parts]
-    class_names = getattr(parts[0], "classes", None)
-    return dataset_from_arrays(name, *arrays[0], *arrays[1], class_names=_texts(class_names), where=where)
-
-
-def _texts(class_names: Any) -> list[str] | None:
-    """Return the names of the classes, if torchvision has them as a list of texts."""
-    if not isinstance(class_names, list | tuple) or not all(isinstance(one, str) for one in class_names):
-        return None
-    return list(class_names)
+    class_names = names_of(getattr(parts[0], "classes", None), arrays[0][1])
+    return dataset_from_arrays(name, *arrays[0], *arrays[1], class_names=class_names, where=where)
 
 
 def _created(kind: type, data_root: Path, part: int, where: str) -> Any:

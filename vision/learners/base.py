@@ -70,7 +70,11 @@ class VisionLearner:
         self.stage_index = self.stage_length = 0
         """Index of the last trained stage, and number of new mega-batches in this stage. Both are 0 before stage 1."""
         self.validation: list[tuple[float, float] | None] = [None] * len(self.seeds)
-        """For each seed, loss and error rate on the validation data of the most recent stage. None before stage 1."""
+        """For each seed, loss and error rate on the validation data of the most recent stage.
+
+        None before stage 1. Also None if the evaluator computes these scores, as for growing ensembles."""
+        self.validated_on = (0, 0)
+        """First and last mega-batch, counted from 1, whose validation data the most recent stage used."""
         self.expert_load: list[list[list[float]]] | None = None
         """Mean weight of each expert over the validation examples, indexed by seed, mixture and expert.
 
@@ -221,6 +225,7 @@ class VisionLearner:
                 patience, rates,
             )  # fmt: skip
         self.stage_index, self.stage_length = stage.index, len(stage.new)
+        self.validated_on = (1 if stage.replay else stage.new[0].t, stage.new[-1].t)
         self.validation = list(self._validate(data))
         seconds = (time.perf_counter() - began) / len(self.seeds)
         return [self._spent(stack, trained, number, seconds) for number in range(len(self.seeds))]
@@ -270,7 +275,11 @@ class VisionLearner:
             x: examples, [S, b, ...], or [1, b, ...] if they are the same for all seeds.
             stack: one of the stacks in `members`.
         """
-        return sum_members(self.loss().unit_logits(stack.logits_of_many(x)), len(self.seeds), self.combine)
+        return self._combined(stack.logits_of_many(x))
+
+    def _combined(self, logits_MnC: Tensor) -> MemberOutputs:
+        """Return the outputs of networks with the given logits, summed over the networks of each seed."""
+        return sum_members(self.loss().unit_logits(logits_MnC), len(self.seeds), self.combine)
 
     @property
     def num_members(self) -> int | None:
@@ -291,6 +300,7 @@ class VisionLearner:
             "stage": self.stage_index,
             "stage_length": self.stage_length,
             "validation": self.validation,
+            "validated_on": self.validated_on,
             **self.extra_state(),
         }
         write_json(folder / "learner.json", state, durable=False)
@@ -310,6 +320,7 @@ class VisionLearner:
         self._files.use(Path(self.settings.out) / state["networks"])
         self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)
         self.validation = [None if scores is None else tuple(scores) for scores in state["validation"]]
+        self.validated_on = tuple(state.get("validated_on", (0, 0)))
         self.set_extra_state(state)
 
     def _prepared(self, stack: Stack) -> Stack:
@@ -317,11 +328,17 @@ class VisionLearner:
         stack.set_compute_dtype(torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32)
         return stack
 
-    def _validate(self, data: StageData) -> list[tuple[float, float]]:
-        """Return, for each seed, the loss and the error rate of the predictor on the validation data of a stage."""
-        x_Sni, y_Sn = data.validation.examples, data.validation.labels
-        total = sum((self.member_outputs(x_Sni, stack) for _, stack in self.members), MemberOutputs.empty())
-        return list(zip(total.loss(y_Sn), total.error_rate(y_Sn), strict=True))
+    def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
+        """Return, for each seed, the loss and the error rate of the predictor on the validation data of a stage.
+
+        A subclass may return None for each seed. Then the evaluator computes the scores.
+        """
+        rows = data.validation
+        outputs = (
+            self._combined(stack.logits_of_parts(rows.parts(stack.examples_at_once))) for _, stack in self.members
+        )
+        total = sum(outputs, MemberOutputs.empty())
+        return list(zip(total.loss(rows.labels), total.error_rate(rows.labels), strict=True))
 
 
 def _uniform(generators: Sequence[torch.Generator], shape: tuple[int, ...]) -> Tensor:

@@ -1,11 +1,13 @@
 """The single model SM and the ensembles Ens, UMix and gEns."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.learner_settings import Combine, EnsembleSettings, GrowingEnsembleSettings, UnionMixSettings
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
+from vision.batches import StageData
 from vision.checkpoints import read_checkpoint
 from vision.learners.base import VisionLearner, register_learner
 from vision.networks import Stack
@@ -118,6 +120,11 @@ class GrowingEnsemble(VisionLearner):
             for new, old in zip(self.stack.tensors, last.tensors, strict=True):
                 new.flat.copy_(old.flat)
         return super().grow(stage)
+
+    def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
+        # The scores of the predictor need the outputs of all frozen networks. The evaluator has them already, because
+        # it has scored the predictor on these mega-batches before the stage.
+        return [None] * len(self.seeds)
 
     def extra_state(self) -> dict[str, Any]:
         return {"num_frozen": self._num_frozen}

@@ -1,6 +1,6 @@
 """Learners whose networks contain mixtures of experts: MoE, gMoE, and an ensemble of such networks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,13 +35,11 @@ class _MixtureLearner(VisionLearner):
     def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
         return self.backbone.mixture(self.own.experts, self.own.hard_gates, generators, self.device)
 
-    def _validate(self, data: StageData) -> list[tuple[float, float]]:
+    def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
         scores = super()._validate(data)
-        # Compute the mean weight of each expert. This needs no further forward pass: super()._validate() has computed
-        # the networks' outputs for the validation examples, and the stack still stores the weights that its experts
-        # had for these examples.
-        loads = [weights_MbE.mean(1) for weights_MbE in self.stack.expert_weights]
-        self.expert_load = [[load_ME[number].tolist() for load_ME in loads] for number in range(len(self.seeds))]
+        # This needs no further forward pass: super()._validate() has computed the networks' outputs for the validation
+        # examples, and the stack still stores the weights that its experts had for these examples.
+        self.expert_load = expert_load(self.stack, len(self.seeds))
         return scores
 
     def extra_state(self) -> dict[str, Any]:
@@ -74,7 +72,7 @@ class GrowingMixture(_MixtureLearner):
         if (stage.index - 1) % self.own.grow_every:
             return super().grow(stage)
         stack, data = self.stack, self.memory.previous_stage_data(stage, self.stage_length).validation
-        worst = worst_experts(stack, data.examples, data.labels, self.own.split_by)
+        worst = worst_experts(stack, data.parts(stack.examples_at_once), data.labels, self.own.split_by)
         split = stack.split_flat if self.flat else stack.split
         self.stack = split(worst, self.generators("growth", stage.index))
         return [Spent(validation_flops=stack.flops.forward * data.num_examples) for _ in self.seeds]
@@ -99,17 +97,53 @@ class EnsembleOfMixtures(GrowingEnsemble):
     """
 
     own: EnsembleOfMixturesSettings  # type: ignore[assignment]  # the settings of MoE and of gEns
+    stack: GatedStack
 
     def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
         return self.backbone.mixture(self.own.experts, self.own.hard_gates, generators, self.device)
 
+    def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
+        # Append the load of the new networks. Each network has the load on the validation data of its own stage.
+        self.stack.logits_of_parts(data.validation.parts(self.stack.examples_at_once))
+        new = expert_load(self.stack, len(self.seeds))
+        known = self.expert_load or [[] for _ in self.seeds]
+        self.expert_load = [[*old, *of_seed] for old, of_seed in zip(known, new, strict=True)]
+        return super()._validate(data)
 
-def worst_experts(stack: GatedStack, x: Tensor, y_Sn: Tensor, split_by: SplitBy) -> list[list[int]]:
+    def extra_state(self) -> dict[str, Any]:
+        return super().extra_state() | {"expert_load": self.expert_load}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        super().set_extra_state(state)
+        self.expert_load = state.get("expert_load")
+
+
+def expert_load(stack: GatedStack, num_seeds: int) -> list[list[list[float]]]:
+    """Return the mean weight of each expert over the examples of the last forward pass.
+
+    The result is indexed by seed, mixture and expert. If there are several networks per seed, the mixtures of the first
+    network come first.
+
+    Args:
+        stack: the networks of all seeds.
+        num_seeds: number of seeds, S.
+    """
+    load_MLE = [
+        list(of_network) for of_network in zip(*(w.mean(1).tolist() for w in stack.expert_weights), strict=True)
+    ]
+    per_seed = len(load_MLE) // num_seeds
+    return [
+        [load for of_network in load_MLE[seed * per_seed :][:per_seed] for load in of_network]
+        for seed in range(num_seeds)
+    ]
+
+
+def worst_experts(stack: GatedStack, parts: Iterable[Tensor], y_Sn: Tensor, split_by: SplitBy) -> list[list[int]]:
     """Return, for each mixture and each network, the index of the expert that should be split.
 
     Args:
         stack: one network per seed, so M = S.
-        x: examples, [S, n, ...].
+        parts: examples as network inputs, [S, n, ...], in parts that are forward passes.
         y_Sn: classes of the examples.
         split_by: how experts are compared. For each expert, a value per example is summed over all examples, and the
             expert with the largest sum is chosen. With "validation_loss", the value is the loss of the example, times
@@ -118,8 +152,10 @@ def worst_experts(stack: GatedStack, x: Tensor, y_Sn: Tensor, split_by: SplitBy)
             if the example uses the expert, otherwise 0.
     """
     sums: list[Tensor] = []
-    at_once = stack.examples_at_once
-    for x_part, y_part in zip(x.split(at_once, dim=1), y_Sn.split(at_once, dim=1), strict=True):
+    start = 0
+    for x_part in parts:
+        y_part = y_Sn[:, start : start + x_part.shape[1]]
+        start += x_part.shape[1]
         logits_MnC = stack.logits(x_part)
         amount_Mn = torch.ones_like(y_part, dtype=torch.float)
         if split_by == "validation_loss":

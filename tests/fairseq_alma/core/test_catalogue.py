@@ -90,6 +90,7 @@ THE_CATALOGUE = {"fairseq_alma/core/catalogue.py", "fairseq_alma/core/learner_se
 MAY_NAME = {
     "fairseq_alma/lm/learners.py": {"combine"},  # a key of predictor.json
     "vision/learners/files.py": {"combine"},  # a key of predictor.json
+    "vision/predictor.py": {"combine"},  # the same
     "vision/firefly/__init__.py": {"grow_depth"},  # a function that it exports
     "fairseq_alma/report/tables.py": {"experts"},  # a column of the paper's tables
 }
