@@ -129,14 +129,10 @@ class LocalSlurm:
             self.run("scancel", "--partition=main,high", "--signal=KILL", "--full")
             self.run("scancel", "--partition=main,high")
             self.wait_for(lambda: not self.run("squeue", "-h"), seconds=20)
-        daemons = []
-        for path in [*self.folder.glob("*.pid"), self.folder / "munge/munged.pid"]:
+        pid_of_munged = self.folder / "munge/munged.pid"
+        for path in [*self.folder.glob("*.pid"), pid_of_munged]:
             with suppress(OSError, ValueError):
-                daemons.append(int(path.read_text()))
-                os.kill(daemons[-1], signal.SIGTERM)
-        # munged writes a file when it ends. So the folder can be deleted only afterwards.
-        with suppress(AssertionError):
-            self.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in daemons), seconds=10)
+                os.kill(int(path.read_text()), signal.SIGTERM)
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
                 environment, name = path.read_bytes(), (path.parent / "comm").read_text()
@@ -144,6 +140,9 @@ class LocalSlurm:
                 # Not the processes that tests have started outside jobs, which other tests may still use.
                 if is_ours and (b"SLURM_JOB_ID=" in environment or name.startswith("slurm")):
                     os.kill(int(path.parent.name), signal.SIGKILL)
+        # munged writes a file and deletes its pid file when it ends. The folder can be deleted only afterwards.
+        with suppress(AssertionError):
+            self.wait_for(lambda: not pid_of_munged.exists(), seconds=10)
 
     def run(self, *command: str) -> str:
         """Run a command of Slurm, and return its output."""
