@@ -28,16 +28,17 @@ from vision.seeds import generator
 from vision.stream import partition
 from vision.training import OwnLoss, Watcher, train_stage
 
-SEEDS, EPOCHS, WIDTH, WAIT = 20, 100, 32, 2
+EPOCHS, WIDTH, WAIT = 100, 32, 2
+SEEDS = range(20)
 Errors = tuple[list[float], list[float]]
 """Test errors of the chosen epoch, and test errors of the last epoch. Each list contains one number per seed."""
 
 
-def data_of(dataset: Dataset) -> StageData:
+def data_of(dataset: Dataset, seeds: range) -> StageData:
     """Return the data of the first stage for all seeds."""
-    parts = [partition(dataset.training, 500, 0.1, seed)[:WAIT] for seed in range(SEEDS)]
+    parts = [partition(dataset, 500, 0.1, seed)[:WAIT] for seed in seeds]
     new = [MegaBatch(t, str(t), [part[t - 1] for part in parts]) for t in range(1, WAIT + 1)]
-    return Memory(Vectors(dataset.pixels), 10, SEEDS, torch.device("cpu")).stage_data(new, [], False)
+    return Memory(Vectors(dataset.pixels), 10, len(seeds), torch.device("cpu")).stage_data(new, [], False)
 
 
 def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Errors:
@@ -51,7 +52,7 @@ def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Error
     """
 
     def generators(purpose: str) -> list[torch.Generator]:
-        return [generator(first + seed, purpose, 0, 1) for seed in range(SEEDS)]
+        return [generator(first + seed, purpose, 0, 1) for seed in SEEDS]
 
     def errors() -> list[float]:
         return (stack.logits(x[None]).argmax(-1) != y).double().mean(1).tolist()
@@ -69,21 +70,21 @@ def ours(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Error
         LastEpoch(),
     )
     batches, optimizer = Batches(data, generators("order"), 128), AdaDelta(stack.parameters.flat)
-    train_stage(stack, batches, data.validation, OwnLoss(SEEDS, 1), optimizer, EPOCHS, "validation_accuracy", last)
+    train_stage(stack, batches, data.validation, OwnLoss(len(SEEDS), 1), optimizer, EPOCHS, "validation_accuracy", last)
     return errors(), last.errors
 
 
-def plain(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int) -> Errors:
+def plain(data: StageData, x: torch.Tensor, y: torch.Tensor, first: int, width: int = WIDTH) -> Errors:
     """Train one network per seed, one after the other, with torch's modules and torch.optim. Return the test errors.
 
-    The arguments are those of `ours`.
+    The arguments are those of `ours`, and the width of the network.
     """
     chosen, last = [], []
-    for seed in range(SEEDS):
+    for seed in range(data.training.num_seeds):
         torch.manual_seed(first + seed)
         model = torch.nn.Sequential(
-            torch.nn.Linear(784, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(),
-            torch.nn.Linear(WIDTH, 10),
+            torch.nn.Linear(784, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
+            torch.nn.Linear(width, 10),
         )  # fmt: skip
         optimizer, best = torch.optim.Adadelta(model.parameters(), lr=1.0), -1.0
         x_train, y_train = data.training.examples[seed], data.training.labels[seed]
@@ -109,11 +110,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dataset = load_dataset("mnist", arguments.data_root)
-    data, x, y = data_of(dataset), dataset.pixels.normalise(dataset.test.images), dataset.test.labels
+    data, x, y = data_of(dataset, SEEDS), dataset.pixels.normalise(dataset.test.images), dataset.test.labels
     for first in (0, 1000, 2000, 3000):
         for name, train in (("ours", ours), ("plain", plain)):
             texts = [
-                f"{100 * statistics.mean(errors):.2f} +- {100 * statistics.stdev(errors) / SEEDS**0.5:.2f}"
+                f"{100 * statistics.mean(errors):.2f} +- {100 * statistics.stdev(errors) / len(SEEDS) ** 0.5:.2f}"
                 for errors in train(data, x, y, first)
             ]
             print(f"{name}, seeds from {first}: chosen epoch {texts[0]} %, last epoch {texts[1]} %", flush=True)
