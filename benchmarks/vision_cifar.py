@@ -69,7 +69,7 @@ def step_of(stack: Stack, dataset: Dataset, device: torch.device, precision: tor
 
     def step() -> None:
         x, one_hot = next(batches)
-        stack.backward(loss.gradient(stack.logits(x, training=True), one_hot))
+        stack.compute_gradient(x, one_hot, loss.gradient, 1)
         optimizer.step(stack.gradient.flat)
 
     return step

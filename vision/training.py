@@ -54,6 +54,8 @@ class OwnLoss:
         self.num_orders = num_seeds * networks_per_seed
         """Number of orders, R. An order is a random sequence in which a network reads the examples. Here each network
         has a separate order. In the subclass `JointLoss`, all networks of a seed share one order."""
+        self.networks_per_unit = 1
+        """Number of networks of a unit."""
         self._networks_per_seed = networks_per_seed
 
     def unit_logits(self, logits_MbC: Tensor) -> Tensor:
@@ -108,7 +110,7 @@ class JointLoss(OwnLoss):
 
     def __init__(self, num_seeds: int, networks_per_seed: int, mean: bool):
         super().__init__(num_seeds, networks_per_seed)
-        self.num_orders = num_seeds
+        self.num_orders, self.networks_per_unit = num_seeds, networks_per_seed
         self._scale = 1.0 / networks_per_seed if mean else 1.0
 
     def unit_logits(self, logits_MbC: Tensor) -> Tensor:
@@ -193,7 +195,7 @@ def train_stage(
         for x, one_hot in batches.epoch():
             if rates is not None:
                 optimizer.lr = rates[num_updates]
-            stack.backward(loss.gradient(stack.logits(x, training=True), one_hot))
+            stack.compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
             optimizer.step(stack.gradient.flat)
             num_updates += 1
             num_examples += x.shape[1]

@@ -61,10 +61,14 @@ def load(source: Path, real: str) -> ctypes.CDLL:
         real: number type of the C code, the value of the macro REAL: "float" or "double".
 
     Raises:
-        CompileError: if the compiler failed. The message contains the output of the compiler.
+        CompileError: if the compiler failed, or if CC is not a command. The message contains the compiler's output.
         OSError: if a temporary folder cannot be created.
     """
-    command = [*_compiler(), *_flags(), f"-DREAL={real}", "-shared", "-fPIC"]
+    try:
+        compiler = shlex.split(os.environ.get("CC") or "cc")
+    except ValueError as error:
+        raise CompileError(f"CC={os.environ['CC']} is not a valid command ({error})") from error
+    command = [*compiler, *_flags(), f"-DREAL={real}", "-shared", "-fPIC"]
     version = _run([command[0], "--version"])
     sources = [source, *sorted(source.parent.glob("*.h"))]
     about = [*(path.read_text() for path in sources), version, *command, platform.machine(), _processor()]
@@ -114,22 +118,6 @@ def _is_private(path: Path) -> bool:
     """Return True if the current user owns this file or folder and nobody else can write to it."""
     status = path.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
-
-
-def _compiler() -> list[str]:
-    """Return the command that starts the compiler: the words of the environment variable CC, or cc if CC is not set.
-
-    Raises:
-        CompileError: if the environment variable CC is not a valid command.
-    """
-    command = os.environ.get("CC") or "cc"
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise CompileError(
-            f"the environment variable CC={command} is not a valid command ({error}): set CC to a C compiler, "
-            "for example CC=gcc"
-        ) from error
 
 
 def _flags() -> list[str]:

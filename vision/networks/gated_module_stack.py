@@ -28,6 +28,7 @@ from vision.networks.gates import Gates
 from vision.networks.module_stack import ModuleStack
 from vision.networks.modules import MixtureLayerModule, MixtureModule
 from vision.networks.parameters import draw_linear
+from vision.networks.stack import LossGradient
 
 GRID = 4
 """Number of cells along each side of the grid. The gates read the mean of each cell."""
@@ -107,6 +108,10 @@ class GatedModuleStack(ModuleStack, GatedStack):
         weights = [[layer.last_weights_bE for layer in self._mixtures(number)] for number in range(len(self))]
         self.expert_weights = [torch.stack(of_layer) for of_layer in zip(*weights, strict=True)]  # type: ignore[arg-type]
         return logits_MbC
+
+    def compute_gradient(self, x: Tensor, one_hot_UbC: Tensor, loss: LossGradient, unit: int) -> None:
+        self._uniforms = self._draw(x.shape[1]) if self.gates[0].hard else None
+        super().compute_gradient(x, one_hot_UbC, loss, unit)
 
     def _draw(self, num_examples: int) -> list[Tensor]:
         """Return the random numbers with which the hard gates choose branches, [M, b, nodes] for each mixture."""

@@ -10,17 +10,15 @@ group read the same examples.
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vision.flops import Flops, count_flops
 from vision.networks.architectures import Structure, untrained_module
 from vision.networks.conv_block import ConvBlock
 from vision.networks.parameters import Parameters
-from vision.networks.stack import Stack
+from vision.networks.stack import LossGradient, Stack
 
 PIXELS_AT_ONCE = 40_000 * 1024
 """Largest number of pixels times channels in one forward pass of `logits_of_many`. It limits the memory of the pass."""
@@ -99,11 +97,25 @@ class ModuleStack(Stack):
     def module_input_shape(self) -> tuple[int, ...]:
         return self.structure.image_shape
 
-    @cached_property
-    def flops(self) -> Flops:
-        return count_flops(self.to_module(0), self.module_input_shape)
-
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
+        outputs = self._outputs_of(range(len(self)), x, training)
+        if training:
+            self._outputs = outputs
+        return self._logits_in(outputs)
+
+    def backward(self, d_logits_MbC: Tensor) -> None:
+        outputs, self._outputs = self._outputs, []
+        self._write_gradients(range(len(self)), outputs, d_logits_MbC)
+
+    def compute_gradient(self, x: Tensor, one_hot_UbC: Tensor, loss: LossGradient, unit: int) -> None:
+        # Compute one unit after another. So the activations of one unit only are in memory at any time.
+        for number, one_hot_bC in enumerate(one_hot_UbC):
+            networks = range(number * unit, (number + 1) * unit)
+            outputs = self._outputs_of(networks, x, training=True)
+            self._write_gradients(networks, outputs, loss(self._logits_in(outputs), one_hot_bC[None]))
+
+    def _outputs_of(self, networks: range, x: Tensor, training: bool) -> list[Tensor]:
+        """Return the logits of some networks, each [b, classes]; in training mode with their graph. See `logits`."""
         if training is not self._is_training:
             self._is_training = training
             for module in self._networks:
@@ -111,30 +123,27 @@ class ModuleStack(Stack):
         networks_per_group, device = len(self) // len(x), self.parameters.device.type
         dtype, is_half = self._compute_dtype, self._compute_dtype is not torch.float32
         with torch.set_grad_enabled(training), torch.autocast(device, dtype if is_half else None, enabled=is_half):
-            outputs = [
-                self._output_of(number, x[number // networks_per_group].permute(0, 3, 1, 2))
-                for number in range(len(self))
-            ]
-        if training:
-            self._outputs = outputs
+            return [self._output_of(number, x[number // networks_per_group].permute(0, 3, 1, 2)) for number in networks]
+
+    def _logits_in(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the logits of several networks as one tensor without a graph."""
         return torch.stack([output.detach() for output in outputs]).to(self.parameters.flat.dtype)
 
     def _output_of(self, number: int, x_bCss: Tensor) -> Tensor:
         """Return the logits of one network, [b, classes]."""
         return self._networks[number](x_bCss)
 
-    def backward(self, d_logits_MbC: Tensor) -> None:
-        outputs, self._outputs = self._outputs, []
-        d_outputs = [d.to(output.dtype) for d, output in zip(d_logits_MbC, outputs, strict=True)]
-        found = torch.autograd.grad(outputs, self._leaves, d_outputs, allow_unused=True)
+    def _write_gradients(self, networks: range, outputs: Sequence[Tensor], d_logits: Tensor) -> None:
+        """Write the gradients of networks that are neighbours. `outputs` are their logits, with their graph."""
+        per_network = len(self._leaves) // len(self)
+        which = slice(networks.start * per_network, networks.stop * per_network)
+        leaves = self._leaves[which]
+        d_outputs = [d.to(output.dtype) for d, output in zip(d_logits, outputs, strict=True)]
+        found = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
         # A parameter that the network does not use has no gradient.
         computed = [gradient if gradient is not None else torch.zeros_like(leaf)
-                    for gradient, leaf in zip(found, self._leaves, strict=True)]  # fmt: skip
-        torch._foreach_copy_(self._gradients, computed)
-
-    def free_activations(self) -> None:
-        super().free_activations()  # type: ignore[safe-super]  # GatedStack frees more
-        self._outputs = []
+                    for gradient, leaf in zip(found, leaves, strict=True)]  # fmt: skip
+        torch._foreach_copy_(self._gradients[which], computed)
 
     def state(self) -> dict[str, Any]:
         return {

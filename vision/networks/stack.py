@@ -1,7 +1,7 @@
 """The interface of all stacks of networks. A stack is a set of M networks that are computed together."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from vision.flops import Flops, count_flops
 from vision.networks.parameters import Parameters
+
+LossGradient = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stack(ABC):
@@ -99,12 +101,19 @@ class Stack(ABC):
             d_logits_MbC: gradient with respect to the logits that the last call with `training=True` returned.
         """
 
-    @abstractmethod
-    def free_activations(self) -> None:
-        """Free the activations saved for `backward`.
+    def compute_gradient(self, x: Tensor, one_hot_UbC: Tensor, loss: LossGradient, unit: int) -> None:
+        """Do a forward pass and a backward pass of a training batch, and write the gradients to `gradient`.
 
-        Call this after training: activations need much memory, and the stack stays in memory for a long time.
+        Args:
+            x: examples, as for `logits`.
+            one_hot_UbC: classes of the examples, as one-hot vectors, for each of the U units of the loss.
+            loss: function of logits and `one_hot_UbC` that returns the gradient with respect to the logits.
+            unit: number of networks that are trained as one model, which is called a unit.
         """
+        self.backward(loss(self.logits(x, training=True), one_hot_UbC))
+
+    def free_activations(self) -> None:  # noqa: B027 (autograd frees its activations itself)
+        """Free the activations saved for `backward`, because the stack stays in memory for a long time."""
 
     @abstractmethod
     def reset_parameters(self, generators: Sequence[torch.Generator]) -> None:

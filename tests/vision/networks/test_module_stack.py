@@ -14,7 +14,7 @@ from vision.networks import GatedModuleStack, ModuleStack, Structure, register_b
 from vision.networks.architectures import find_architecture, untrained_module
 from vision.optimizers import SGD
 from vision.seeds import generator
-from vision.training import OwnLoss
+from vision.training import JointLoss, OwnLoss
 
 CPU = torch.device("cpu")
 SHAPE = (2, 9, 7)
@@ -168,8 +168,8 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
 # ---- Mixtures.
 
 
-def mixture(num_experts=2, hard=False):
-    return GatedModuleStack.of_experts(structure("tests: blocks"), num_experts, hard, generators(2), CPU)
+def mixture(num_experts=2, hard=False, count=2):
+    return GatedModuleStack.of_experts(structure("tests: blocks"), num_experts, hard, generators(count), CPU)
 
 
 @pytest.mark.parametrize("hard", [False, True])
@@ -276,3 +276,26 @@ def test_a_network_of_torchvision():
     assert stack.logits(torch.zeros(1, 2, 32, 32, 3)).shape == (1, 2, 4)
     with pytest.raises(SettingError, match="cannot compute images of the shape"):
         stack_of("torchvision.models:resnet18", 1, (1, 28, 28))  # grey images
+
+
+@pytest.mark.parametrize("loss", [OwnLoss(1, 4), JointLoss(2, 2, mean=True)], ids=["own", "joint"])
+@pytest.mark.parametrize("kind", ["network", "hard mixture"])
+def test_units_one_after_another_have_the_gradients_of_all_at_once(kind, loss):
+    """Two seeds with two networks that are one model each, or four networks of one seed."""
+    stack = stack_of(count=4) if kind == "network" else mixture(hard=True, count=4)
+    noise = Noise(4)
+    if kind == "hard mixture":
+        stack.set_gate_noise(noise)
+    x, y = images(loss.num_orders, 6)
+    one_hot = F.one_hot(y, 4).float()
+    torch.manual_seed(0)  # for modules that draw random numbers
+    stack.backward(loss.gradient(stack.logits(x, training=True), one_hot))
+    expected = stack.gradient.flat.clone()
+    stack.gradient.flat.zero_()
+    if kind == "hard mixture":
+        given = iter(noise.given)
+        stack.set_gate_noise(lambda shape: next(given))
+    torch.manual_seed(0)
+    stack.compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
+    torch.testing.assert_close(stack.gradient.flat, expected, rtol=1e-6, atol=1e-8)
+    assert expected.abs().max() > 1e-3
