@@ -27,7 +27,7 @@ outputs.py      computes the outputs of a learner's networks for fixed examples
 dataset_names.py  what the setting `dataset` can name
 datasets/       loads datasets: known ones, folders of images, .npz files, torchvision, Hugging Face, the user's own
 stream.py       cuts a dataset into mega-batches, which form a stream
-orders.py       which examples arrive together: at random, class after class, by a column, by folder
+orders.py       assigns examples to mega-batches by the setting `order`
 inputs.py       turns images into network inputs
 rows.py         tables of examples: small ones on the device, large ones that stay in the dataset
 batches.py      the data of a stage, and the batches sampled from these data

@@ -95,11 +95,12 @@ def run(
     The settings of the process, such as the number of threads, are restored at the end.
 
     Args:
-        settings: all settings, as an object. Or give them by name, but not both.
+        settings: all settings, as an object. Then give no setting by name. Exception: `dataset` may be a `Dataset`
+            whose name is `settings.dataset`, without or with the prefix "given:".
         dataset: as on the command line, or a `Dataset`, or a function that returns one. A function must be defined at
             the top level of a module, a script or a notebook. Its source code is part of the identity of the run.
-        backbone: as on the command line, or a function or class that returns a torch.nn.Module, defined as above. It is
-            called with those of the arguments image_shape, num_classes and width that it has.
+        backbone: as on the command line, or a function or class that returns a torch.nn.Module, defined as above. Its
+            arguments can be image_shape, num_classes and width. It is called with those in its signature.
         **values: the other settings (see `alma-vision --help`).
 
     Raises:
@@ -128,9 +129,9 @@ def run(
 
 
 def _named(dataset: Dataset) -> Dataset:
-    """Return a dataset whose name can be the setting `dataset`.
+    """Return the dataset with a name that is valid for the setting `dataset`.
 
-    A name that cannot be typed on the command line, because it says nothing to this program, gets the prefix GIVEN.
+    If `kind_of` does not recognise the name, the returned dataset has the prefix GIVEN in its name.
     """
     try:
         kind_of(dataset.name)

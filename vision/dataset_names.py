@@ -16,7 +16,8 @@ Kind = Literal["named", "npz", "folder", "hugging face", "function", "torchvisio
 hf:NAME, MODULE:FUNCTION, a class of torchvision, or the name of a Dataset that was given to `vision.run`."""
 
 GIVEN = "given:"
-"""Prefix of the name of a Dataset that was given to `vision.run`, if its name alone says nothing to this program."""
+"""Prefix of the name of a Dataset that was given to `vision.run`. It is added if `kind_of` does not recognise the
+name."""
 
 ORDERS = ("random", "classes", "column:NAME", "folders")
 """Values of the setting `order`."""
@@ -43,8 +44,8 @@ def kind_of(dataset: str) -> Kind:
     if re.fullmatch(r"[A-Z]\w*", dataset):
         return "torchvision"
     raise SettingError(
-        f"dataset={dataset!r} is not one of {', '.join(dataset_names())}, nor a folder of images that exists, a path "
-        f"with / or .npz, a class of torchvision such as FashionMNIST, hf:NAME or MODULE:FUNCTION; for a dataset of a "
+        f"dataset={dataset!r} is not one of {', '.join(dataset_names())}. Or give the path of a folder of images or of "
+        f"a .npz file, a class of torchvision such as FashionMNIST, hf:NAME, or MODULE:FUNCTION. For a dataset of a "
         f"plugin, also give plugin=MODULE"
     )
 
@@ -82,7 +83,7 @@ def default_mega_batches(dataset: str, order: str) -> int:
     """
     if order == "folders":
         if kind_of(dataset) != "folder":
-            raise SettingError(f"order=folders needs a folder of images, but dataset={dataset!r} is none")
+            raise SettingError(f"order=folders needs a folder of images, but dataset={dataset!r} is not a folder")
         if num_folders := len(mega_batch_folders(Path(dataset).expanduser())):
             return num_folders
         raise SettingError(
@@ -120,7 +121,7 @@ def mega_batch_folders(root: Path) -> Sequence[Path]:
 
 
 def visible_folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted by name, except those whose name begins with a dot; [] if it is none."""
+    """Return the subfolders of a folder, sorted by name, without hidden ones; [] if `folder` is not a folder."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")

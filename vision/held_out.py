@@ -1,4 +1,4 @@
-"""Score learners on the validation data of the mega-batches. The environment holds these data, not the learner.
+"""Score learners on the validation data of each mega-batch, also of mega-batches that the learner has not seen yet.
 
 Shapes: S seeds, T mega-batches, n examples of all mega-batches, C classes.
 """
@@ -54,10 +54,10 @@ class HeldOutEvaluator:
         return [Prequential(error_rate, loss) for error_rate, loss in scores]
 
     def after_stage(self, learner: VisionLearner) -> list[tuple[float, float]]:
-        """Return loss and error rate of the predictor on the validation data of the last stage, for each seed.
+        """Return loss and error rate of the predictor on the validation data that the last stage used, for each seed.
 
-        All networks of the learner must be unchanging, as those of a growing ensemble after a stage. So only the newest
-        ones are asked. The others have been asked for the prequential scores.
+        Call this only if no network of the learner will change any more, as in a growing ensemble after a stage. The
+        outputs of the earlier networks are cached since the prequential scores, so only the newest are computed.
         """
         first, last = learner.validated_on
         total = joined([self._unchanging(learner, t) for t in range(first, last + 1)])

@@ -1,4 +1,8 @@
-"""Which training examples arrive together: at random, class after class, by a column, or by folder."""
+"""Assign training examples to mega-batches by the setting `order`: at random, by class, by a column, or by folder.
+
+The setting `order_seed` and the orders in `vision.batches` are something else: the random sequence in which a network
+reads the examples of a stage.
+"""
 
 import numpy as np
 
@@ -31,7 +35,7 @@ def positions_of_mega_batches(
             drift_overlap. Then the examples are sorted by these numbers, and cut into mega-batches of the same sizes.
 
     Raises:
-        SettingError: if the dataset does not have the column, or has other folders than B.
+        SettingError: if the dataset does not have the column, or if its number of mega-batch folders is not B.
     """
     training = examples.training if isinstance(examples, Dataset) else examples
     random = np.random.RandomState(seed)

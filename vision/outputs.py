@@ -21,8 +21,8 @@ class CachedOutputs:
 
     Args:
         rows: a table that contains the examples. It has the examples of S seeds, or examples that all seeds share.
-        first: number of the first of the examples in the table.
-        end: number after that of the last example. By default, the last example of the table.
+        first: index of the first example.
+        end: index after the last example, as in a Python slice. By default, the number of examples in the table.
     """
 
     def __init__(self, rows: Rows, first: int = 0, end: int | None = None):
@@ -57,8 +57,8 @@ def outputs_of(learner: VisionLearner, stack: Stack, rows: Rows, first: int, end
         learner: the learner, whose method `member_outputs` computes the outputs.
         stack: one of the stacks in `learner.members`.
         rows: a table that contains the examples.
-        first: number of the first example.
-        end: number after that of the last example.
+        first: index of the first example.
+        end: index after the last example, as in a Python slice.
     """
     parts = [learner.member_outputs(part, stack) for part in rows.parts(stack.examples_at_once, first, end)]
     return joined(parts)

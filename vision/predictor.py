@@ -25,7 +25,7 @@ IMAGES_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What the images of a dataset are like. A run folder records it, so that new images can be checked."""
+    """Format of the images of a dataset. The run folder contains it, so that new images can be checked."""
 
     image_shape: tuple[int, int, int]
     """Shape of an image, (channels, height, width)."""
@@ -61,13 +61,13 @@ class ImageFormat:
         """Return the format that a run folder records.
 
         Raises:
-            RunError: if an earlier version of this program wrote the folder, which did not record it.
+            RunError: if the folder does not contain the format, because an earlier version of this program wrote it.
         """
         path = folder / FILE
         if not path.exists():
             raise RunError(
-                f"{path} is missing, because an earlier version wrote the run: give the command of the run again, "
-                f"which writes this file and trains nothing again"
+                f"{path} is missing, because an earlier version of alma-vision wrote the run: run its command again; "
+                f"this writes the file and does not repeat the training"
             )
         content = read_json(path)
         mean, deviation = (
@@ -111,7 +111,7 @@ class Predictor:
         takes_vectors: whether the networks take vectors.
         combine: how the networks predict together: "probability", "logit" or "vote" (see `MemberOutputs.combine`), or
             "logit_sum" if the probabilities are those of the sum of the logits.
-        image_format: what the images in training were like.
+        image_format: format of the images in training.
     """
 
     def __init__(self, modules: Sequence[nn.Module], takes_vectors: bool, combine: Any, image_format: ImageFormat):
@@ -127,8 +127,8 @@ class Predictor:
     def __call__(self, images: Any) -> np.ndarray:
         """Return the probability of each class for each image, float32 [n, C].
 
-        If the networks predict by majority vote, a probability is the share of the votes; among classes with the same
-        number of votes, the mean probability decides.
+        If the networks predict by majority vote, a probability is nearly the share of the votes. The mean probability
+        counts as half a vote, so that it decides between classes with the same number of votes.
 
         Args:
             images: array or tensor with the size and type of the images in training, [n, height, width, channels], or
@@ -155,10 +155,10 @@ class Predictor:
 
 
 def load_predictor(folder: str | Path, device: str | torch.device = "cpu") -> Predictor:
-    """Return the networks with which a run predicts now, after its last finished stage.
+    """Return a predictor with the networks of a run after its last finished stage.
 
-    If the networks were made by a function of yours, its module must be importable, or, for a function of a notebook,
-    the function must be defined again before. A plugin that the run used is imported.
+    If a function of yours made the networks, its module must be importable. A function from a notebook must be defined
+    again before this call. If the run used a plugin, the plugin is imported.
 
     Args:
         folder: the run folder of one seed.

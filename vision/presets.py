@@ -27,8 +27,8 @@ def by_backbone(perceptron: Any, vgg: Any, *, _root_: DictConfig) -> Any:
         vgg: value of the same setting for runs with the reduced VGG19 or another network for images.
         _root_: all settings of the run. OmegaConf, the library that reads the preset, passes this argument.
     """
-    # Only presets for datasets of the paper call this function. If another dataset has no default network, the settings
-    # raise an error later.
+    # Only the preset paper_v1 calls this function. If the dataset has no default network, the settings raise an error
+    # later.
     entry = entry_of(_root_.dataset)
     return perceptron if (_root_.backbone or (entry and entry.backbone)) == "mlp" else vgg
 

@@ -13,7 +13,7 @@ from vision.datasets import Examples, Selection
 from vision.inputs import Inputs
 
 LARGE_BYTES = 2 * 2**30
-"""Number of bytes of stored examples above which they stay in the dataset and are copied batch by batch."""
+"""If the stored examples of a table would need more bytes than this, they are copied batch by batch (`LargeRows`)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Rows:
 
     @property
     def is_large(self) -> bool:
-        """Whether the examples as network inputs should not be one tensor, so that `parts` must be used."""
+        """Whether the table is too large for the property `examples`, which is one tensor. If True, use `parts`."""
         return False
 
     @property
@@ -69,8 +69,8 @@ class Rows:
 
         Args:
             at_once: number of examples of each seed in a part, at least 1.
-            first: number of the first example of each seed.
-            end: number after that of the last example of each seed. By default, the last example of all.
+            first: index of the first example of each seed.
+            end: index after the last example of each seed, as in a Python slice. By default, `num_examples`.
         """
         end = self.num_examples if end is None else end
         for start in range(first, end, at_once):
@@ -143,7 +143,7 @@ def rows_of(
         num_classes: number of classes, C.
         inputs: converts images to their storage format and to network inputs.
         device: device on which the examples are stored.
-        large_bytes: number of bytes of all stored examples above which they stay in `examples` (see `LargeRows`).
+        large_bytes: if all stored examples need more bytes than this, return a `LargeRows`.
     """
     whole = Selection(examples, torch.arange(len(examples)))
     return rows_of_seeds([[whole]], num_classes, inputs, device, large_bytes)
@@ -163,8 +163,8 @@ def rows_of_seeds(
         num_classes: number of classes, C.
         inputs: converts images to their storage format and to network inputs.
         device: device on which the examples are stored.
-        large_bytes: number of bytes of all stored examples above which they stay where they are (see `LargeRows`), if
-            they are selections of one dataset.
+        large_bytes: if all stored examples need more bytes than this, and are selections of one dataset, return a
+            `LargeRows`.
     """
     num_seeds, num_examples = len(of_seeds), sum(len(piece) for piece in of_seeds[0])
     bytes_of_one = inputs.to_storage(of_seeds[0][0][torch.arange(1)].images).nbytes

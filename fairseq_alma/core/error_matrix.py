@@ -1,4 +1,4 @@
-"""The error matrix of a run: its error rate on each mega-batch, after each arrival. Forgetting and transfer from it.
+"""The error matrix of a run: error rates on each mega-batch after each arrival. Forgetting and transfer use it.
 
 RUN/errors.jsonl has one line for the untrained learner (stage 0) and one line for each stage:
 
@@ -55,7 +55,7 @@ class ErrorFile:
     def __init__(self, folder: Path):
         self._lines = JsonLines(folder / FILE, durable=False)
         self._is_checked = False
-        """Whether the file contains no lines of a killed process for the stages that this object writes."""
+        """Whether lines that a killed process wrote for unfinished stages have been removed from the file."""
 
     def add(
         self,
@@ -154,8 +154,8 @@ def transfer_metrics(matrix: ErrorMatrix) -> dict[str, float]:
     A mega-batch is left out of a metric if one of its values was not measured (see `ErrorMatrix`). A metric without any
     mega-batch is left out of the result. This is the case if the run has only one stage.
 
-    Only the maximum is the one of Chaudhry et al. Avalanche's metric of forgetting has a(s(j), j) in its place, which
-    is the backward transfer with the opposite sign.
+    `forgetting` has the maximum, as defined by Chaudhry et al. Avalanche uses a(s(j), j) instead of the maximum. Its
+    forgetting is therefore the backward transfer with the opposite sign.
     """
     accuracy = [[1 - rate for rate in row] for row in matrix.by_mega_batch]
     last = len(accuracy) - 1

@@ -13,7 +13,7 @@ from fairseq_alma.core.errors import SettingError
 from vision.datasets import Pixels, load_dataset
 
 BATCHES = [f"data_batch_{number}" for number in (1, 2, 3, 4, 5)]
-DOWNLOADED_AGAIN = "remove it, and the next run with network access downloads it again"
+DOWNLOADED_AGAIN = "remove it, and the next run with an internet connection downloads it again"
 
 
 class Python2Pickler(pickle._Pickler):

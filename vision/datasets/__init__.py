@@ -7,7 +7,7 @@ arrays.py                datasets from arrays, and .npz files
 folders.py               folders of images with one folder per class
 image_cache.py           decodes image files once, into a file that is read like memory
 resizing.py              changes the size of images
-pictures.py              arrays of the images of libraries that give one image after another
+library_images.py        copies the examples of torchvision and Hugging Face datasets into arrays
 known.py                 digits, MNIST and EMNIST
 cifar.py                 CIFAR-10 and CIFAR-100
 downloading.py           downloads the files of MNIST, EMNIST and CIFAR

@@ -17,8 +17,8 @@ MAX_CHANNELS = 16
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
-def held_out(num_examples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the training examples and of the test examples: a random fifth is the test set.
+def split_off_test_set(num_examples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of the training examples and of the test examples. The test set is a random fifth.
 
     The fifth is the same on every machine and in every run, because the seed is fixed and numpy guarantees that
     RandomState returns the same numbers in all releases.
@@ -69,7 +69,7 @@ def dataset_from_arrays(
         for key, values in arrays.items():
             if len(values) != len(labels):
                 raise SettingError(f"{where}: the column {key!r} has {len(values)} values for {len(labels)} images")
-        training, test = held_out(len(labels))
+        training, test = split_off_test_set(len(labels))
         test_images, test_labels = images[test], labels[test]
         images, labels, arrays = images[training], labels[training], {key: v[training] for key, v in arrays.items()}
     else:

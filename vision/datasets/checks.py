@@ -14,7 +14,7 @@ def check_dataset(dataset: Any, where: str) -> Dataset:
     """Check a dataset, and return it.
 
     Args:
-        dataset: what a function returned that should return a `Dataset`.
+        dataset: the dataset, or any other object that a user's function returned by mistake.
         where: the origin of the dataset, for messages, for example "dataset=images.npz".
 
     Raises:
@@ -65,7 +65,7 @@ def check_all_classes_are_trained(dataset: Dataset, where: str, class_names: Seq
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         raise SettingError(
             f"{where}: the training set has no example of class {named}{more}. Labels must be 0, 1, ... "
-            f"{dataset.num_classes - 1} without gaps: add examples, or number the classes anew"
+            f"{dataset.num_classes - 1} without gaps: add examples, or renumber the classes"
         )
     return dataset
 

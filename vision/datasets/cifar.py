@@ -4,8 +4,8 @@ Each file is a pickle that was written by Python 2. It contains a dictionary wit
 {b"data": uint8 [n, 3072], b"labels" or b"fine_labels": [n], ...}. The names of the files and the MD5 sums of the
 published files are those of torchvision.
 
-A pickle file can name any function to be called when it is read. The functions here refuse a file that names another
-function than those with which numpy creates an array. torchvision reads the same files without this restriction.
+A pickle file can call any function when it is read. For security, this module allows only the functions that numpy
+needs to create an array, and refuses all other files. torchvision reads the same files without this restriction.
 """
 
 import pickle
@@ -104,7 +104,7 @@ def _read(path: Path, key: bytes, num_classes: int) -> tuple[np.ndarray, np.ndar
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that calls no function but those with which numpy creates an array of numbers."""
+    """An unpickler that allows only the functions that numpy needs to create an array of numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
         # numpy 2 has renamed the module numpy.core to numpy._core. A file may contain the old or the new name.
@@ -120,7 +120,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _new_array(*arguments: Any) -> np.ndarray:
-    """Return an empty array, which the unpickler then fills. The arguments are what the file wants it to be."""
+    """Return an empty array, which the unpickler then fills. The arguments in the file are ignored."""
     return np.empty(0, np.uint8)
 
 

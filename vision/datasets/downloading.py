@@ -5,7 +5,7 @@ from typing import Any
 
 from fairseq_alma.core.errors import SettingError
 
-DOWNLOAD_AGAIN = "remove it, and the next run with network access downloads it again"
+DOWNLOAD_AGAIN = "remove it, and the next run with an internet connection downloads it again"
 """What the user can do about a damaged file. Every message about a damaged file ends with this text."""
 
 
@@ -28,10 +28,10 @@ def download(name: str, kind: str, data_root: Path, folder: str, arguments: dict
     try:
         getattr(torchvision.datasets, kind)(data_root, download=True, **arguments)
     except Exception as error:
-        # Catch every error, because torchvision raises different kinds of errors if there is no network, if an archive
-        # is damaged, or if a file is truncated.
+        # Catch every error, because torchvision raises different kinds of errors if there is no internet connection, if
+        # an archive is damaged, or if a file is truncated.
         raise SettingError(
             f"dataset={name}: its files are not in {data_root / folder} and could not be downloaded "
             f"({type(error).__name__}: {error}). Set data_root= to the folder that contains {folder}/, or run the "
-            f"command once on a machine with network access"
+            f"command once on a machine with an internet connection"
         ) from error

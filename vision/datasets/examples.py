@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_alma.core.errors import SettingError
 
 PART_BYTES = 64 * 2**20
-"""Number of bytes of images that are copied at once where all images of a dataset are read one part after another."""
+"""Approximate size, in bytes, of the parts in which all images of a dataset are read."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ def _by_channel(value: float | tuple[float, ...]) -> tuple[float, ...]:
 def measured_pixels(images: Tensor, num_channels: int, at_most: int = 10_000) -> Pixels:
     """Return the normalisation of training images: mean and standard deviation of each channel.
 
-    They are computed from at most 10,000 of the images, which are drawn with a fixed seed. So all runs of a dataset
-    have the same normalisation, whatever their seeds are. The images are drawn from the whole training set, including
-    the mega-batches that arrive later, as are the published numbers for MNIST and CIFAR. A channel in which all pixels
-    are equal gets the standard deviation 1.
+    They are computed from at most `at_most` of the images, which are drawn with a fixed seed. So all runs of a dataset
+    have the same normalisation, whatever their seeds are. The images may include mega-batches that arrive later, as
+    do the images on which the published numbers for MNIST and CIFAR were measured. If all pixels of a channel are
+    equal, its standard deviation is set to 1.
 
     Args:
         images: all training images, uint8 or float32 [n, num_channels * height * width].

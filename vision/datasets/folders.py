@@ -9,7 +9,7 @@ import torch
 
 from fairseq_alma.core.errors import SettingError
 from vision.dataset_names import mega_batch_folders, visible_folders
-from vision.datasets.arrays import held_out
+from vision.datasets.arrays import split_off_test_set
 from vision.datasets.checks import check_all_classes_are_trained, check_dataset
 from vision.datasets.examples import Dataset, Examples, measured_pixels
 from vision.datasets.image_cache import decoded_images
@@ -96,7 +96,9 @@ def _dataset(
     if test is None:
         # Separate the files before they are decoded, so that both parts are slices of the decoded images, which need
         # not fit into memory.
-        training, test = (_picked(training, positions.tolist()) for positions in held_out(len(training.paths)))
+        training, test = (
+            _picked(training, positions.tolist()) for positions in split_off_test_set(len(training.paths))
+        )
     number = {one: index for index, one in enumerate(classes)}
     labels = torch.tensor([number[one] for one in (*training.class_names, *test.class_names)])
     images, shape = decoded_images([*training.paths, *test.paths], root, cache, image_size, where)

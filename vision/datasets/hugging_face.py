@@ -10,7 +10,7 @@ import numpy as np
 from fairseq_alma.core.errors import SettingError
 from vision.datasets.arrays import dataset_from_arrays
 from vision.datasets.examples import Dataset
-from vision.datasets.pictures import arrays_of, names_of
+from vision.datasets.library_images import arrays_of, names_of
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
 """Names of the split with the test images. The first that exists is used."""
@@ -45,7 +45,7 @@ def read_hugging_face(name: str, data_root: Path, image_size: int | None) -> Dat
         splits = datasets.load_dataset(name.removeprefix("hf:"), cache_dir=str(data_root / "hugging_face"))
     except Exception as error:
         # Catch every error, because the library raises many kinds of errors if a dataset does not exist or if there is
-        # no network.
+        # no internet connection.
         raise SettingError(f"{where} cannot be loaded ({type(error).__name__}: {error})") from error
     if not isinstance(splits, Mapping) or "train" not in splits:
         found = ", ".join(splits) if isinstance(splits, Mapping) else type(splits).__name__

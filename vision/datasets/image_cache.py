@@ -1,4 +1,4 @@
-"""Decode images once, into a file that is then read like memory.
+"""Decode images once, into a file that is then memory-mapped.
 
 The file is stored below the data folder. Its name is a digest of the paths, sizes and modification times of the image
 files, so a folder that has changed is decoded again. The files may be removed at any time when no run reads them.

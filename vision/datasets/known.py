@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fairseq_alma.core.errors import SettingError
-from vision.datasets.arrays import held_out
+from vision.datasets.arrays import split_off_test_set
 from vision.datasets.downloading import DOWNLOAD_AGAIN, download
 from vision.datasets.examples import Dataset, Examples, Pixels
 
@@ -22,7 +22,7 @@ def digits() -> Dataset:
 
     images, labels = load_digits(return_X_y=True)
     examples = Examples(torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels).long())
-    training, test = (torch.from_numpy(positions) for positions in held_out(len(labels)))
+    training, test = (torch.from_numpy(positions) for positions in split_off_test_set(len(labels)))
     # 16 is the largest pixel value of digits. The other two numbers are the mean and the standard deviation of
     # pixel / 16 over the training images.
     pixels = Pixels(16.0, 0.3058, 0.3764)
@@ -74,7 +74,7 @@ def _read_pair(images: Path, labels: Path, known: range) -> Examples:
     if len(pixels) != len(classes):
         raise SettingError(
             f"{images} contains {len(pixels)} images, but {labels} contains {len(classes)} labels: remove both files, "
-            f"and the next run with network access downloads them again"
+            f"and the next run with an internet connection downloads them again"
         )
     if int(classes.min()) not in known or int(classes.max()) not in known:
         raise SettingError(

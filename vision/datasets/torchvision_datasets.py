@@ -9,7 +9,7 @@ import torchvision
 from fairseq_alma.core.errors import SettingError
 from vision.datasets.arrays import dataset_from_arrays
 from vision.datasets.examples import Dataset
-from vision.datasets.pictures import arrays_of, names_of
+from vision.datasets.library_images import arrays_of, names_of
 
 SPLITS = (("train", "trainval"), ("test", "val", "valid"))
 """Names of the split with the training images and of the split with the test images, the preferred name first."""
@@ -57,11 +57,11 @@ def _created(kind: type, data_root: Path, part: int, where: str) -> Any:
         try:
             return kind(data_root, **choice, **download)
         except Exception as error:
-            # Catch every error, because torchvision raises different kinds of errors if there is no network, if an
-            # archive is damaged, if the split does not exist, or if an argument is missing.
+            # Catch every error, because torchvision raises different kinds of errors if there is no internet
+            # connection, if an archive is damaged, if the split does not exist, or if an argument is missing.
             errors.append(error)
     raise SettingError(
         f"{where}: torchvision could not read it from {data_root} or download it ({type(errors[0]).__name__}: "
         f"{errors[0]}). Set data_root= to the folder that contains its files, or run the command once on a machine "
-        f"with network access"
+        f"with an internet connection"
     ) from errors[0]

@@ -25,7 +25,7 @@ GROWN = "grown by Firefly"
 
 @dataclass(frozen=True)
 class Structure:
-    """What a network consists of. A file with a trained network contains it, so that the network can be built again."""
+    """Description of a network. A file with a trained network contains it, so that the network can be built again."""
 
     backbone: str
     """Name of the architecture."""
@@ -59,9 +59,9 @@ class Architecture:
     """A function that returns untrained modules of one kind."""
 
     function: Callable[..., nn.Module]
-    """Returns a module. It is called with those of the arguments image_shape, num_classes and width that it has."""
+    """Returns a module. Its arguments can be image_shape, num_classes and width. It gets those in its signature."""
     draw: Draw | None = None
-    """Draws the initial parameters. If None, they are those with which the function returns the module."""
+    """Initialises the parameters. If None, the module keeps the parameters that `function` gave it."""
 
 
 _ARCHITECTURES: dict[str, Architecture] = {}
@@ -70,14 +70,14 @@ _ARCHITECTURES: dict[str, Architecture] = {}
 def register_backbone(name: str, draw: Draw | None = None) -> Callable[[Callable[..., nn.Module]], Any]:
     """Return a decorator that makes a function available as `backbone=NAME`.
 
-    The function returns a torch module that maps images, float [b, channels, height, width], to logits [b, classes]. It
-    is called with those of these keyword arguments that its signature has: `image_shape` (channels, height, width),
-    `num_classes`, and `width`, the setting of this name.
+    The function returns a torch module that maps images, float [b, channels, height, width], to logits [b, classes].
+    Its arguments can be `image_shape` (channels, height, width), `num_classes` and `width` (the setting). It is called
+    with the arguments that are in its signature.
 
     Args:
         name: the value of `backbone=`.
-        draw: function that draws the initial parameters with a random generator. By default, the module keeps the
-            parameters with which the function returns it, and torch's random state is seeded before the call.
+        draw: function that initialises the parameters with a random generator. By default, the module keeps its own
+            initial parameters, and torch's random state is seeded before the function is called.
     """
 
     def register(function: Callable[..., nn.Module]) -> Callable[..., nn.Module]:

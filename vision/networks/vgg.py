@@ -1,7 +1,7 @@
 """The reduced VGG19: 16 convolutions (3 x 3, c channels each) with batch normalisation and ReLU, and a linear head.
 
 Max pooling follows convolutions 2, 4, 8, 12 and 16, so that an image of 32 x 32 pixels is reduced to one pixel of c
-channels. Of a larger image, more pixels are left, and the head reads their mean. For images with 3 channels and 10
+channels. A larger image is reduced to several pixels, and the head reads their mean. For images with 3 channels and 10
 classes, the network has 27c + 135c^2 + 32c + 10c + 10 parameters: the first convolution, the other convolutions, batch
 normalisation, weights of the head, biases of the head.
 

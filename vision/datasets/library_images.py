@@ -1,4 +1,4 @@
-"""Arrays of the images of libraries that give one image after another."""
+"""Copy the examples of a torchvision or Hugging Face dataset into arrays, one example after another."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from vision.datasets.resizing import GREY_MODES, image_values
 
 
 def names_of(class_names: Any, labels: np.ndarray) -> list[str] | None:
-    """Return the name of each class from 0 to the largest label; None if a library has no texts with the names.
+    """Return the names of the classes from 0 to the largest label; None if the library has no names for all of them.
 
     Args:
-        class_names: what the library has. The names of further classes are left out.
+        class_names: class names from the library; None if it has none. Names beyond the largest label are ignored.
         labels: class of each training example, [n].
     """
     num_classes = int(labels.max()) + 1 if len(labels) else 0
