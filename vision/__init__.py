@@ -39,6 +39,7 @@ firefly/        the Firefly method: adds units and layers to a network where the
 flops.py        counts the FLOPs of a network
 checkpoints.py  writes networks to files and reads them
 seeds.py        creates random generators, separate ones for initial parameters, order of examples, and so on
+compiled.py     compiles C code for this machine and caches the compiled library
 process.py      sets threads, cuDNN options and memory allocation of the process
 display.py      shows the progress of a run
 """

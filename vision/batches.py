@@ -9,8 +9,10 @@ is drawn again for every epoch. Exception: networks that are trained as one mode
 Shapes: S seeds, R orders, n examples, b examples per batch, i inputs, C classes.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -202,7 +204,8 @@ class Batches:
         data: data of the stage.
         generators: one random generator for each order. The generators of the first seed come first, then those of the
             second seed, and so on.
-        batch_size: number of examples per batch. The last batch of an epoch may be smaller.
+        batch_size: number of examples per batch. The last batch of an epoch may be smaller. A last batch of one example
+            is joined to the batch before, because batch normalisation needs at least two examples.
         replay: the setting `replay`. If it is a number, each epoch replaces this fraction of the new examples by
             examples of earlier mega-batches. The replaced examples are different in each epoch. The examples that
             replace them are drawn at random, with replacement.
@@ -222,6 +225,10 @@ class Batches:
         self._share = replay if data.num_past and replay != "all" else 0.0
         rows, num_orders = data.training, len(self._generators)
         self._first_row_R1 = torch.arange(num_orders)[:, None] // (num_orders // rows.num_seeds) * rows.rows_per_seed
+        self._starts = [*range(0, data.num_new, batch_size), data.num_new]
+        """Position of the first example of each batch, and the number of examples."""
+        if len(self._starts) > 2 and self._starts[-1] - self._starts[-2] == 1:
+            del self._starts[-2]
         self._sample_Rn = None
         if bagging:
             self._sample_Rn = torch.stack(
@@ -231,7 +238,7 @@ class Batches:
     @property
     def updates_per_epoch(self) -> int:
         """Number of batches per epoch."""
-        return -(-self._data.num_new // self._batch_size)
+        return len(self._starts) - 1
 
     def epoch(self, augmented: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of one epoch.
@@ -247,8 +254,7 @@ class Batches:
         # The device of `y` is that on which rows are looked up: the main processor if the examples stay in the dataset.
         indices_Rn = (self._indices() + self._first_row_R1).to(rows.y.device, non_blocking=True)
         augmentation_Rn = self._augmentation(indices_Rn.shape[1]) if augmented else None
-        for start in range(0, indices_Rn.shape[1], self._batch_size):
-            batch = slice(start, start + self._batch_size)
+        for batch in itertools.starmap(slice, pairwise(self._starts)):
             index = indices_Rn[:, batch].reshape(-1)
             x, one_hot = rows.batch(index)
             x = rows.inputs.augment(x, None if augmentation_Rn is None else augmentation_Rn[:, batch].flatten(0, 1))

@@ -38,10 +38,11 @@ def count_flops(network: nn.Module, input_shape: tuple[int, ...]) -> Flops:
     # Use evaluation mode, because in training mode batch normalisation cannot compute a variance from one example. Both
     # modes have the same number of FLOPs.
     network.eval()
-    example = torch.zeros(1, *input_shape)
-    with torch.no_grad():
+    example = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
+    # torch counts some fused operations as 0: attention without gradients, and recurrent networks with mkldnn.
+    with torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
         forward = flops_of_call(lambda: network(example))
-    training = flops_of_call(lambda: network(example).sum().backward())
+        training = flops_of_call(lambda: network(example).sum().backward())
     return Flops(forward, training, forward)
 
 

@@ -87,10 +87,11 @@ class Images(Inputs):
         self, pixels: Pixels, image_shape: tuple[int, int, int], padding: int = 4, border: float | None = None
     ):
         self._image_shape, self._padding, self._border = image_shape, padding, border
-        # A normalised value is shift + scale * pixel. To compute shift and scale, normalise the pixel values 0 and 1:
-        # the results are shift and shift + scale.
-        ends = pixels.normalise(torch.arange(2, dtype=torch.uint8)[:, None].expand(2, image_shape[0]))
-        self._shift, self._scale = ends[0], ends[1] - ends[0]
+        # A normalised value is shift + scale * pixel.
+        mean, deviation = (
+            torch.tensor(value, dtype=torch.float64).expand(image_shape[0]) for value in (pixels.mean, pixels.deviation)
+        )
+        self._shift, self._scale = (-mean / deviation).float(), (1 / (pixels.largest * deviation)).float()
 
     def to_storage(self, images: Tensor) -> Tensor:
         return images.unflatten(-1, self._image_shape).movedim(-3, -1).contiguous()

@@ -166,7 +166,8 @@ def learning_rates(recipe: RecipeSettings, lr: float, num_updates: int) -> list[
     elif recipe.schedule == "linear":
         scheduler = schedulers.LinearLR(carrier, start_factor=1.0, end_factor=0.0, total_iters=num_updates)
     elif recipe.schedule == "step":
-        scheduler = schedulers.MultiStepLR(carrier, [num_updates // 2, num_updates * 3 // 4])
+        milestones = [max(1, num_updates // 2), max(1, num_updates * 3 // 4)]
+        scheduler = schedulers.MultiStepLR(carrier, milestones)
     else:
         # One more step than updates, because the last step of the cycle would have a learning rate of almost 0.
         scheduler = schedulers.OneCycleLR(carrier, max_lr=lr, total_steps=num_updates + 1, cycle_momentum=False)

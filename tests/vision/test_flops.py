@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vision.flops import Flops, count_flops, linear_flops
@@ -106,3 +107,23 @@ def test_structures_with_equally_many_rows_are_distinguished():
 
 def test_linear_layers_by_hand():
     assert linear_flops([(3, 2), (2, 1)], unused=5) == Flops(forward=16, training=16 + 16 + 4, prediction=11)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(8, 5, batch_first=True)
+        self.attention = nn.MultiheadAttention(5, 1, batch_first=True)
+
+    def forward(self, x):
+        y, _ = self.lstm(x)
+        return self.attention(y, y, y, need_weights=False)[0].mean(1)
+
+
+def test_fused_operations_are_counted():
+    """7 steps of 8 inputs and 5 units; then attention of 7 queries over 7 keys in 5 dimensions."""
+    lstm = 7 * 2 * (8 + 5) * 20
+    attention = 7 * 2 * 5 * 15 + 2 * 2 * 7 * 7 * 5 + 7 * 2 * 5 * 5
+    found = count_flops(Recurrent(), (7, 8))
+    assert found.forward == lstm + attention
+    assert found.training > 2.5 * found.forward

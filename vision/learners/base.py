@@ -260,7 +260,12 @@ class VisionLearner:
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             (first, *_) = self.generators("modules", stage.index)
-            torch.manual_seed(first.initial_seed())
+            # torch.manual_seed would also change the random numbers of GPUs that the run does not use.
+            torch.default_generator.manual_seed(first.initial_seed())
+            if devices:
+                torch.cuda.default_generators[torch.empty(0, device=self.device).get_device()].manual_seed(
+                    first.initial_seed()
+                )
             yield
 
     @property

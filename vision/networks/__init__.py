@@ -17,7 +17,6 @@ vgg.py                 the reduced VGG19
 resnet.py              ResNet-20
 conv_block.py          a block of the VGG, computed by narrow.c if this is faster, else by torch
 narrow.py              convolutions and pooling for few channels on a CPU, computed by the C code in narrow.c
-compiled.py            compiles C code for this machine and caches the compiled library
 module_stack.py        stacks of any torch modules
 gated_module_stack.py  stacks of torch modules whose blocks are mixtures of experts, which can grow
 

@@ -6,6 +6,7 @@ An architecture is registered by `register_backbone`, or is a function of the us
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -19,6 +20,8 @@ ImageShape = tuple[int, int, int]
 """Channels, height and width of an image."""
 Draw = Callable[[nn.Module, torch.Generator], None]
 """A function that draws the initial parameters of a module."""
+CHANNELS_LAST = "_alma_is_channels_last"
+"""Name of the attribute of a module that is False if the module cannot compute images with channels last."""
 GROWN = "grown by Firefly"
 """Name of the architecture of networks that Firefly has grown. It takes the argument `layers`."""
 
@@ -126,11 +129,13 @@ def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Mod
         "image_shape": structure.image_shape,
         "num_classes": structure.num_classes,
         "width": structure.width,
-        "layers": structure.layers,
     }
+    if structure.layers is not None:
+        given["layers"] = structure.layers
     with torch.random.fork_rng(devices=[]):
         if architecture.draw is None:
-            torch.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
+            # torch.manual_seed would also change the random numbers of GPUs.
+            torch.default_generator.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
         module = architecture.function(**_accepted(architecture.function, given))
         _check(module, structure)
     if architecture.draw is not None:
@@ -153,25 +158,36 @@ def _check(module: Any, structure: Structure) -> None:
     name, shape = structure.backbone, structure.image_shape
     if not isinstance(module, nn.Module):
         raise SettingError(f"backbone={name} returned a {type(module).__name__}, but must return a torch.nn.Module")
-    is_training = module.training
-    module.eval()
+    is_training, x = module.training, torch.zeros(2, *shape)
+    # This forward pass also creates the parameters of lazy modules, such as torch.nn.LazyLinear.
+    _check_output(module.eval(), x, structure, "")
+    module.train(is_training)
     try:
-        # This forward pass also creates the parameters of lazy modules, such as torch.nn.LazyLinear.
+        # Channels last are faster, but some modules need another layout, for example those that call Tensor.view.
+        fast = deepcopy(module).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        _check_output(fast, x.to(memory_format=torch.channels_last), structure, " in training mode")
+    except SettingError:
+        _check_output(deepcopy(module).train(), x, structure, " in training mode")
+        setattr(module, CHANNELS_LAST, False)
+    if not any(value.requires_grad for value in module.parameters()):
+        raise SettingError(f"backbone={name} has no parameters that can be trained")
+
+
+def _check_output(module: nn.Module, x: torch.Tensor, structure: Structure, when: str) -> None:
+    """Raise SettingError if a module does not return logits for 2 images."""
+    name, shape, expected = structure.backbone, structure.image_shape, (2, structure.num_classes)
+    try:
         with torch.no_grad():
-            logits = module(torch.zeros(2, *shape))
+            logits = module(x)
     except Exception as error:
         # Catch every error, because the code of the module may raise any.
         raise SettingError(
-            f"backbone={name} cannot compute images of the shape (channels, height, width) = {shape}: "
+            f"backbone={name} cannot compute images of the shape (channels, height, width) = {shape}{when}: "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
-    module.train(is_training)
-    expected = (2, structure.num_classes)
     found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if found != expected:
         raise SettingError(
-            f"backbone={name} returned {found} for a batch of 2 images of shape {shape}, but must return logits of "
-            f"the shape {expected}, one for each of the {structure.num_classes} classes"
+            f"backbone={name} returned {found} for a batch of 2 images of shape {shape}{when}, but must return logits "
+            f"of the shape {expected}, one for each of the {structure.num_classes} classes"
         )
-    if not any(value.requires_grad for value in module.parameters()):
-        raise SettingError(f"backbone={name} has no parameters that can be trained")

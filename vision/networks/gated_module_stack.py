@@ -87,7 +87,7 @@ class GatedModuleStack(ModuleStack, GatedStack):
 
     @cached_property
     def flops(self) -> Flops:
-        module = self.to_module(0)
+        module = self.to_module(0).cpu()
         counted = count_flops(module, self.module_input_shape)
         if not self.gates[0].hard:
             return counted
@@ -190,7 +190,14 @@ def _num_mixtures(structure: Structure) -> int:
             f"between the first and the last one become mixtures. But backbone={structure.backbone} is {found}. Return "
             f"a Sequential of the blocks, or choose another learner, for example learner=ens"
         )
-    return len(module) - 2
+    mixed = [block for block in list(module)[1:-1] if _has_parameters(block)]
+    if not mixed:
+        raise SettingError(f"backbone={structure.backbone}: no block between the first and the last has parameters")
+    return len(mixed)
+
+
+def _has_parameters(block: nn.Module) -> bool:
+    return next(block.parameters(), None) is not None
 
 
 def _untrained_mixtures(structure: Structure, number: int, generator: torch.Generator) -> MixtureModule:
@@ -212,12 +219,16 @@ def _untrained_mixtures(structure: Structure, number: int, generator: torch.Gene
     sources = [list(untrained_module(whole, source_generator).children()) for _ in range(num_experts)]
     layers: list[nn.Module] = [sources[0][0]]
     x = torch.zeros(2, *structure.image_shape)
-    for position, tree in enumerate(trees, start=1):
+    remaining = iter(trees)
+    for position in range(1, len(sources[0]) - 1):
         with torch.no_grad():
             x = sources[0][position - 1].eval()(x)
-        is_image = x.dim() == 4
-        features = nn.Sequential(nn.AdaptiveAvgPool2d(GRID), nn.Flatten()) if is_image else nn.Identity()
-        num_features = x.shape[1] * (GRID * GRID if is_image else 1)
+        if not _has_parameters(sources[0][position]):
+            layers.append(sources[0][position])  # for example pooling
+            continue
+        tree, is_image = next(remaining), x.dim() == 4
+        features = nn.Sequential(nn.AdaptiveAvgPool2d(GRID), nn.Flatten()) if is_image else nn.Flatten()
+        num_features = x.shape[1] * GRID * GRID if is_image else x.flatten(1).shape[1]
         experts, splits = [source[position] for source in sources], tree["splits"][number]
         layers.append(MixtureLayerModule(experts, features, num_features, tree["root"], splits, mixture["hard"]))
     network = MixtureModule(layers, sources[0][-1])
@@ -239,7 +250,7 @@ def _new_rows(layer: MixtureLayerModule, num_new: int, generators: Sequence[torc
     """Return random weights [M, num_new, f] and biases [M, num_new] for new branches of the gates of a mixture."""
     num_features = layer.num_features
     weight, bias = draw_linear(num_new, num_features, generators)
-    if isinstance(layer.features, nn.Identity):
+    if isinstance(layer.features, nn.Flatten):
         return weight, bias
     # The numbers are drawn cell by cell, but the features are ordered channel by channel.
     return weight.unflatten(-1, (GRID * GRID, -1)).transpose(-1, -2).flatten(-2), bias

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision.networks.architectures import Structure, untrained_module
+from vision.networks.architectures import CHANNELS_LAST, Structure, untrained_module
 from vision.networks.conv_block import ConvBlock
 from vision.networks.parameters import Parameters
 from vision.networks.stack import LossGradient, Stack
@@ -28,7 +28,8 @@ class ModuleStack(Stack):
     """M networks of one structure. Each is a torch module that maps images [b, C, s, s] to logits [b, classes].
 
     A parameter that the module's author froze (`requires_grad=False`) is stored in `statistics`, so no optimizer
-    changes it. A running mean of a batch normalisation is stored there, too.
+    changes it. A running mean of a batch normalisation is stored there, too. Buffers of integers or truth values stay
+    in the modules: checkpoints contain their last values, and not those of the best epoch.
 
     Args:
         modules: the networks. The stack takes them over: it replaces their tensors by views of its own tensors.
@@ -40,17 +41,22 @@ class ModuleStack(Stack):
         self.structure = structure
         self._networks = [module.to(device) for module in modules]
         first = self._networks[0]
-        trained = {name: _stored_shape(value) for name, value in _trained(first)}
-        others = {name: _stored_shape(value) for name, value in _others(first)}
+        self._is_channels_last = getattr(first, CHANNELS_LAST, True)
+        trained = {name: self._stored_shape(value) for name, value in _trained(first)}
+        others = {name: self._stored_shape(value) for name, value in _others(first)}
         dtype = torch.get_default_dtype()
         self.parameters = Parameters(trained, len(self._networks), device, dtype)
         self.statistics = Parameters(others, len(self._networks), device, dtype) if others else None
         self.gradient = self.parameters.zeros_like()
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        """Each buffer that is stored in `statistics`: the network, the name of the buffer, and the view."""
         for number, module in enumerate(self._networks):
             self._take_over(module, number)
         self._leaves = [value for module in self._networks for _, value in _trained(module)]
         self._gradients = [
-            _module_view(self.gradient[name][number]) for number in range(len(self)) for name in self.parameters.shapes
+            self._module_view(self.gradient[name][number])
+            for number in range(len(self))
+            for name in self.parameters.shapes
         ]
         channels, height, width = structure.image_shape
         self.examples_at_once = max(16, min(2000, PIXELS_AT_ONCE // (height * width * max(structure.width, channels))))
@@ -123,7 +129,10 @@ class ModuleStack(Stack):
         networks_per_group, device = len(self) // len(x), self.parameters.device.type
         dtype, is_half = self._compute_dtype, self._compute_dtype is not torch.float32
         with torch.set_grad_enabled(training), torch.autocast(device, dtype if is_half else None, enabled=is_half):
-            return [self._output_of(number, x[number // networks_per_group].permute(0, 3, 1, 2)) for number in networks]
+            return [
+                self._output_of(number, self._module_view(x[number // networks_per_group], is_image=True))
+                for number in networks
+            ]
 
     def _logits_in(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the logits of several networks as one tensor without a graph."""
@@ -145,13 +154,23 @@ class ModuleStack(Stack):
                     for gradient, leaf in zip(found, leaves, strict=True)]  # fmt: skip
         torch._foreach_copy_(self._gradients[which], computed)
 
+    @property
+    def tensors(self) -> list[Parameters]:
+        # A module may have replaced a buffer by a new tensor, instead of changing it in place.
+        for module, name, view in self._buffers:
+            if (found := module.get_buffer(name)) is not view:
+                view.copy_(found)
+                _set_buffer(module, name, view)
+        return super().tensors
+
     def state(self) -> dict[str, Any]:
+        tensors = [one.state() for one in self.tensors]
+        others = [{name: value.cpu().clone() for name, value in _fixed(module)} for module in self._networks]
+        parameters, statistics = tensors if len(tensors) == 2 else (*tensors, None)
         return {
-            "kind": "module",
-            "structure": self.structure.to_json(),
-            "parameters": self.parameters.state(),
-            "statistics": None if self.statistics is None else self.statistics.state(),
-        }
+            "kind": "module", "structure": self.structure.to_json(), "parameters": parameters, "statistics": statistics,
+            "buffers": others,
+        }  # fmt: skip
 
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> "ModuleStack":
@@ -171,6 +190,9 @@ class ModuleStack(Stack):
                 )
             for name, value in state[kind].items():
                 tensors[name].copy_(value)
+        for module, buffers in zip(self._networks, state.get("buffers", []), strict=False):
+            for name, value in buffers.items():
+                _set_buffer(module, name, value.to(self.parameters.device))
 
     def to_module(self, network: int) -> nn.Module:
         module = deepcopy(self._networks[network])
@@ -189,7 +211,7 @@ class ModuleStack(Stack):
             for tensors, named in ((self.parameters, _trained(module)), (self.statistics, _others(module))):
                 for name, value in list(named):
                     assert tensors is not None
-                    view = _module_view(tensors[name][number])
+                    view = self._module_view(tensors[name][number])
                     view.copy_(value)
                     if isinstance(value, nn.Parameter):
                         value.data = view
@@ -198,6 +220,22 @@ class ModuleStack(Stack):
                         # would count as changed whenever any other view of the same tensor changes; `view.data` does
                         # not.
                         _set_buffer(module, name, view.data)
+                        self._buffers.append((module, name, module.get_buffer(name)))
+
+    def _stored_shape(self, value: Tensor) -> tuple[int, ...]:
+        """Return the shape in which a tensor is stored. Weights of convolutions, [D, C, k, k], become [D, k, k, C].
+
+        Convolutions of images with channels last are fastest with weights whose channels are last in memory.
+        """
+        shape = tuple(value.shape)
+        return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 and self._is_channels_last else shape
+
+    def _module_view(self, stored: Tensor, is_image: bool = False) -> Tensor:
+        """Return a stored tensor, or images with channels last, with the dimensions that the module expects."""
+        if stored.dim() != 4 or not (is_image or self._is_channels_last):
+            return stored
+        view = stored.permute(0, 3, 1, 2)
+        return view if self._is_channels_last else view.contiguous()
 
 
 def _trained(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -217,18 +255,11 @@ def _others(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-def _stored_shape(value: Tensor) -> tuple[int, ...]:
-    """Return the shape in which a tensor is stored. Weights of convolutions, [D, C, k, k], are stored as [D, k, k, C].
-
-    Convolutions of images with channels last are fastest with weights whose channels are last in memory.
-    """
-    shape = tuple(value.shape)
-    return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else shape
-
-
-def _module_view(stored: Tensor) -> Tensor:
-    """Return the view of a stored tensor that has the shape which the module expects."""
-    return stored.permute(0, 3, 1, 2) if stored.dim() == 4 else stored
+def _fixed(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the buffers that are not in `_others`, except those that a module keeps out of its state."""
+    others = {name for name, _ in _others(module)}
+    persistent = module.state_dict().keys() - others
+    return [(name, value) for name, value in module.named_buffers() if name in persistent]
 
 
 def _set_buffer(module: nn.Module, name: str, value: Tensor) -> None:

@@ -84,7 +84,7 @@ class MixtureLayerModule(nn.Module):
                 node chooses its branch with this number. If None, each node chooses its most likely branch.
         """
         if self.gate is None:
-            return x.new_ones(len(x), 1)
+            return torch.ones(len(x), 1, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
         logits_bK = self.gate(self.features(x)).to(torch.promote_types(x.dtype, torch.float32))
         uniform = uniform_bn if self.training else None
         parts = []

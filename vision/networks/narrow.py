@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vision.networks.compiled import load_or_warn
+from vision.compiled import load_or_warn
 
 EPS = 1e-5
 """Small number that is added to variances before the square root is taken, as in torch.nn.BatchNorm2d."""

@@ -86,7 +86,7 @@ def followed(stack, num_updates=50, **recipe):
         optimizer.step(stack.gradient.flat)
         for number, (module, of_torch) in enumerate(zip(modules, optimizers, strict=True)):
             of_torch.zero_grad()
-            F.cross_entropy(module(x[number].permute(0, 3, 1, 2)), y[number]).backward()
+            F.cross_entropy(module(x[number].permute(0, 3, 1, 2).contiguous()), y[number]).backward()
             of_torch.step()
     for number, module in enumerate(modules):
         ours = stack.to_module(number).state_dict()
@@ -299,3 +299,136 @@ def test_units_one_after_another_have_the_gradients_of_all_at_once(kind, loss):
     stack.compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
     torch.testing.assert_close(stack.gradient.flat, expected, rtol=1e-6, atol=1e-8)
     assert expected.abs().max() > 1e-3
+
+
+# ---- Modules that users write
+
+
+class Counting(nn.Module):
+    """A network with buffers of many kinds, some of which it replaces by new tensors."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = nn.Linear(24, num_classes)
+        self.register_buffer("order", torch.randperm(24))
+        self.register_buffer("mask", torch.rand(24) > 0.3)
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("center", torch.zeros(24))
+
+    def forward(self, x):
+        x = (x.flatten(1) * self.mask)[:, self.order]
+        if self.training:
+            self.steps = self.steps + 1
+            self.center = 0.5 * self.center + 0.5 * x.detach().mean(0)
+        return self.head(x - self.center)
+
+
+@register_backbone("tests: counting")
+def counting(num_classes):
+    return Counting(num_classes)
+
+
+def trained(stack, num_updates=3):
+    """Train a stack for a few updates, and return it."""
+    loss, optimizer = OwnLoss(len(stack), 1), SGD(stack.parameters.flat, lr=0.1, momentum=0.0, weight_decay=0.0)
+    for update in range(num_updates):
+        x, y = images(len(stack), 8, seed=update, shape=stack.structure.image_shape)
+        stack.compute_gradient(x, F.one_hot(y, 4).float(), loss.gradient, 1)
+        optimizer.step(stack.gradient.flat)
+    return stack
+
+
+def test_buffers_of_any_kind_are_stored(tmp_path):
+    stack = trained(stack_of("tests: counting", shape=(1, 4, 6)))
+    x, _ = images(1, 20, seed=50, shape=(1, 4, 6))
+    expected = stack.logits(x)
+    write_checkpoint(stack, tmp_path / "networks.pt")
+    again = read_checkpoint(tmp_path / "networks.pt", CPU)
+    assert torch.equal(again.logits(x), expected)
+    assert [int(again.to_module(number).steps) for number in (0, 1)] == [3, 3]
+    for number, module in enumerate((again.to_module(0), again.to_module(1))):
+        assert torch.equal(module.eval()(x[0].permute(0, 3, 1, 2)), expected[number])
+    # A buffer that was replaced is among the statistics, so the best epoch restores it.
+    kept = [one.copy() for one in stack.tensors]
+    trained(stack)
+    for mine, old in zip(stack.tensors, kept, strict=True):
+        mine.flat.copy_(old.flat)
+    torch.testing.assert_close(stack.logits(x), expected)
+
+
+class Lenet(nn.Module):
+    """A network whose code works for contiguous tensors only."""
+
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(image_shape[0], 5, 3, padding=1), nn.Linear(5 * 16 * 12, num_classes)
+
+    def forward(self, x):
+        x = self.conv(x).relu()
+        return self.head(x.view(x.size(0), -1))
+
+
+register_backbone("tests: lenet")(Lenet)
+
+
+def test_a_network_that_views_the_output_of_a_convolution(double):
+    stack = stack_of("tests: lenet", shape=(3, 16, 12))
+    followed(stack, 5, lr=0.01, momentum=0.9, weight_decay=1e-3)
+
+
+class Auxiliary(nn.Module):
+    """A network that returns a second head in training mode."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = nn.Linear(24, num_classes)
+
+    def forward(self, x):
+        y = self.head(x.flatten(1))
+        return (y, y) if self.training else y
+
+
+@register_backbone("tests: auxiliary")
+def auxiliary(num_classes):
+    return Auxiliary(num_classes)
+
+
+def test_a_network_that_returns_a_tuple_in_training_is_refused():
+    with pytest.raises(SettingError, match=r"returned tuple for a batch of 2 images .* in training mode"):
+        stack_of("tests: auxiliary", shape=(1, 4, 6))
+
+
+@register_backbone("tests: own layers")
+def own_layers(image_shape, num_classes, layers=(7,)):
+    return nn.Sequential(nn.Flatten(), nn.Linear(24, layers[0]), nn.Linear(layers[0], num_classes))
+
+
+def test_an_argument_called_layers_belongs_to_the_user():
+    assert stack_of("tests: own layers", shape=(1, 4, 6)).parameters["1.weight"].shape == (2, 7, 24)
+
+
+@register_backbone("tests: blocks without parameters")
+def blocks_without_parameters(image_shape, num_classes):
+    return nn.Sequential(
+        nn.Conv2d(image_shape[0], 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.MaxPool2d(2),
+        nn.Flatten(2), nn.Linear(48, 5), nn.Flatten(), nn.Linear(20, num_classes),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mixtures_leave_blocks_without_parameters_as_they_are(dtype):
+    """The fourth mixture reads vectors of several channels, [b, 4, 48]."""
+    shape = (3, 16, 12)
+    of_blocks = structure("tests: blocks without parameters", shape)
+    stack = GatedModuleStack.of_experts(of_blocks, 1, False, generators(2), CPU)
+    stack.set_compute_dtype(dtype)
+    assert len(stack.gates) == 2  # the second convolution and the linear layer between two blocks
+    x, y = images(2, 6, shape=shape)
+    logits = stack.logits(x)
+    assert [weights.dtype for weights in stack.expert_weights] == [torch.float32] * 2
+    grown = stack.split([[0, 0]] * 2, generators(2))
+    grown.set_compute_dtype(dtype)
+    tolerance = 1e-6 if dtype is torch.float32 else 0.05
+    torch.testing.assert_close(grown.logits(x), logits, rtol=0, atol=tolerance)
+    grown.compute_gradient(x, F.one_hot(y, 4).float(), OwnLoss(2, 1).gradient, 1)
+    assert bool(grown.gradient.flat.isfinite().all()) and float(grown.gradient.flat.abs().max()) > 0

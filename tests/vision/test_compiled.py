@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vision.networks.compiled import CompileError, load, load_or_warn
+from vision.compiled import CompileError, load, load_or_warn
 
 SOURCE = """
 REAL twice(REAL x) { return 2 * x; }
@@ -47,7 +47,7 @@ def no_compiler(monkeypatch):
             return run(command)
         raise AssertionError(f"compiled again: {command}")
 
-    from vision.networks import compiled
+    from vision import compiled
 
     run = compiled._run
     return lambda: monkeypatch.setattr(compiled, "_run", refuse)
@@ -94,7 +94,7 @@ def test_a_library_that_others_can_write_is_not_loaded(source, cached):
 
 
 def test_processes_that_start_together(source):
-    program = "import sys, pathlib; from vision.networks.compiled import load; load(pathlib.Path(sys.argv[1]), 'float')"
+    program = "import sys, pathlib; from vision.compiled import load; load(pathlib.Path(sys.argv[1]), 'float')"
     command = [sys.executable, "-c", program, str(source)]
     processes = [subprocess.Popen(command, cwd=Path.cwd()) for _ in range(3)]
     assert [process.wait(60) for process in processes] == [0, 0, 0]
