@@ -1,8 +1,9 @@
 """Run the protocol from Python, for example in a notebook: `vision.run` and the object that it returns."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,10 @@ class Run:
 
     settings: VisionSettings
     """The settings of the run."""
-    ledgers: list[list[LedgerRow]]
+    folder: Path
+    """The folder given by `out=`, as an absolute path."""
+    ledgers: list[list[LedgerRow]] = field(repr=False)
     """The ledger of each seed: a row for the untrained learner, and a row for each mega-batch."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder given by `out=`."""
-        return Path(self.settings.out)
 
     @property
     def folders(self) -> list[Path]:
@@ -82,7 +80,7 @@ def run(
     settings: VisionSettings | None = None,
     /,
     *,
-    dataset: str | Dataset | Callable[..., Dataset] | None = None,
+    dataset: str | PathLike | Dataset | Callable[..., Dataset] | None = None,
     backbone: str | Callable[..., Any] | None = None,
     **values: Any,
 ) -> Run:
@@ -111,21 +109,34 @@ def run(
     if isinstance(dataset, Dataset):
         given = _named(dataset)
         dataset = given.name
-    elif dataset is not None and not isinstance(dataset, str):
+    elif callable(dataset):
         dataset = function_name("dataset", dataset)
+    elif not isinstance(dataset, str | PathLike | None):
+        raise SettingError(
+            f"dataset= is of type {type(dataset).__name__}, but must be a text, a Dataset or a function. For arrays, "
+            f"give vision.dataset_from_arrays(NAME, images, labels)"
+        )
     if backbone is not None and not isinstance(backbone, str):
         backbone = function_name("backbone", backbone)
     named = {name: value for name, value in (("dataset", dataset), ("backbone", backbone)) if value is not None}
     if settings is None:
-        settings = settings_from({**named, **values})
+        settings = settings_from({name: _plain(value) for name, value in {**named, **values}.items()})
     else:
         _refuse_both({**values, **({} if given is not None else named)})
+    folder = Path(settings.out).absolute()
     ledgers = run_learner(settings, given)
-    result = Run(settings, ledgers)
+    result = Run(settings, folder, ledgers)
     if len(ledgers) > 1:
         summaries = [read_json(folder / "summary.json") for folder in result.folders]
         write_json(result.folder / "summary.json", mean_and_standard_error(summaries))
     return result
+
+
+def _plain(value: Any) -> Any:
+    """Return a path as a text, and a number of numpy as a number of Python."""
+    if isinstance(value, PathLike):
+        return fspath(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _named(dataset: Dataset) -> Dataset:

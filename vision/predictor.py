@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.app.plugins import load_plugin
+from fairseq_alma.app.plugins import load_plugin, source_digest
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json, sha256_of, write_json
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Pixels
+from vision.networks.architectures import find_architecture
 from vision.voting import sum_members
 
 FILE = "inputs.json"
@@ -112,12 +113,20 @@ class Predictor:
         combine: how the networks predict together: "probability", "logit" or "vote" (see `MemberOutputs.combine`), or
             "logit_sum" if the probabilities are those of the sum of the logits.
         image_format: format of the images in training.
+        is_bfloat16: whether the networks are computed in bfloat16, as with the setting precision=bfloat16.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], takes_vectors: bool, combine: Any, image_format: ImageFormat):
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        takes_vectors: bool,
+        combine: Any,
+        image_format: ImageFormat,
+        is_bfloat16: bool = False,
+    ):
         self.modules = [module.eval() for module in modules]
         self.image_format = image_format
-        self._takes_vectors, self._combine = takes_vectors, combine
+        self._takes_vectors, self._combine, self._is_bfloat16 = takes_vectors, combine, is_bfloat16
 
     @property
     def class_names(self) -> list[str] | None:
@@ -148,7 +157,8 @@ class Predictor:
         x = self.image_format.pixels.normalise(stored)
         if not self._takes_vectors:
             x = x.unflatten(1, self.image_format.image_shape)
-        logits_NbC = torch.stack([module(x).float() for module in self.modules])
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._is_bfloat16 and not self._takes_vectors):
+            logits_NbC = torch.stack([module(x).float() for module in self.modules])
         if self._combine == "logit_sum":
             return logits_NbC.sum(0).softmax(-1)
         return sum_members(logits_NbC, 1, self._combine).probabilities()[0]
@@ -172,8 +182,10 @@ def load_predictor(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     folder = Path(folder)
     description = _description(folder)
     image_format = ImageFormat.read(folder)
-    if plugin := read_json(folder / "settings.json").get("plugin"):
-        load_plugin(plugin)
+    settings = read_json(folder / "settings.json")
+    if settings.get("plugin"):
+        load_plugin(settings["plugin"])
+    _check_source(settings, folder)
     modules, takes_vectors = [], False
     for checkpoint in description["checkpoints"]:
         path = folder / checkpoint["path"]
@@ -182,10 +194,25 @@ def load_predictor(folder: str | Path, device: str | torch.device = "cpu") -> Pr
                 f"{path} has changed since {folder / 'predictor.json'} was written: wait until the run has finished "
                 f"its stage, or give its command again"
             )
-        stack = read_checkpoint(path, torch.device(device))
+        # Creating a module draws random initial parameters, but torch's random state must not change.
+        with torch.random.fork_rng(devices=[]):
+            stack = read_checkpoint(path, torch.device(device))
+            modules += [stack.to_module(number).to(device) for number in checkpoint["networks"]]
         takes_vectors = len(stack.module_input_shape) == 1
-        modules += [stack.to_module(number).to(device) for number in checkpoint["networks"]]
-    return Predictor(modules, takes_vectors, description["combine"], image_format)
+    is_bfloat16 = settings.get("precision") == "bfloat16"
+    return Predictor(modules, takes_vectors, description["combine"], image_format, is_bfloat16)
+
+
+def _check_source(settings: Mapping[str, Any], folder: Path) -> None:
+    """Raise RunError if the code of the network has changed since the run was started."""
+    recorded, backbone = settings.get("backbone_digest"), settings.get("backbone")
+    if not recorded or not backbone:
+        return
+    if source_digest(find_architecture(backbone).function, f"backbone={backbone}") != recorded:
+        raise RunError(
+            f"the source code of backbone={backbone} has changed since {folder} was written, so the networks may "
+            f"compute something else now: restore the old code, or train a new run"
+        )
 
 
 def _description(folder: Path) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fairseq_alma.app.command import setting_values, store_settings
@@ -60,8 +61,13 @@ def _preset_values(given: Mapping[str, Any]) -> dict[str, Any]:
     known = sorted(path.stem for path in (CONFIGS / "preset").glob("*.yaml"))
     if name not in known:
         raise SettingError(f"preset={name!r} is not one of {', '.join(known)}")
-    with initialize_config_dir(str(CONFIGS), version_base="1.1"):
-        config = compose("alma_vision", overrides=[f"preset={name}"])
+    # The program may itself be an application of Hydra, whose state must not change.
+    hydra_of_program, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.1"):
+            config = compose("alma_vision", overrides=[f"preset={name}"])
+    finally:
+        GlobalHydra.instance().hydra = hydra_of_program
     with open_dict(config):
         # Some values of a preset depend on these two.
         config.update({key: given[key] for key in ("dataset", "backbone") if key in given})

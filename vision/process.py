@@ -23,11 +23,24 @@ def process_settings(threads: int, tf32: bool = False) -> Iterator[None]:
         tf32: whether a GPU may compute float32 products with the reduced precision of its tensor cores.
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    previous = torch.get_num_threads(), cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32
+    previous = torch.get_num_threads(), cudnn.deterministic
+    value: bool | str = tf32
+    owners, name = [matmul, cudnn], "allow_tf32"
+    try:
+        precisions = [getattr(owner, name) for owner in owners]
+    except RuntimeError:
+        # The program has used torch's newer switches. Then torch refuses the older ones.
+        owners = [matmul, *(getattr(cudnn, kind) for kind in ("conv", "rnn"))]
+        name, value = "fp32_precision", "tf32" if tf32 else "ieee"
+        precisions = [getattr(owner, name) for owner in owners]
     torch.set_num_threads(threads)
-    cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = True, tf32, tf32
+    cudnn.deterministic = True
+    for owner in owners:
+        setattr(owner, name, value)
     try:
         yield
     finally:
         torch.set_num_threads(previous[0])
-        cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = previous[1:]
+        cudnn.deterministic = previous[1]
+        for owner, precision in zip(owners, precisions, strict=True):
+            setattr(owner, name, precision)

@@ -4,15 +4,16 @@
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fairseq_alma.app.plugins import function_digest, load_function, plugin_digest
+from fairseq_alma.app.plugins import call_users, load_function, load_plugin, plugin_digest, source_digest
 from fairseq_alma.app.scalars import RunScalars
+from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow
@@ -28,10 +29,11 @@ from vision.evaluator import ErrorRateEvaluator
 from vision.held_out import HeldOutEvaluator
 from vision.inputs import Transformed
 from vision.learners import LEARNERS
+from vision.networks.architectures import find_architecture
 from vision.predictor import ImageFormat
 from vision.process import process_settings
 from vision.settings import VisionSettings
-from vision.stream import Arrival, partition, stacked_stream
+from vision.stream import Arrival, digest_of, partition, stacked_stream
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,8 @@ def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> lis
         AlmaError: if the settings are invalid, if data are missing or invalid, or if `settings.out` contains a run
             with other settings.
     """
+    if settings.plugin:
+        load_plugin(settings.plugin)
     device = _device(settings.device)
     dataset = _given(dataset, settings) if dataset is not None else _loaded(settings)
     if settings.seeding.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
@@ -77,6 +81,12 @@ def _given(dataset: Dataset, settings: VisionSettings) -> Dataset:
             f"the dataset has the name {dataset.name!r}, but the settings have dataset={settings.dataset!r}: give both "
             f"the same name, because the run folder records it"
         )
+    if settings.image_size is not None and set(dataset.image_shape[1:]) != {settings.image_size}:
+        raise SettingError(
+            f"image_size={settings.image_size} does not fit the Dataset that was given, whose images have the shape "
+            f"(channels, height, width) = {dataset.image_shape}: leave image_size= out, or resize the images, for "
+            f"example by vision.load_dataset(..., image_size={settings.image_size})"
+        )
     return dataset
 
 
@@ -88,7 +98,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
     streams = _streams(settings, dataset)
     backbone, inputs = backbone_for(dataset, settings)
     if settings.transform:
-        transform = load_function("transform", settings.transform)(dataset.image_shape)
+        transform = call_users("transform", load_function("transform", settings.transform), dataset.image_shape)
         inputs = Transformed(inputs, dataset.image_shape, transform)
     num_stages = -(-settings.num_arrivals // settings.wait)
     _warn_if_it_never_grows(settings, num_stages)
@@ -101,13 +111,15 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         display = stack.enter_context(_display(settings, scalars))
         stack.enter_context(_full_memory_as_run_error(settings, device))
         _refuse_other_seeds(out, folders)
+        identity = _identity(settings, dataset)
         records = [
             RunRecord(
                 folder,
-                {**_settings_to_record(settings), "seed": first_seed + number, "stacked_from": first_seed},
+                {**settings.to_json(), **identity, "seed": first_seed + number, "stacked_from": first_seed},
                 [arrival.digest for arrival in streams[number]],
                 settings.not_identity(settings.learner),
-                settings.defaults_for(settings.learner),
+                # Runs of earlier versions lack some keys of `identity`.
+                {**settings.defaults_for(settings.learner), **identity},
                 stages=out / "stages",
                 durable=False,
                 cer_from=settings.cer_from,
@@ -128,21 +140,40 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         return run_stream(stream, learner, evaluate, settings.stream_settings(), record, held_out.prequential)
 
 
-def _settings_to_record(settings: VisionSettings) -> dict[str, Any]:
-    """Return the content of settings.json: the settings, and a digest of the code of each module that they name.
+def _identity(settings: VisionSettings, dataset: Dataset) -> dict[str, Any]:
+    """Return what identifies a run besides its settings and its mega-batches, for settings.json.
 
-    Such a module is a plugin, or contains the function that loads the dataset or makes the transform.
+    These are digests of the user's code and of the test set, and the normalisation of the pixels.
     """
-    recorded = settings.to_json()
+    pixels = [dataset.pixels.largest, dataset.pixels.mean, dataset.pixels.deviation]
+    identity: dict[str, Any] = {
+        "test_digest": digest_of(dataset.test),
+        "pixels": [list(value) if isinstance(value, tuple) else value for value in pixels],
+    }
     if settings.plugin:
-        recorded["plugin_digest"] = plugin_digest(settings.plugin)
+        identity["plugin_digest"] = plugin_digest(settings.plugin)
+    for name, code in _code_of_user(settings).items():
+        module = code.__module__
+        is_ours = module.partition(".")[0] == __name__.partition(".")[0]
+        is_of_plugin = settings.plugin is not None and f"{module}.".startswith(f"{settings.plugin}.")
+        if not is_ours and not is_of_plugin:
+            identity[f"{name}_digest"] = source_digest(code, f"{name}={getattr(settings, name)}")
+    return identity
+
+
+def _code_of_user(settings: VisionSettings) -> dict[str, Callable[..., Any]]:
+    """Return the functions and classes that settings name, by name of the setting. Some of them may be ours."""
+    code: dict[str, Callable[..., Any]] = {"learner": LEARNERS[settings.learner]}
+    entry = entry_of(settings.dataset)
     if kind_of(settings.dataset) == "function":
-        recorded["dataset_digest"] = function_digest("dataset", settings.dataset)
+        code["dataset"] = load_function("dataset", settings.dataset)
+    elif entry is not None and not isinstance(entry.load, str):
+        code["dataset"] = entry.load
     if settings.transform:
-        recorded["transform_digest"] = function_digest("transform", settings.transform)
-    if ":" in settings.network:
-        recorded["backbone_digest"] = function_digest("backbone", settings.network)
-    return recorded
+        code["transform"] = load_function("transform", settings.transform)
+    if settings.network != "mlp":
+        code["backbone"] = find_architecture(settings.network).function
+    return code
 
 
 def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:

@@ -31,14 +31,19 @@ class Arrival:
 
     @property
     def digest(self) -> str:
-        """SHA-256 digest of all images and labels of this mega-batch, in hexadecimal. Images are read in parts."""
-        digest = sha256()
-        for part in (self.training, self.validation):
-            digest.update(f"{len(part)}/".encode())
-            for which in torch.arange(len(part)).split(part.at_once):
-                digest.update(part[which].images.numpy().tobytes())
-            digest.update(part.labels.numpy().tobytes())
-        return digest.hexdigest()
+        """SHA-256 digest of all images and labels of this mega-batch, in hexadecimal."""
+        return digest_of(self.training, self.validation)
+
+
+def digest_of(*parts: Examples | Selection) -> str:
+    """Return the SHA-256 digest of images and labels, in hexadecimal. Images are read in parts."""
+    digest = sha256()
+    for part in parts:
+        digest.update(f"{len(part)}/".encode())
+        for which in torch.arange(len(part)).split(part.at_once):
+            digest.update(part[which].images.numpy().tobytes())
+        digest.update(part.labels.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def partition(

@@ -10,6 +10,7 @@ Shapes: S seeds, N networks per seed, M = S x N networks, U units, R orders, b e
 C classes.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -21,6 +22,8 @@ from vision.batches import Batches, Rows
 from vision.networks.stack import Stack
 from vision.optimizers import Optimizer
 from vision.settings import SelectBy
+
+logger = logging.getLogger(__name__)
 
 
 class Watcher:
@@ -150,6 +153,19 @@ class TrainingCounts:
     """Number of training examples that each network processes in an epoch."""
     validated_per_epoch: int
     """Number of validation examples that each network processes after an epoch."""
+    num_diverged: int = 0
+    """Number of units without any epoch whose validation loss was a finite number. They keep their old parameters."""
+
+    def warn_if_diverged(self, stage_index: int) -> None:
+        """Log a warning if the training of a unit diverged, so that the stage did not change its networks."""
+        if self.num_diverged:
+            logger.warning(
+                "stage %d did not change %d of %d networks (or groups of networks that are trained as one model), "
+                "because their validation loss was infinite or not a number after each epoch: try a smaller lr=",
+                stage_index,
+                self.num_diverged,
+                len(self.epochs_U),
+            )
 
 
 def train_stage(
@@ -169,8 +185,6 @@ def train_stage(
     The best epoch is selected separately for each unit: a network, or all networks of a seed if they are trained as one
     model (UMix). If several epochs are equally good, the first of them is selected. If the validation loss of a unit is
     infinite or NaN after every epoch, the parameters from before the stage are restored.
-
-    Return the number of updates and the numbers of processed examples.
 
     Args:
         stack: M networks.
@@ -211,7 +225,8 @@ def train_stage(
             break
     best.restore()
     stack.free_activations()
-    return TrainingCounts(best.epochs_U.tolist(), num_updates // max(epoch, 1), num_examples, validation.num_examples)
+    sizes = (num_updates // max(epoch, 1), num_examples, validation.num_examples)
+    return TrainingCounts(best.epochs_U.tolist(), *sizes, best.num_diverged)
 
 
 def _score(logits_UnC: Tensor, y_Un: Tensor, select_by: SelectBy) -> Tensor:
@@ -250,6 +265,11 @@ class _BestEpoch:
     def all_have_stopped(self) -> bool:
         """Whether the training of all units has ended early."""
         return self._patience is not None and not bool(self._is_running_U.any())
+
+    @property
+    def num_diverged(self) -> int:
+        """Number of units for which no epoch had a finite score."""
+        return int(self._best_U.isinf().sum())
 
     def after_epoch(self, score_U: Tensor) -> None:
         """Take note of the scores after an epoch. The lowest score is the best."""

@@ -4,18 +4,24 @@ A plugin is a Python module that the user adds with `plugin=MODULE`, for example
 name a function of the user, as MODULE:FUNCTION.
 """
 
+import ast
 import hashlib
 import importlib
 import inspect
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+import textwrap
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
-from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.errors import AlmaError, SettingError
+
+Result = TypeVar("Result")
 
 
 def load_plugin(name: str) -> None:
@@ -24,15 +30,25 @@ def load_plugin(name: str) -> None:
     Raises:
         SettingError: if the module, or a module that it imports, is not found.
     """
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        importlib.import_module(name)
+        with _current_folder_first():
+            importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise SettingError(
             f"plugin={name}: {error}. Plugins are searched for in the current folder and in the installed packages."
         ) from error
+
+
+@contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """Search for modules in the current folder first, inside a `with` block. The block may add other folders."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
     finally:
-        sys.path.pop(0)
+        with suppress(ValueError):
+            sys.path.remove(folder)
 
 
 def load_function(setting: str, text: str) -> Callable[..., Any]:
@@ -48,23 +64,46 @@ def load_function(setting: str, text: str) -> Callable[..., Any]:
         SettingError: if the text has another form, or if the module or the function is not found.
     """
     module, _, name = text.partition(":")
-    if not module or not name.isidentifier():
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
         raise SettingError(
             f"{setting}={text!r} must have the form MODULE:FUNCTION, for example {setting}=my_module:load"
         )
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        function = getattr(importlib.import_module(module), name, None)
+        with _current_folder_first():
+            function = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         raise SettingError(
             f"{setting}={text}: {error}. Modules are searched for in the current folder and in the installed packages."
         ) from error
-    finally:
-        sys.path.pop(0)
     if not callable(function):
         hint = ". Define it in this notebook or script first" if module == "__main__" else ""
         raise SettingError(f"{setting}={text}: the module {module} has no function {name}{hint}")
     return function
+
+
+def call_users(what: str, function: Callable[..., Result], *arguments: Any, **more: Any) -> Result:
+    """Call a function of the user and return its result.
+
+    Args:
+        what: the setting that names the function, for the error message.
+        function: the function.
+        arguments: its arguments.
+        more: its keyword arguments.
+
+    Raises:
+        SettingError: if the function raises an error. The message names the line. An AlmaError is not replaced.
+    """
+    try:
+        return function(*arguments, **more)
+    except AlmaError:
+        raise
+    except Exception as error:
+        # Catch every error, because the code of the user may raise any.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise SettingError(
+            f"{what}: {getattr(function, '__name__', 'the function')} failed with {type(error).__name__}: {error} "
+            f"(line {frame.lineno} of {frame.filename})"
+        ) from error
 
 
 def function_name(setting: str, function: Callable[..., Any]) -> str:
@@ -105,32 +144,57 @@ def plugin_digest(name: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def function_digest(setting: str, text: str) -> str:
-    """Return a digest of the source code of a function that a setting names.
+def source_digest(function: Callable[..., Any], what: str) -> str:
+    """Return a digest of the source code of a function or class of the user.
 
-    It is the digest of the function's module (see `plugin_digest`). For a function of a notebook or of the script that
-    is running, it is the digest of the function alone. For an installed package, it is the empty string: the version of
-    the package takes its place.
+    It is the digest of its module (see `plugin_digest`). For a function of a notebook or of the script that is running,
+    it is the digest of the function, of the functions and classes of the script that it uses, and of the numbers and
+    texts of the script that it uses. For an installed package, it is the empty string: the version of the package takes
+    its place.
 
-    For the arguments and errors, see `load_function`.
+    Args:
+        function: the function or class.
+        what: the setting that names it, for the error message.
 
     Raises:
-        SettingError: also if the source code cannot be read, as that of a function typed at the Python prompt.
+        SettingError: if the source code cannot be read, as that of a function typed at the Python prompt.
     """
-    function, name = load_function(setting, text), text.partition(":")[0]
-    file = getattr(sys.modules[name], "__file__", None)
+    name = function.__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
     if name == "__main__" or file is None:
         try:
-            source = inspect.getsource(function)
+            parts = _sources_in_script(function)
         except (OSError, TypeError) as error:
             raise SettingError(
-                f"{setting}={text}: the source code of the function cannot be read, as is needed to recognise the run "
+                f"{what}: the source code of {function.__qualname__} cannot be read, as is needed to recognise the run "
                 f"later: define the function in a file or in a cell of a notebook"
             ) from error
-        return hashlib.sha256(source.encode()).hexdigest()[:16]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folders = [sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")]
     is_installed = any(Path(file).is_relative_to(folder) for folder in folders)
     return "" if is_installed else plugin_digest(name)
+
+
+def _sources_in_script(function: Callable[..., Any]) -> list[str]:
+    """Return the source of a function or class of a script or notebook, and of what it uses of the script, in order.
+
+    Raises:
+        OSError, TypeError: if a source cannot be read.
+    """
+    module, found = sys.modules[function.__module__], {}
+    waiting: list[tuple[str, Any]] = [(function.__qualname__, function)]
+    while waiting:
+        name, value = waiting.pop()
+        if name in found:
+            continue
+        if getattr(value, "__module__", None) == module.__name__ and callable(value):
+            found[name] = inspect.getsource(value)
+            tree = ast.parse(textwrap.dedent(found[name]))
+            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+            waiting += [(other, vars(module)[other]) for other in names if other in vars(module)]
+        elif isinstance(value, str | int | float | bool | tuple | None):
+            found[name] = repr(value)
+    return [f"{name}={found[name]}" for name in sorted(found)]
 
 
 def plugin_named_by(arguments: Sequence[str]) -> str | None:

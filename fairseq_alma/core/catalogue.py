@@ -65,7 +65,7 @@ report compares two runs that differ only in these settings."""
 
 NOT_COMPARED = (
     *dict.fromkeys(name for names in FREE_SETTINGS.values() for name in names),
-    "stacked_from", "evaluated_on", "dictionary", "cer_from",
+    "stacked_from", "evaluated_on", "dictionary", "cer_from", "test_digest", "pixels",
 )  # fmt: skip
 """Keys of settings.json that a report ignores when it checks whether two runs have the same settings.
 

@@ -6,6 +6,11 @@ from typing import Any
 
 from fairseq_alma.core.files import read_json
 
+DATA = {"test_digest": "test set has", "pixels": "normalisation of the images has"}
+"""Keys that describe the data of alma-vision, and what has changed if they differ."""
+CODE = ("plugin", "learner", "dataset", "transform", "backbone")
+"""What the user can write. settings.json has a digest of its source code, with the key NAME_digest."""
+
 
 def differing_settings(
     folder: Path, settings: Mapping[str, Any], free: Sequence[str], defaults: Mapping[str, Any]
@@ -20,7 +25,7 @@ def differing_settings(
     before = _flat({**defaults, **read_json(path)})
     now = _flat(settings)
     return [
-        f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}"
+        f"{key}: was {before.get(key, 'not set')!r}, is {now.get(key, 'not set')!r}{_hint(key)}"
         for key in sorted(before.keys() | now.keys())
         if key.split(".")[0] not in free and before.get(key) != now.get(key)
     ]
@@ -38,6 +43,14 @@ def other_settings_message(folder: Path, differing: Sequence[str], fork_at: int 
     if fork_at is not None:
         advice += f" To continue this run with the new settings from stage {fork_at} on, add fork=true."
     return f"{folder} contains a run with other settings:\n  " + "\n  ".join(differing) + f"\n{advice}"
+
+
+def _hint(key: str) -> str:
+    """Return an explanation of a key that is no setting."""
+    if key in DATA:
+        return f" (the {DATA[key]} changed)"
+    what = key.removesuffix("_digest")
+    return f" (the source code of the {what} has changed)" if what in CODE else ""
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Stream(NamedTuple):
     data: Any
     """The data of the stream.
 
-    Vision: (dataset, first arrival that CER includes).
+    Vision: (dataset, first arrival that CER includes, settings `order` and `drift_overlap`).
     Language models: digests (hashes) of the validation and test data. If the settings contain no digests, the name of
     the stream folder.
     """
@@ -180,7 +180,8 @@ def _stream_of(run: Run) -> Stream:
             entry = entry_of(str(settings["dataset"]))
             num_mega_batches = (entry.mega_batches if entry else None) or -1
     split = hashable(settings.get("split")) if settings["dataset"] == "emnist" else None
-    data = (hashable(settings["dataset"]), first_charged_arrival(settings))
+    drift = (str(settings.get("order", "random")), hashable(settings.get("drift_overlap") or 0))
+    data = (hashable(settings["dataset"]), first_charged_arrival(settings), *drift)
     return Stream("vision", data, split, num_mega_batches or num_arrivals, num_arrivals)
 
 
@@ -197,8 +198,10 @@ def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:
         # Many stream folders have the name `stream`. For these, use the name of the parent folder.
         name = path.parent.name if path.name == "stream" and path.parent.name else path.name
     else:
-        dataset, first_charged = stream.data
+        dataset, first_charged, order, overlap = stream.data
         name = f"{dataset} {stream.split}" if stream.split else str(dataset)
+        if order != "random":
+            name += f" in order of {order}" + (f", overlap {overlap:g}" if overlap else "")
         if first_charged == 0:
             count += ", CER from t = 0"
     return printable(name)[:MAX_CHARACTERS], count

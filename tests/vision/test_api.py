@@ -3,14 +3,19 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from sklearn.datasets import load_digits
 from torch import nn
 
 import vision
+import vision.datasets
 from fairseq_alma.core.errors import RunError, SettingError
 from tests.vision.tiny_runs import SMALL, as_arguments, ledger, small_settings, summary
 
@@ -170,9 +175,96 @@ print(vision.run(dataset=data, backbone=network, mega_batches=2, epochs=1, out=s
     done = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "other"], capture_output=True, text=True, check=False
     )
-    assert "the source code of the function cannot be read" in done.stderr
+    assert "the source code of data cannot be read" in done.stderr
     with pytest.raises(SettingError, match=r"has no function network. Define it in this notebook or script first"):
         vision.load_predictor(tmp_path / "run")
+
+
+def test_an_edit_of_what_a_function_of_a_script_uses_is_noticed(tmp_path):
+    script = """
+import sys, vision
+from torch import nn
+UNITS = 9
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.first, self.head = nn.Linear(64, UNITS), nn.Linear(UNITS, num_classes)
+    def forward(self, x):
+        return self.head(act(self.first(x.flatten(1))))
+def act(x):
+    return x.relu()
+def network(num_classes):
+    return Net(num_classes)
+@vision.register_backbone("registered here")
+def registered(num_classes):
+    return Net(num_classes)
+backbone = network if sys.argv[2] == "given" else "registered here"
+vision.run(backbone=backbone, mega_batches=2, epochs=1, out=sys.argv[1])
+"""
+    path = tmp_path / "script.py"
+
+    def errors(text, how):
+        path.write_text(text)
+        command = [sys.executable, path, tmp_path / how, how]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+    for how in ("given", "registered"):
+        assert "Error" not in errors(script, how)
+        assert "Error" not in errors(f"# a comment{script}", how)
+        for changed in (script.replace("relu()", "tanh()"), script.replace("UNITS = 9", "UNITS = 8")):
+            assert "the source code of the backbone has changed" in errors(changed, how)
+
+
+def test_another_test_set_or_normalisation_is_noticed(tmp_path):
+    dataset = own_digits()
+    vision.run(dataset=dataset, backbone="mlp", out=str(tmp_path), **OWN)
+    other_test = replace(dataset, test=vision.datasets.Examples(dataset.test.images, dataset.test.labels.flip(0)))
+    with pytest.raises(RunError, match="the test set has changed"):
+        vision.run(dataset=other_test, backbone="mlp", out=str(tmp_path), **OWN)
+    other_pixels = replace(dataset, pixels=replace(dataset.pixels, largest=16.0))
+    with pytest.raises(RunError, match="the normalisation of the images has changed"):
+        vision.run(dataset=other_pixels, backbone="mlp", out=str(tmp_path), **OWN)
+    recorded = json.loads((tmp_path / "settings.json").read_text())
+    del recorded["test_digest"], recorded["pixels"]  # as in a run of an earlier version
+    (tmp_path / "settings.json").write_text(json.dumps(recorded))
+    vision.run(dataset=dataset, backbone="mlp", out=str(tmp_path), **OWN)
+
+
+def test_image_size_is_that_of_a_given_dataset(tmp_path):
+    with pytest.raises(SettingError, match=r"image_size=16 does not fit the Dataset .* \(1, 8, 8\)"):
+        vision.run(dataset=own_digits(), backbone="mlp", image_size=16, out=str(tmp_path), **OWN)
+    resized = vision.load_dataset("digits", image_size=4)
+    run = vision.run(dataset=resized, image_size=4, epochs=1, mega_batches=2, out=str(tmp_path), device="cpu")
+    assert run.predictor.image_format.image_shape == (1, 4, 4)
+
+
+def test_values_of_python_and_numpy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = vision.run(out=Path("here"), epochs=np.int64(1), mega_batches=2, device="cpu")
+    assert run.settings.recipe.epochs == 1 and "LedgerRow" not in repr(run)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run.summary["num_stages"] == 2
+    with pytest.raises(SettingError, match="dataset= is of type tuple, but must be a text, a Dataset or a function"):
+        vision.run(dataset=(DIGITS.images, DIGITS.target), out="x")
+
+
+def test_inside_an_application_of_hydra(tmp_path):
+    with initialize_config_dir(str(tmp_path), version_base="1.1"):
+        vision.run(out=str(tmp_path / "run"), epochs=1, mega_batches=2, device="cpu")
+        assert GlobalHydra.instance().is_initialized()
+
+
+def test_a_plugin_of_a_settings_object_is_imported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plugin_of_a_test.py").write_text(
+        "import vision\n@vision.register_backbone('of the plugin')\ndef make(num_classes):\n"
+        "    from torch import nn\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    )
+    settings = small_settings(tmp_path / "run", plugin="plugin_of_a_test", backbone="of the plugin")
+    vision.run(settings)
+    recorded = json.loads((tmp_path / "run/settings.json").read_text())
+    assert recorded["plugin_digest"] and "backbone_digest" not in recorded
 
 
 def test_names_of_the_package():

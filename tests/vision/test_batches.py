@@ -43,6 +43,13 @@ def test_every_example_comes_once_an_epoch_and_the_last_batch_may_be_smaller():
     assert joined(first) != joined(second)
 
 
+@pytest.mark.parametrize(("num_examples", "sizes"), [(9, [4, 5]), (10, [4, 4, 2]), (5, [5]), (1, [1])])
+def test_a_last_batch_of_one_example_is_joined_to_the_batch_before(num_examples, sizes):
+    batches = Batches(numbered(1, num_examples), orders(1), 4)
+    assert [x.shape[1] for x, _ in batches.epoch()] == sizes
+    assert batches.updates_per_epoch == len(sizes)
+
+
 def test_a_batch_size_above_the_number_of_examples_gives_one_batch():
     batches = Batches(numbered(1, 5), orders(1), batch_size=128)
     assert batches.updates_per_epoch == 1

@@ -305,7 +305,7 @@ def test_missing_files_are_reported_if_there_is_no_network(tmp_path, no_network,
     message = refusal(name, tmp_path)
     assert f"dataset={name}: its files are not in {tmp_path}/{folder} and could not be downloaded" in message
     assert (
-        f"Set data_root= to the folder that contains {folder}/, or run the command once on a machine with network"
+        f"Set data_root= to the folder that contains {folder}/, or run the command once on a machine with an internet"
         in message
     )
 

@@ -152,7 +152,7 @@ def test_one_infinite_pixel_of_the_test_set_is_found():
     bad = x.copy()
     bad[4, 1, 2] = -np.inf
     message = refusal(lambda: dataset_from_arrays("mine", x, LABELS, bad, LABELS))
-    assert "the test set has pixels that are NaN or infinite, first in image 4" in message
+    assert "x_test has pixels that are NaN or infinite, first in image 4" in message
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a zip", b"text"])

@@ -195,7 +195,7 @@ def test_a_run_on_folders_is_continued_after_a_folder_was_added(tmp_path):
     assert (len(more), more[:3]) == (4, rows)
     write_classes(tmp_path / "train/2019", {"c": 1}, first=60)
     write_classes(tmp_path / "test", {"c": 1}, first=60)
-    with pytest.raises(RunError, match="mega-batch 1 differs"):
+    with pytest.raises(RunError, match="the test set has changed"):
         small_run(tmp_path / "run", **how, epochs=2)
 
 

@@ -87,6 +87,25 @@ def test_images_of_floats(tmp_path):
         run.predictor(IMAGES)
 
 
+def test_networks_in_bfloat16(tmp_path):
+    (rows,) = small_vgg_run(tmp_path, "ens", seeds=1, precision="bfloat16")
+    test = tiny_dataset().test
+    probabilities = vision.load_predictor(tmp_path)(test.images)
+    assert float((probabilities.argmax(1) != test.labels.numpy()).mean()) == rows[-1].scores.error_rate
+
+
+def test_changed_source_of_the_network_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "network_of_a_test.py"
+    path.write_text("from torch import nn\ndef make(num_classes):\n"
+                    "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n")  # fmt: skip
+    small_run(tmp_path / "run", backbone="network_of_a_test:make", epochs=1)
+    vision.load_predictor(tmp_path / "run")
+    path.write_text(path.read_text() + "# changed\n")
+    with pytest.raises(RunError, match="the source code of backbone=network_of_a_test:make has changed since"):
+        vision.load_predictor(tmp_path / "run")
+
+
 def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(RunError, match="is not a run of alma-vision with a finished stage"):
         vision.load_predictor(tmp_path)

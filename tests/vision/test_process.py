@@ -37,6 +37,24 @@ def test_settings_hold_in_the_block_and_are_restored_at_its_end(outside):
     assert settings_now() == outside
 
 
+def test_a_program_that_uses_the_newer_switches(tmp_path):
+    """In a process of its own, because the older switches cannot be used afterwards."""
+    script = """
+import torch
+from vision.process import process_settings
+switches = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+switches[0].fp32_precision, switches[1].fp32_precision = "tf32", "ieee"
+before = [one.fp32_precision for one in switches]
+with process_settings(threads=1, tf32=False):
+    assert [one.fp32_precision for one in switches] == ["ieee"] * 3
+    with process_settings(threads=1, tf32=True):
+        assert [one.fp32_precision for one in switches] == ["tf32"] * 3
+assert [one.fp32_precision for one in switches] == before
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_settings_are_restored_after_an_error(outside):
     with pytest.raises(RuntimeError, match="a failed run"), process_settings(threads=3):
         raise RuntimeError("a failed run")

@@ -426,6 +426,12 @@ def test_growth_that_never_comes_is_told(tmp_path, alma_vision, caplog):
     assert "nothing ever grows" not in caplog.text
 
 
+def test_training_that_diverges_is_told(tmp_path, caplog):
+    (rows,) = small_run(tmp_path, lr=1e30, epochs=1, arrivals=2)
+    assert "stage 1 did not change 1 of 1 networks" in caplog.text and "try a smaller lr=" in caplog.text
+    assert rows[2].scores.error_rate == rows[0].scores.error_rate
+
+
 def test_a_missing_out_is_told_with_the_usage(alma_vision):
     said = alma_vision("dataset=digits")
     assert said.status == 2

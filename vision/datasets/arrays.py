@@ -112,6 +112,13 @@ def _flat_images(images: Any, where: str) -> tuple[np.ndarray, tuple[int, int, i
         )
     if array.ndim == 3:
         array = array[..., None]
+    if array.dtype != np.uint8 and not np.isfinite(array.sum()):
+        bad = np.flatnonzero(~np.isfinite(array).all(axis=(1, 2, 3)))
+        if len(bad):
+            raise SettingError(
+                f"{where} has pixels that are NaN or infinite, first in image {bad[0]}: replace these pixels by "
+                f"numbers, or remove the image"
+            )
     num, height, width, channels = array.shape
     if channels > MAX_CHANNELS:
         raise SettingError(

@@ -224,6 +224,7 @@ class VisionLearner:
                 stack, batches, data.validation, loss, optimizer, recipe.epochs, recipe.select_by, self.watcher,
                 patience, rates,
             )  # fmt: skip
+        trained.warn_if_diverged(stage.index)
         self.stage_index, self.stage_length = stage.index, len(stage.new)
         self.validated_on = (1 if stage.replay else stage.new[0].t, stage.new[-1].t)
         self.validation = list(self._validate(data))

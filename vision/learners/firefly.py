@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -35,6 +36,10 @@ class Firefly(VisionLearner):
 
     stacks_seeds = False
     own: FireflySettings
+
+    def __init__(self, *arguments: Any, **more: Any):
+        super().__init__(*arguments, **more)
+        chain_from_stack(self.stack)  # an error now saves the training of the first stage
 
     def grow(self, stage: Stage) -> list[Spent]:
         """Every `grow_every` stages, grow the network. Return the cost of the growth.

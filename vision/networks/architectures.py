@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairseq_alma.app.plugins import load_function
+from fairseq_alma.app.plugins import call_users, load_function
 from fairseq_alma.core.errors import SettingError
 
 ImageShape = tuple[int, int, int]
@@ -136,7 +136,8 @@ def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Mod
         if architecture.draw is None:
             # torch.manual_seed would also change the random numbers of GPUs.
             torch.default_generator.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
-        module = architecture.function(**_accepted(architecture.function, given))
+        function = architecture.function
+        module = call_users(f"backbone={structure.backbone}", function, **_accepted(function, given))
         _check(module, structure)
     if architecture.draw is not None:
         architecture.draw(module, generator)

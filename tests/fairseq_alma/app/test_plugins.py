@@ -4,7 +4,14 @@ import sys
 
 import pytest
 
-from fairseq_alma.app.plugins import function_digest, load_function, load_plugin, plugin_digest, plugin_named_by
+from fairseq_alma.app.plugins import (
+    call_users,
+    load_function,
+    load_plugin,
+    plugin_digest,
+    plugin_named_by,
+    source_digest,
+)
 from fairseq_alma.core.errors import SettingError
 
 
@@ -59,9 +66,12 @@ def test_the_command_line_or_the_preset_names_a_plugin(tmp_path):
 def test_a_function_that_a_setting_names_is_loaded_from_the_current_folder(module):
     module.write_text("number = 3\ndef seven():\n    return 7\n")
     assert load_function("dataset", "module_of_a_test:seven")() == 7
-    digest = function_digest("dataset", "module_of_a_test:seven")
+    digest = source_digest(load_function("dataset", "module_of_a_test:seven"), "dataset")
     assert digest == plugin_digest("module_of_a_test")
+    with pytest.raises(SettingError, match=r"dataset: seven failed with TypeError: .* \(line \d+ of "):
+        call_users("dataset", load_function("dataset", "module_of_a_test:seven"), 3)
     for text, message_part in (
+        ("./module_of_a_test:seven", "dataset='./module_of_a_test:seven' must have the form MODULE:FUNCTION"),
         ("module_of_a_test", "dataset='module_of_a_test' must have the form MODULE:FUNCTION"),
         ("module_of_a_test:number", "the module module_of_a_test has no function number"),
         ("no_such_module:seven", "Modules are searched for in the current folder"),

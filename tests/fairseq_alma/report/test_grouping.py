@@ -47,11 +47,15 @@ def test_runs_of_different_kind_data_or_b_are_in_different_comparisons(tmp_path)
     write_vision(tmp_path / "digits", ERRORS, dataset="digits")
     write_vision(tmp_path / "first", ERRORS[:3], mega_batches=4, arrivals=2)
     write_vision(tmp_path / "v1", ERRORS, cer_from=0)
+    write_vision(tmp_path / "given order", ERRORS, order="random")
+    write_vision(tmp_path / "classes", ERRORS, order="classes")
+    write_vision(tmp_path / "overlap", ERRORS, order="classes", drift_overlap=0.5)
     write_text(tmp_path / "books", PERPLEXITIES)
     write_text(tmp_path / "other books", PERPLEXITIES, evaluated_on=["c", "d"])
     names = [comparison.name for comparison in read_runs([tmp_path]).comparisons]
     assert sorted(names) == [
-        "books (2), B = 4", "books, B = 4", "digits, B = 4", "mnist, B = 3", "mnist, B = 4",
+        "books (2), B = 4", "books, B = 4", "digits, B = 4", "mnist in order of classes, B = 4",
+        "mnist in order of classes, overlap 0.5, B = 4", "mnist, B = 3", "mnist, B = 4",
         "mnist, B = 4, CER from t = 0", "mnist, first 2 of B = 4",
     ]  # fmt: skip
 
