@@ -208,7 +208,7 @@ def _check_source(settings: Mapping[str, Any], folder: Path) -> None:
     recorded, backbone = settings.get("backbone_digest"), settings.get("backbone")
     if not recorded or not backbone:
         return
-    if source_digest(find_architecture(backbone).function, f"backbone={backbone}") != recorded:
+    if source_digest(find_architecture(backbone).function, "backbone", backbone) != recorded:
         raise RunError(
             f"the source code of backbone={backbone} has changed since {folder} was written, so the networks may "
             f"compute something else now: restore the old code, or train a new run"

@@ -148,17 +148,21 @@ def _identity(settings: VisionSettings, dataset: Dataset) -> dict[str, Any]:
     pixels = [dataset.pixels.largest, dataset.pixels.mean, dataset.pixels.deviation]
     identity: dict[str, Any] = {
         "test_digest": digest_of(dataset.test),
-        "pixels": [list(value) if isinstance(value, tuple) else value for value in pixels],
+        "pixels": [_rounded(value) for value in pixels],
     }
     if settings.plugin:
         identity["plugin_digest"] = plugin_digest(settings.plugin)
     for name, code in _code_of_user(settings).items():
-        module = code.__module__
-        is_ours = module.partition(".")[0] == __name__.partition(".")[0]
-        is_of_plugin = settings.plugin is not None and f"{module}.".startswith(f"{settings.plugin}.")
-        if not is_ours and not is_of_plugin:
-            identity[f"{name}_digest"] = source_digest(code, f"{name}={getattr(settings, name)}")
+        if code.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            identity[f"{name}_digest"] = source_digest(code, name, str(getattr(settings, name)))
     return identity
+
+
+def _rounded(value: float | tuple[float, ...]) -> float | list[float]:
+    """Return numbers with seven digits, as a JSON value."""
+    if isinstance(value, tuple):
+        return [float(f"{one:.7g}") for one in value]
+    return float(f"{value:.7g}")
 
 
 def _code_of_user(settings: VisionSettings) -> dict[str, Callable[..., Any]]:

@@ -4,13 +4,10 @@ A plugin is a Python module that the user adds with `plugin=MODULE`, for example
 name a function of the user, as MODULE:FUNCTION.
 """
 
-import ast
 import hashlib
 import importlib
-import inspect
 import sys
 import sysconfig
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from fairseq_alma.app.script_sources import sources_in_script
 from fairseq_alma.core.errors import AlmaError, SettingError
 
 Result = TypeVar("Result")
@@ -144,57 +142,40 @@ def plugin_digest(name: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def source_digest(function: Callable[..., Any], what: str) -> str:
+def source_digest(function: Callable[..., Any], setting: str, value: str) -> str:
     """Return a digest of the source code of a function or class of the user.
 
-    It is the digest of its module (see `plugin_digest`). For a function of a notebook or of the script that is running,
-    it is the digest of the function, of the functions and classes of the script that it uses, and of the numbers and
-    texts of the script that it uses. For an installed package, it is the empty string: the version of the package takes
-    its place.
+    It is the digest of its module (see `plugin_digest`), and of the module that the setting names, if that is another
+    one. For a function of a notebook or of the script that is running, it is the digest of the function, of the
+    functions and classes of the script that it uses, and of the numbers and texts of the script that it uses. For an
+    installed package, it is the empty string: the version of the package takes its place.
 
     Args:
         function: the function or class.
-        what: the setting that names it, for the error message.
+        setting: name of the setting that names it.
+        value: value of the setting, a registered name or MODULE:FUNCTION.
 
     Raises:
         SettingError: if the source code cannot be read, as that of a function typed at the Python prompt.
     """
-    name = function.__module__
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if name == "__main__" or file is None:
-        try:
-            parts = _sources_in_script(function)
-        except (OSError, TypeError) as error:
-            raise SettingError(
-                f"{what}: the source code of {function.__qualname__} cannot be read, as is needed to recognise the run "
-                f"later: define the function in a file or in a cell of a notebook"
-            ) from error
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    folders = [sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")]
-    is_installed = any(Path(file).is_relative_to(folder) for folder in folders)
-    return "" if is_installed else plugin_digest(name)
-
-
-def _sources_in_script(function: Callable[..., Any]) -> list[str]:
-    """Return the source of a function or class of a script or notebook, and of what it uses of the script, in order.
-
-    Raises:
-        OSError, TypeError: if a source cannot be read.
-    """
-    module, found = sys.modules[function.__module__], {}
-    waiting: list[tuple[str, Any]] = [(function.__qualname__, function)]
-    while waiting:
-        name, value = waiting.pop()
-        if name in found:
-            continue
-        if getattr(value, "__module__", None) == module.__name__ and callable(value):
-            found[name] = inspect.getsource(value)
-            tree = ast.parse(textwrap.dedent(found[name]))
-            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-            waiting += [(other, vars(module)[other]) for other in names if other in vars(module)]
-        elif isinstance(value, str | int | float | bool | tuple | None):
-            found[name] = repr(value)
-    return [f"{name}={found[name]}" for name in sorted(found)]
+    names = [function.__module__]
+    if ":" in value and value.partition(":")[0] not in names:
+        names.append(value.partition(":")[0])
+    digests = []
+    for name in names:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name == "__main__" or file is None:
+            try:
+                parts = sources_in_script(function)
+            except (OSError, TypeError) as error:
+                raise SettingError(
+                    f"{setting}={value}: the source code cannot be read, as is needed to recognise the run later: "
+                    f"define the function or class in a file or in a cell of a notebook"
+                ) from error
+            digests.append(hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
+        elif not any(Path(file).is_relative_to(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")):
+            digests.append(plugin_digest(name))
+    return "+".join(digests)
 
 
 def plugin_named_by(arguments: Sequence[str]) -> str | None:

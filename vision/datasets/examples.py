@@ -160,7 +160,9 @@ def measured_pixels(images: Tensor, num_channels: int, at_most: int = 10_000) ->
     deviation = (squares / count - mean.square()).clamp_min(0).sqrt()
     # A deviation that is only a rounding error would turn a constant channel into large numbers.
     deviation = torch.where(deviation > 1e-6 * mean.abs().clamp_min(1e-6), deviation, 1.0)
-    return Pixels(largest, tuple(mean.tolist()), tuple(deviation.tolist()))
+    # Sums depend on the number of threads in their last digits. The normalisation must not.
+    mean, deviation = (tuple(float(f"{value:.9g}") for value in values.tolist()) for values in (mean, deviation))
+    return Pixels(largest, mean, deviation)
 
 
 @dataclass(frozen=True)

@@ -163,12 +163,13 @@ def _check(module: Any, structure: Structure) -> None:
     # This forward pass also creates the parameters of lazy modules, such as torch.nn.LazyLinear.
     _check_output(module.eval(), x, structure, "")
     module.train(is_training)
+    copy = call_users(f"backbone={name}: copying the network", deepcopy, module)
     try:
         # Channels last are faster, but some modules need another layout, for example those that call Tensor.view.
-        fast = deepcopy(module).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        fast = deepcopy(copy).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         _check_output(fast, x.to(memory_format=torch.channels_last), structure, " in training mode")
-    except SettingError:
-        _check_output(deepcopy(module).train(), x, structure, " in training mode")
+    except (SettingError, RuntimeError):
+        _check_output(copy.train(), x, structure, " in training mode")
         setattr(module, CHANNELS_LAST, False)
     if not any(value.requires_grad for value in module.parameters()):
         raise SettingError(f"backbone={name} has no parameters that can be trained")

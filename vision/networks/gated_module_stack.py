@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.core.errors import SettingError
 from vision.flops import Flops, count_flops
-from vision.networks.architectures import Structure, architecture_of, untrained_module
+from vision.networks.architectures import CHANNELS_LAST, Structure, architecture_of, untrained_module
 from vision.networks.gated import GatedStack
 from vision.networks.gates import Gates
 from vision.networks.module_stack import ModuleStack
@@ -154,6 +154,7 @@ class GatedModuleStack(ModuleStack, GatedStack):
             )
             layers = [next(grown_layers) if isinstance(layer, MixtureLayerModule) else layer for layer in module.layers]
             modules.append(MixtureModule(layers, module.head))
+            setattr(modules[-1], CHANNELS_LAST, self._is_channels_last)
         return GatedModuleStack(modules, self.structure, new_gates, self.parameters.device)
 
     def state(self) -> dict[str, Any]:
@@ -216,7 +217,8 @@ def _untrained_mixtures(structure: Structure, number: int, generator: torch.Gene
     # all parameters are drawn below, in the order of the layers of the finished network.
     draw, whole = architecture_of(structure).draw, replace(structure, mixture=None)
     source_generator = torch.Generator() if draw else generator
-    sources = [list(untrained_module(whole, source_generator).children()) for _ in range(num_experts)]
+    whole_networks = [untrained_module(whole, source_generator) for _ in range(num_experts)]
+    sources = [list(one.children()) for one in whole_networks]
     layers: list[nn.Module] = [sources[0][0]]
     x = torch.zeros(2, *structure.image_shape)
     remaining = iter(trees)
@@ -232,6 +234,7 @@ def _untrained_mixtures(structure: Structure, number: int, generator: torch.Gene
         experts, splits = [source[position] for source in sources], tree["splits"][number]
         layers.append(MixtureLayerModule(experts, features, num_features, tree["root"], splits, mixture["hard"]))
     network = MixtureModule(layers, sources[0][-1])
+    setattr(network, CHANNELS_LAST, all(getattr(source, CHANNELS_LAST, True) for source in whole_networks))
     if draw:
         for part in (layers[0], *(expert for layer in network.mixtures for expert in layer.experts)):
             draw(part, generator)

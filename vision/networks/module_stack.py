@@ -86,6 +86,9 @@ class ModuleStack(Stack):
         new = self._untrained(generators)
         for mine, theirs in zip(self.tensors, new.tensors, strict=True):
             mine.flat.copy_(theirs.flat)
+        for module, other in zip(self._networks, new._networks, strict=True):
+            for name, value in _fixed(other):
+                _set_buffer(module, name, value)
 
     def _untrained(self, generators: Sequence[torch.Generator]) -> "ModuleStack":
         """Return an untrained stack with the structure of this one."""
@@ -235,7 +238,8 @@ class ModuleStack(Stack):
         if stored.dim() != 4 or not (is_image or self._is_channels_last):
             return stored
         view = stored.permute(0, 3, 1, 2)
-        return view if self._is_channels_last else view.contiguous()
+        # `contiguous` would keep the strides of images with one channel, which are those of both layouts.
+        return view if self._is_channels_last else view.clone(memory_format=torch.contiguous_format)
 
 
 def _trained(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

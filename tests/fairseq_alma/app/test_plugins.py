@@ -66,7 +66,7 @@ def test_the_command_line_or_the_preset_names_a_plugin(tmp_path):
 def test_a_function_that_a_setting_names_is_loaded_from_the_current_folder(module):
     module.write_text("number = 3\ndef seven():\n    return 7\n")
     assert load_function("dataset", "module_of_a_test:seven")() == 7
-    digest = source_digest(load_function("dataset", "module_of_a_test:seven"), "dataset")
+    digest = source_digest(load_function("dataset", "module_of_a_test:seven"), "dataset", "module_of_a_test:seven")
     assert digest == plugin_digest("module_of_a_test")
     with pytest.raises(SettingError, match=r"dataset: seven failed with TypeError: .* \(line \d+ of "):
         call_users("dataset", load_function("dataset", "module_of_a_test:seven"), 3)

@@ -86,7 +86,9 @@ def followed(stack, num_updates=50, **recipe):
         optimizer.step(stack.gradient.flat)
         for number, (module, of_torch) in enumerate(zip(modules, optimizers, strict=True)):
             of_torch.zero_grad()
-            F.cross_entropy(module(x[number].permute(0, 3, 1, 2).contiguous()), y[number]).backward()
+            F.cross_entropy(
+                module(x[number].permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)), y[number]
+            ).backward()
             of_torch.step()
     for number, module in enumerate(modules):
         ours = stack.to_module(number).state_dict()
@@ -356,6 +358,13 @@ def test_buffers_of_any_kind_are_stored(tmp_path):
     torch.testing.assert_close(stack.logits(x), expected)
 
 
+def test_new_parameters_come_with_new_buffers():
+    stack, new = trained(stack_of("tests: counting", shape=(1, 4, 6))), stack_of("tests: counting", shape=(1, 4, 6))
+    stack.reset_parameters(generators(2))
+    x, _ = images(1, 5, shape=(1, 4, 6))
+    assert torch.equal(stack.logits(x), new.logits(x))
+
+
 class Lenet(nn.Module):
     """A network whose code works for contiguous tensors only."""
 
@@ -371,9 +380,40 @@ class Lenet(nn.Module):
 register_backbone("tests: lenet")(Lenet)
 
 
-def test_a_network_that_views_the_output_of_a_convolution(double):
-    stack = stack_of("tests: lenet", shape=(3, 16, 12))
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_a_network_that_views_the_output_of_a_convolution(double, num_channels):
+    stack = stack_of("tests: lenet", shape=(num_channels, 16, 12))
     followed(stack, 5, lr=0.01, momentum=0.9, weight_decay=1e-3)
+
+
+class Viewing(nn.Module):
+    """A block whose code works for contiguous tensors only."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(x).view(len(x), -1).relu().view(x.shape)
+
+
+@register_backbone("tests: viewing blocks")
+def viewing_blocks(image_shape, num_classes):
+    return nn.Sequential(
+        nn.Conv2d(image_shape[0], 4, 3, padding=1), Viewing(), nn.Sequential(nn.Flatten(), nn.Linear(768, num_classes))
+    )
+
+
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_mixtures_of_blocks_that_view_the_output_of_a_convolution(num_channels, tmp_path):
+    of_blocks = structure("tests: viewing blocks", (num_channels, 16, 12))
+    stack = GatedModuleStack.of_experts(of_blocks, 1, False, generators(2), CPU)
+    x, y = images(2, 6, shape=(num_channels, 16, 12))
+    grown = stack.split([[0, 0]], generators(2))
+    torch.testing.assert_close(grown.logits(x), stack.logits(x))
+    grown.compute_gradient(x, F.one_hot(y, 4).float(), OwnLoss(2, 1).gradient, 1)
+    write_checkpoint(grown, tmp_path / "networks.pt")
+    assert torch.equal(read_checkpoint(tmp_path / "networks.pt", CPU).logits(x), grown.logits(x))
 
 
 class Auxiliary(nn.Module):
