@@ -20,8 +20,8 @@ def test_every_block_says_how_it_is_tested(page):
 
 
 def is_slow(page: Path) -> bool:
-    """Return True for the figures of the paper: each page runs the same few commands with other settings."""
-    return page.parent.name == "paper" and page.stem.startswith(("figure", "first-version"))
+    """Return True for the pages of the paper: each page runs the same few commands with other settings."""
+    return page.parent.name == "paper"
 
 
 SHORT_PAGES = [
