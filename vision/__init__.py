@@ -17,6 +17,7 @@ cli.py          the command alma-vision
 api.py          `vision.run`, for Python programs and notebooks
 predictor.py    `vision.load_predictor`, which predicts with the networks of a run
 runs.py         trains a learner on a stream of mega-batches, and writes the run folder
+identity.py     what identifies a run besides its settings and its mega-batches
 presets.py      reads the presets, which are YAML files of settings
 settings.py     the settings of a run; their values are checked when the settings object is created
 learners/       the learners: SM, Ens, UMix, gEns, gMoE, FF, and three from the first version of the paper

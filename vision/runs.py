@@ -4,16 +4,14 @@
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from fairseq_alma.app.plugins import call_users, load_function, load_plugin, plugin_digest, source_digest
+from fairseq_alma.app.plugins import call_own_function, load_function, load_plugin
 from fairseq_alma.app.scalars import RunScalars
-from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.ledger import LedgerRow
@@ -22,18 +20,17 @@ from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stack_record import StackRecord
 from vision.backbones import backbone_for
 from vision.batches import Memory
-from vision.dataset_names import kind_of
 from vision.datasets import Dataset, check_dataset, load_dataset
 from vision.display import RunDisplay
 from vision.evaluator import ErrorRateEvaluator
 from vision.held_out import HeldOutEvaluator
+from vision.identity import identity_of
 from vision.inputs import Transformed
 from vision.learners import LEARNERS
-from vision.networks.architectures import find_architecture
 from vision.predictor import ImageFormat
 from vision.process import process_settings
 from vision.settings import VisionSettings
-from vision.stream import Arrival, digest_of, partition, stacked_stream
+from vision.stream import Arrival, partition, stacked_stream
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +95,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
     streams = _streams(settings, dataset)
     backbone, inputs = backbone_for(dataset, settings)
     if settings.transform:
-        transform = call_users("transform", load_function("transform", settings.transform), dataset.image_shape)
+        transform = call_own_function("transform", load_function("transform", settings.transform), dataset.image_shape)
         inputs = Transformed(inputs, dataset.image_shape, transform)
     num_stages = -(-settings.num_arrivals // settings.wait)
     _warn_if_it_never_grows(settings, num_stages)
@@ -111,14 +108,14 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         display = stack.enter_context(_display(settings, scalars))
         stack.enter_context(_full_memory_as_run_error(settings, device))
         _refuse_other_seeds(out, folders)
-        identity = _identity(settings, dataset)
+        identity = identity_of(settings, dataset)
         records = [
             RunRecord(
                 folder,
                 {**settings.to_json(), **identity, "seed": first_seed + number, "stacked_from": first_seed},
                 [arrival.digest for arrival in streams[number]],
                 settings.not_identity(settings.learner),
-                # Runs of earlier versions lack some keys of `identity`.
+                # Runs of earlier versions lack some keys of the identity.
                 {**settings.defaults_for(settings.learner), **identity},
                 stages=out / "stages",
                 durable=False,
@@ -138,46 +135,6 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         evaluate = ErrorRateEvaluator(dataset, inputs, device, *files, held_out, settings.has_error_matrix)
         stream, record = stacked_stream(streams), StackRecord(records)
         return run_stream(stream, learner, evaluate, settings.stream_settings(), record, held_out.prequential)
-
-
-def _identity(settings: VisionSettings, dataset: Dataset) -> dict[str, Any]:
-    """Return what identifies a run besides its settings and its mega-batches, for settings.json.
-
-    These are digests of the user's code and of the test set, and the normalisation of the pixels.
-    """
-    pixels = [dataset.pixels.largest, dataset.pixels.mean, dataset.pixels.deviation]
-    identity: dict[str, Any] = {
-        "test_digest": digest_of(dataset.test),
-        "pixels": [_rounded(value) for value in pixels],
-    }
-    if settings.plugin:
-        identity["plugin_digest"] = plugin_digest(settings.plugin)
-    for name, code in _code_of_user(settings).items():
-        if code.__module__.partition(".")[0] != __name__.partition(".")[0]:
-            identity[f"{name}_digest"] = source_digest(code, name, str(getattr(settings, name)))
-    return identity
-
-
-def _rounded(value: float | tuple[float, ...]) -> float | list[float]:
-    """Return numbers with seven digits, as a JSON value."""
-    if isinstance(value, tuple):
-        return [float(f"{one:.7g}") for one in value]
-    return float(f"{value:.7g}")
-
-
-def _code_of_user(settings: VisionSettings) -> dict[str, Callable[..., Any]]:
-    """Return the functions and classes that settings name, by name of the setting. Some of them may be ours."""
-    code: dict[str, Callable[..., Any]] = {"learner": LEARNERS[settings.learner]}
-    entry = entry_of(settings.dataset)
-    if kind_of(settings.dataset) == "function":
-        code["dataset"] = load_function("dataset", settings.dataset)
-    elif entry is not None and not isinstance(entry.load, str):
-        code["dataset"] = entry.load
-    if settings.transform:
-        code["transform"] = load_function("transform", settings.transform)
-    if settings.network != "mlp":
-        code["backbone"] = find_architecture(settings.network).function
-    return code
 
 
 def _streams(settings: VisionSettings, dataset: Dataset) -> list[list[Arrival]]:

@@ -79,7 +79,7 @@ def load_function(setting: str, text: str) -> Callable[..., Any]:
     return function
 
 
-def call_users(what: str, function: Callable[..., Result], *arguments: Any, **more: Any) -> Result:
+def call_own_function(what: str, function: Callable[..., Result], *arguments: Any, **more: Any) -> Result:
     """Call a function of the user and return its result.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fairseq_alma.core.errors import SettingError
-from vision.datasets.checks import check_all_classes_are_trained, check_dataset
+from vision.datasets.checks import check_all_classes_are_trained, check_dataset, check_finite
 from vision.datasets.examples import Dataset, Examples, measured_pixels
 
 MAX_CHANNELS = 16
@@ -112,13 +112,6 @@ def _flat_images(images: Any, where: str) -> tuple[np.ndarray, tuple[int, int, i
         )
     if array.ndim == 3:
         array = array[..., None]
-    if array.dtype != np.uint8 and not np.isfinite(array.sum()):
-        bad = np.flatnonzero(~np.isfinite(array).all(axis=(1, 2, 3)))
-        if len(bad):
-            raise SettingError(
-                f"{where} has pixels that are NaN or infinite, first in image {bad[0]}: replace these pixels by "
-                f"numbers, or remove the image"
-            )
     num, height, width, channels = array.shape
     if channels > MAX_CHANNELS:
         raise SettingError(
@@ -126,7 +119,10 @@ def _flat_images(images: Any, where: str) -> tuple[np.ndarray, tuple[int, int, i
             f"The channels must come last: [n, height, width, channels]"
         )
     array = array.astype(np.uint8 if array.dtype == np.uint8 else np.float32, copy=False)
-    return array.transpose(0, 3, 1, 2).reshape(num, -1), (channels, height, width)
+    flat = array.transpose(0, 3, 1, 2).reshape(num, -1)
+    # Check here and not only at the end, because the test set may be separated first, which changes the positions.
+    check_finite(torch.from_numpy(flat), where)
+    return flat, (channels, height, width)
 
 
 def _labels(labels: Any, where: str) -> np.ndarray:

@@ -108,10 +108,10 @@ def _check_examples(examples: Any, dataset: Dataset, where: str) -> None:
     first, last = int(labels.min()), int(labels.max())
     if first < 0 or last >= dataset.num_classes:
         raise SettingError(f"{where} has labels in {first}..{last}, but they must be in 0..{dataset.num_classes - 1}")
-    _check_finite(images, where)
+    check_finite(images, where)
 
 
-def _check_finite(images: torch.Tensor, where: str) -> None:
+def check_finite(images: torch.Tensor, where: str) -> None:
     """Raise SettingError if a pixel is NaN or infinite, and name the image."""
     if not images.is_floating_point():
         return

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairseq_alma.app.plugins import call_users, load_function
+from fairseq_alma.app.plugins import call_own_function, load_function
 from fairseq_alma.core.datasets import DatasetEntry, add_dataset, entry_of
 from fairseq_alma.core.errors import SettingError
 from vision.dataset_names import kind_of
@@ -97,4 +97,4 @@ def load_dataset(
 def _called(load: Callable[..., Dataset], data_root: Path, split: str) -> Any:
     """Call a function that loads a dataset with those of the arguments `data_root` and `split` that it takes."""
     parameters = [one for one in inspect.signature(load).parameters.values() if one.default is one.empty]
-    return call_users("dataset", load, *(data_root, split)[: len(parameters)])
+    return call_own_function("dataset", load, *(data_root, split)[: len(parameters)])

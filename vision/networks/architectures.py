@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairseq_alma.app.plugins import call_users, load_function
+from fairseq_alma.app.plugins import call_own_function, load_function
 from fairseq_alma.core.errors import SettingError
 
 ImageShape = tuple[int, int, int]
@@ -137,7 +137,7 @@ def untrained_module(structure: Structure, generator: torch.Generator) -> nn.Mod
             # torch.manual_seed would also change the random numbers of GPUs.
             torch.default_generator.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
         function = architecture.function
-        module = call_users(f"backbone={structure.backbone}", function, **_accepted(function, given))
+        module = call_own_function(f"backbone={structure.backbone}", function, **_accepted(function, given))
         _check(module, structure)
     if architecture.draw is not None:
         architecture.draw(module, generator)
@@ -163,7 +163,7 @@ def _check(module: Any, structure: Structure) -> None:
     # This forward pass also creates the parameters of lazy modules, such as torch.nn.LazyLinear.
     _check_output(module.eval(), x, structure, "")
     module.train(is_training)
-    copy = call_users(f"backbone={name}: copying the network", deepcopy, module)
+    copy = call_own_function(f"backbone={name}: copying the network", deepcopy, module)
     try:
         # Channels last are faster, but some modules need another layout, for example those that call Tensor.view.
         fast = deepcopy(copy).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from fairseq_alma.app.plugins import (
-    call_users,
+    call_own_function,
     load_function,
     load_plugin,
     plugin_digest,
@@ -69,7 +69,7 @@ def test_a_function_that_a_setting_names_is_loaded_from_the_current_folder(modul
     digest = source_digest(load_function("dataset", "module_of_a_test:seven"), "dataset", "module_of_a_test:seven")
     assert digest == plugin_digest("module_of_a_test")
     with pytest.raises(SettingError, match=r"dataset: seven failed with TypeError: .* \(line \d+ of "):
-        call_users("dataset", load_function("dataset", "module_of_a_test:seven"), 3)
+        call_own_function("dataset", load_function("dataset", "module_of_a_test:seven"), 3)
     for text, message_part in (
         ("./module_of_a_test:seven", "dataset='./module_of_a_test:seven' must have the form MODULE:FUNCTION"),
         ("module_of_a_test", "dataset='module_of_a_test' must have the form MODULE:FUNCTION"),
