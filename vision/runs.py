@@ -52,6 +52,8 @@ def run_learner(settings: VisionSettings, dataset: Dataset | None = None) -> lis
     if settings.plugin:
         load_plugin(settings.plugin)
     device = _device(settings.device)
+    if settings.cuda_graphs and device.type != "cuda":
+        raise SettingError(f"cuda_graphs=true needs a CUDA device, but device={device}: give cuda_graphs=false")
     dataset = _given(dataset, settings) if dataset is not None else _loaded(settings)
     if settings.seeding.seeds > 1 and not LEARNERS[settings.learner].stacks_seeds:
         seeds = [settings.of_one_seed(number) for number in range(settings.seeding.seeds)]

@@ -156,6 +156,7 @@ def test_seeds_are_one_unless_they_are_given_apart():
         ({"schedule": "wavy"}, "schedule='wavy' is not one of constant, cosine"),
         ({"patience_delta": 0.1}, "patience_delta=0.1 must be at least 0, and needs patience="),
         ({"precision": "tf32"}, "precision=tf32 cannot be used with backbone=mlp"),
+        ({"cuda_graphs": True}, "cuda_graphs=true cannot be used with backbone=mlp"),
         ({"validation_share": 0}, "validation_share=0 must be above 0 and below 1"),
         ({"validation_share": 1}, "validation_share=1 must be above 0 and below 1"),
         ({"select_by": "luck"}, "select_by='luck' is not one of validation_loss, validation_accuracy"),

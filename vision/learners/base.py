@@ -222,7 +222,7 @@ class VisionLearner:
         with self._random_state(stage):
             trained = train_stage(
                 stack, batches, data.validation, loss, optimizer, recipe.epochs, recipe.select_by, self.watcher,
-                patience, rates,
+                patience, rates, self.settings.cuda_graphs,
             )  # fmt: skip
         trained.warn_if_diverged(stage.index)
         self.stage_index, self.stage_length = stage.index, len(stage.new)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vision.networks.architectures import CHANNELS_LAST, Structure, untrained_module
 from vision.networks.conv_block import ConvBlock
+from vision.networks.cuda import SideStreams
 from vision.networks.parameters import Parameters
 from vision.networks.stack import LossGradient, Stack
 
@@ -118,10 +119,22 @@ class ModuleStack(Stack):
 
     def compute_gradient(self, x: Tensor, one_hot_UbC: Tensor, loss: LossGradient, unit: int) -> None:
         # Compute one unit after another. So the activations of one unit only are in memory at any time.
-        for number, one_hot_bC in enumerate(one_hot_UbC):
-            networks = range(number * unit, (number + 1) * unit)
-            outputs = self._outputs_of(networks, x, training=True)
-            self._write_gradients(networks, outputs, loss(self._logits_in(outputs), one_hot_bC[None]))
+        # (On a GPU, of the units in side-by-side streams.)
+        streams = SideStreams(self.parameters.device, len(one_hot_UbC))
+        with streams.forked():
+            for number, one_hot_bC in enumerate(one_hot_UbC):
+                networks = range(number * unit, (number + 1) * unit)
+                with streams.of_part(number):
+                    outputs = self._outputs_of(networks, x, training=True)
+                    self._write_gradients(networks, outputs, loss(self._logits_in(outputs), one_hot_bC[None]))
+
+    @property
+    def can_be_graphed(self) -> bool:
+        return True
+
+    @property
+    def has_replaced_buffers(self) -> bool:
+        return any(module.get_buffer(name) is not view for module, name, view in self._buffers)
 
     def _outputs_of(self, networks: range, x: Tensor, training: bool) -> list[Tensor]:
         """Return the logits of some networks, each [b, classes]; in training mode with their graph. See `logits`."""
@@ -130,8 +143,11 @@ class ModuleStack(Stack):
             for module in self._networks:
                 module.train(training)
         networks_per_group, device = len(self) // len(x), self.parameters.device.type
-        dtype, is_half = self._compute_dtype, self._compute_dtype is not torch.float32
-        with torch.set_grad_enabled(training), torch.autocast(device, dtype if is_half else None, enabled=is_half):
+        # Weights change after every step, so rounded copies of them are not worth keeping. A graph must not read them.
+        is_half = self._compute_dtype is not torch.float32
+        dtype = self._compute_dtype if is_half else None
+        autocast = torch.autocast(device, dtype, enabled=is_half, cache_enabled=False)
+        with torch.set_grad_enabled(training), autocast:
             return [
                 self._output_of(number, self._module_view(x[number // networks_per_group], is_image=True))
                 for number in networks
