@@ -47,12 +47,13 @@ print(time.process_time() - began, pages, words)
 OURS = """
 import os, sys
 from benchmarks._common import tree_cpu_seconds
-from data_prep.sources import Part, read_documents
+from data_prep.sources import Document, Part, read_documents
 from data_prep.sources.common_crawl import _MANY_TAGS, page_text
 for times in (1, _MANY_TAGS):  # warm up this process and the child that parses pages with many tags
     page_text(b"<html><body>" + times * b"<p>warm up</p>" + b"</body></html>", "text/html", None)
 began = tree_cpu_seconds(os.getpid())
-texts = [text for text in read_documents(Part("common-crawl", sys.argv[1], "a", 0, 1)) if isinstance(text, str)]
+found = read_documents(Part("common-crawl", sys.argv[1], "a", 0, 1))
+texts = [document.text for document in found if isinstance(document, Document)]
 words = sum(len(text.split()) for text in texts)
 print(tree_cpu_seconds(os.getpid()) - began, len(texts), words)
 """
@@ -109,7 +110,7 @@ def measure_rates(data: Path, repeats: int) -> list[str]:
     sys.path.insert(0, str(ROOT))
     from data_prep.cleaning import Cleaner, Cleaning
     from data_prep.duplicates import Signer
-    from data_prep.sources import Part, read_documents
+    from data_prep.sources import Document, Part, read_documents
 
     text = (data / "books" / "leo_tolstoy_war_and_peace.md").read_text(encoding="utf-8")
     pages = [text[start : start + 4000] for start in range(0, len(text), 4000)]
@@ -119,7 +120,7 @@ def measure_rates(data: Path, repeats: int) -> list[str]:
 
     def read(kind: str, path: Path) -> int:
         documents = read_documents(Part(kind, str(path), path.name, 0, path.stat().st_size))
-        return sum(len(document.split()) for document in documents if isinstance(document, str))
+        return sum(len(document.text.split()) for document in documents if isinstance(document, Document))
 
     language, gopher, signer = Cleaner(Cleaning("en")), Cleaner(Cleaning(gopher=True)), Signer()
     steps: dict[str, Callable[[], int]] = {

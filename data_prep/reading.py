@@ -84,7 +84,7 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
         group_of = {file.name: group for file, group in zip(found, groups[source], strict=True)}
         stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
         cleaning = Cleaning(settings.language, settings.applies_gopher(source.kind))
-        parts = split_into_parts(source, found, shard_bytes, {"text_field": settings.text_field})
+        parts = split_into_parts(source, found, shard_bytes, settings.field_options())
         for batch in _batches(parts, shard_bytes):
             stamp = hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest()
             task = SpoolTask(

@@ -111,6 +111,14 @@ class PrepSettings:
         "text", "--text-field", _SOURCES, metavar="NAME",
         help="name of the field (JSON lines) or column (Parquet) that contains the text; default: %(default)s",
     )  # fmt: skip
+    id_field: str = setting(
+        "", "--id-field", _SOURCES, metavar="NAME",
+        help="name of the field or column that names a document; default: id, or else url",
+    )  # fmt: skip
+    date_field: str = setting(
+        "date", "--date-field", _SOURCES, metavar="NAME",
+        help="name of the field or column with the date of a document; default: %(default)s",
+    )  # fmt: skip
     max_bad: float = setting(
         0.01, "--max-bad", _SOURCES, metavar="FRACTION", shapes_stream=False,
         help="maximum fraction of damaged input files. If more are damaged, the run fails after it has read all files; "
@@ -224,6 +232,10 @@ class PrepSettings:
             "valid_words": valid_words,
             "passage_words": passage_words,
         }
+
+    def field_options(self) -> dict[str, str]:
+        """Return the names of the fields of JSON objects and Parquet files that are read, by option name."""
+        return {"text_field": self.text_field, "id_field": self.id_field, "date_field": self.date_field}
 
     def applies_gopher(self, kind: str) -> bool:
         """Return True if documents from sources of this kind are filtered with the Gopher rules for text quality."""

@@ -96,10 +96,11 @@ class SpoolTask(Task):
                     if isinstance(document, Skipped):
                         skipped.append(document)
                         continue
-                    content = document.encode("utf-8")
-                    num_words = len(document.split())
+                    text = document.text
+                    content = text.encode("utf-8")
+                    num_words = len(text.split())
                     _add(count, 1, num_words, len(content))
-                    reason = cleaner.reason(document) if cleaner else None
+                    reason = cleaner.reason(text) if cleaner else None
                     if reason:
                         _add(removed.setdefault(reason, [0, 0]), 1, num_words)
                         continue
@@ -109,7 +110,7 @@ class SpoolTask(Task):
                     place = (offset, self.shard, len(content), num_words, self.source, group)
                     rows.append((key, identity[:16], *place))
                     if signer:
-                        signatures.append(signer.signature(document))
+                        signatures.append(signer.signature(text))
                     offset += file.write(content)
         with open(f"{prefix}.documents.npy", "wb") as file:
             np.save(file, np.array(rows, dtype=ENTRY))

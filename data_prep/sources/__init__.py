@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import PrepError
-from data_prep.sources.base import Kind, Part, ReportProgress, Skipped, SourceFile, no_report
+from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SourceFile, no_report
 from data_prep.sources.books import BOOKS
 from data_prep.sources.common_crawl import COMMON_CRAWL
 from data_prep.sources.python_docs import PYTHON_DOCS, stdlib_root
@@ -20,7 +20,7 @@ from data_prep.sources.text import TEXT
 from data_prep.sources.wikipedia import WIKIPEDIA
 
 __all__ = [
-    "KINDS", "Files", "Kind", "Part", "Skipped", "Source", "SourceFile",
+    "KINDS", "Document", "Files", "Kind", "Part", "Skipped", "Source", "SourceFile",
     "fingerprint", "list_files", "merge_skipped", "needed_libraries", "read_documents", "split_into_parts",
 ]  # fmt: skip
 
@@ -191,7 +191,7 @@ def split_into_parts(
     return parts
 
 
-def read_documents(part: Part, report_progress: ReportProgress = no_report) -> Iterator[str | Skipped]:
+def read_documents(part: Part, report_progress: ReportProgress = no_report) -> Iterator[Document | Skipped]:
     """Yield the documents in one part of a file. For content that is skipped, yield a Skipped object with the reason.
 
     Args:
@@ -199,12 +199,20 @@ def read_documents(part: Part, report_progress: ReportProgress = no_report) -> I
         report_progress: called repeatedly while a long document is read.
     """
     for document in KINDS[part.kind].read(part, report_progress):
-        if isinstance(document, str) and not document.isascii():
-            try:
-                document.encode("utf-8")
-            except UnicodeEncodeError:  # replace halves of UTF-16 pairs, because UTF-8 cannot encode them
-                document = document.encode("utf-8", "replace").decode("utf-8")
-        yield document
+        if isinstance(document, Skipped):
+            yield document
+        else:
+            yield Document(*map(_encodable, document))
+
+
+def _encodable(text: str) -> str:
+    """Return the text with halves of UTF-16 pairs replaced by question marks, because UTF-8 cannot encode them."""
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            return text.encode("utf-8", "replace").decode("utf-8")
+    return text
 
 
 def merge_skipped(skipped: Sequence[Skipped]) -> list[Skipped]:

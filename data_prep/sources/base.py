@@ -46,8 +46,20 @@ class Part(NamedTuple):
     """Options for reading this kind of source, for example the name of the JSON field with the text."""
 
     def option(self, name: str) -> str:
-        """Return the value of the option with this name."""
-        return dict(self.options)[name]
+        """Return the value of the option with this name; an empty text if it is not given."""
+        return dict(self.options).get(name, "")
+
+
+class Document(NamedTuple):
+    """A document of a source."""
+
+    text: str
+    id: str = ""
+    """What names the document in its source: the URL of a page, the title of an article, the value of a field of a JSON
+    object, or the file name, with the position of the line if the file has several documents."""
+    date: str = ""
+    """Date of the document as its source writes it, for example 1996-05-08 or 2019-03-25T09:02:11Z; empty if there is
+    none."""
 
 
 class Skipped(NamedTuple):
@@ -87,7 +99,7 @@ class Kind:
     """Description of the files for error messages, such as "*.txt file"."""
     list_paths: Callable[[Path], list[Path]]
     """Function that returns the files of this kind below a folder, at any depth."""
-    read: Callable[[Part, ReportProgress], Iterator[str | Skipped]]
+    read: Callable[[Part, ReportProgress], Iterator[Document | Skipped]]
     """Function that yields the documents in a part of a file. For skipped content, it yields a Skipped object."""
     wants_path: bool = True
     """True if a source of this kind is written as KIND:PATH, False if it is written as KIND, without a path."""

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, ReportProgress, Skipped
+from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped
 from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
 from data_prep.sources.text import TOO_LONG, paths_ending_in
 
@@ -47,7 +47,7 @@ def without_gutenberg(text: str) -> str:
     return f"{body}\n" if body else text
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield the book in a file, or a Skipped object if the file is empty or cannot be read."""
     try:
         text = _epub_text(part.path, report_progress) if part.name.lower().endswith(".epub") else _plain_text(part)
@@ -55,7 +55,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
         yield Skipped(part.name, str(error))
         return
     if text and not text.isspace():
-        yield without_gutenberg(text)
+        yield Document(without_gutenberg(text), part.name)
     else:
         yield Skipped(part.name, "empty file", damaged=False)
 

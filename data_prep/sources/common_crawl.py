@@ -7,7 +7,16 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, ReportProgress, Skipped, SkippedUnits, no_report
+from data_prep.sources.base import (
+    MAX_DOCUMENT_BYTES,
+    Document,
+    Kind,
+    Part,
+    ReportProgress,
+    Skipped,
+    SkippedUnits,
+    no_report,
+)
 from data_prep.sources.bounded import Bounded
 from data_prep.sources.compression import DamagedFile, Eager, open_plain
 from data_prep.sources.text import TOO_LONG
@@ -30,7 +39,7 @@ def _list_paths(root: Path) -> list[Path]:
     ]
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield the text of each page in one archive, and Skipped objects, which describe the content that was skipped.
 
     If the archive is damaged, the pages before the damage are yielded.
@@ -49,7 +58,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
     yield from bad
 
 
-def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[str]:
+def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document]:
     """Yield the text of each page in a WARC or WET archive.
 
     Args:
@@ -99,7 +108,8 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
             if len(text) > MAX_DOCUMENT_BYTES:
                 bad.add(TOO_LONG, position)
             elif text and not text.isspace():
-                yield text
+                headers = record.headers
+                yield Document(text, headers.get("WARC-Target-URI", ""), headers.get("WARC-Date", ""))
 
 
 def _call_library(function: Callable, *arguments, **options) -> Any:
@@ -211,7 +221,7 @@ _MANY_TAGS = 3000
 _main_text_bounded = Bounded(f"{__name__}:{_main_text.__name__}")
 
 
-def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[str]:
+def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document]:
     """Yield the text of each page in an archive in the format ARC, the predecessor of WARC.
 
     The library warcio is used, because fastwarc cannot read ARC. See `_read_warc` for the arguments and errors.
@@ -241,7 +251,8 @@ def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportPr
             bad.add("not readable as a page", number)
         else:
             if text and not text.isspace():
-                yield text
+                headers = record.rec_headers
+                yield Document(text, headers.get_header("uri") or "", headers.get_header("archive-date") or "")
 
 
 COMMON_CRAWL = Kind(

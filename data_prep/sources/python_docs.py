@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.sources.base import Kind, Part, ReportProgress, Skipped
+from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped
 
 # Skip installed packages, which are not part of the standard library, and tests, which contain few docstrings and some
 # invalid files.
@@ -51,7 +51,7 @@ def _in_order(node: ast.AST) -> Iterator[str]:
         yield from _in_order(child)
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield the docstrings of one module as a single document, if the module has docstrings."""
     try:
         text = docstrings(Path(part.path).read_bytes())
@@ -61,7 +61,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
         yield Skipped(part.name, f"not readable as Python: {type(error).__name__}", damaged=False)
         return
     if text:
-        yield text
+        yield Document(text, part.name)
 
 
 PYTHON_DOCS = Kind("*.py file", lambda root: module_files(), _read, wants_path=False)

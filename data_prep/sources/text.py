@@ -1,12 +1,13 @@
 """Read text files. A document is a line of plain text (as in fairseq), a JSON object in a line, or a Parquet row."""
 
+import datetime
 import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Kind, Part, ReportProgress, Skipped, SkippedUnits
+from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.compression import DamagedFile, open_plain
 
 TOO_LONG = f"longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
@@ -30,7 +31,7 @@ def plain_name(name: str) -> str:
     return next((name[: -len(ending)] for ending in COMPRESSED if name.lower().endswith(ending)), name)
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield the documents of one part of a text, JSON lines or Parquet file."""
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
@@ -40,7 +41,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
         yield from _read_lines(part)
 
 
-def _read_lines(part: Part) -> Iterator[str | Skipped]:
+def _read_lines(part: Part) -> Iterator[Document | Skipped]:
     """Yield one document per line that is not blank.
 
     In a plain text file, the document is the line. In a JSON lines file, the document is the text in the field that the
@@ -69,10 +70,14 @@ def _read_lines(part: Part) -> Iterator[str | Skipped]:
                     continue
                 if line_start == 0:
                     line = line.removeprefix(BOM)
+                identity, date = f"{part.name}:{line_start}", ""
                 try:
                     text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
                     if is_json and text and not text.isspace():
-                        text = _field_of(json.loads(text), part.option("text_field"))
+                        row = json.loads(text)
+                        text = _field_of(row, part.option("text_field"))
+                        identity = _first_of(row, _id_fields(part)) or identity
+                        date = _first_of(row, [part.option("date_field")])
                 except UnicodeDecodeError:
                     bad.add("not valid UTF-8", line_start)
                 except (ValueError, RecursionError):
@@ -81,7 +86,7 @@ def _read_lines(part: Part) -> Iterator[str | Skipped]:
                     bad.add(error.args[0], line_start, *error.args[1:])
                 else:
                     if text and not text.isspace():
-                        yield text
+                        yield Document(text, identity, date)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
     yield from bad
@@ -115,11 +120,27 @@ def _field_of(row: object, name: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
 
 
+def _id_fields(part: Part) -> list[str]:
+    """Return the names of the fields that may name a document, the most wanted one first."""
+    return [part.option("id_field")] if part.option("id_field") else ["id", "url"]
+
+
+def _first_of(row: dict, fields: list[str]) -> str:
+    """Return the value of the first of some fields that a row has, as text; an empty text if it has none of them."""
+    for field in fields:
+        value = row.get(field)
+        if isinstance(value, datetime.date):  # also a point in time
+            return value.isoformat()
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            return str(value)
+    return ""
+
+
 _ROWS = 16
 """Number of Parquet rows read at a time. The number is small, because a row may decompress to 16 MiB or more."""
 
 
-def _read_parquet(part: Part) -> Iterator[str | Skipped]:
+def _read_parquet(part: Part) -> Iterator[Document | Skipped]:
     """Yield one document per row of a Parquet file: the text in the column that the option `text_field` names."""
     import pyarrow
     import pyarrow.parquet
@@ -133,8 +154,10 @@ def _read_parquet(part: Part) -> Iterator[str | Skipped]:
                 yield Skipped(part.name, f"no column '{field}': the columns are {', '.join(columns)}")
                 return
             number = 0
-            for batch in file.iter_batches(batch_size=_ROWS, columns=[field]):
-                for value in batch.column(0):
+            wanted = {*_id_fields(part), part.option("date_field")}
+            more = sorted(wanted.intersection(columns) - {field})
+            for batch in file.iter_batches(batch_size=_ROWS, columns=[field, *more]):
+                for index, value in enumerate(batch.column(field)):
                     try:
                         text = value.as_py()
                     except UnicodeDecodeError:
@@ -150,11 +173,21 @@ def _read_parquet(part: Part) -> Iterator[str | Skipped]:
                     elif len(text) > MAX_DOCUMENT_BYTES:
                         bad.add(TOO_LONG, number)
                     elif text and not text.isspace():
-                        yield text
+                        row = {name: _value_of(batch.column(name)[index]) for name in more}
+                        identity = _first_of(row, _id_fields(part)) or f"{part.name}:{number}"
+                        yield Document(text, identity, _first_of(row, [part.option("date_field")]))
                     number += 1
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         yield Skipped(part.name, f"damaged: not readable as Parquet ({str(error).splitlines()[0][:200]})")
     yield from bad
+
+
+def _value_of(value: Any) -> object:
+    """Return a value of a Parquet column as a Python object, or None if Python cannot represent it."""
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):  # also UnicodeDecodeError
+        return None
 
 
 _ENDINGS = (".txt", *JSON_LINES)

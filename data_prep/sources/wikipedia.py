@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from data_prep.sources.base import MAX_DOCUMENT_BYTES, Kind, Part, ReportProgress, Skipped, SkippedUnits
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
 from data_prep.sources.bounded import Bounded
 from data_prep.sources.compression import (
     CHUNK_BYTES,
@@ -195,7 +195,7 @@ def _is_file(link: str) -> bool:
     return bool(re.search(r"\.(?:jpe?g|png|gif|svg|tiff?|webp|ogg|ogv|oga|webm|pdf|djvu|mid)\s*\|", link, re.I))
 
 
-def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped]:
+def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
     """Yield the articles in one part of a dump, and Skipped objects, which describe the content that was skipped.
 
     If the part is damaged, the articles before the damage are yielded.
@@ -210,7 +210,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
             return
     try:
         with closing(_open_part(part)) as file:
-            for title, markup, number in _pages(file):
+            for title, markup, date, number in _pages(file):
                 if len(markup) > MAX_DOCUMENT_BYTES:
                     bad.add(TOO_LONG, number)
                     continue
@@ -220,7 +220,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[str | Skipped
                     bad.add(f"not readable ({error})", number)
                     continue
                 if text:
-                    yield f"{title}\n\n{text}"
+                    yield Document(f"{title}\n\n{text}", title, date)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
     yield from bad
@@ -277,8 +277,8 @@ class _Streams:
             file.close()
 
 
-def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
-    """Yield (title, markup of the last revision, page number) for each article. Pages are numbered from 1.
+def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, str, int]]:
+    """Yield (title, markup of the last revision, its date, page number) for each article. Pages are numbered from 1.
 
     Raises:
         DamagedFile: if the dump is damaged. The articles before the damage are yielded first.
@@ -291,13 +291,14 @@ def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, int]]:
             number += 1
             if page.namespace != _ARTICLES or page.redirect:
                 continue
-            text = None
+            text, date = None, ""
             for revision in page:
                 text = revision.text
+                date = revision.timestamp.long_format() if revision.timestamp else ""
             if text:
                 # Replace lone surrogates (halves of UTF-16 pairs), because UTF-8 cannot encode them. A dump can contain
                 # them as XML character references.
-                yield page.title or "", text.encode("utf-8", "replace").decode("utf-8"), number
+                yield page.title or "", text.encode("utf-8", "replace").decode("utf-8"), date, number
     except DamagedFile:
         raise
     except Exception as error:

@@ -16,12 +16,19 @@ DUMP_HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" vers
 
 
 def read_all(source, part_bytes=1 << 30, **options):
-    """Documents and what was skipped of a source, in order."""
-    from data_prep.sources import Skipped, list_files, read_documents, split_into_parts
+    """Texts of the documents and what was skipped of a source, in order."""
+    documents, skipped = read_all_documents(source, part_bytes, **options)
+    return [document.text for document in documents], skipped
 
-    parts = split_into_parts(source, list_files(source), part_bytes, {"text_field": "text", **options})
+
+def read_all_documents(source, part_bytes=1 << 30, **options):
+    """Documents and what was skipped of a source, in order."""
+    from data_prep.sources import Document, Skipped, list_files, read_documents, split_into_parts
+
+    options = {"text_field": "text", "id_field": "", "date_field": "date", **options}
+    parts = split_into_parts(source, list_files(source), part_bytes, options)
     found = [document for part in parts for document in read_documents(part)]
-    return [one for one in found if isinstance(one, str)], [one for one in found if isinstance(one, Skipped)]
+    return [one for one in found if isinstance(one, Document)], [one for one in found if isinstance(one, Skipped)]
 
 
 def write_warc(path: Path, pages, kind="response", status="200 OK", content_type="text/html; charset=utf-8") -> Path:

@@ -1,5 +1,6 @@
 """Books without Project Gutenberg's frame, EPUB; text in JSON lines, Parquet and compressed files."""
 
+import datetime
 import gzip
 import json
 
@@ -7,7 +8,7 @@ import pytest
 
 from data_prep.sources import Source
 from data_prep.sources.books import without_gutenberg
-from tests.data_prep.sources import read_all, write_epub, write_zip
+from tests.data_prep.sources import read_all, read_all_documents, write_dump, write_epub, write_warc, write_zip
 
 FRAME = """The Project Gutenberg EBook of Moby Dick, by Herman Melville
 
@@ -190,3 +191,41 @@ def test_shares_and_at_signs():
 def test_an_at_sign_in_a_name_that_exists_is_a_name(tmp_path):
     (tmp_path / "a@0.5").mkdir()
     assert Source.parse(f"books:{tmp_path}/a@0.5").share is None
+
+
+def test_documents_have_the_names_and_dates_of_their_source(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [
+        {"text": "one", "id": "a1", "url": "http://a", "date": "1996-05-08"},
+        {"text": "two", "url": "http://b", "date": None},
+        {"text": "three", "id": 7, "when": "1790"},
+        {"text": "four", "id": True},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "b.txt").write_text("five\n\nsix\n")
+    day = datetime.date(2019, 3, 25)
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["seven"], "date": [day]}), tmp_path / "c.parquet")
+    source = Source("text", str(tmp_path))
+    starts = [sum(len(json.dumps(row)) + 1 for row in rows[:number]) for number in range(4)]
+    assert [tuple(document) for document in read_all_documents(source)[0]] == [
+        ("one", "a1", "1996-05-08"), ("two", "http://b", ""), ("three", "7", ""), ("four", f"a.jsonl:{starts[3]}", ""),
+        ("five", "b.txt:0", ""), ("six", "b.txt:6", ""), ("seven", "c.parquet:0", "2019-03-25"),
+    ]  # fmt: skip
+    named = read_all_documents(source, id_field="url", date_field="when")[0]
+    assert [document.id for document in named[:3]] == ["http://a", "http://b", f"a.jsonl:{starts[2]}"]
+    assert named[2].date == "1790"
+
+
+def test_pages_articles_and_books_have_names(tmp_path):
+    write_warc(tmp_path / "a.warc", ["a page"])
+    (page,) = read_all_documents(Source("common-crawl", str(tmp_path)))[0]
+    assert page.id == "http://example.com/0"
+    assert page.date[:2] == "20"
+    write_dump(tmp_path / "a.xml", [("Title", 0, None, "an article")])
+    (article,) = read_all_documents(Source("wikipedia", str(tmp_path)))[0]
+    assert (article.id, article.date) == ("Title", "2020-01-01T00:00:00Z")
+    (tmp_path / "book.txt").write_text("a book")
+    (book,) = read_all_documents(Source("books", str(tmp_path)))[0]
+    assert (book.id, book.date) == ("book.txt", "")

@@ -17,7 +17,8 @@ from data_prep.sources import (
 
 def read_all(source: Source, part_bytes: int = 1 << 20) -> list:
     parts = split_into_parts(source, list_files(source), part_bytes)
-    return [document for part in parts for document in read_documents(part)]
+    found = [document for part in parts for document in read_documents(part)]
+    return [one if isinstance(one, Skipped) else one.text for one in found]
 
 
 def test_text_is_one_document_per_line_that_is_not_blank(tmp_path):
