@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from fairseq_alma.app.command import Command, print_errors, run_job
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.sweep import score_key
-from fairseq_alma.app.tables import ledger_table, wide_console
+from fairseq_alma.app.tables import ledger_table, waiting_message, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory
 from vision.api import run
 from vision.presets import CONFIGS
@@ -52,6 +52,8 @@ def run_and_show(settings: VisionSettings) -> float:
             f"{summary['final']:.2%} +- {stderr['final']:.2%} (mean +- standard error), {summary['comp']:.3g} FLOPs "
             f"per seed"
         )
+    if message := waiting_message(result.ledger, settings.wait):
+        console.print(message)
     console.print(f"ledger {out}{'' if num_seeds == 1 else '/seed_*'}/ledger.jsonl, summary {out}/summary.json")
     return summary[score_key([summary])]
 

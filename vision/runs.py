@@ -99,7 +99,7 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
     if settings.transform:
         transform = call_own_function("transform", load_function("transform", settings.transform), dataset.image_shape)
         inputs = Transformed(inputs, dataset.image_shape, transform)
-    num_stages = -(-settings.num_arrivals // settings.wait)
+    num_stages = settings.stream_settings().num_stages
     _warn_if_it_never_grows(settings, num_stages)
     scalars = [RunScalars(folder, settings.tensorboard, settings.cer_from) for folder in folders]
     with ExitStack() as stack:

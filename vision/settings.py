@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
-from fairseq_alma.core.protocol import Replay, StreamSettings
+from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, Settings
 from vision.dataset_names import check_order, default_backbone, default_mega_batches, is_function, kind_of
 
@@ -208,6 +208,10 @@ class VisionSettings(RunSettings):
     replay: Replay = False
     """Whether a stage also trains on earlier mega-batches: `false` (no), `all` (on all of them), or a number between 0
     and 1, which is the share of each batch that comes from earlier mega-batches."""
+    last_group: LastGroup | None = None
+    """What happens to the last mega-batches if they are fewer than `wait`: `train` (a stage trains on them) or `wait`
+    (they wait for the mega-batches that will arrive later). By default `train`, but `wait` if fewer
+    mega-batches arrive than the stream has (`arrivals` below `mega_batches`), because more will follow."""
     mega_batches: Count | None = None
     """Number of mega-batches in the stream, B. By default 20 for digits, 500 for MNIST and EMNIST, 100 for CIFAR, and
     the number of folders with order=folders. Other datasets have no default."""
@@ -324,7 +328,8 @@ class VisionSettings(RunSettings):
         Raises:
             SettingError: if wait is larger than the number of mega-batches that arrive, or if replay is invalid.
         """
-        return StreamSettings(self.num_arrivals, self.wait, self.replay)
+        last_group = self.last_group or ("wait" if self.num_arrivals < self.num_mega_batches else "train")
+        return StreamSettings(self.num_arrivals, self.wait, self.replay, last_group)
 
     def of_one_seed(self, number: int) -> "VisionSettings":
         """Return a copy of these settings for a run of only one of the seeds, in the subfolder seed_SEED of `out`.

@@ -67,3 +67,20 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
             f"{seconds:,.1f}" if is_vision else f"{seconds:,.0f}",
         )
     return table
+
+
+def waiting_message(rows: Sequence[LedgerRow], wait: int) -> str | None:
+    """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none.
+
+    Args:
+        rows: all rows of the ledger.
+        wait: the setting `wait`.
+    """
+    last_stage = max((row.t for row in rows if row.updated), default=0)
+    count = rows[-1].t - last_stage
+    if not count:
+        return None
+    which = (
+        f"mega-batch {last_stage + 1} waits" if count == 1 else f"mega-batches {last_stage + 1} to {rows[-1].t} wait"
+    )
+    return f"{which} for {wait - count} more (wait={wait}); to train now, give last_group=train"

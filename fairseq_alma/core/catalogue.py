@@ -32,9 +32,9 @@ Half = Literal["vision", "language model"]
 
 FREE_SETTINGS: Mapping[Half, tuple[str, ...]] = {
     "vision": ("data_root", "out", "preset", "device", "threads", "routing_examples", "keep_stages", "arrivals",
-               "tensorboard", "error_matrix"),
-    "language model": ("stream", "out", "mega_batches", "preset", "seeds", "parallel", "share", "tensorboard",
-                       "checkpoint_minutes", "untrained_tokens", "fork", "expert_parallel"),
+               "last_group", "tensorboard", "error_matrix"),
+    "language model": ("stream", "out", "mega_batches", "last_group", "preset", "seeds", "parallel", "share",
+                       "tensorboard", "checkpoint_minutes", "untrained_tokens", "fork", "expert_parallel"),
 }  # fmt: skip
 """For each half of the project: names of the settings that may change when a run is continued. They control, for
 example, file locations, devices and the number of mega-batches that arrive. They do not affect the result of a

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import write_whole
 from fairseq_alma.core.json_lines import JsonLines
 
 
@@ -160,7 +161,9 @@ _SPENT = tuple(f.name for f in fields(Spent))
 
 
 class Ledger:
-    """The ledger file of a run, with one row (JSON object) per line. Rows are only appended and never changed.
+    """The ledger file of a run, with one row (JSON object) per line. Rows are appended and never changed.
+
+    Exception: the last row is removed if a stage is trained at this arrival after all (see `RunRecord.decision`).
 
     The ledger of a finished run may be compressed as ledger.jsonl.gz. No rows can be added to a compressed ledger.
 
@@ -203,6 +206,11 @@ class Ledger:
                 )
             rows.append(row)
         return rows
+
+    def remove_last(self) -> None:
+        """Remove the last row. The file is replaced by a new one, so that it is complete at any moment."""
+        lines = self._read_complete_lines().splitlines(keepends=True)
+        write_whole(self.path, b"".join(lines[:-1]).decode())
 
     def append(self, row: LedgerRow) -> None:
         """Append a row to the file. First remove an incomplete last line, which a killed process may have left."""

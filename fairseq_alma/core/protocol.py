@@ -13,6 +13,9 @@ from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
 Replay = Literal[False, "all"] | float
 """Type of the setting `replay`: False, "all" or a fraction. `StreamSettings.replay` describes the meaning."""
 
+LastGroup = Literal["train", "wait"]
+"""Type of the setting `last_group`. `StreamSettings.last_group` describes the meaning."""
+
 Cost = Spent | list[Spent]
 """Cost of a step that grows or trains a learner. If runs with different seeds are trained together, the cost is a list
 with one entry per seed."""
@@ -33,6 +36,15 @@ class StreamSettings:
     "all": the stage trains on all mega-batches that have arrived. So each stage costs more than the previous one.
     A number between 0 and 1: this fraction of every batch comes from the mega-batches of earlier stages. The number of
     updates is the same as without replay."""
+    last_group: LastGroup = "train"
+    """What happens to mega-batches at the end of the stream if they are fewer than `wait`. "train": a stage trains on
+    them. "wait": they wait for the mega-batches that will arrive later."""
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages until the last mega-batch has arrived."""
+        complete, rest = divmod(self.num_mega_batches, self.wait)
+        return complete + (rest > 0 and self.last_group == "train")
 
     def __post_init__(self) -> None:
         if not 1 <= self.wait <= self.num_mega_batches:
@@ -53,7 +65,8 @@ class Stage:
     index: int
     """Index of the stage (k), counted from 1."""
     new: tuple[MegaBatch, ...]
-    """Mega-batches that arrived since the previous stage. Their number is `wait`, or less at the end of the stream."""
+    """Mega-batches that arrived since the previous stage. Their number is `wait`; it may be less at the end of the
+    stream (see `StreamSettings.last_group`)."""
     past: tuple[MegaBatch, ...]
     """All mega-batches of earlier stages. The field `replay` determines whether this stage also trains on them."""
     replay: Replay
@@ -171,7 +184,9 @@ class Record(Protocol[ScoresT_contra, RowsT_co, PrequentialT_contra, KnownT]):
         """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
 
         If a decision for t is already stored, return the stored decision instead. So a continued run starts its stages
-        at the same arrivals as before, even if mega-batches were added to the stream.
+        at the same arrivals as before, even if mega-batches were added to the stream. Exception: if t is the last
+        arrival, a stored decision to wait is replaced by a decision to train. So the user can say later that the last
+        mega-batches shall not wait.
         """
 
     def arrival(
@@ -201,19 +216,19 @@ class Record(Protocol[ScoresT_contra, RowsT_co, PrequentialT_contra, KnownT]):
 def stage_is_due(gathered: Sequence[MegaBatch], settings: StreamSettings, stream_ends: bool) -> bool:
     """Return True if a stage must start now, False if the learner waits for more mega-batches.
 
-    A stage starts when w mega-batches have been gathered; w is the wait. A stage also starts at the end of the stream,
-    even if fewer than w mega-batches have been gathered.
+    A stage starts when w mega-batches have been gathered; w is the wait. With last_group="train", a stage also starts
+    at the end of the stream, even if fewer than w mega-batches have been gathered.
 
     This rule differs from Algorithm 1 of the paper, which leaves out some mega-batches. With w = 1, the loop condition
     `while t < B` of the paper skips the last mega-batch. With a larger w, Algorithm 1 skips the last mega-batches if
-    they are fewer than w. With the rule in this function, the learner trains on all mega-batches.
+    they are fewer than w. With last_group="train", the learner trains on all mega-batches.
 
     Args:
         gathered: mega-batches that have arrived since the previous stage.
         settings: the stream settings, which contain the wait.
         stream_ends: whether the last mega-batch of the stream has arrived.
     """
-    return len(gathered) == settings.wait or stream_ends
+    return len(gathered) == settings.wait or (stream_ends and settings.last_group == "train")
 
 
 def run_stream(

@@ -174,9 +174,18 @@ class RunRecord:
         """Store the decision `due`, which says whether a stage starts at arrival t, and return it.
 
         The prequential score of this arrival is stored with it. If a decision for t is already stored, return the
-        stored decision instead.
+        stored decision instead. Exception: if t is the last arrival, a stored decision to wait is replaced by a
+        decision to train, and the row of this arrival is removed from the ledger.
         """
         stored = self._arrivals.decision(t)
+        if stored is not None and due and not stored.due and t == len(self._arrivals.digests):
+            # Store the decision last. If this process is killed before that, the next one repeats these steps.
+            if len(self._rows) == t + 1:
+                self._write_summary(self._rows[:-1])
+                self.ledger.remove_last()
+                del self._rows[-1]
+            stored = Decision(True, stored.prequential)
+            self._arrivals.add(t, stored)
         if stored is None:
             stored = Decision(due, self._measured.pop(t, None))
             self._arrivals.add(t, stored)
@@ -235,15 +244,20 @@ class RunRecord:
         if row.t < len(self._rows) - 1 or row.t <= self._num_summarized:
             return
         if self.durable or is_last or now - self._summary_written > 1:
-            self._summary_written = now
-            seconds = self._seconds_before + time.monotonic() - self._started
-            summary = summarize(self._rows, self._cer_from)
-            # The metrics compare the last arrival with earlier ones, so they exist only when the run is finished.
-            errors = read_errors(self.folder, [one.stage for one in self._rows]) if is_last else None
-            if errors is not None:
-                summary |= transfer_metrics(errors)
-            write_json(self.folder / "summary.json", {**summary, "wall_seconds": round(seconds, 3)}, self.durable)
-            self._num_summarized = row.t
+            self._write_summary(self._rows)
+
+    def _write_summary(self, rows: Sequence[LedgerRow]) -> None:
+        """Write summary.json, with the metrics of these rows."""
+        self._summary_written = time.monotonic()
+        seconds = self._seconds_before + self._summary_written - self._started
+        summary = summarize(rows, self._cer_from)
+        # The metrics compare the last arrival with earlier ones, so they exist only when the run is finished.
+        is_finished = rows[-1].t == len(self._arrivals.digests)
+        errors = read_errors(self.folder, [one.stage for one in rows]) if is_finished else None
+        if errors is not None:
+            summary |= transfer_metrics(errors)
+        write_json(self.folder / "summary.json", {**summary, "wall_seconds": round(seconds, 3)}, self.durable)
+        self._num_summarized = rows[-1].t
 
     def _write_provenance(self, now: dict[str, Any]) -> None:
         """Write provenance.json, which describes the command, versions and machine of the first process of the run.

@@ -110,6 +110,11 @@ class StreamFolder:
         return self.description["num_mega_batches"]
 
     @property
+    def is_extended(self) -> bool:
+        """Whether mega-batches were added to the stream after it was made, so that more may follow."""
+        return bool(self.description.get("extensions"))
+
+    @property
     def splits(self) -> list[str]:
         """Names of the splits: the mega-batches in order, then valid and test."""
         return split_names(self.num_mega_batches)

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from fairseq_alma.app.command import Command, run_job, store_settings
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.sweep import score_key
-from fairseq_alma.app.tables import ledger_table, wide_console
+from fairseq_alma.app.tables import ledger_table, waiting_message, wide_console
 from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
@@ -65,7 +65,8 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
     """
     stream_folder = StreamFolder.open(settings.stream)
     stream = stream_folder.stream(settings.mega_batches)
-    stream_settings = settings.stream_settings(len(stream))
+    more_will_follow = stream_folder.is_extended or len(stream) < stream_folder.num_mega_batches
+    stream_settings = settings.stream_settings(len(stream), more_will_follow)
 
     scalars = RunScalars(settings.out, settings.tensorboard)
     # LocalProcesses starts a process that imports fairseq once for all training processes. Start it before the imports
@@ -128,6 +129,8 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
     if settings.seeds == 1:
         rows = run(settings, chain)
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
+        if message := waiting_message(rows, settings.wait):
+            console.print(message)
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
         summary = read_json(Path(settings.out) / "summary.json")
         return summary[score_key([summary])]

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
-from fairseq_alma.core.protocol import Replay, StreamSettings
+from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -35,6 +35,10 @@ class LanguageModelSettings(RunSettings):
     """Replay of earlier mega-batches: `false` (none), `all` (a stage also trains on all earlier mega-batches), or a
     number between 0 and 1 (the share of each batch that comes from earlier mega-batches; the number of updates does
     not change)."""
+    last_group: LastGroup | None = None
+    """What happens to the last mega-batches if they are fewer than `wait`: `train` (a stage trains on them) or `wait`
+    (they wait for the mega-batches that will arrive later). By default `train`, but `wait` if the stream was
+    extended or fewer mega-batches arrive than the stream has, because more will follow."""
     mega_batches: Count | None = None
     """Number of mega-batches that arrive, B. By default all mega-batches of the stream."""
     experts: Count = 4
@@ -137,9 +141,15 @@ class LanguageModelSettings(RunSettings):
             raise SettingError(f"checkpoint_minutes={self.checkpoint_minutes} must be a finite number above 0")
         self._complete_and_check_own()
 
-    def stream_settings(self, num_mega_batches: int) -> StreamSettings:
-        """Return the stream settings (wait and replay) for a stream with `num_mega_batches` mega-batches."""
-        return StreamSettings(num_mega_batches, self.wait, self.replay)
+    def stream_settings(self, num_mega_batches: int, more_will_follow: bool = False) -> StreamSettings:
+        """Return the stream settings: wait, replay, and what happens to the last mega-batches.
+
+        Args:
+            num_mega_batches: number of mega-batches that arrive.
+            more_will_follow: whether further mega-batches are to be expected in a later run.
+        """
+        last_group = self.last_group or ("wait" if more_will_follow else "train")
+        return StreamSettings(num_mega_batches, self.wait, self.replay, last_group)
 
     def updates_of_stage(self, num_mega_batches: int) -> int:
         """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""

@@ -183,6 +183,16 @@ def test_rows_stay_as_they_are_when_more_mega_batches_arrive(tmp_path, learner):
     assert torch.equal(flat(networks(tmp_path / "extended", B)), flat(networks(tmp_path / "whole", B)))
 
 
+def test_mega_batches_wait_for_those_that_have_not_arrived(tmp_path):
+    """B = 4 at wait 2: when three have arrived, the third one waits, so that the run is the one over all four."""
+    assert [row.stage for row in small_run(tmp_path / "grown", wait=2, arrivals=3)[0]] == [0, 0, 1, 1]
+    small_run(tmp_path / "grown", wait=2, arrivals=B)
+    small_run(tmp_path / "whole", wait=2)
+    assert ledger(tmp_path / "grown") == ledger(tmp_path / "whole")
+    (now,) = small_run(tmp_path / "now", wait=2, arrivals=3, last_group="train")
+    assert now[-1].stage == 2
+
+
 def test_no_call_scores_the_predictor_on_data_that_it_was_trained_on(met, tmp_path):  # noqa: F811
     learner, (rows,) = met(tmp_path, wait=B, learner="sm")
     # Before each arrival the untrained network is asked: then the stage validates on all 142, once an epoch and once

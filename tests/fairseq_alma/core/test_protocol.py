@@ -6,12 +6,13 @@ import types
 
 import pytest
 
+from fairseq_alma.core.arrivals import Arrivals
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.json_lines import JsonLines
-from fairseq_alma.core.ledger import Prequential
+from fairseq_alma.core.ledger import Ledger, Prequential
 from fairseq_alma.core.protocol import StreamSettings
-from tests.fairseq_alma.core.tiny_learner import TestSet, TinyEvaluator, TinyLearner, tiny_run
+from tests.fairseq_alma.core.tiny_learner import TestSet, TinyEvaluator, TinyLearner, ledger_without_seconds, tiny_run
 
 
 def times(mega_batches):
@@ -123,6 +124,38 @@ def test_an_extended_stream_continues_the_run_and_repeats_its_decisions(tmp_path
     assert times(learner.stages[0].new) == [5, 6, 7]
     assert times(learner.stages[0].past) == [1, 2, 3, 4]
     assert read_json(tmp_path / "summary.json")["num_arrivals"] == 7
+
+
+def killed(*arguments):
+    raise KeyboardInterrupt
+
+
+def test_mega_batches_wait_for_those_that_will_arrive_later(tmp_path):
+    """Six, then seven, then eight mega-batches at wait 2: the ledger of one run over eight."""
+    assert StreamSettings(7, 2, last_group="wait").num_stages == 3
+    for count, stages in ((6, 3), (7, 3), (8, 4)):
+        rows = tiny_run(tmp_path / "grown", count, wait=2, last_group="wait")
+        assert (rows[-1].t, rows[-1].stage) == (count, stages)
+    tiny_run(tmp_path / "whole", 8, wait=2)
+    assert ledger_without_seconds(tmp_path / "grown") == ledger_without_seconds(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("killed_in", [None, (Ledger, "remove_last"), (Arrivals, "add"), (Ledger, "append")])
+def test_the_last_mega_batches_can_be_trained_on_after_all(tmp_path, monkeypatch, killed_in):
+    waiting = tiny_run(tmp_path / "later", 5, wait=3, last_group="wait", prequential=share_not_met)
+    assert [row.stage for row in waiting] == [0, 0, 0, 1, 1, 1]
+    if killed_in:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(*killed_in, killed)
+            tiny_run(tmp_path / "later", 5, wait=3, prequential=share_not_met)
+    tiny_run(tmp_path / "later", 5, wait=3, prequential=share_not_met)
+    tiny_run(tmp_path / "at once", 5, wait=3, prequential=share_not_met)
+    assert ledger_without_seconds(tmp_path / "later") == ledger_without_seconds(tmp_path / "at once")
+    later, at_once = (read_json(tmp_path / name / "summary.json") for name in ("later", "at once"))
+    assert later["average_perplexity"] == at_once["average_perplexity"]
+    # The decision stands: the stream may grow, and the waiting may be asked for again.
+    rows = tiny_run(tmp_path / "later", 6, wait=3, last_group="wait", prequential=share_not_met)
+    assert [row.stage for row in rows] == [0, 0, 0, 1, 1, 2, 2]
 
 
 def share_not_met(learner, mega_batch):

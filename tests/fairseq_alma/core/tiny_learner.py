@@ -70,11 +70,12 @@ def tiny_stream(num_mega_batches):
     return MegaBatchStream([MegaBatch(t, f"digest of {t}", data=t) for t in range(1, num_mega_batches + 1)])
 
 
-def tiny_run(folder, num_mega_batches=4, wait=3, replay=False, learner=None, evaluate=None, prequential=None):
+def tiny_run(folder, num_mega_batches=4, wait=3, replay=False, learner=None, evaluate=None, prequential=None,
+             last_group="train"):  # fmt: skip
     """Run, or run what is left: a new process would do the same. Returns the rows."""
     stream = tiny_stream(num_mega_batches)
     record = RunRecord(folder, {"wait": wait, "replay": replay, "seed": 5}, stream.digests)
-    settings = StreamSettings(num_mega_batches, wait, replay)
+    settings = StreamSettings(num_mega_batches, wait, replay, last_group)
     return run_stream(stream, learner or TinyLearner(), evaluate or TinyEvaluator(), settings, record, prequential)
 
 

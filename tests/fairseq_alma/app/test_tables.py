@@ -1,0 +1,17 @@
+"""The table of a ledger, and what is said about mega-batches that wait."""
+
+from fairseq_alma.app.tables import waiting_message
+from fairseq_alma.core.ledger import LedgerRow, Scores
+
+
+def rows_with_stages_at(*updated: int, last: int) -> list[LedgerRow]:
+    scores = Scores(num_params=1, forward_flops=1, error_rate=0.5)
+    return [LedgerRow(t, sum(k <= t for k in updated), t in updated, scores) for t in range(last + 1)]
+
+
+def test_mega_batches_that_wait_are_named():
+    assert waiting_message(rows_with_stages_at(2, 4, 6, last=6), 2) is None
+    said = waiting_message(rows_with_stages_at(2, 4, 6, last=7), 2)
+    assert said == "mega-batch 7 waits for 1 more (wait=2); to train now, give last_group=train"
+    said = waiting_message(rows_with_stages_at(last=3), 10)
+    assert said == "mega-batches 1 to 3 wait for 7 more (wait=10); to train now, give last_group=train"
