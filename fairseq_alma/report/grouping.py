@@ -169,7 +169,7 @@ def _stream_of(run: Run) -> Stream:
     settings, num_arrivals = run.settings, run.num_arrivals
     if "dataset" not in settings:
         evaluated_on = hashable(settings.get("evaluated_on") or Path(str(settings.get("stream", "stream"))).name)
-        return Stream("language model", evaluated_on, None, num_arrivals, num_arrivals)
+        return Stream("language model", evaluated_on, None, run.longest or num_arrivals, num_arrivals)
     num_mega_batches = None
     # With the setting `arrivals`, a run may receive only the first mega-batches of the stream, so `num_arrivals` may
     # differ from the length of the stream. Take the length from the setting `mega_batches` or, if the user did not set
@@ -182,7 +182,77 @@ def _stream_of(run: Run) -> Stream:
     split = hashable(settings.get("split")) if settings["dataset"] == "emnist" else None
     drift = (str(settings.get("order", "random")), hashable(settings.get("drift_overlap") or 0))
     data = (hashable(settings["dataset"]), first_charged_arrival(settings), *drift)
-    return Stream("vision", data, split, num_mega_batches or num_arrivals, num_arrivals)
+    return Stream("vision", data, split, num_mega_batches or run.longest or num_arrivals, num_arrivals)
+
+
+def runs_to_shorten(runs: Sequence[Run]) -> dict[int, tuple[int, int]]:
+    """Find runs on streams that have grown, and the arrivals over which they can be compared with shorter runs.
+
+    Runs on one stream with 6, 7 and 8 mega-batches are compared over the first 6. A run with less than half as many
+    arrivals as the longest one is not compared with it, because one short trial must not shorten all other runs.
+
+    Returns:
+        For each run that has to be compared with runs of other lengths, by its index in `runs`: the number of arrivals
+        that they share, and the number of arrivals of the longest run.
+    """
+    families: dict[Stream, list[int]] = {}
+    for index, run in enumerate(runs):
+        if (family := _family_of(run)) is not None:
+            families.setdefault(family, []).append(index)
+    shortened: dict[int, tuple[int, int]] = {}
+    for indices in families.values():
+        rest = sorted(indices, key=lambda index: -runs[index].num_arrivals)
+        while rest:
+            longest = runs[rest[0]].num_arrivals
+            together = [index for index in rest if 2 * runs[index].num_arrivals >= longest]
+            shared = runs[together[-1]].num_arrivals
+            if shared < longest:
+                shortened |= dict.fromkeys(together, (shared, longest))
+            rest = rest[len(together) :]
+    return shortened
+
+
+def without_beginnings(runs: Sequence[Run], lengths: Mapping[Path, int]) -> tuple[list[Run], list[str]]:
+    """Leave out runs that are only the beginning of another run: equal settings and seeds, but fewer mega-batches.
+
+    Args:
+        runs: the runs, with the arrivals that they share.
+        lengths: run folder -> number of arrivals of the complete run, for runs on streams of several lengths.
+
+    Returns:
+        The other runs, and one message for each run that is left out.
+    """
+    longest: dict[tuple, Run] = {}
+    keys: list[tuple] = []
+    for run in runs:
+        stream = _stream_of(run)
+        compared = _compared_settings(stream.half, run.settings)
+        settings = tuple(sorted((name, hashable(value)) for name, value in compared.items()))
+        keys.append((stream, settings, _seeds_of(run)))
+        before = longest.get(keys[-1])
+        if before is None or lengths.get(run.folder, 0) > lengths.get(before.folder, 0):
+            longest[keys[-1]] = run
+    kept, messages = [], []
+    for key, run in zip(keys, runs, strict=True):
+        other = longest[key]
+        if lengths.get(run.folder, 0) < lengths.get(other.folder, 0):
+            messages.append(f"{run.folder} is left out: {other.folder} is the same run over more mega-batches")
+        else:
+            kept.append(run)
+    return kept, messages
+
+
+def _family_of(run: Run) -> Stream | None:
+    """Return the stream of a run without its length, or None if the stream does not grow.
+
+    A stream of text grows by `alma-prep --extend`, which changes neither the mega-batches nor the test set. In vision,
+    a stream grows if each folder is a mega-batch. If the user limited the number of mega-batches, the run is compared
+    only with runs of the same length.
+    """
+    grows = run.settings.get("order") == "folders" if "dataset" in run.settings else run.settings.get("evaluated_on")
+    if not grows or run.settings.get("mega_batches") or run.settings.get("arrivals"):
+        return None
+    return _stream_of(run)._replace(num_mega_batches=0, num_arrivals=0)
 
 
 def _title_parts(stream: Stream, group: RunGroup) -> tuple[str, str]:

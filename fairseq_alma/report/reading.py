@@ -9,6 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from math import isfinite
 from operator import attrgetter
 from pathlib import Path
@@ -22,7 +23,7 @@ from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import is_held
 from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent, summarize
 from fairseq_alma.core.run_record import find_runs
-from fairseq_alma.report.grouping import first_charged_arrival, group_runs
+from fairseq_alma.report.grouping import first_charged_arrival, group_runs, runs_to_shorten, without_beginnings
 from fairseq_alma.report.runs import Array, ReportData, Run
 
 PARALLEL_FROM = 200
@@ -72,6 +73,8 @@ def read_runs(folders: Iterable[str | Path]) -> ReportData:
             data.notes.append(f"{path} has no arrival yet")
         else:
             runs.append(run)
+    runs, beginnings = _with_shared_arrivals(runs)
+    data.notes += beginnings
     if not runs:
         reasons = "".join(f"\n  {message}" for message in [*data.errors, *data.notes])
         raise RunError(f"no run can be reported, because no readable run has recorded an arrival:{reasons}")
@@ -87,8 +90,27 @@ def is_any_run_held(folders: Iterable[str | Path]) -> bool:
     return any(_is_held(path.resolve()) for folder in folders for path in find_runs(Path(folder)))
 
 
-def read_run(folder: Path) -> Run:
+def _with_shared_arrivals(runs: list[Run]) -> tuple[list[Run], list[str]]:
+    """Shorten runs on a stream that has grown to the arrivals that they share.
+
+    Returns:
+        The runs, and one message for each run that is left out, because another run continues it.
+    """
+    shortened = runs_to_shorten(runs)
+    if not shortened:
+        return runs, []
+    lengths = {runs[index].folder: runs[index].num_arrivals for index in shortened}
+    for index, (shared, longest) in shortened.items():
+        runs[index] = replace(read_run(runs[index].folder, shared), longest=longest)
+    return without_beginnings(runs, lengths)
+
+
+def read_run(folder: Path, until: int | None = None) -> Run:
     """Read one run folder, and return its settings and results as a Run.
+
+    Args:
+        folder: the run folder.
+        until: number of arrivals to read, as if the stream ended there. By default, all arrivals are read.
 
     Raises:
         RunError: if the settings or the ledger are damaged. The message names the file and, for the ledger, the line.
@@ -104,22 +126,27 @@ def read_run(folder: Path) -> Run:
     path = folder / "ledger.jsonl"
     ledger = Ledger(path if path.exists() or not path.with_name("ledger.jsonl.gz").exists() else f"{path}.gz")
     rows = ledger.rows()
+    last_t = len(rows) - 1
+    if until is not None:
+        rows = rows[: until + 1]
     is_language_model = bool(rows) and rows[0].scores.error_rate is None
     columns = _columns(ledger.path, rows, "perplexity" if is_language_model else "error_rate")
     summary = dict(summarize(rows, first_charged_arrival(settings))) if len(rows) > 1 else {}
-    written = _read_optional_json(folder / "summary.json")
+    # What summary.json adds is about the complete run.
+    written = _read_optional_json(folder / "summary.json") if len(rows) - 1 == last_t else {}
     for name in ("wall_seconds", *TRANSFER_METRICS):
         if isinstance(value := written.get(name), int | float) and isfinite(value):
             summary[name] = value
     return Run(
         folder=folder,
         seed=settings.get("seed") if isinstance(settings.get("seed"), int) else None,
-        num_arrivals=_num_arrivals(folder, settings, last_t=len(rows) - 1),
+        num_arrivals=_num_arrivals(folder, settings, last_t) if until is None else until,
         expert_load=_expert_load(ledger.path, rows),
         summary=summary,
         settings=settings,
         provenance=_read_optional_json(folder / "provenance.json"),
         is_running=_is_held(folder),
+        longest=0,
         **columns,
     )
 

@@ -36,7 +36,8 @@ class Run:
     folder: Path
     seed: int | None
     num_arrivals: int
-    """Number of mega-batches that will have arrived when the run is finished."""
+    """Number of mega-batches that will have arrived when the run is finished. If other runs on the same stream are
+    shorter, only the arrivals that all of them share are read (see `runs_to_shorten`)."""
     quality: Array
     """Vision: test error rate, a fraction between 0 and 1. Language models: test perplexity."""
     validation: Array
@@ -78,6 +79,8 @@ class Run:
 
     Such a process holds the lease (the lock) of the run folder or of its parent folder.
     """
+    longest: int = 0
+    """Number of arrivals of the longest run on the same stream, if it is larger than `num_arrivals`; otherwise 0."""
 
     @property
     def last_t(self) -> int:
