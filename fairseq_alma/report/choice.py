@@ -18,9 +18,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from fairseq_alma.core.catalogue import WAIT_SETTINGS, grows, learners_that_take
 from fairseq_alma.report.numbers import Numbers, rule_of, runs_without_prequential
-from fairseq_alma.report.runs import Comparison, RunGroup
+from fairseq_alma.report.runs import Comparison, Run, RunGroup
+
+SAME_STEP = 1.02
+"""Two budgets are one step of a slider if the larger one is at most this many times the smaller one."""
+T_95 = (
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09,
+    2.09,
+)  # fmt: skip
+"""Quantiles of Student's t distribution for a two-sided 95% interval, with 1, 2, ... degrees of freedom. With more, 2.0
+is used."""
 
 Change = Literal["wait", "replay", "growth"]
 """The decision in which two groups of runs differ: how long to wait, whether to replay, or whether to grow."""
@@ -96,10 +107,15 @@ def explanation(comparison: Comparison) -> str:
 
 
 def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
-    """Return the index of the group of runs with the lowest validation score among the groups within the budget.
+    """Return the index of the best group of runs among the groups within the budget.
 
-    If several groups have the same score, the group with the fewest training FLOPs is chosen. If the FLOPs are equal
-    too, the group with the fewest parameters is chosen, and then the first group.
+    Without a limit of the final error, this is the group with the lowest validation score. If several groups have the
+    same score, the group with the fewest training FLOPs is chosen. If the FLOPs are equal too, the group with the
+    fewest parameters is chosen, and then the first group.
+
+    A limit of the final error is a target. Who gives a target wants to know the cheapest way to reach it. So the group
+    with the fewest training FLOPs is chosen; if they are equal, the one with the fewest parameters, and then the one
+    with the lowest score.
 
     Args:
         numbers: the results of each group.
@@ -108,12 +124,78 @@ def best_within(numbers: Sequence[Numbers], budget: Budget) -> int | None:
     Returns:
         An index in `numbers`, or None if no group with a validation score is within the budget.
     """
-    candidates = [
-        (result.validation_score, result.comp, result.num_params, index)
-        for index, result in enumerate(numbers)
-        if result.validation_score is not None and budget.allows(result)
-    ]
+    candidates: list[tuple[float, float, float, int]] = []
+    for index, result in enumerate(numbers):
+        if result.validation_score is not None and budget.allows(result):
+            score, cost = result.validation_score, (result.comp, result.num_params)
+            candidates.append((score, *cost, index) if budget.final is None else (*cost, score, index))
     return min(candidates)[-1] if candidates else None
+
+
+def slider_steps(values: Sequence[float]) -> list[float]:
+    """Return the steps of a slider: the values from small to large, where values that are almost equal are one step.
+
+    A step stands for all values from its smallest one up to 2% above this. The step is the largest of them, so that a
+    limit at this step allows all of them.
+    """
+    steps: list[float] = []
+    smallest = None
+    for value in sorted(set(values)):
+        if smallest is not None and value <= smallest * SAME_STEP:
+            steps[-1] = value
+        else:
+            steps.append(value)
+            smallest = value
+    return steps
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference between the qualities of two groups of runs, paired over the seeds that both have."""
+
+    mean: float
+    """Mean over the pairs of CER or average perplexity of the second group minus that of the first."""
+    margin: float | None
+    """Half the width of the 95% confidence interval (Student's t distribution); None for a single pair."""
+    num_pairs: int
+    """Number of seeds that both groups have. If they share none, the means over all seeds are one pair."""
+
+    @property
+    def verdict(self) -> str:
+        """What the difference shows: "one seed", "no clear difference", "better" or "worse"."""
+        if self.margin is None:
+            return "one seed"
+        if not abs(self.mean) > self.margin:
+            return "no clear difference"
+        return "worse" if self.mean > 0 else "better"
+
+
+def difference(first: RunGroup, second: RunGroup) -> Difference | None:
+    """Return how much worse the second group is than the first on test data; None if a group has no such result.
+
+    Runs of equal seeds see the same mega-batches, so their difference has less noise than the difference of means.
+    """
+    qualities = [
+        {run.seed: quality for run in group.counted_runs if (quality := _quality_of(run)) is not None}
+        for group in (first, second)
+    ]
+    if not all(qualities):
+        return None
+    shared = sorted(seed for seed in qualities[0].keys() & qualities[1].keys() if seed is not None)
+    if not shared:
+        means = [float(np.mean(list(one.values()))) for one in qualities]
+        return Difference(means[1] - means[0], None, 1)
+    gaps = np.array([qualities[1][seed] - qualities[0][seed] for seed in shared])
+    margin = None
+    if len(gaps) > 1:
+        quantile = T_95[len(gaps) - 2] if len(gaps) - 2 < len(T_95) else 2.0
+        margin = float(quantile * gaps.std(ddof=1) / len(gaps) ** 0.5)
+    return Difference(float(gaps.mean()), margin, len(gaps))
+
+
+def _quality_of(run: Run) -> float | None:
+    value = run.summary.get("cer", run.summary.get("average_perplexity"))
+    return float(value) if value is not None and np.isfinite(value) else None
 
 
 def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fairseq_alma.core import catalogue
 from fairseq_alma.report.appearance import FEW_ARRIVALS, appearance_of, plotly_dashes
-from fairseq_alma.report.choice import Change, alternatives, explanation, score_name, score_scale
+from fairseq_alma.report.choice import Change, alternatives, difference, explanation, score_name, score_scale
 from fairseq_alma.report.labels import group_label, learner_position
 from fairseq_alma.report.numbers import Estimate, Numbers, all_numbers, standard_error
 from fairseq_alma.report.runs import Comparison, ReportData, RunGroup
@@ -94,7 +94,10 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
                 **_results(group, result),
                 **_curve_data(group, num_points),
                 "dash": plotly_dashes(group.wait, waits),
-                "alternatives": _best_alternatives(numbers, others),
+                "alternatives": [
+                    [change, other, _difference(group, groups[other])]
+                    for change, other in _best_alternatives(numbers, others)
+                ],
             }
             for group, result, others in zip(groups, numbers, alternatives(comparison), strict=True)
         ],
@@ -202,6 +205,14 @@ def _sort_key(value: Any) -> tuple:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (0, value, "")
     return (1, learner_position(value) if isinstance(value, str) else 0, str(value))
+
+
+def _difference(group: RunGroup, other: RunGroup) -> dict[str, Any] | None:
+    """Return how much worse the group `other` is on test data, as JSON values."""
+    found = difference(group, other)
+    if found is None:
+        return None
+    return {"mean": _exact(found.mean, 6), "margin": _rounded(found.margin), "verdict": found.verdict}
 
 
 def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change, int]]) -> list[list[Any]]:

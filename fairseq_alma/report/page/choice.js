@@ -18,19 +18,48 @@ const isLess = (a, b) => {
   return false;
 };
 
-// Return the index of the group with the lowest validation score within the budget, or null if there is no such group.
-// Among groups with equal scores, choose the one with the fewest training FLOPs. If the FLOPs are equal too, choose
-// the one with the fewest parameters, and then the first one.
+// Return the index of the best group within the budget, or null if there is no such group. Without a limit of the final
+// error, this is the group with the lowest validation score. Among groups with equal scores, choose the one with the
+// fewest training FLOPs. If the FLOPs are equal too, choose the one with the fewest parameters, and then the first one.
+// A limit of the final error is a target: choose the group that reaches it with the fewest training FLOPs.
 const bestWithinBudget = () => {
   let best = null;
   for (const index of candidates()) {
     const group = comparison.groups[index];
     if (!isWithinBudget(group)) continue;
-    const key = [group.score, group.comp, group.params, index];
+    const cost = [group.comp, group.params];
+    const key = state.final === null ? [group.score, ...cost, index] : [...cost, group.score, index];
     if (best === null || isLess(key, best)) best = key;
   }
   return best === null ? null : best[3];
 };
+
+// Return the steps of a slider: the values from small to large. A step stands for all values from its smallest one up to
+// 2% above this, and is the largest of them.
+const SAME_STEP = 1.02;
+const sliderSteps = (values) => {
+  const steps = [];
+  let smallest = null;
+  for (const value of [...new Set(values)].sort((a, b) => a - b)) {
+    if (smallest !== null && value <= smallest * SAME_STEP) {
+      steps[steps.length - 1] = value;
+    } else {
+      steps.push(value);
+      smallest = value;
+    }
+  }
+  return steps;
+};
+
+// For a budget that no group keeps: for each of its limits, the smallest value among the groups that keep the others.
+const closestToBudget = () => Object.keys(LIMITS).filter((name) => state[name] !== null).map((name) => {
+  const limit = state[name];
+  state[name] = null;
+  const values = candidates().map((index) => comparison.groups[index]).filter(isWithinBudget).map(LIMITS[name].of);
+  state[name] = limit;
+  const known = values.filter((value) => value !== null && value !== undefined);
+  return known.length ? `${LIMITS[name].smallest()} ${LIMITS[name].text(Math.min(...known))}` : null;
+}).filter((text) => text !== null);
 
 // Return the indices of the groups on the Pareto front of the trade-off plot, from left to right. A group is on the
 // front if no other group beats it, that is, if none is at least as good on both axes and better on one.

@@ -44,17 +44,18 @@ const choose = (index) => {
 };
 
 // ---- controls
-const sliderSteps = (name) => {
+const stepsOf = (name) => {
   const values = comparison.groups.filter((group) => group.finished).map(LIMITS[name].of);
-  return [...new Set(values.filter((value) => value !== null && value !== undefined))].sort((a, b) => a - b);
+  return sliderSteps(values.filter((value) => value !== null && value !== undefined));
 };
 
 const buildSliders = () => {
   byId("final-label").textContent =
-    comparison.vision ? "Final error (validation), at most" : "Final perplexity (validation), at most";
+    comparison.vision ? "Target: final error (validation), at most" : "Target: final perplexity (validation), at most";
   for (const name of Object.keys(LIMITS)) {
-    const steps = sliderSteps(name), input = byId(name), output = byId(`${name}-value`);
-    // The slider has one step for each value of a finished group. The last step means no limit.
+    const steps = stepsOf(name), input = byId(name), output = byId(`${name}-value`);
+    // The slider has one step for each value of a finished group; values within 2% are one step. The last step means
+    // no limit.
     input.max = String(steps.length);
     const step = state[name] === null ? -1 : steps.findIndex((value) => value >= state[name]);
     if (step < 0) state[name] = null;

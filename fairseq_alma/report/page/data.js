@@ -93,10 +93,11 @@ const QUALITIES = {
 };
 // The limits of the budget. Each limit has a slider.
 const LIMITS = {
-  comp: { of: (group) => group.comp, text: (value) => `${withUnit(value)}FLOP` },
-  params: { of: (group) => group.params, text: withUnit },
+  comp: { of: (group) => group.comp, text: (value) => `${withUnit(value)}FLOP`, smallest: () => "the least training is" },
+  params: { of: (group) => group.params, text: withUnit, smallest: () => "the fewest parameters are" },
   final: {
     of: (group) => meanOf(group.final_validation),
+    smallest: () => `the lowest ${finalName()} on validation data is`,
     text: (value) => (comparison.vision ? `${fixed(100 * value, 2)} %` : fixed(value, 2)),
   },
 };

@@ -7,8 +7,10 @@ const showAnswer = () => {
   const box = byId("answer"), best = bestWithinBudget();
   box.dataset.best = best === null ? "" : String(best);
   if (best === null) {
+    const closest = closestToBudget();
     const reason = candidates().length
-      ? "No run keeps to this budget: move a slider to the right."
+      ? `No run keeps to this budget${closest.length ? `: within the other limits, ${closest.join("; ")}` : ""}. ` +
+        "Move a slider to the right."
       : "No run shown here is finished and has validation numbers, so none can be chosen.";
     box.replaceChildren(element("p", { className: "best", textContent: reason }));
     byId("alternatives").replaceChildren();
@@ -20,8 +22,10 @@ const showAnswer = () => {
     `${finalName()} ${withError(group.final, percent())}${comparison.vision ? " %" : ""}; ` +
     `${withUnit(group.params)} parameters, ${withUnit(group.comp)}FLOP of training, ${group.wall_text} ` +
     `(${numSeeds} seed${numSeeds > 1 ? "s" : ""}).`;
-  const rule = `Lowest ${comparison.rule.name} (${fixed(scoreOf(group), 2)}${scoreUnit()}) ` +
-    `of ${numWithin} runs within the budget. ${comparison.rule.explanation}`;
+  const score = `${comparison.rule.name} (${fixed(scoreOf(group), 2)}${scoreUnit()})`;
+  const rule = (state.final === null ? `Lowest ${score} of ${numWithin} runs within the budget. `
+    : `The cheapest of ${numWithin} runs that reach the target within the budget; its ${score}. `) +
+    comparison.rule.explanation;
   const name = element("button", { textContent: group.label, onclick: () => choose(best) });
   box.replaceChildren(element("p", { className: "best" }, name), element("p", { textContent: facts }), small(rule));
   showAlternatives(group);
@@ -35,21 +39,26 @@ const showAlternatives = (group) => {
     table.replaceChildren();
     return;
   }
-  const names = ["decision", "run", qualityName(), `difference in ${qualityName()}`, `difference in ${finalName()}`,
+  const names = ["decision", "run", qualityName(), `difference in ${qualityName()}`, "verdict",
+    `difference in ${finalName()}`,
     "training FLOPs", "parameters"];
   const head = element("tr", {}, ...names.map((name, i) =>
     element("th", { textContent: name, className: i < 2 ? "text" : "" })));
   const ratio = (a, b) => (b > 0 ? `× ${+(a / b).toPrecision(3)}` : "");
-  const rows = group.alternatives.map(([change, index]) => {
+  const rows = group.alternatives.map(([change, index, difference]) => {
     const other = comparison.groups[index];
-    const gap = other.quality[0] - group.quality[0], errors = [group.quality[1], other.quality[1]];
-    const gapError = errors.includes(null) ? null : Math.hypot(...errors);
+    const gap = difference === null ? NaN : difference.mean;
+    const verdict = difference === null ? "" : difference.verdict;
     const finalGap = percent() * (other.final[0] - group.final[0]);
     const cells = [
       { textContent: change, className: "text" },
       { textContent: other.label, className: "text" },
       { textContent: withError(other.quality) },
-      { textContent: signed(gap, withError([gap, gapError])), className: gap > 0 ? "worse" : "better" },
+      {
+        textContent: difference === null ? "" : signed(gap, withError([gap, difference.margin])), title: verdict,
+        className: verdict === "worse" || verdict === "better" ? verdict : "",
+      },
+      { textContent: verdict, className: "text" },
       { textContent: signed(finalGap, fixed(finalGap, 2)) },
       { textContent: ratio(other.comp, group.comp) },
       { textContent: ratio(other.params, group.params) },
@@ -59,7 +68,8 @@ const showAlternatives = (group) => {
     return row;
   });
   const caption = element("caption", {
-    textContent: "Runs that differ in one decision (test data):", className: "small", style: "text-align:left",
+    textContent: "Runs that differ in one decision (test data). The difference is paired over the seeds that both runs " +
+      "have, ± its 95% interval; the verdict says whether it is larger than that.", className: "small", style: "text-align:left",
   });
   table.replaceChildren(caption, element("thead", {}, head), element("tbody", {}, ...rows));
 };

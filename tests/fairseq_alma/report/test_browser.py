@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from fairseq_alma.report.choice import Budget, best_within, pareto_front
+from fairseq_alma.report.choice import Budget, best_within, difference, pareto_front, slider_steps
 from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import all_numbers
 from fairseq_alma.report.page import page as page_of
@@ -137,13 +137,13 @@ def test_the_sliders_change_the_answer_to_the_one_that_python_computes(opened):
     view, comparison, numbers = opened
     finished = [n for n, group in zip(numbers, comparison.groups, strict=True) if group.is_finished]
     steps = {
-        "comp": sorted({n.comp for n in finished}),
-        "params": sorted({n.num_params for n in finished}),
-        "final": sorted({float(f"{n.final_validation.mean:.6g}") for n in finished}),
+        "comp": slider_steps([n.comp for n in finished]),
+        "params": slider_steps([n.num_params for n in finished]),
+        "final": slider_steps([float(f"{n.final_validation.mean:.6g}") for n in finished]),
     }
     assert view.best() == best_within(numbers, Budget())
     rng, answers = random.Random(1), set()
-    for _ in range(25):
+    for _ in range(200):
         budget = {}
         for name, values in steps.items():
             step = rng.randint(0, len(values))
@@ -173,6 +173,13 @@ def test_a_budget_that_no_run_keeps_gives_a_message(opened):
         view.slide(name, 0)
     assert view.best() is None
     assert "No run keeps to this budget" in view.page.inner_text("#answer")
+    for name in ("params", "final"):
+        view.slide(name, 10**6)
+    view.slide("final", 0)
+    view.slide("comp", 0)
+    said = view.page.inner_text("#answer")
+    assert "the lowest final error on validation data is" in said
+    assert "the least training is" in said
 
 
 def test_the_pareto_front_equals_that_of_python_on_every_axis_and_under_every_filter(opened):
@@ -247,14 +254,15 @@ def test_the_alternatives_of_the_best_run_are_shown(opened):
     best = view.best()
     rows = view.page.eval_on_selector_all(
         "#alternatives tbody tr",
-        "rows => rows.map((row) => [row.cells[0].textContent, Number(row.dataset.run), row.cells[3].textContent])",
+        "rows => rows.map((row) => [0, 3, 4].map((i) => row.cells[i].textContent).concat(Number(row.dataset.run)))",
     )
     assert rows
-    for change, other, difference in rows:
+    for change, gap, verdict, other in rows:
         alternative = comparison.groups[other]
         if change == "wait":
             assert alternative.wait != comparison.groups[best].wait
-        assert difference == f"{numbers[other].quality.mean - numbers[best].quality.mean:+.2f}"
+        assert gap == f"{numbers[other].quality.mean - numbers[best].quality.mean:+.2f}"
+        assert verdict == difference(comparison.groups[best], alternative).verdict == "one seed"
 
 
 def test_sliders_filters_and_the_chosen_run_survive_a_reload(opened):
@@ -369,7 +377,7 @@ def test_for_a_language_model_the_page_shows_perplexities(browser, report):
         view.page.select_option("#comparison", "0")
         view.frame()
         assert "average perplexity 45.00" in view.page.inner_text("#answer")
-        assert view.page.inner_text("#final-label").startswith("Final perplexity")
+        assert view.page.inner_text("#final-label").startswith("Target: final perplexity")
 
 
 @pytest.mark.parametrize("is_old", [False, True])

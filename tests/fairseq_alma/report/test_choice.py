@@ -1,4 +1,5 @@
 import random
+import statistics
 
 import pytest
 
@@ -6,10 +7,12 @@ from fairseq_alma.report.choice import (
     Budget,
     alternatives,
     best_within,
+    difference,
     explanation,
     pareto_front,
     score_name,
     score_scale,
+    slider_steps,
 )
 from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import all_numbers, rule_of
@@ -74,7 +77,38 @@ def test_the_best_is_chosen_by_validation_within_the_budget(comparison):
     assert best(comp=20) == "SM, wait 1, width 4"
     assert best(final=0.2) == "SM, wait 2, width 4"
     assert best(final=0.1) is None
-    assert best(comp=80, num_params=30, final=0.3) == "gMoE, wait 1, width 4"
+    # A limit of the final error is a target, which the cheapest run reaches.
+    assert best(final=0.5) == "SM, wait 1, width 4"
+    assert best(num_params=30, final=0.3) == "SM, wait 2, width 4"
+    assert best(comp=80, num_params=30) == "gMoE, wait 1, width 4"
+
+
+def test_budgets_that_are_almost_equal_are_one_step():
+    assert slider_steps([]) == []
+    assert slider_steps([12.65, 12.6, 3.0, 3.0]) == [3.0, 12.65]
+    # 1.03 is within 2% of 1.015, but not of 1.0, where the step begins.
+    assert slider_steps([1.0, 1.015, 1.02, 1.03, 1.05]) == [1.02, 1.05]
+    assert slider_steps([0.0, 0.0, 1.0]) == [0.0, 1.0]
+
+
+def test_differences_are_paired_over_the_seeds_that_both_runs_have(tmp_path):
+    """The seeds differ by 0.2, the learners by 0.02: only pairs show the difference."""
+    errors = {"sm": (0.30, 0.50, 0.40), "ens": (0.28, 0.48, 0.381), "gens": (0.35, 0.40, 0.45), "umix": (0.1,)}
+    for learner, of_seeds in errors.items():
+        for seed, error in enumerate(of_seeds):
+            write_vision(tmp_path / f"{learner}_{seed}", [0.9, error], learner=learner, seed=seed)
+    [comparison] = read_runs([tmp_path]).comparisons
+    groups = {group.learner: group for group in comparison.groups}
+    found = difference(groups["sm"], groups["ens"])
+    gaps = [-0.02, -0.02, -0.019]
+    assert (found.num_pairs, found.mean) == (3, pytest.approx(statistics.mean(gaps)))
+    assert found.margin == pytest.approx(4.30 * statistics.stdev(gaps) / 3**0.5)
+    assert found.verdict == "better"
+    assert difference(groups["ens"], groups["sm"]).verdict == "worse"
+    assert difference(groups["sm"], groups["gens"]).verdict == "no clear difference"
+    alone = difference(groups["sm"], groups["umix"])
+    assert (alone.num_pairs, alone.margin, alone.verdict) == (1, None, "one seed")
+    assert alone.mean == pytest.approx(0.1 - 0.3)  # seed 0 only
 
 
 def test_of_equal_runs_the_cheaper_is_chosen(tmp_path):

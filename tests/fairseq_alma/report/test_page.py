@@ -107,7 +107,10 @@ def test_the_data_of_a_comparison(tmp_path):
     data = comparison_data(comparison)
     assert data["filters"] == [{"name": "wait", "values": ["1", "2"]}]
     assert [group["settings"] for group in data["groups"]] == [{"wait": "1"}, {"wait": "2"}]
+    gaps = [group["alternatives"][0].pop() for group in data["groups"]]
     assert [group["alternatives"] for group in data["groups"]] == [[["wait", 1]], [["wait", 0]]]
+    assert [gap["mean"] for gap in gaps] == pytest.approx([0.35, -0.35])
+    assert [gap["verdict"] for gap in gaps] == ["one seed"] * 2
     assert [group["score"] for group in data["groups"]] == [
         numbers.validation_score for numbers in all_numbers(comparison)
     ]
