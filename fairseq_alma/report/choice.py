@@ -163,6 +163,8 @@ class Difference:
     @property
     def verdict(self) -> str:
         """What the difference shows: "one seed", "no clear difference", "better" or "worse"."""
+        if np.isinf(self.mean):  # a run has diverged
+            return "worse" if self.mean > 0 else "better"
         if self.margin is None:
             return "one seed"
         if not abs(self.mean) > self.margin:
@@ -181,6 +183,9 @@ def difference(first: RunGroup, second: RunGroup) -> Difference | None:
     ]
     if not all(qualities):
         return None
+    infinite = [any(np.isinf(value) for value in one.values()) for one in qualities]
+    if any(infinite):
+        return None if all(infinite) else Difference(float("inf") if infinite[1] else -float("inf"), None, 1)
     shared = sorted(seed for seed in qualities[0].keys() & qualities[1].keys() if seed is not None)
     if not shared:
         means = [float(np.mean(list(one.values()))) for one in qualities]
@@ -195,7 +200,7 @@ def difference(first: RunGroup, second: RunGroup) -> Difference | None:
 
 def _quality_of(run: Run) -> float | None:
     value = run.summary.get("cer", run.summary.get("average_perplexity"))
-    return float(value) if value is not None and np.isfinite(value) else None
+    return float(value) if value is not None and not np.isnan(value) else None
 
 
 def alternatives(comparison: Comparison) -> list[list[tuple[Change, int]]]:
