@@ -74,6 +74,8 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             "cleaning": added["cleaning"],
         }
         splits = {name: split for name, split in stream["splits"].items() if name != "test"}
+        if "periods" in added:
+            stream |= {"periods": [*stream["periods"], *added["periods"]]}
         stream |= {
             "num_mega_batches": last,
             "splits": splits | added["splits"] | {"test": stream["splits"]["test"]},

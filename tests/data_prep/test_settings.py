@@ -72,8 +72,18 @@ def test_every_option_says_in_help_what_it_does():
 @pytest.mark.parametrize(
     "task",
     [
-        SpoolTask(0, 1, 2, [(Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),)), 3)], ("en", True), True, "0f"),
-        SpoolTask(0, 1, 2, [(Part("text", "/a/b", "b", 0, 9), 3)], None, False, "0f"),
+        SpoolTask(
+            0,
+            1,
+            2,
+            [(Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),)), 3)],
+            ("en", True),
+            True,
+            "0f",
+            [0],
+            True,
+        ),
+        SpoolTask(0, 1, 2, [(Part("text", "/a/b", "b", 0, 9), 3)], None, False, "0f", [20190325000000], False),
         CutTask("spool", 5, (1, 2, 3, 4), "long.npy", "0f", 0, 7),
     ],
 )
