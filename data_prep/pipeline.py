@@ -16,7 +16,7 @@ from data_prep import layout, partition
 from data_prep.deduplication import remove_copies, save_keys
 from data_prep.dictionary import dictionary_size
 from data_prep.documents import write_documents
-from data_prep.encoding import TASK_BYTES, encode
+from data_prep.encoding import TASK_BYTES, Encoded, encode
 from data_prep.errors import PrepError, Unworkable
 from data_prep.index import ENTRY, INDEX, Index, byte_ranges
 from data_prep.mmap_writer import best_dtype
@@ -82,8 +82,7 @@ def build_stream(
         Unworkable: if the settings cannot work on the text of the sources.
     """
     seed = base.description["seed"] if base else settings.seed
-    chronological = is_chronological(settings, base.description if base else None)
-    spooled = read_sources(settings, seed, files, work.spool, executor, chronological)
+    spooled = read_sources(settings, seed, files, work.spool, executor, _is_chronological(settings, base))
     documents, table = _without_copies(settings, spooled, work, base)
     # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
@@ -100,14 +99,12 @@ def build_stream(
     index, periods = _write_index(settings, plan, passages, num_mega_batches, spooled, work, base)
     del passages
     if base is not None:
-        extension = _encode_extension(index, periods, base, spooled, table, work, executor)
-        return extension | {"passage_words": plan.passage_words}
+        return _encode_extension(plan, index, periods, base, spooled, table, work, executor)
     tokenizer_file = make_tokenizer(settings, index, work, executor)
     symbols = check_vocabulary(settings, tokenizer_file)
     num_symbols = dictionary_size(len(symbols))
-    encoded = encode(index, tokenizer_file, num_symbols, work, executor)
+    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor)
     dict_file = write_dictionary(symbols, encoded.counts, work)
-    write_documents(index, [source_name(record) for record in spooled.records], encoded.num_sequences, work, executor)
     return {
         "format_version": FORMAT_VERSION,
         "num_mega_batches": num_mega_batches,
@@ -127,13 +124,28 @@ def build_stream(
     }
 
 
+def _is_chronological(settings: PrepSettings, base: BaseStream | None) -> bool:
+    """Return True if the stream, or the stream to extend, is chronological."""
+    return is_chronological(settings, base.description if base else None)
+
+
+def _encode(
+    index: Index, tokenizer_file: Path, num_symbols: int, spooled: Spooled, work: WorkFolder, executor: Executor
+) -> Encoded:
+    """Encode all passages, and write which document each of them comes from. See `encode` for the arguments."""
+    encoded = encode(index, tokenizer_file, num_symbols, work, executor)
+    write_documents(index, [source_name(record) for record in spooled.records], encoded.num_sequences, work, executor)
+    return encoded
+
+
 def _encode_extension(
-    index: Index, periods: Periods | None, base: BaseStream, spooled: Spooled, table: list[dict], work: WorkFolder,
-    executor: Executor,
+    plan: partition.Plan, index: Index, periods: Periods | None, base: BaseStream, spooled: Spooled, table: list[dict],
+    work: WorkFolder, executor: Executor,
 ) -> dict:  # fmt: skip
     """Encode the mega-batches that alma-prep --extend adds, with the tokenizer of the existing stream.
 
     Args:
+        plan: the sizes of splits and passages.
         index: the new passages in their final order, and their division into mega-batches.
         periods: the periods of the mega-batches, if the stream is chronological.
         base: the existing stream.
@@ -146,11 +158,9 @@ def _encode_extension(
         The part of stream.json that describes the added mega-batches.
     """
     tokenizer_file = base.folder / base.description["tokenizer"]["file"]
-    encoded = encode(index, tokenizer_file, base.description["dictionary_size"], work, executor)
-    sources = [source_name(record) for record in spooled.records]
-    write_documents(index, sources, encoded.num_sequences, work, executor)
+    encoded = _encode(index, tokenizer_file, base.description["dictionary_size"], spooled, work, executor)
     described = _described(spooled, table, encoded.splits, periods)
-    return described | {"num_mega_batches": len(described["splits"])}
+    return described | {"num_mega_batches": len(described["splits"]), "passage_words": plan.passage_words}
 
 
 def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict], periods: Periods | None) -> dict:
@@ -309,7 +319,7 @@ def _write_index(
     known = sorted(set(kind_names))
     kinds = np.array([known.index(name) for name in kind_names])
     valid_kind = known.index(settings.valid_source) if settings.valid_source is not None else None
-    if is_chronological(settings, base.description if base else None):
+    if _is_chronological(settings, base):
         description, valid_words = (base.description if base else None), plan.valid_words
         periods = _workable(
             lambda: lay_out_periods(settings, passages, kinds, valid_kind, valid_words, work.spool, description)

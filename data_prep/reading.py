@@ -75,8 +75,7 @@ def read_sources(
         chronological: whether the stream is chronological (see `chronological`), so that documents need dates.
 
     Raises:
-        PrepError: if more files are damaged than the setting `max_bad` allows, or if the stream is chronological and
-            documents have no date. This error is raised only after all files were read.
+        PrepError: after all files were read, if too many are damaged, or dates are needed and missing.
         Unworkable: if no document of a source is left, or partition="by-date" and a path contains no date.
     """
     try:
@@ -113,8 +112,7 @@ def read_sources(
     _check_damage(settings, records, spool.parent)
     shards = range(len(tasks))
     documents = np.concatenate([np.load(documents_path(spool, shard)) for shard in shards])
-    if chronological and settings.undated == "error":
-        _check_dates(settings, removed, results, len(documents))
+    _check_dates(settings, removed, results, len(documents))
     order_copies(spool, documents, chronological)
     for number, record in enumerate(records):
         if not (documents["source"] == number).any():
@@ -238,6 +236,8 @@ def _check_dates(
 ) -> None:
     """Raise PrepError if documents of a chronological stream have no date. Raise Unworkable if none has a date.
 
+    With the setting undated="drop", raise no error.
+
     Args:
         settings: the settings of this call of alma-prep.
         removed: what was removed, see `Spooled.removed`.
@@ -245,7 +245,7 @@ def _check_dates(
         num_dated: number of documents that have a date.
     """
     num_undated = sum(num_documents for num_documents, _ in removed.get(NO_DATE, {}).values())
-    if not num_undated:
+    if not num_undated or settings.undated == "drop":
         return
     examples = [example for result in results for example in result["undated"]][:3]
     shown = ", ".join(f"{name} (its date is '{date}')" if date else name for name, date in examples)
