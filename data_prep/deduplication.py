@@ -45,8 +45,9 @@ def remove_copies(
     keys = np.concatenate([known_keys, documents["document"]])
     zeros = np.zeros(num_known, np.int32)
     # Give the documents already in the stream rank -1, because a smaller rank has priority, and the ranks of new
-    # documents, which are the indices of their snapshots, start at 0.
-    rank = np.concatenate([zeros - 1, documents["group"].astype(np.int32)])
+    # documents, which are the indices of their snapshots or their dates, start at 0.
+    rank_of_new = documents["group"].astype(np.int32) if spooled.dates is None else spooled.dates
+    rank = np.concatenate([zeros - 1, rank_of_new])
     num_words = np.concatenate([zeros, documents["num_words"]])
     signatures = None if spooled.signatures is None else [*known_signatures, spooled.signatures]
     with Bar("find duplicates", len(keys), "documents") as bar:

@@ -107,7 +107,7 @@ def find_duplicates(
     Args:
         keys: 16-byte hash of each text, NumPy type V16, shape [n]. Equal texts have equal keys. n is the number of
             documents.
-        rank: int [n], -1 for documents already in the stream, else the index of the document's snapshot.
+        rank: int [n], -1 for documents already in the stream, else the index of the document's snapshot, or its date.
         num_words: int [n], number of words of each document.
         signatures: lists of files written by `save_signatures`, in the order of the documents; None: find exact
             copies only.

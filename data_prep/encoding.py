@@ -14,8 +14,8 @@ import numpy as np
 
 from data_prep.dictionary import EOS, NUM_SPECIAL
 from data_prep.heartbeat import Heartbeat
-from data_prep.index import Index, byte_ranges, read_index
-from data_prep.mmap_writer import MMapWriter, best_dtype, sequence_sizes
+from data_prep.index import Index, byte_ranges, is_training, read_index
+from data_prep.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
 from data_prep.progress import Bar
 from data_prep.spool import read_text
 from data_prep.tasks import Executor, Step, Task
@@ -39,6 +39,8 @@ class Encoded(NamedTuple):
     counts: np.ndarray
     """int [dictionary size]: number of occurrences of each fairseq id in the encoded mega-batches. The validation
     set and the test set are not counted."""
+    num_sequences: np.ndarray
+    """int [n, 2]: (passage, number of sequences) of each passage that is stored as several sequences."""
 
 
 def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder, executor: Executor) -> Encoded:
@@ -65,24 +67,26 @@ def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolde
             weights.append(int(passages["num_bytes"][first:last].sum(dtype=np.int64)))
     step = Step(work.folder / "encode", tasks)
     with Bar("encode", sum(weights), "bytes") as bar:
-        step.run(executor, lambda number: bar.advance(weights[number]))
+        results = step.run(executor, lambda number: bar.advance(weights[number]))
     counts = np.zeros(num_symbols, dtype=np.int64)
     splits = {}
-    for name, (start, end) in zip(index.splits, itertools.pairwise(index.cuts), strict=True):
+    for name, members in [*((name, [name]) for name in index.splits), *index.unions.items()]:
         prefix = split_prefix(work.stream, name)
         prefix.parent.mkdir(exist_ok=True)
         num_tokens = num_sequences = 0
         with MMapWriter(prefix, dtype) as writer:
-            for number in tasks_of_split[name]:
+            for number in itertools.chain.from_iterable(tasks_of_split[member] for member in members):
                 tokens = np.fromfile(f"{step.prefix(number)}.tokens", dtype)
                 sizes = np.fromfile(f"{step.prefix(number)}.sizes", np.int32)
                 writer.write(tokens, sizes)
                 num_tokens, num_sequences = num_tokens + len(tokens), num_sequences + len(sizes)
-                if name not in ("valid", "test"):
+                if is_training(name):
                     counts += np.fromfile(f"{step.prefix(number)}.counts", np.int64)
+        start, end = index.cuts[index.splits.index(members[0])], index.cuts[index.splits.index(members[-1]) + 1]
         splits[name] = _text_counts(passages[start:end])
         splits[name] |= {"sequences": num_sequences, "tokens": num_tokens, "sha256": writer.sha256()}
-    return Encoded(splits, counts)
+    long = [one for result in results for one in result["long"]]
+    return Encoded(splits, counts, np.array(long, np.int64).reshape(-1, 2))
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ class EncodeTask(Task):
         PREFIX.sizes: int32, the number of tokens of each stored sequence. A sequence is a passage, or a piece of a very
             long passage (see `sequence_sizes`).
         PREFIX.counts: int64 [num_symbols], the number of occurrences of each fairseq id.
+
+    The result of the task contains [passage, number of sequences] for each passage that is stored as several sequences.
     """
 
     tokenizer_file: str
@@ -113,6 +119,7 @@ class EncodeTask(Task):
         tokenizer = _load_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
         passages = read_index(Path(self.index))
         counts = np.zeros(self.num_symbols, np.int64)
+        long: list[list[int]] = []
         with open(f"{prefix}.tokens", "wb") as tokens_file, open(f"{prefix}.sizes", "wb") as sizes_file:
             for first, last in byte_ranges(passages["num_bytes"], self.start, self.end, BATCH_BYTES):
                 encoded = tokenizer.encode([read_text(Path(self.spool), passage) for passage in passages[first:last]])
@@ -125,10 +132,12 @@ class EncodeTask(Task):
                     position += len(ids) + 1
                 tokens_file.write(tokens.data)
                 sizes_file.write(sequence_sizes(passage_tokens).astype(np.int32).data)
+                for which in np.flatnonzero(passage_tokens > MAX_SEQUENCE_TOKENS).tolist():
+                    long.append([first + which, len(sequence_sizes(passage_tokens[which : which + 1]))])
                 counts += np.bincount(tokens, minlength=self.num_symbols)
                 heartbeat.beat("text encoding")
         counts.tofile(f"{prefix}.counts")
-        return {}
+        return {"long": long}
 
 
 @functools.lru_cache(maxsize=1)  # cached, because a worker does many tasks with one tokenizer

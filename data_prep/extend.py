@@ -74,13 +74,23 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             "cleaning": added["cleaning"],
         }
         splits = {name: split for name, split in stream["splits"].items() if name != "test"}
-        stream |= {
+        stream |= _added_periods(stream, added) | {
             "num_mega_batches": last,
             "splits": splits | added["splits"] | {"test": stream["splits"]["test"]},
             "extensions": [*stream.get("extensions", []), extension],
         }
         publish(out, work, stream, manifest)
     return stream
+
+
+def _added_periods(stream: Mapping, added: Mapping) -> dict:
+    """Return the entry of stream.json with all periods of an extended chronological stream; {} for other streams.
+
+    Args:
+        stream: the content of stream.json.
+        added: the description of the extension.
+    """
+    return {"periods": [*stream["periods"], *added["periods"]]} if "periods" in added else {}
 
 
 def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension: Mapping) -> None:

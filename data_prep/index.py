@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The index entry of one document or passage, 56 bytes.
+# The index entry of one document or passage, 60 bytes.
 ENTRY = np.dtype(
     [
         ("key", "V16"),  # pseudo-random sort key: hash(seed, hash of the document's text, passage number)
@@ -21,6 +21,7 @@ ENTRY = np.dtype(
         ("num_words", np.int32),
         ("source", np.int16),  # index of the source in the list of sources
         ("group", np.int16),  # index of the snapshot (point in time, see `snapshots`); 0 in a stream without snapshots
+        ("passage", np.int32),  # index of the passage in its document; 0 if the document is not cut
     ]
 )
 INDEX = "passages.npy"
@@ -42,6 +43,9 @@ class Index(NamedTuple):
     """Split boundaries: split s consists of the passages cuts[s] (included) to cuts[s + 1] (excluded)."""
     splits: list[str]
     """Names of the splits, in the order of `cuts`."""
+    unions: dict[str, list[str]] = {}  # noqa: RUF012, it is never changed
+    """Splits that consist of neighbouring splits, by name. Only a chronological stream has them: its validation set and
+    its test set consist of the held-out text of the periods (see `chronological`)."""
 
     @property
     def passages(self) -> np.ndarray:
@@ -52,8 +56,13 @@ class Index(NamedTuple):
         """Return the range (start, end) of the passages that belong to mega-batches. `end` is excluded."""
         # The validation set is stored first, then all mega-batches, then the test set. So the range begins with the
         # first passage of the first mega-batch, and ends with the last passage of the last mega-batch.
-        which = [number for number, name in enumerate(self.splits) if name not in ("valid", "test")]
+        which = [number for number, name in enumerate(self.splits) if is_training(name)]
         return self.cuts[which[0]], self.cuts[which[-1] + 1]
+
+
+def is_training(split: str) -> bool:
+    """Return True if a split is a mega-batch, and not a validation set or a test set, or one of a period."""
+    return split.startswith("mega_batch_") and "/" not in split
 
 
 def read_index(path: Path) -> np.ndarray:

@@ -15,10 +15,12 @@ import numpy as np
 from data_prep import layout, partition
 from data_prep.deduplication import remove_copies, save_keys
 from data_prep.dictionary import dictionary_size
-from data_prep.encoding import TASK_BYTES, encode
+from data_prep.documents import write_documents
+from data_prep.encoding import TASK_BYTES, Encoded, encode
 from data_prep.errors import PrepError, Unworkable
 from data_prep.index import ENTRY, INDEX, Index, byte_ranges
 from data_prep.mmap_writer import best_dtype
+from data_prep.periods import Periods, is_chronological, lay_out_periods
 from data_prep.progress import Bar
 from data_prep.reading import Spooled, read_sources, source_name
 from data_prep.settings import PrepSettings
@@ -80,11 +82,11 @@ def build_stream(
         Unworkable: if the settings cannot work on the text of the sources.
     """
     seed = base.description["seed"] if base else settings.seed
-    spooled = read_sources(settings, seed, files, work.spool, executor)
+    spooled = read_sources(settings, seed, files, work.spool, executor, _is_chronological(settings, base))
     documents, table = _without_copies(settings, spooled, work, base)
-    # Free the memory of `spooled.documents` (56 bytes per document), the documents before copies were removed. From
+    # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
-    spooled = spooled._replace(documents=np.empty(0, ENTRY))
+    spooled = spooled._replace(documents=np.empty(0, ENTRY), dates=None)
     num_mega_batches = _num_mega_batches(settings, spooled)
     words = _words_by_source(documents, len(files))
     wanted_words = _wanted_words(files, words)
@@ -94,14 +96,14 @@ def build_stream(
     if wanted_words != words:
         passages = layout.keep_words(passages, wanted_words)
         table += _share_rows(spooled, words, _words_by_source(passages, len(files)))
-    index = _write_index(settings, plan, passages, num_mega_batches, spooled, work, base)
+    index, periods = _write_index(settings, plan, passages, num_mega_batches, spooled, work, base)
     del passages
     if base is not None:
-        return _encode_extension(index, base, spooled, table, work, executor) | {"passage_words": plan.passage_words}
+        return _encode_extension(plan, index, periods, base, spooled, table, work, executor)
     tokenizer_file = make_tokenizer(settings, index, work, executor)
     symbols = check_vocabulary(settings, tokenizer_file)
     num_symbols = dictionary_size(len(symbols))
-    encoded = encode(index, tokenizer_file, num_symbols, work, executor)
+    encoded = _encode(index, tokenizer_file, num_symbols, spooled, work, executor)
     dict_file = write_dictionary(symbols, encoded.counts, work)
     return {
         "format_version": FORMAT_VERSION,
@@ -118,17 +120,34 @@ def build_stream(
         },
         "settings": settings.recorded(num_mega_batches, plan.valid_words, plan.passage_words),
         "command": settings.command(),
-        **_described(spooled, table, encoded.splits),
+        **_described(spooled, table, encoded.splits, periods),
     }
 
 
+def _is_chronological(settings: PrepSettings, base: BaseStream | None) -> bool:
+    """Return True if the stream, or the stream to extend, is chronological."""
+    return is_chronological(settings, base.description if base else None)
+
+
+def _encode(
+    index: Index, tokenizer_file: Path, num_symbols: int, spooled: Spooled, work: WorkFolder, executor: Executor
+) -> Encoded:
+    """Encode all passages, and write which document each of them comes from. See `encode` for the arguments."""
+    encoded = encode(index, tokenizer_file, num_symbols, work, executor)
+    write_documents(index, [source_name(record) for record in spooled.records], encoded.num_sequences, work, executor)
+    return encoded
+
+
 def _encode_extension(
-    index: Index, base: BaseStream, spooled: Spooled, table: list[dict], work: WorkFolder, executor: Executor
-) -> dict:
+    plan: partition.Plan, index: Index, periods: Periods | None, base: BaseStream, spooled: Spooled, table: list[dict],
+    work: WorkFolder, executor: Executor,
+) -> dict:  # fmt: skip
     """Encode the mega-batches that alma-prep --extend adds, with the tokenizer of the existing stream.
 
     Args:
+        plan: the sizes of splits and passages.
         index: the new passages in their final order, and their division into mega-batches.
+        periods: the periods of the mega-batches, if the stream is chronological.
         base: the existing stream.
         spooled: the new documents that were read.
         table: the table of removed documents, see `_without_copies`.
@@ -139,19 +158,23 @@ def _encode_extension(
         The part of stream.json that describes the added mega-batches.
     """
     tokenizer_file = base.folder / base.description["tokenizer"]["file"]
-    encoded = encode(index, tokenizer_file, base.description["dictionary_size"], work, executor)
-    return _described(spooled, table, encoded.splits) | {"num_mega_batches": len(index.splits)}
+    encoded = _encode(index, tokenizer_file, base.description["dictionary_size"], spooled, work, executor)
+    described = _described(spooled, table, encoded.splits, periods)
+    return described | {"num_mega_batches": len(described["splits"]), "passage_words": plan.passage_words}
 
 
-def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict]) -> dict:
+def _described(spooled: Spooled, table: list[dict], splits: dict[str, dict], periods: Periods | None) -> dict:
     """Return the entries of stream.json about sources, cleaning, splits and snapshots, of a stream or an extension.
 
     Args:
         spooled: the documents that were read from the sources.
         table: the table of removed documents, see `_without_copies`.
         splits: for each split, by name, its entry in stream.json.
+        periods: the periods of a chronological stream or extension; None for other streams.
     """
     described = {"sources": spooled.records, "cleaning": table, "splits": splits}
+    if periods is not None:
+        described |= periods.described(splits)
     return described if spooled.snapshots is None else described | {"snapshots": spooled.snapshots}
 
 
@@ -213,7 +236,7 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
         Unworkable: if the setting `num_mega_batches` differs from the number of snapshots.
     """
     if spooled.snapshots is None:
-        return settings.num_mega_batches or 1
+        return settings.num_mega_batches or settings.cut_dates.count(",") + 1 + bool(settings.cut_dates)
     num_snapshots = len(spooled.snapshots)
     if settings.num_mega_batches not in (None, num_snapshots):
         raise Unworkable(
@@ -284,17 +307,25 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
 def _write_index(
     settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
     work: WorkFolder, base: BaseStream | None,
-) -> Index:  # fmt: skip
+) -> tuple[Index, Periods | None]:  # fmt: skip
     """Sort all passages into the final order, divide them into splits, and write the index file (see `index`).
 
-    Return an Index object, which contains the path of the index file and says which passages belong to which split.
+    Return an Index object, which contains the path of the index file and says which passages belong to which split; and
+    the periods, if the stream is chronological.
     """
     names = layout.split_order(num_mega_batches)
+    periods = None
     kind_names = [record["kind"] for record in spooled.records]
     known = sorted(set(kind_names))
     kinds = np.array([known.index(name) for name in kind_names])
     valid_kind = known.index(settings.valid_source) if settings.valid_source is not None else None
-    if base is not None:
+    if _is_chronological(settings, base):
+        description, valid_words = (base.description if base else None), plan.valid_words
+        periods = _workable(
+            lambda: lay_out_periods(settings, passages, kinds, valid_kind, valid_words, work.spool, description)
+        )
+        order, cuts, names = periods.layout.order, periods.layout.cuts, periods.layout.splits
+    elif base is not None:
         first = base.description["num_mega_batches"] + 1
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
         order, cuts = layout.extension_layout(passages, kinds, num_mega_batches)
@@ -311,7 +342,8 @@ def _write_index(
             # the index file, the file's digest could differ although the text of the stream is equal.
             part["source"] = part["group"] = 0
             file.write(part.data)
-    return Index(path, sha256_of(path), work.spool, cuts, names)
+    unions = periods.unions if periods is not None else {}
+    return Index(path, sha256_of(path), work.spool, cuts, names, unions), periods
 
 
 def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:

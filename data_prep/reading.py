@@ -12,12 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.cleaning import Cleaning
+from data_prep.dates import date_in_path
 from data_prep.errors import PrepError, Unworkable
+from data_prep.facts import dates_of, order_copies
 from data_prep.progress import Bar
 from data_prep.settings import PrepSettings
 from data_prep.snapshots import groups_of
 from data_prep.sources import Files, Part, Skipped, fingerprint, merge_skipped, split_into_parts
-from data_prep.spool import SpoolTask, documents_path, signatures_path
+from data_prep.spool import NO_DATE, SpoolTask, documents_path, signatures_path
 from data_prep.tasks import Executor, Step
 
 MIN_SHARD_BYTES = 2 << 20
@@ -45,6 +47,8 @@ class Spooled(NamedTuple):
     """What cleaning removed: removed[reason][source name] is [number of documents, number of words]."""
     snapshots: list[str] | None
     """Names of the snapshots (see `snapshots`), if the stream has one mega-batch per snapshot; else None."""
+    dates: np.ndarray | None = None
+    """int64: the date (see `dates`) of each document, if the stream is chronological; else None."""
 
 
 def source_name(record: Mapping) -> str:
@@ -56,7 +60,9 @@ def source_name(record: Mapping) -> str:
     return ":".join(filter(None, (record["kind"], record["path"])))
 
 
-def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, executor: Executor) -> Spooled:
+def read_sources(
+    settings: PrepSettings, seed: int, files: Files, spool: Path, executor: Executor, chronological: bool = False
+) -> Spooled:
     """Copy all documents that pass cleaning into the spool, a folder of plain text files.
 
     Args:
@@ -66,10 +72,10 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
         files: the files of each source.
         spool: the spool folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
+        chronological: whether the stream is chronological (see `chronological`), so that documents need dates.
 
     Raises:
-        PrepError: if more files are damaged than the setting `max_bad` allows. This error is raised only after all
-            files were read.
+        PrepError: after all files were read, if too many are damaged, or dates are needed and missing.
         Unworkable: if no document of a source is left, or partition="by-date" and a path contains no date.
     """
     try:
@@ -95,6 +101,8 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
                 cleaning=cleaning if any(cleaning) else None,
                 sign=settings.duplicates == "near",
                 stamp=stamp,
+                part_dates=[date_in_path(Path(part.name).name, part.path) for part in batch],
+                needs_date=chronological,
             )
             tasks.append(task)
             weights.append(sum(part.end - part.start for part in batch))
@@ -104,11 +112,14 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
     _check_damage(settings, records, spool.parent)
     shards = range(len(tasks))
     documents = np.concatenate([np.load(documents_path(spool, shard)) for shard in shards])
+    _check_dates(settings, removed, results, len(documents))
+    order_copies(spool, documents, chronological)
     for number, record in enumerate(records):
         if not (documents["source"] == number).any():
             raise Unworkable(_no_documents(record))
     signatures = [signatures_path(spool, shard) for shard in shards] if settings.duplicates == "near" else None
-    return Spooled(documents, signatures, records, removed, snapshots)
+    dates = dates_of(spool, documents) if chronological else None
+    return Spooled(documents, signatures, records, removed, snapshots, dates)
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
@@ -217,6 +228,36 @@ def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> No
         f"{num_damaged:.3g} of {num_files:,} input files are damaged, more than --max-bad {settings.max_bad:g} allows: "
         f"{shown}. The complete list is in {report}. Replace these files, or run the same command with a larger "
         "--max-bad to continue this run."
+    )
+
+
+def _check_dates(
+    settings: PrepSettings, removed: Mapping[str, dict[str, list[int]]], results: Sequence[dict], num_dated: int
+) -> None:
+    """Raise PrepError if documents of a chronological stream have no date. Raise Unworkable if none has a date.
+
+    With the setting undated="drop", raise no error.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        removed: what was removed, see `Spooled.removed`.
+        results: the result of each SpoolTask.
+        num_dated: number of documents that have a date.
+    """
+    num_undated = sum(num_documents for num_documents, _ in removed.get(NO_DATE, {}).values())
+    if not num_undated or settings.undated == "drop":
+        return
+    examples = [example for result in results for example in result["undated"]][:3]
+    shown = ", ".join(f"{name} (its date is '{date}')" if date else name for name, date in examples)
+    message = (
+        f"{num_undated:,} documents have no date that can be read, for example {shown}. A date is a year from 1000 on, "
+        f"a month, a day or a time, as in ISO 8601: in the field --date-field (now {settings.date_field}) of JSON "
+        "lines and Parquet, in a web archive, or else in the path of the file. "
+    )
+    if not num_dated:
+        raise Unworkable(f"{message}No document has a date: check --date-field, or use another --partition.")
+    raise PrepError(
+        f"{message}Run the same command with --undated drop to leave these documents out; what has been read is kept."
     )
 
 

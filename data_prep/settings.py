@@ -8,6 +8,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.chronological import parse_cut_dates
 from data_prep.cleaning import known_languages
 from data_prep.options import defaults_of, options_of, setting
 from data_prep.sources import Source
@@ -88,10 +89,26 @@ class PrepSettings:
         "passages of about this length; default: min(2000, 0.2%% of a mega-batch)",
     )  # fmt: skip
     partition: str = setting(
-        "equal", "--partition", _MEGA_BATCHES, choices=("equal", "by-date", "as-given"),
+        "equal", "--partition", _MEGA_BATCHES, choices=("equal", "chronological", "by-date", "as-given"),
         help="equal: all mega-batches have the same number of words and the same mix of sources (default). For streams "
-        "that drift: by-date makes one mega-batch per snapshot, which is named by a date in the path (such as "
-        "CC-MAIN-2019-13 or 20190325); as-given makes one mega-batch per --source, in the given order",
+        "that drift: chronological sorts documents by date, and cuts the order into periods with equal numbers of "
+        "words or at --cut-dates, each with held-out text of its own; by-date makes one mega-batch per snapshot, which "
+        "is named by a date in the path (such as CC-MAIN-2019-13 or 20190325); as-given makes one mega-batch per "
+        "--source, in the given order",
+    )  # fmt: skip
+    cut_dates: str = setting(
+        "", "--cut-dates", _MEGA_BATCHES, metavar="DATE,DATE",
+        help="with --partition chronological: begin a new mega-batch at each of these dates, such as 1840,1890-07; "
+        "default: equal numbers of words",
+    )  # fmt: skip
+    test_words: int | None = setting(
+        None, "--test-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
+        help="with --partition chronological: number of words in the test set; default: as many as in a mega-batch",
+    )  # fmt: skip
+    undated: str = setting(
+        "error", "--undated", _MEGA_BATCHES, choices=("error", "drop"), shapes_stream=False,
+        help="with --partition chronological: what to do if documents have no date. error: stop after reading; drop: "
+        "leave them out; default: %(default)s",
     )  # fmt: skip
     language: str = setting(
         "", "--language", _CLEANING, metavar="CODE",
@@ -174,13 +191,28 @@ class PrepSettings:
             for name, option in options_of(self).items():
                 if option.fixed_by_stream and getattr(self, name) != defaults[name]:
                     raise ValueError(f"an extension uses the {name} of the existing stream: omit {option.flag}")
-        if self.num_mega_batches is None and self.partition == "equal" and not self.extend:
+        is_counted = self.partition in ("equal", "chronological") and not self.cut_dates
+        if self.num_mega_batches is None and is_counted and not self.extend:
             raise ValueError("the number of mega-batches is missing: give --mega-batches")
+        self._check_periods()
         if self.extend and self.partition != "equal":
             raise ValueError(
                 f"--extend does not support --partition {self.partition}, because new mega-batches have equal numbers "
                 "of words: run alma-prep --extend once for each snapshot, oldest first"
             )
+
+    def _check_periods(self) -> None:
+        for name in ("cut_dates", "test_words", "undated"):
+            is_given = getattr(self, name) != defaults_of(self)[name]
+            if is_given and self.partition != "chronological" and not self.extend:
+                raise ValueError(f"{name} is used only with a chronological stream: add --partition chronological")
+        if self.cut_dates:
+            num_periods = len(parse_cut_dates(self.cut_dates)) + 1
+            if self.num_mega_batches not in (None, num_periods):
+                raise ValueError(
+                    f"num_mega_batches={self.num_mega_batches}, but cut_dates={self.cut_dates} makes {num_periods} "
+                    "mega-batches: omit --mega-batches"
+                )
 
     def _check_numbers(self) -> None:
         if not 0 <= self.max_bad <= 1:

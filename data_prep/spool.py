@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 import numpy as np
 
 from data_prep.cleaning import Cleaner, Cleaning
+from data_prep.dates import UNDATED, parse_date
+from data_prep.facts import FactsWriter
 from data_prep.heartbeat import Heartbeat
 from data_prep.index import ENTRY
 from data_prep.partition import Plan, cut_document, order_key
@@ -24,6 +26,12 @@ from data_prep.tasks import Task
 
 if TYPE_CHECKING:
     from data_prep.duplicates import Signer
+
+
+NO_DATE = "no date"
+"""The reason for which a chronological stream leaves out documents without a date."""
+_UNDATED_SHOWN = 3
+"""Number of documents without a date that the result of a task names."""
 
 
 def text_path(folder: Path, shard: int) -> Path:
@@ -45,13 +53,14 @@ def signatures_path(folder: Path, shard: int) -> Path:
 class SpoolTask(Task):
     """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
 
-    The task writes two or three files. PREFIX is the argument `prefix` of `run`.
+    The task writes these files. PREFIX is the argument `prefix` of `run`.
         PREFIX.text: the spool file, which contains the text of the documents.
         PREFIX.documents.npy: the index entry (`index.ENTRY`) of each document in the spool file.
+        PREFIX.facts.npy, PREFIX.ids.arrow: the date and the id of each document in the spool file (see `facts`).
         PREFIX.signatures, only if `sign` is True: the MinHash signature of each document in the spool file.
 
     The result of the task contains the number of documents, words and bytes that were read from each input file, what
-    cleaning removed, and what was skipped.
+    cleaning removed, what was skipped, and examples of documents without a date.
     """
 
     shard: int
@@ -69,6 +78,11 @@ class SpoolTask(Task):
     stamp: str
     """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
     too. Then the task counts as a different task and is done again (see `tasks`)."""
+    part_dates: list[int]
+    """For each part, the date (see `dates`) that the path of its file contains; UNDATED if it contains none. It is the
+    date of the documents for which the source gives no date."""
+    needs_date: bool
+    """Whether documents without a date are left out."""
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
@@ -83,12 +97,13 @@ class SpoolTask(Task):
         cleaner = Cleaner(self.cleaning) if self.cleaning else None
         signer = _signer() if self.sign else None
         rows, signatures, skipped, offset = [], [], [], 0
+        undated: list[list[str]] = []
         # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
         # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason.
         files: dict[str, list[int]] = {}
         removed: dict[str, list[int]] = {}
-        with open(f"{prefix}.text", "wb") as file:
-            for part, group in self.parts:
+        with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix, self.source) as facts:
+            for (part, group), part_date in zip(self.parts, self.part_dates, strict=True):
                 heartbeat.beat(part.name)
                 count = files.setdefault(part.name, [0, 0, 0])
                 for document in read_documents(part, heartbeat.beat):
@@ -101,6 +116,10 @@ class SpoolTask(Task):
                     num_words = len(text.split())
                     _add(count, 1, num_words, len(content))
                     reason = cleaner.reason(text) if cleaner else None
+                    date = parse_date(document.date) if document.date else part_date
+                    if not reason and self.needs_date and date == UNDATED:
+                        reason = NO_DATE
+                        undated += [[document.id or part.name, document.date]] * (len(undated) < _UNDATED_SHOWN)
                     if reason:
                         _add(removed.setdefault(reason, [0, 0]), 1, num_words)
                         continue
@@ -108,7 +127,8 @@ class SpoolTask(Task):
                     identity = hashlib.sha256(content).digest()
                     key = order_key(self.seed, identity, 0)
                     place = (offset, self.shard, len(content), num_words, self.source, group)
-                    rows.append((key, identity[:16], *place))
+                    rows.append((key, identity[:16], *place, 0))
+                    facts.add(offset, date, document.id)
                     if signer:
                         signatures.append(signer.signature(text))
                     offset += file.write(content)
@@ -118,7 +138,7 @@ class SpoolTask(Task):
             from data_prep.duplicates import NUM_BANDS, save_signatures
 
             save_signatures(Path(f"{prefix}.signatures"), np.array(signatures, np.uint64).reshape(-1, NUM_BANDS))
-        return {"files": files, "removed": removed, "skipped": skipped}
+        return {"files": files, "removed": removed, "skipped": skipped, "undated": undated}
 
 
 def _add(counts: list[int], *more: int) -> None:
@@ -176,7 +196,7 @@ class CutTask(Task):
                 num_bytes = len(passage.encode("utf-8"))
                 key, document = order_key(self.seed, identity, number), bytes(entry["document"])
                 place = (offset, entry["shard"], num_bytes, len(passage.split()), entry["source"], entry["group"])
-                rows.append((key, document, *place))
+                rows.append((key, document, *place, number))
                 offset += num_bytes
         with open(f"{prefix}.passages.npy", "wb") as file:
             np.save(file, np.array(rows, dtype=ENTRY))

@@ -19,8 +19,9 @@ WORK = ".alma-prep"
 """Name of the work folder inside a stream folder. It contains the files of a stream or extension that is not finished
 yet."""
 SHARD_NAME = re.compile(
-    r"(mega_batch_\d+/train|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json|sentencepiece\.model"
-    r"|dedup/\d{4}\.(keys|signatures)|manifest\.json"
+    r"(mega_batch_\d+/(train|valid|test)|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json"
+    r"|sentencepiece\.model|dedup/\d{4}\.(keys|signatures)|manifest\.json"
+    r"|documents/(mega_batch_\d+(/(valid|test))?|valid|test)\.parquet"
 )
 """Pattern of the relative paths of all shards: the files that alma-prep writes into a stream folder, except
 stream.json."""
@@ -87,7 +88,8 @@ def belongs_to_stream(name: str, num_mega_batches: int, num_extensions: int) -> 
         num_mega_batches: number of all mega-batches, including those that alma-prep --extend added.
         num_extensions: how many times alma-prep --extend has added mega-batches.
     """
-    mega_batch, dedup = re.match(r"mega_batch_(\d+)/", name), re.match(r"dedup/(\d+)\.", name)
+    mega_batch = re.match(r"(?:documents/)?mega_batch_(\d+)[/.]", name)
+    dedup = re.match(r"dedup/(\d+)\.", name)
     if mega_batch:
         return int(mega_batch[1]) <= num_mega_batches
     return int(dedup[1]) <= num_extensions if dedup else True

@@ -14,7 +14,7 @@ def summary(stream: dict) -> str:
     lines = [f"{'split':<16}{'documents':>12}{'passages':>12}{'words':>16}{'tokens':>16}"]
     for name, split in stream["splits"].items():
         counts = f"{split['documents']:>12,}{split['passages']:>12,}{split['words']:>16,}{split['tokens']:>16,}"
-        lines.append(f"{name:<16}{counts}")
+        lines.append(f"{name:<16}{counts}{_dates_of(stream, name)}")
     extensions = stream.get("extensions", [])
     last = extensions[-1] if extensions else stream
     if last.get("cleaning"):
@@ -33,3 +33,11 @@ def summary(stream: dict) -> str:
         if len(source["skipped"]) > SKIPPED_SHOWN:
             lines.append(f"  and {len(source['skipped']) - SKIPPED_SHOWN:,} more (stream.json lists all of them)")
     return "\n".join(lines)
+
+
+def _dates_of(stream: dict, split: str) -> str:
+    """Return text with the first and the last date of a mega-batch of a chronological stream; else an empty text."""
+    periods = {f"mega_batch_{t}": period for t, period in enumerate(stream.get("periods", []), start=1)}
+    if split not in periods:
+        return ""
+    return f"  {periods[split]['first_date']} to {periods[split]['last_date']}"

@@ -154,6 +154,12 @@ class Step:
         """Return the path prefix of the output files (shards) of a task."""
         return self.folder / f"{number:06d}"
 
+    def digest(self, number: int) -> str:
+        """Return the SHA-256 digest of the output file of a finished task that has only one output file."""
+        mark = self.mark(number)
+        assert mark is not None and len(mark["files"]) == 1, number
+        return next(iter(mark["files"].values()))["sha256"]
+
     def mark(self, number: int) -> dict | None:
         """Return the content of a task's done mark, or None if the done mark is missing or describes another task.
 

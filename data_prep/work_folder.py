@@ -131,7 +131,7 @@ def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
     sync(work.stream)
     for path in shards:
         target = out / path.relative_to(work.stream)
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, target)
     for folder in {(out / name).parent for name in manifest["outputs"]}:
         if folder.is_dir():
@@ -309,5 +309,7 @@ def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None
             )
     for name in names:
         (out / name).unlink()
-        if "/" in name and not any((out / name).parent.iterdir()):
-            (out / name).parent.rmdir()
+        folder = (out / name).parent
+        while folder != out and not any(folder.iterdir()):
+            folder.rmdir()
+            folder = folder.parent

@@ -77,6 +77,10 @@ class Scores:
 
     To save time, such a model is scored only on the first tokens of the test set and of the validation set. If the
     number differs between the two sets, because one of them is very small, this is the larger number."""
+    period_perplexities: list[float] | None = None
+    """Chronological streams: perplexity per token on the test text of each period, also of those that arrive later.
+
+    None if an untrained model was scored on the first tokens only."""
 
     def __post_init__(self):
         if (self.error_rate is None) == (self.perplexity is None):
@@ -279,6 +283,32 @@ def prequential_perplexity(rows: Sequence[LedgerRow]) -> float | None:
     return math.exp(_mean(known)) if known and len(known) == len(values) else None
 
 
+def period_averages(rows: Sequence[LedgerRow]) -> dict[str, float]:
+    """Return averages of the matrix of perplexities, with one row per arrival and one column per period.
+
+    Row t of the matrix belongs to the predictor after arrival t, for t = 1..B. An average is a geometric mean, that is,
+    exp of the mean loss, over one part of the matrix:
+
+    backward_perplexity         below the diagonal: periods that arrived before the last one
+    in_distribution_perplexity  the diagonal: the period that has just arrived
+    forward_perplexity          above the diagonal: periods that arrive later
+
+    TiC-LM calls them backward transfer, in-distribution and forward transfer (Li et al. 2025), and subtracts from each
+    loss that of a model trained on all periods.
+
+    Returns:
+        The averages that have at least one value. Nothing if the stream has no periods.
+    """
+    logs: dict[str, list[float]] = {}
+    for row in rows:
+        for j, value in enumerate(row.scores.period_perplexities or [], start=1):
+            name = "in_distribution" if j == row.t else "backward" if j < row.t else "forward"
+            if row.t >= 1:
+                logs.setdefault(name, []).append(math.log(value))
+    order = ("backward", "in_distribution", "forward")
+    return {f"{name}_perplexity": math.exp(_mean(logs[name])) for name in order if name in logs}
+
+
 def cumulative_params(rows: Sequence[LedgerRow]) -> int:
     """Return the paper's metric Mem: the number of parameters of the predictor, summed over t = 0..B."""
     return sum(row.scores.num_params for row in rows)
@@ -320,6 +350,7 @@ def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
             "final": last.scores.perplexity,
         }
     is_vision = last.scores.error_rate is not None
+    quality |= period_averages(rows)
     ahead = prequential_error_rate(rows) if is_vision else prequential_perplexity(rows)
     if ahead is not None:
         quality[PREQUENTIAL_KEYS[0 if is_vision else 1]] = ahead

@@ -8,8 +8,15 @@ STREAM/dict.txt, tokenizer.json         the fairseq dictionary and the tokenizer
 STREAM/mega_batch_1/train.bin, .idx     first mega-batch, in fairseq's mmap format; one folder for each mega-batch
 STREAM/valid/valid.bin, .idx            validation set
 STREAM/test/test.bin, .idx              test set
+
+If the stream is chronological, each mega-batch is the text of one period, and the folder also contains the held-out
+text of each period:
+
+STREAM/mega_batch_1/valid.bin, .idx     held-out text of the first period, for validation; one for each mega-batch
+STREAM/mega_batch_1/test.bin, .idx      held-out text of the first period, for the test; one for each mega-batch
 """
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,8 +44,37 @@ def split_names(num_mega_batches: int) -> list[str]:
 
 
 def split_prefix(root: Path, split: str) -> Path:
-    """Return the path of the data of a split, without the suffixes .bin and .idx, as fairseq expects it."""
+    """Return the path of the data of a split, without the suffixes .bin and .idx, as fairseq expects it.
+
+    Args:
+        root: the stream folder.
+        split: mega_batch_1, ..., valid, test; or the held-out text of a period, such as mega_batch_1/test.
+    """
+    if "/" in split:
+        return root / split
     return root / split / ("train" if split.startswith("mega_batch_") else split)
+
+
+def split_entry(description: Mapping[str, Any], split: str) -> Mapping[str, Any]:
+    """Return the entry of a split in stream.json.
+
+    Args:
+        description: content of stream.json.
+        split: name of the split; or of the held-out text of a period, such as mega_batch_1/test.
+
+    Raises:
+        StreamError: if the stream has no such split.
+    """
+    mega_batch, _, part = split.partition("/")
+    if not part and split in description["splits"]:
+        return description["splits"][split]
+    number = mega_batch.removeprefix("mega_batch_")
+    periods = description.get("periods", [])
+    if number.isdecimal() and 1 <= int(number) <= len(periods) and part in ("valid", "test"):
+        return periods[int(number) - 1][part]
+    known = ", ".join(description["splits"])
+    more = ", and mega_batch_1/valid, mega_batch_1/test to the last period" if periods else ""
+    raise StreamError(f"the stream has no split {split}: it has {known}{more}")
 
 
 def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
@@ -48,7 +84,7 @@ def file_sizes(description: Mapping[str, Any], split: str) -> dict[str, int]:
         description: content of stream.json.
         split: name of the split.
     """
-    entry = description["splits"][split]
+    entry = split_entry(description, split)
     return {
         ".bin": entry["tokens"] * ITEM_SIZE[description["dtype"]],
         ".idx": IDX_HEADER_BYTES + entry["sequences"] * IDX_SEQUENCE_BYTES,
@@ -100,7 +136,7 @@ class StreamFolder:
         """
         folder = cls(Path(path).absolute(), _read_description(Path(path)))
         folder._check_dictionary()
-        for split in folder.splits:
+        for split in [*folder.splits, *folder.period_splits]:
             folder._check_split(split)
         return folder
 
@@ -119,13 +155,36 @@ class StreamFolder:
         """Names of the splits: the mega-batches in order, then valid and test."""
         return split_names(self.num_mega_batches)
 
+    @property
+    def num_periods(self) -> int:
+        """Number of periods of a chronological stream, one for each mega-batch; 0 for other streams."""
+        return len(self.description.get("periods", []))
+
+    @property
+    def period_splits(self) -> list[str]:
+        """Names of the held-out text of each period: mega_batch_1/valid, mega_batch_1/test, ...; empty without periods.
+
+        The validation set and the test set consist of the text of the periods that the stream had when it was made.
+        """
+        return [f"mega_batch_{t}/{part}" for t in range(1, self.num_periods + 1) for part in ("valid", "test")]
+
+    def place_in_test(self, t: int) -> tuple[int, int] | None:
+        """Return the positions (start, end) in the test set of the tokens of period t's test text.
+
+        Return None if the test set does not contain them, because the period was added to the stream later.
+        """
+        if t > self.description["periods_in_test"]:
+            return None
+        ends = [0, *itertools.accumulate(period["test"]["tokens"] for period in self.description["periods"])]
+        return ends[t - 1], ends[t]
+
     def counts(self, split: str) -> dict[str, int]:
         """Return the numbers of documents, words, tokens and bytes in a split, as stored in stream.json."""
-        return {key: value for key, value in self.description["splits"][split].items() if isinstance(value, int)}
+        return {key: value for key, value in split_entry(self.description, split).items() if isinstance(value, int)}
 
     def digest(self, split: str) -> str:
         """Return the SHA-256 digest of the .bin file of a split, as stored in stream.json."""
-        return self.description["splits"][split]["sha256"]
+        return split_entry(self.description, split)["sha256"]
 
     @property
     def dictionary_size(self) -> int:
@@ -171,7 +230,7 @@ class StreamFolder:
         Raises:
             StreamError: if a file has changed since `alma-prep` wrote it.
         """
-        for split in self.splits:
+        for split in [*self.splits, *self.period_splits]:
             path = self.prefix(split).with_suffix(".bin")
             if sha256_of(path) != self.digest(split):
                 raise StreamError(f"{path} has changed since alma-prep wrote it: {ADVICE}")

@@ -70,6 +70,11 @@ class PerplexityEvaluator:
         untrained_tokens: int | None = None,
     ):
         self._stream = stream
+        # The test set contains the test text of most periods, so it need not be scored again. Only the text of periods
+        # that were added to the stream later is not in it.
+        periods = range(1, stream.num_periods + 1)
+        self._added = {t: f"mega_batch_{t}/test" for t in periods if stream.place_in_test(t) is None}
+        self._splits = (*SPLITS, *self._added.values())
         self._kept = StoredScores(keep_in)
         self._shared = StoredScores(shared) if shared else None
         self._devices = list(devices or default_devices())
@@ -91,7 +96,7 @@ class PerplexityEvaluator:
         members = [self._scores_of(path, frozen.get(path), max_tokens) for path in learner.predictor]
         facts = [member.facts for member in members]
         results = {}
-        for split in SPLITS:
+        for split in self._splits:
             arrays = [member.log_probability_T[split] for member in members]
             results[split] = combine(arrays, self._stream.counts(split)["words"])
         num_scored = {split: result.num_tokens for split, result in results.items()}
@@ -111,11 +116,32 @@ class PerplexityEvaluator:
             expert_load=[[round(share, 4) for share in layer] for one in facts for layer in one.load] or None,
             overflow=sum(one.overflow for one in facts) / len(facts),
             scored_tokens=max(num_scored.values()) if is_sample else None,
+            period_perplexities=None if is_sample else self._by_period(members),
         )
+
+    def _by_period(self, members: Sequence[MemberScores]) -> list[float] | None:
+        """Return the perplexity on the test text of each period; None if the stream has no periods.
+
+        The text of a period follows that of the period before, so the first tokens of a period are predicted from the
+        last tokens of the period before, as they are in the score of the complete test set.
+
+        Args:
+            members: the scores of each member of the predictor.
+        """
+        perplexities = []
+        for t in range(1, self._stream.num_periods + 1):
+            place = self._stream.place_in_test(t)
+            if place is None:
+                arrays = [member.log_probability_T[self._added[t]] for member in members]
+            else:
+                arrays = [member.log_probability_T["test"][slice(*place)] for member in members]
+            words = self._stream.counts(f"mega_batch_{t}/test")["words"]
+            perplexities.append(combine(arrays, words).perplexity)
+        return perplexities or None
 
     def _key(self, checkpoint: Path, max_tokens: int | None) -> str:
         """Return the key under which the scores of a checkpoint are stored."""
-        digests = {split: self._stream.digest(split) for split in SPLITS}
+        digests = {split: self._stream.digest(split) for split in self._splits}
         return key_of_scores(checkpoint, digests, self._stream.dictionary_digest, max_tokens)
 
     def _scores_of(self, checkpoint: Path, frozen_key: str | None, max_tokens: int | None) -> MemberScores:
@@ -155,7 +181,7 @@ class PerplexityEvaluator:
     def _score(self, checkpoint: Path, max_tokens: int | None) -> MemberScores:
         """Compute the scores of a checkpoint, without reading or writing stored scores."""
         model, task = load_member(checkpoint, self._stream, self._devices[0])
-        scores = {split: self._score_split(model, task, split, max_tokens) for split in SPLITS}
+        scores = {split: self._score_split(model, task, split, max_tokens) for split in self._splits}
         facts = MemberFacts(
             num_params=sum(p.numel() for p in model.parameters()),
             forward_flops=count_forward_flops(model).of_row(task.args.tokens_per_sample),

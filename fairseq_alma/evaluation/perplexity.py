@@ -127,6 +127,13 @@ def _check_checkpoint(path: Path, stream: StreamFolder) -> None:
         )
 
 
+def _check_split(split: str, stream: StreamFolder) -> None:
+    """Raise StreamError if the stream has no held-out text with this name."""
+    known = ["test", "valid", *stream.period_splits]
+    if split not in known:
+        raise StreamError(f"--split {split} is not held-out text of {stream.path}: use one of {', '.join(known)}")
+
+
 def _exp(nats: float) -> float:
     """Return exp(nats); infinity if the result is too large for a float."""
     return math.exp(nats) if nats < 700 else math.inf
@@ -141,7 +148,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
     )
     parser.add_argument("--stream", type=Path, help="the stream folder (default: the stream of the run)")
-    parser.add_argument("--split", choices=["test", "valid"], default="test", help="split to score (default: test)")
+    parser.add_argument(
+        "--split",
+        default="test",
+        help="split to score: test (default) or valid; in a chronological stream also the held-out text of a period, "
+        "such as mega_batch_3/test or mega_batch_3/valid",
+    )
     parser.add_argument(
         "--device", help="cpu, cuda, or a list like cuda:0,cuda:2 (default: all GPUs, or the CPU if there is none)"
     )
@@ -159,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         checkpoints, stream_path = _resolve(arguments.path, arguments.stream)
         stream = StreamFolder.open(stream_path)
+        _check_split(arguments.split, stream)
         devices = parse_devices(arguments.device)
         members = []
         for checkpoint in checkpoints:  # load one model after the other, to limit the memory use

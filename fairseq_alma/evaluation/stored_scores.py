@@ -123,6 +123,8 @@ class StoredScores:
                 temporary.mkdir()
                 digests: dict[str, Any] = {}
                 for split, array_T in scores.log_probability_T.items():
+                    # The name of a period's split has a slash, so its file is in a subfolder.
+                    (temporary / split).parent.mkdir(exist_ok=True)
                     np.save(temporary / f"{split}.npy", array_T)
                     digests[split] = sha256_of(temporary / f"{split}.npy")
                 write_json(temporary / "facts.json", {"facts": asdict(scores.facts), "sha256": digests}, durable=False)

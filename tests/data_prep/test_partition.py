@@ -93,5 +93,5 @@ def test_the_order_depends_on_seed_identity_and_passage_number():
 
 def test_passages_are_ordered_by_all_sixteen_bytes_of_their_key():
     keys = [b"\x01" + b"\0" * 15, b"\0" * 15 + b"\x02", b"\0" * 15 + b"\x01", b"\xff" * 16]
-    entries = np.array([(key, key, 0, 0, 0, number, 0, 0) for number, key in enumerate(keys)], dtype=ENTRY)
+    entries = np.array([(key, key, 0, 0, 0, number, 0, 0, 0) for number, key in enumerate(keys)], dtype=ENTRY)
     assert entries[by_key(entries)]["num_words"].tolist() == [2, 1, 0, 3]

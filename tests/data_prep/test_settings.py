@@ -57,8 +57,8 @@ def test_where_it_runs_is_neither_recorded_nor_part_of_the_identity():
 def test_the_identity_has_the_keys_that_streams_record():
     assert list(settings_of(["o", "--source", "python-docs", "--mega-batches", "2"]).identity()) == [
         "sources", "num_mega_batches", "vocab_size", "seed", "tokenizer", "tokenizer_words", "valid_words",
-        "valid_source", "passage_words", "partition", "language", "gopher", "duplicates", "text_field",
-        "id_field", "date_field",
+        "valid_source", "passage_words", "partition", "cut_dates", "test_words", "language", "gopher", "duplicates",
+        "text_field", "id_field", "date_field",
     ]  # fmt: skip
 
 
@@ -72,8 +72,18 @@ def test_every_option_says_in_help_what_it_does():
 @pytest.mark.parametrize(
     "task",
     [
-        SpoolTask(0, 1, 2, [(Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),)), 3)], ("en", True), True, "0f"),
-        SpoolTask(0, 1, 2, [(Part("text", "/a/b", "b", 0, 9), 3)], None, False, "0f"),
+        SpoolTask(
+            0,
+            1,
+            2,
+            [(Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),)), 3)],
+            ("en", True),
+            True,
+            "0f",
+            [0],
+            True,
+        ),
+        SpoolTask(0, 1, 2, [(Part("text", "/a/b", "b", 0, 9), 3)], None, False, "0f", [20190325000000], False),
         CutTask("spool", 5, (1, 2, 3, 4), "long.npy", "0f", 0, 7),
     ],
 )

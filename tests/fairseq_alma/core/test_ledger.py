@@ -145,6 +145,22 @@ def test_the_prequential_perplexity_is_the_geometric_mean_of_the_validation_perp
     assert prequential_perplexity(text_rows([8.0, 8.0, 4.0], first_trained_t=2)) is None
 
 
+def test_the_averages_of_a_matrix_of_perplexities_are_geometric_means():
+    matrix = [[9.0, 9.0, 9.0], [2.0, 8.0, 32.0], [4.0, 2.0, 2.0], [1.0, 16.0, 4.0]]  # row 0 is untrained
+    rows = [
+        replace(row, scores=replace(row.scores, period_perplexities=perplexities))
+        for row, perplexities in zip(text_rows([9.0, 8.0, 4.0, 3.0], first_trained_t=1), matrix, strict=True)
+    ]
+    summary = summarize(rows)
+    assert summary["backward_perplexity"] == pytest.approx((4 * 1 * 16) ** (1 / 3))
+    assert summary["in_distribution_perplexity"] == pytest.approx((2 * 2 * 4) ** (1 / 3))
+    assert summary["forward_perplexity"] == pytest.approx((8 * 32 * 2) ** (1 / 3))
+    # With one arrival there is nothing below the diagonal, and without periods there are no averages.
+    assert "backward_perplexity" not in summarize(rows[:2])
+    assert not {name for name in summarize(text_rows([9.0, 8.0], first_trained_t=1)) if "backward" in name}
+    assert LedgerRow.from_json(json.loads(json.dumps(rows[1].to_json()))) == rows[1]
+
+
 def test_a_row_with_prequential_scores_is_read_as_it_was_written(tmp_path):
     row = replace(vision_rows()[0], prequential=Prequential(0.25, 1.5))
     assert row.to_json()["prequential_error_rate"] == 0.25 and row.to_json()["prequential_loss"] == 1.5

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from data_prep.mmap_writer import MMapWriter
 from fairseq_alma.app.tables import ledger_table
 from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import StreamError
@@ -84,6 +85,46 @@ def test_members_are_scored_together_and_their_sizes_added_up(stream, members, t
     for layer, expected in zip(scores.expert_load, [layer for load in valid for layer in load], strict=True):
         assert layer == pytest.approx(expected, abs=1e-4)
     assert not list(tmp_path.iterdir())  # no member is frozen, so nothing is kept
+
+
+@pytest.fixture
+def in_periods(own_stream) -> Path:
+    """A stream of three periods. The test set is the test text of the first two; the third was added later."""
+    description = json.loads((own_stream / "stream.json").read_text())
+    tokens = np.fromfile(own_stream / "test" / "test.bin", np.uint16)
+    middle = int(np.flatnonzero(tokens == 2)[5]) + 1
+    texts = {"valid": np.fromfile(own_stream / "valid" / "valid.bin", np.uint16)}
+    periods = []
+    for t, test in enumerate((tokens[:middle], tokens[middle:], texts["valid"][::-1].copy()), start=1):
+        entries = {}
+        for part, text in (texts | {"test": test}).items():
+            with MMapWriter(own_stream / f"mega_batch_{t}" / part, "uint16") as writer:
+                writer.write(text, np.array([len(text)]))
+            entries[part] = {"tokens": len(text), "words": len(text), "sequences": 1, "sha256": writer.sha256()}
+        periods.append({"first_date": str(1800 + t), "last_date": str(1800 + t), **entries})
+    description |= {"periods": periods, "periods_in_test": 2}
+    (own_stream / "stream.json").write_text(json.dumps(description))
+    return own_stream
+
+
+def test_each_period_is_scored_and_the_test_set_only_once(in_periods, members, tmp_path, capsys):
+    folder = StreamFolder.open(in_periods)
+    scores = PerplexityEvaluator(folder, tmp_path / "kept", [CPU])(learner(members[:1], True))
+    model, task = load_member(members[0], folder, CPU)
+    test = score_tokens(model, task, "test").log_probability_T.astype(np.float64)
+    added = score_tokens(model, task, "mega_batch_3/test").log_probability_T.astype(np.float64)
+    middle = folder.counts("mega_batch_1/test")["tokens"]
+    expected = [math.exp(-part.mean()) for part in (test[:middle], test[middle:], added)]
+    assert scores.period_perplexities == pytest.approx(expected, rel=1e-6)
+    assert scores.perplexity == pytest.approx(math.exp(-test.mean()), rel=1e-6)
+    # The kept outputs give the same again.
+    assert PerplexityEvaluator(folder, tmp_path / "kept", [CPU])(learner(members[:1], True)) == scores
+    assert len(list(tmp_path.glob("kept/*/mega_batch_3/test.npy"))) == 1
+    argv = [str(members[0]), "--stream", str(in_periods), "--device", "cpu", "--json"]
+    assert alma_eval([*argv, "--split", "mega_batch_3/test"]) == 0
+    assert json.loads(capsys.readouterr().out)["perplexity"] == pytest.approx(expected[2], rel=1e-6)
+    assert alma_eval([*argv, "--split", "mega_batch_4/test"]) == 2
+    assert "--split mega_batch_4/test is not held-out text" in capsys.readouterr().err
 
 
 def test_outputs_of_a_frozen_member_are_kept_and_not_computed_again(stream, members, tmp_path, loaded):

@@ -1,0 +1,154 @@
+"""Store the name (id) and the date of every document beside the spool, and look them up.
+
+The spool is a folder of plain files with the text of all documents. For each spool file, there are two more files:
+
+    NUMBER.facts.npy    `FACT` of each document, in the order of the documents in the spool file
+    NUMBER.ids.arrow    the id of each document, in the same order; null for a document without an id. The metadata of
+                        the schema contain the index of the source
+
+A document or passage is found by its position in the spool file. So the index entries (`index.ENTRY`) that are kept in
+memory need not contain dates and ids.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow
+
+FACT = np.dtype(
+    [
+        ("offset", np.int64),  # start of the document's text in the spool file, in bytes
+        ("date", np.int64),  # date of the document, see `dates`
+        ("id", np.uint64),  # hash of the id. It orders copies of a text whose dates and sources are equal
+    ]
+)
+_IDS = 4096
+"""Number of ids that are kept in memory before they are written."""
+
+
+def facts_path(folder: Path, shard: int) -> Path:
+    """Return the path of the file with `FACT` of each document in spool file number `shard`."""
+    return folder / f"{shard:06d}.facts.npy"
+
+
+def ids_path(folder: Path, shard: int) -> Path:
+    """Return the path of the file with the id of each document in spool file number `shard`."""
+    return folder / f"{shard:06d}.ids.arrow"
+
+
+class FactsWriter:
+    """A context manager that writes PREFIX.facts.npy and PREFIX.ids.arrow (see the module).
+
+    Args:
+        prefix: path prefix of both files.
+        source: index of the source of all documents.
+    """
+
+    def __init__(self, prefix: Path, source: int):
+        self._prefix = prefix
+        self._schema = pyarrow.schema([("id", pyarrow.string())], {"source": str(source)})
+        self._facts: list[tuple[int, int, int]] = []
+        self._ids: list[str | None] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as files:
+            file = files.enter_context(pyarrow.OSFile(f"{self._prefix}.ids.arrow", "wb"))
+            self._file = files.enter_context(pyarrow.ipc.new_file(file, self._schema))
+            self._files = files.pop_all()
+        return self
+
+    def __exit__(self, error_type, error, traceback) -> None:
+        with self._files:
+            self._write_ids()
+        with open(f"{self._prefix}.facts.npy", "wb") as file:
+            np.save(file, np.array(self._facts, FACT))
+
+    def add(self, offset: int, date: int, identity: str) -> None:
+        """Add the next document.
+
+        Args:
+            offset: start of the document's text in the spool file, in bytes.
+            date: date of the document, see `dates`.
+            identity: id of the document; empty if it has none.
+        """
+        digest = hashlib.blake2b(identity.encode("utf-8"), digest_size=8).digest()
+        self._facts.append((offset, date, int.from_bytes(digest, "big")))
+        self._ids.append(identity or None)
+        if len(self._ids) == _IDS:
+            self._write_ids()
+
+    def _write_ids(self) -> None:
+        self._file.write_batch(pyarrow.record_batch([pyarrow.array(self._ids, pyarrow.string())], schema=self._schema))
+        self._ids = []
+
+
+def rows_by_shard(spool: Path, entries: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Find the documents that passages belong to. Yield one tuple per spool file, in the order of the spool files.
+
+    Args:
+        spool: the spool folder.
+        entries: the index entry (`index.ENTRY`) of each document or passage.
+
+    Yields:
+        The number of the spool file, indices into `entries` of the documents or passages in this spool file, and for
+        each of them `FACT` of the document, with the row of the document in the field `offset`.
+    """
+    order = np.lexsort((entries["offset"], entries["shard"]))
+    shards, first = np.unique(entries["shard"][order], return_index=True)
+    for shard, which in zip(shards.tolist(), np.split(order, first[1:]), strict=True):
+        facts = np.load(facts_path(spool, shard))
+        # The first byte of a passage lies in the last document that begins at or before this byte.
+        rows = np.searchsorted(facts["offset"], entries["offset"][which], "right") - 1
+        found = facts[rows]
+        found["offset"] = rows
+        yield shard, which, found
+
+
+def dates_of(spool: Path, entries: np.ndarray) -> np.ndarray:
+    """Return the date of each document or passage (see `dates`), int64 [n]. For the arguments, see `rows_by_shard`."""
+    dates = np.zeros(len(entries), np.int64)
+    for _, which, found in rows_by_shard(spool, entries):
+        dates[which] = found["date"]
+    return dates
+
+
+def order_copies(spool: Path, documents: np.ndarray, by_date: bool) -> None:
+    """Put the exact copies of each text into a fixed order, in place. Other documents keep their positions.
+
+    Later steps keep the first of several copies, or take copies in this order. So the ids and dates in a stream do not
+    depend on the order in which the files were read.
+
+    Copies are ordered by their source, then their date, then a hash of their id; by their date first if `by_date` is
+    True. Copies of a text have equal MinHash signatures, so the files with signatures still fit.
+
+    Args:
+        spool: the spool folder.
+        documents: the index entry (`index.ENTRY`) of each document.
+        by_date: whether the earliest copy comes first, whatever its source.
+    """
+    halves = np.ascontiguousarray(documents["document"]).view(">u8").reshape(-1, 2)
+    order = np.lexsort((halves[:, 1], halves[:, 0]))
+    same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
+    del halves
+    is_copy = np.zeros(len(documents), bool)
+    is_copy[order[1:][same]] = is_copy[order[:-1][same]] = True
+    del order, same
+    places = np.flatnonzero(is_copy)
+    if not len(places):
+        return
+    copies = documents[places]
+    facts = np.zeros(len(copies), FACT)
+    for _, which, found in rows_by_shard(spool, copies):
+        facts[which] = found
+    halves = np.ascontiguousarray(copies["document"]).view(">u8").reshape(-1, 2)
+    text = (halves[:, 1], halves[:, 0])
+    first = (copies["source"], facts["date"]) if by_date else (facts["date"], copies["source"])
+    wanted = np.lexsort((facts["id"], *first, *text))
+    # `now` lists the places of the copies of each text in the same order of texts as `wanted`, each text's places
+    # ascending. So the copies of a text are assigned to the places that they have already.
+    now = np.lexsort((places, *text))
+    documents[places[now]] = copies[wanted]
