@@ -1,7 +1,8 @@
 """Run tasks as jobs on a Slurm cluster.
 
 The command `alma-prep` submits the jobs and keeps running until the stream is complete. Run it on a login node, in a
-terminal that stays open. Every node needs access to the stream folder, the sources, and this Python environment.
+terminal that stays open, or as a Slurm job with a long time limit. Every node needs access to the stream folder, the
+sources, and this Python environment.
 
 A step is submitted as job arrays, with one task per job. `slurm_job` is the program of a job. `slurm_arrays` follows
 the arrays until all tasks are done. datatrove's Slurm executor is not used: if a step needs several arrays, it starts
@@ -10,6 +11,7 @@ one after the other and reports only the last, and it waits for ever for a comma
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -32,6 +34,8 @@ MAX_CORES = 8
 """Maximum number of cores of the job that trains the tokenizer. All other jobs use one core."""
 MAX_ARRAY = 1000
 """Maximum number of tasks in a job array, also on clusters whose setting MaxArraySize allows more."""
+_TOO_MANY_CORES = re.compile(r"CPU count|node configuration is not available", re.IGNORECASE)
+"""sbatch's messages if no node has as many cores as a job asks for."""
 _HEARTBEAT_SECONDS = 15.0
 """Longest time between two heartbeats of a job that makes progress. On a cluster, hundreds of jobs write heartbeats to
 one file system."""
@@ -50,7 +54,7 @@ class Slurm:
         out: the stream folder.
 
     Raises:
-        PrepError: if Slurm's commands are missing, or this process itself runs inside a Slurm job.
+        PrepError: if Slurm's commands are missing.
     """
 
     def __init__(self, cluster: Cluster, workers: int, stall_seconds: float, out: Path):
@@ -62,13 +66,8 @@ class Slurm:
             if shutil.which(program) is None:
                 raise PrepError(
                     f"--executor slurm needs the program {program}, which this machine does not have: run the command "
-                    "on a login node."
+                    "on a login node of the cluster."
                 )
-        if "SLURM_JOB_ID" in os.environ:
-            raise PrepError(
-                "--executor slurm submits Slurm jobs, and must not be used inside a Slurm job: run the command on a "
-                "login node."
-            )
 
     def __enter__(self) -> Self:
         try:
@@ -94,7 +93,14 @@ class Slurm:
         """
 
         def submit_array(numbers: Sequence[int], limit: int) -> JobArray:
-            return self._submit(step, numbers, min(threads, MAX_CORES), limit)
+            num_cores = min(threads, MAX_CORES)
+            while True:
+                try:
+                    return self._submit(step, numbers, num_cores, limit)
+                except SlurmError as error:
+                    if num_cores == 1 or not _TOO_MANY_CORES.search(str(error)):
+                        raise
+                num_cores //= 2
 
         jobs = StepJobs(step, numbers, self._workers, self._stall_seconds, self._array_size, submit_array, on_done)
         is_tidy = False
@@ -109,13 +115,13 @@ class Slurm:
                     except SlurmError as error:
                         note(f"warning: the jobs {' '.join(jobs.array_ids)} could not be cancelled: {error}")
 
-    def _submit(self, step: Step, numbers: Sequence[int], threads: int, limit: int) -> JobArray:
+    def _submit(self, step: Step, numbers: Sequence[int], num_cores: int, limit: int) -> JobArray:
         """Submit tasks as one job array.
 
         Args:
             step: the step to which the tasks belong.
             numbers: numbers of the tasks.
-            threads: number of CPU cores of each job.
+            num_cores: number of CPU cores of each job.
             limit: number of jobs that run at the same time.
 
         Raises:
@@ -138,7 +144,7 @@ class Slurm:
             f"--time={self._cluster.time}",
             "--nodes=1",
             "--ntasks=1",
-            f"--cpus-per-task={threads}",
+            f"--cpus-per-task={num_cores}",
             f"--mem-per-cpu={self._cluster.memory_gb}G",
             f"--job-name=alma-prep-{step.folder.name}",
             # Slurm itself starts a job again that was preempted or whose node has failed.

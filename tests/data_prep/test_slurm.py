@@ -1,6 +1,7 @@
 """Tasks as jobs of a real Slurm, which the fixture `slurm` starts. Skipped where it cannot be started."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -167,9 +168,13 @@ def watched(method, watch):
     return call
 
 
-def test_inside_a_job_it_is_refused(tmp_path, write_corpus):
+@pytest.mark.slow
+def test_the_command_itself_can_be_a_job(slurm, tmp_path, write_corpus, folder_bytes):
     books = write_corpus(tmp_path / "books", num_files=12)
-    argv = command(tmp_path / "out", books, "--executor", "slurm")
-    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "SLURM_JOB_ID": "1"})
-    assert done.returncode == 2
-    assert "must not be used inside a Slurm job" in done.stderr
+    subprocess.run(command(tmp_path / "here", books), check=True, capture_output=True)
+    argv = command(tmp_path / "there", books, "--executor", "slurm")
+    log = tmp_path / "log"
+    job = slurm.submit(f"--output={log}", f"--wrap={shlex.join(argv)}", folder=Path.cwd())
+    slurm.wait_for(lambda: slurm.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), seconds=180)
+    assert slurm.job(job)["JobState"] == "COMPLETED", log.read_text()
+    assert folder_bytes(tmp_path / "there") == folder_bytes(tmp_path / "here")

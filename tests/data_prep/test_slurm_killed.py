@@ -1,4 +1,4 @@
-"""A run on a real Slurm on which everything happens that happens on clusters ends with the right bytes, without help."""
+"""A run on a real Slurm on which everything happens that happens on clusters ends with the right bytes, unaided."""
 
 import os
 import random
