@@ -113,10 +113,12 @@ class StallWatch:
 
     Args:
         stall_seconds: seconds without a change after which a worker counts as hung.
+        max_pause_seconds: longest usual time between two looks. After a longer pause, this process was suspended, and
+            perhaps the workers were too. Then all measurements begin again.
     """
 
-    def __init__(self, stall_seconds: float):
-        self.stall_seconds = stall_seconds
+    def __init__(self, stall_seconds: float, max_pause_seconds: float = 20.0):
+        self.stall_seconds, self._max_pause_seconds = stall_seconds, max_pause_seconds
         # Maps each file to its state (None if it does not exist) and the time at which this state was first seen.
         self._seen: dict[Path, tuple[tuple[int, int] | None, float]] = {}
         self._looked_at = time.monotonic()
@@ -124,8 +126,7 @@ class StallWatch:
     def idle_seconds(self, path: Path) -> float:
         """Return for how long the file has not changed, as far as this object has seen it; 0.0 at its first look."""
         now = time.monotonic()
-        if now - self._looked_at > max(self.stall_seconds, 60.0):
-            # This process was suspended, and perhaps the workers were too: they get their time again.
+        if now - self._looked_at > self._max_pause_seconds:
             self._seen.clear()
         self._looked_at = now
         try:

@@ -113,7 +113,8 @@ class StepJobs:
         self._places: dict[int, tuple[JobArray, int]] = {}
         self._starts: collections.Counter[int] = collections.Counter()
         self._errors: collections.Counter[int] = collections.Counter()
-        self._watch = StallWatch(stall_seconds)
+        # A command of Slurm may take a minute until it gives up.
+        self._watch = StallWatch(stall_seconds, max_pause_seconds=_MAX_ASK_SECONDS + _MAX_POLL_SECONDS + 120)
         self._began = self._answered_at = self._ran_at = time.monotonic()
         self._asked_at = self._refused_at = -float("inf")
         self._num_notes, self._is_silent = 0, False

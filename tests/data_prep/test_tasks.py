@@ -32,6 +32,17 @@ def test_a_worker_hangs_only_if_its_heartbeat_stops_whatever_the_clock_of_its_ma
     assert watch.idle_seconds(path) == 0.0
 
 
+def test_a_pause_of_the_command_itself_does_not_make_its_workers_hang(tmp_path):
+    """If the command was suspended (Ctrl-Z), the workers probably were too."""
+    path, watch = tmp_path / "000000.alive", StallWatch(0.1, max_pause_seconds=2.0)
+    path.write_text("{}")
+    assert watch.idle_seconds(path) == 0.0
+    time.sleep(2.1)
+    assert watch.idle_seconds(path) == 0.0
+    time.sleep(0.15)
+    assert watch.idle_seconds(path) > watch.stall_seconds
+
+
 def test_a_task_that_raises_an_exception_leaves_the_name_of_its_input(tmp_path):
     path = tmp_path / "000000.alive"
     with pytest.raises(ValueError), Heartbeat(path) as heartbeat:
