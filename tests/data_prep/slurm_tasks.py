@@ -1,6 +1,8 @@
 """Tasks that misbehave. The jobs of a Slurm import them from this module."""
 
 import dataclasses
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -26,6 +28,8 @@ class Misbehave(Task):
         if Path(self.starts).read_text().splitlines().count(str(self.number)) <= self.times:
             if self.what == "hang":
                 time.sleep(600)
+            if self.what == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
             if self.what == "refuse":
                 raise PrepError("this text cannot be used")
             if self.what == "fail":

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from data_prep import slurm as executor
+from data_prep import slurm_arrays
 from data_prep.errors import PrepError
 from data_prep.settings import Cluster
 from data_prep.tasks import Step
+from launch.slurm import max_array_size, queue
 from tests.data_prep.slurm_tasks import Misbehave
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -66,6 +68,7 @@ def run_tasks(tmp_path, tasks, workers=4, stall_seconds=60.0):
             assert step.run(slurm) == [{"number": number} for number in range(len(tasks))]
     finally:
         wait_until(lambda: not jobs())  # nothing is left in the queue
+    assert not list(step.folder.glob("*.part"))  # of jobs that were killed
     starts = (tmp_path / "starts").read_text().split()
     return [starts.count(str(number)) for number in range(len(tasks))]
 
@@ -134,8 +137,20 @@ def test_a_job_that_hangs_is_cancelled_and_its_task_tried_again(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_task_whose_process_dies_is_tried_again_also_if_slurm_has_forgotten_its_job(tmp_path, monkeypatch, is_known):
+    """Slurm forgets jobs that have ended, at once on some clusters (MinJobAge)."""
+    if not is_known:
+        monkeypatch.setattr(slurm_arrays, "queue", lambda with_ended, is_patient: queue(is_patient=is_patient))
+        monkeypatch.setattr(slurm_arrays, "_ABSENT_SECONDS", 8.0)
+    starts = str(tmp_path / "starts")
+    assert run_tasks(tmp_path, [Misbehave(0, starts), Misbehave(1, starts, "die", times=1)]) == [1, 2]
+
+
+@pytest.mark.slow
 def test_several_arrays_run_no_more_jobs_than_allowed_and_all_are_cancelled(tmp_path, monkeypatch):
     """As with more tasks than Slurm's MaxArraySize."""
+    assert max_array_size() == 1001  # the default of Slurm
     monkeypatch.setattr(executor, "MAX_ARRAY", 3)
     starts, running = str(tmp_path / "starts"), []
     monkeypatch.setattr(
@@ -143,9 +158,13 @@ def test_several_arrays_run_no_more_jobs_than_allowed_and_all_are_cancelled(tmp_
         "_take_marks",
         watched(executor.StepJobs._take_marks, lambda: running.append(jobs("RUNNING"))),
     )
-    assert run_tasks(tmp_path, [Misbehave(number, starts, seconds=2) for number in range(8)], workers=2) == [1] * 8
+    assert run_tasks(tmp_path, [Misbehave(number, starts, seconds=4) for number in range(8)], workers=2) == [1] * 8
     assert 1 <= max(map(len, running)) <= 2
-    assert len({job.partition("_")[0] for found in running for job in found}) >= 3
+    arrays = [{job.partition("_")[0] for job in found} for found in running]
+    assert len(set().union(*arrays)) >= 3
+    # The second array began with one place, and got the other when the first array was done.
+    first = min(set().union(*arrays), key=int)
+    assert any(len(found) == 2 and len(ids) == 1 and ids != {first} for found, ids in zip(running, arrays, strict=True))
     # Ctrl-C while several arrays are in the queue.
     tasks = [Misbehave(number, starts, seconds=100) for number in range(8)]
 

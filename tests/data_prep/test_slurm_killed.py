@@ -112,6 +112,7 @@ def test_a_run_whose_jobs_are_killed_requeued_and_preempted_ends_with_the_right_
     print(run.stderr[-6000:])
     print(f"{mischief.starts} starts seen, {dict(mischief.done)}, {time.monotonic() - began:.0f} s")
     assert run.returncode == 0
+    assert "Slurm does not answer" in run.stderr
     assert folder_bytes(tmp_path / "there") == folder_bytes(tmp_path / "here")
     assert not (tmp_path / "there" / ".alma-prep").exists()
     assert mischief.starts > 80
