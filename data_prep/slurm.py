@@ -44,7 +44,7 @@ one file system."""
 class Slurm:
     """An executor that runs tasks as Slurm job arrays.
 
-    The executor is also a context manager. At the begin of the `with` statement, it cancels jobs that an earlier call
+    The executor is also a context manager. At the start of the `with` statement, it cancels jobs that an earlier call
     of alma-prep for the same stream folder has left in the queue because it was killed.
 
     Args:

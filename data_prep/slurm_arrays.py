@@ -152,7 +152,9 @@ class StepJobs:
     def _take_failures(self) -> None:
         """Find the tasks that have raised an exception since the last look."""
         for array in self._arrays:
-            names = {path.name for path in array.folder.iterdir()}
+            names: set[str] = set()
+            with suppress(OSError):  # a network file system that does not answer; the next look tries again
+                names = {path.name for path in array.folder.iterdir()}
             for index in sorted(array.unfinished):
                 failure = read_failure(array.folder, index) if f"{index}{FAILED}" in names else None
                 if failure is not None:
@@ -317,7 +319,7 @@ class StepJobs:
             self._ran_at = now
 
     def _cancel(self, job: str) -> None:
-        """Cancel a job. If Slurm does not answer, the job may go on, which does no harm."""
+        """Cancel a job. If Slurm does not answer, the job may continue, which does no harm."""
         with suppress(SlurmError):
             cancel([job])
 
