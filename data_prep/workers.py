@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from data_prep.errors import PrepError
+from data_prep.heartbeat import StallWatch
 from data_prep.interrupts import interrupts_delayed
 from data_prep.tasks import Step, run_task
 
@@ -96,7 +97,7 @@ class Local:
     """
 
     def __init__(self, processes: int, stall_seconds: float):
-        self._stall_seconds = stall_seconds
+        self._processes, self._stall_seconds = processes, stall_seconds
         self._workers = Workers(processes)
 
     def __enter__(self) -> Self:
@@ -108,10 +109,13 @@ class Local:
 
     def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
         """Run some tasks of a step in worker processes. See `tasks.Executor` for the arguments."""
-        began = time.time()
+        stall_watch = StallWatch(self._stall_seconds)
+        num_done = 0
 
         def watch() -> None:
-            hung = step.stalled(began, self._stall_seconds)
+            # Results arrive in order, so only these tasks can be running.
+            running = numbers[num_done : num_done + 2 * self._processes]
+            hung = step.stalled(running, stall_watch)
             if hung:
                 raise PrepError(
                     f"{hung}. Run the same command again to continue. If a worker hangs again at the same input "
@@ -121,12 +125,14 @@ class Local:
         calls = [(str(step.folder), number) for number in numbers]
         if threads == 1:
             for number in self._workers.run_in_order(run_task, calls, watch):
+                num_done += 1
                 on_done(number)
             return
         # Use a new process, which releases its memory at the end. The workers in `self._workers` cannot be used,
         # because each of them is limited to one thread.
         with Workers(1, tokenizer_threads=threads) as workers:
             for number in workers.run_in_order(run_task, calls, watch):
+                num_done += 1
                 on_done(number)
 
 

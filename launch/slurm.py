@@ -16,6 +16,10 @@ class SlurmError(Exception):
     """A command of Slurm is missing, or refuses what was asked."""
 
 
+class NoAnswerError(SlurmError):
+    """Slurm did not answer, for example because its controller is being restarted."""
+
+
 @dataclass(frozen=True)
 class QueuedJob:
     """A job, or a task of a job array, that is pending or running."""
@@ -57,7 +61,7 @@ def submit(script: str, options: Sequence[str], comment: str) -> str:
     for seconds in [*_RETRIES, None]:
         try:
             return _run_once(words, script, outside).strip().partition(";")[0]
-        except _NoAnswerError:
+        except NoAnswerError:
             if seconds is None:
                 raise
             time.sleep(seconds)
@@ -68,14 +72,41 @@ def submit(script: str, options: Sequence[str], comment: str) -> str:
     raise AssertionError
 
 
-def queue() -> list[QueuedJob]:
+def queue(with_ended: bool = False, is_patient: bool = True) -> list[QueuedJob]:
     """Return the pending and running jobs of this user.
 
+    Args:
+        with_ended: whether to return also jobs that have ended a short time ago (Slurm's setting MinJobAge, by default
+            300 seconds).
+        is_patient: whether to ask several times, for about a minute, if Slurm does not answer.
+
     Raises:
-        SlurmError: if squeue is missing or fails.
+        SlurmError: if squeue is missing or fails. `NoAnswerError`: if Slurm does not answer.
     """
-    lines = _run(["squeue", "--me", "--array", "--noheader", "--format=%i|%T|%r|%N|%k"]).splitlines()
+    states = ["--states=all"] if with_ended else []
+    command = ["squeue", "--me", "--array", *states, "--noheader", "--format=%i|%T|%r|%N|%k"]
+    lines = (_run(command) if is_patient else _run_once(command)).splitlines()
     return [QueuedJob(*line.split("|", 4)) for line in lines]
+
+
+def max_array_size() -> int | None:
+    """Return the largest number of tasks that a job array can have on this cluster; None if Slurm does not say it.
+
+    Raises:
+        SlurmError: if scontrol is missing or fails.
+    """
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]), re.MULTILINE)
+    # The largest index of a task is MaxArraySize - 1. Use indices from 0.
+    return int(found[1]) or None if found else None
+
+
+def limit_array(array: str, num_tasks: int) -> None:
+    """Set how many tasks of a job array may run at the same time.
+
+    Raises:
+        SlurmError: if scontrol is missing or fails.
+    """
+    _run_once(["scontrol", "update", f"JobId={array}", f"ArrayTaskThrottle={num_tasks}"])
 
 
 def cancel(jobs: Sequence[str]) -> None:
@@ -125,11 +156,9 @@ def is_preempted(job: str) -> bool:
     return words.get("JobState") == "RUNNING" and words.get("PreemptTime", "None") not in ("None", "Unknown", "N/A")
 
 
-class _NoAnswerError(SlurmError):
-    """Slurm did not answer, for example because its controller is being restarted."""
-
-
-_NO_ANSWER = re.compile(r"timed out|unable to contact|connection (refused|reset)|communication|temporarily", re.I)
+_NO_ANSWER = re.compile(
+    r"timed out|unable to contact|connection (refused|reset)|communication|temporarily|zero bytes|standby", re.I
+)
 _RETRIES = (2.0, 5.0, 10.0, 20.0, 30.0)
 """Times in seconds after which a command is tried again, if Slurm did not answer."""
 
@@ -139,7 +168,7 @@ def _run(command: Sequence[str]) -> str:
     for seconds in _RETRIES:
         try:
             return _run_once(command)
-        except _NoAnswerError:
+        except NoAnswerError:
             time.sleep(seconds)
     return _run_once(command)
 
@@ -149,10 +178,13 @@ def _run_once(command: Sequence[str], text: str | None = None, environment: dict
     if shutil.which(command[0]) is None:
         raise SlurmError(f"the program {command[0]} of Slurm is not installed on this machine")
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment, timeout=_SECONDS)
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, errors="surrogateescape", env=environment,
+            timeout=_SECONDS,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise _NoAnswerError(f"{command[0]} did not answer within {_SECONDS:.0f} seconds") from error
+        raise NoAnswerError(f"{command[0]} did not answer within {_SECONDS:.0f} seconds") from error
     if done.returncode != 0:
-        kind = _NoAnswerError if _NO_ANSWER.search(done.stderr) else SlurmError
+        kind = NoAnswerError if _NO_ANSWER.search(done.stderr) else SlurmError
         raise kind(f"{command[0]}: {done.stderr.strip() or f'ended with status {done.returncode}'}")
     return done.stdout

@@ -65,10 +65,11 @@ class LocalSlurm:
 
     Args:
         folder: an empty folder for its files. Its path must be short, because it contains a socket.
+        more_configuration: further lines of slurm.conf.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, more_configuration: str = ""):
+        self.folder, self._more_configuration = folder, more_configuration
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     @staticmethod
@@ -93,7 +94,7 @@ class LocalSlurm:
             (self.folder / name).mkdir(mode=0o700)
         self.folder.chmod(0o755)
         configuration = CONFIGURATION.format(host=socket.gethostname(), port=port, folder=self.folder, nodes=nodes)
-        (self.folder / "slurm.conf").write_text(configuration)
+        (self.folder / "slurm.conf").write_text(f"{self._more_configuration}\n{configuration}")
         key = self.folder / "munge/munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(1024))
@@ -106,6 +107,16 @@ class LocalSlurm:
         for node in NODES:
             self.start_node(node)
         self.wait_for(lambda: self.run("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N").split() == [*NODES])
+
+    def stop_controller(self) -> None:
+        """End slurmctld, which keeps its state in files. Until `start_controller`, Slurm answers no command."""
+        pid = int((self.folder / "slurmctld.pid").read_text())
+        os.kill(pid, signal.SIGTERM)
+        self.wait_for(lambda: not Path(f"/proc/{pid}").exists())
+
+    def start_controller(self) -> None:
+        """Start slurmctld again, with the jobs that it had when it was stopped."""
+        self.run("slurmctld", "-f", self.environment["SLURM_CONF"])
 
     def start_node(self, node: str) -> None:
         """Start the daemon of a node."""

@@ -235,8 +235,10 @@ def test_the_mixture_modules_import_torch_and_themselves():
             assert {m for m in others if not is_inside(m, "torch", "fairseq_alma.modules")} == set()
 
 
-def test_only_alma_lm_and_the_demo_use_the_launcher():
+def test_only_alma_lm_alma_prep_and_the_demo_use_the_launcher():
     assert {name for name in importers("launch") if not is_inside(name, "launch")} == {
+        "data_prep.slurm",
+        "data_prep.slurm_arrays",
         "fairseq_alma.demo",
         "fairseq_alma.lm.jobs",
         "fairseq_alma.lm.slurm_chain",
@@ -250,7 +252,7 @@ def test_only_alma_lm_and_the_demo_use_the_launcher():
     ("package", "others"),
     [
         ("vision", ("fairseq_alma.core", "fairseq_alma.app", "fairseq_alma.report")),
-        ("data_prep", ("fairseq_alma.core",)),
+        ("data_prep", ("fairseq_alma.core", "launch.slurm")),
         ("fairseq_alma.app", ("fairseq_alma.core",)),
         ("fairseq_alma.report", ("fairseq_alma.core",)),
     ],

@@ -67,7 +67,7 @@ def _option_tables(parser: argparse.ArgumentParser) -> str:
             if action.choices:
                 value = " or ".join(map(str, action.choices))
             default = "" if action.default in (None, "") or action.default is False else f"`{action.default}`"
-            default = "required" if action.required else "all cores" if action.dest == "workers" else default
+            default = "required" if action.required else default
             text = " ".join(formatter._expand_help(action).split())
             text = re.sub(r";? default: [^.;)]*$", "", text).replace("*.", "\\*.").replace("<", "&lt;")
             lines.append(_row([f"`{name} {value}`".replace(" `", "`"), default, text]))

@@ -1,11 +1,15 @@
 """Options are declared once: the parser, the recorded command and the identity agree."""
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 
 import pytest
 
 from data_prep.cli import _parser
+from data_prep.machine import usable_cores
 from data_prep.options import options_of, parsed_settings
 from data_prep.settings import Cluster, PrepSettings
 from data_prep.sources import Part, Source
@@ -93,3 +97,35 @@ def test_a_task_survives_its_way_through_json(task):
     again = type(task).from_fields(fields)
     assert again == task
     assert again.description() == task.description()
+
+
+CORES = "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from data_prep.machine import *; "
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CPU affinity")
+def test_workers_are_as_many_as_the_cores_that_the_process_may_use():
+    settings = settings_of(["o", "--source", "python-docs", "--mega-batches", "2"])
+    assert settings.workers == len(os.sched_getaffinity(0))
+    done = subprocess.run([sys.executable, "-c", CORES + "print(default_workers('local'))"], capture_output=True)
+    assert done.stdout == b"1\n"
+
+
+def test_inside_a_slurm_job_workers_are_as_many_as_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(96)))
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "6")  # without a job, the variable means nothing
+    assert usable_cores() == 96
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert usable_cores() == 6
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+    assert usable_cores() == 3
+
+
+def test_on_a_cluster_the_cores_of_the_login_node_do_not_count():
+    argv = ["o", "--source", "python-docs", "--mega-batches", "2"]
+    here, there = settings_of(argv), settings_of([*argv, "--executor", "slurm"])
+    assert (there.workers, there.stall_seconds) == (64, 300.0)
+    assert here.stall_seconds == 40.0
+    given = settings_of([*argv, "--executor", "slurm", "--workers", "5", "--stall-seconds", "7"])
+    assert (given.workers, given.stall_seconds) == (5, 7.0)
+    with pytest.raises(ValueError, match="check its quotation marks"):
+        settings_of([*argv, "--slurm-options=--account='x"])

@@ -95,7 +95,14 @@ def jobs_of(overrides: list[str]) -> list[list[str]]:
 
 
 def check_sbatch(arguments: list[str]) -> None:
-    """Check the script of an sbatch line, that bash can read it, and that the row it is given has a preset."""
+    """Check the script of an sbatch line, that bash can read it, and that the row it is given has a preset.
+
+    If the line has a command (--wrap) instead of a script, check the command.
+    """
+    wrapped = [word.removeprefix("--wrap=") for word in arguments if word.startswith("--wrap=")]
+    if wrapped:
+        assert check_block(wrapped[0]) == 1
+        return
     script, *given = [word for word in arguments if not word.startswith("-")]
     assert (ROOT / script).is_file(), f"{script} does not exist"
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
