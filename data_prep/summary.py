@@ -18,7 +18,7 @@ def summary(stream: dict) -> str:
     extensions = stream.get("extensions", [])
     last = extensions[-1] if extensions else stream
     if last.get("cleaning"):
-        lines += ["", f"{'reason for removal':<36}{'documents':>12}{'words':>16}  source"]
+        lines += ["", f"{'removed or changed':<36}{'documents':>12}{'words':>16}  source"]
         for row in last["cleaning"]:
             documents = f"{row['documents']:,}" if "documents" in row else ""
             lines.append(f"{row['step']:<36}{documents:>12}{row['words']:>16,}  {row['source']}")
