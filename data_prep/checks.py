@@ -30,6 +30,8 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
             needed["datatrove"] = "--gopher" if rules == ("gopher",) else "--rules"
     if settings.duplicates == "near":
         needed |= {"datatrove": "--duplicates near", "xxhash": "--duplicates near"}
+    if settings.keep_removed:
+        needed["zstandard"] = "--keep-removed"
     if settings.mask_pii:
         needed["datatrove"] = "--mask-pii"
     if settings.language:

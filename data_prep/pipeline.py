@@ -21,6 +21,7 @@ from data_prep.index import ENTRY, INDEX, Index, byte_ranges
 from data_prep.mmap_writer import best_dtype
 from data_prep.progress import Bar
 from data_prep.reading import Spooled, read_sources, source_name
+from data_prep.removed import keep_removed, save_copies
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files
 from data_prep.spool import CutTask
@@ -82,6 +83,8 @@ def build_stream(
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
     documents, table = _without_copies(settings, spooled, work, base)
+    if settings.keep_removed:
+        keep_removed(work, spooled.num_shards, base.num_extensions + 1 if base else 0, executor)
     # Free the memory of `spooled.documents` (56 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY))
@@ -247,6 +250,8 @@ def _without_copies(
         return spooled.documents, table
     known_keys = base.keys if base else np.empty(0, "V16")
     kept, exact, rows = remove_copies(spooled, known_keys, base.signatures if base else [])
+    if settings.keep_removed:
+        save_copies(work.folder, spooled.documents, kept, exact)
     number = base.num_extensions + 1 if base else 0
     save_keys(work.stream / "dedup", number, spooled.documents["document"], exact, spooled.signatures)
     return kept, table + rows

@@ -44,6 +44,8 @@ class Spooled(NamedTuple):
     """What cleaning removed: removed[reason][source name] is [number of documents, number of words]."""
     snapshots: list[str] | None
     """Names of the snapshots (see `snapshots`), if the stream has one mega-batch per snapshot; else None."""
+    num_shards: int = 0
+    """Number of spool files."""
 
 
 def source_name(record: Mapping) -> str:
@@ -93,6 +95,7 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
                 parts=[(part, group_of[part.name]) for part in batch],
                 cleaning=cleaning,
                 sign=settings.duplicates == "near",
+                keep_removed=settings.keep_removed,
                 stamp=stamp,
             )
             tasks.append(task)
@@ -108,7 +111,7 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
         if not (documents["source"] == number).any():
             raise Unworkable(_no_documents(record))
     signatures = [signatures_path(spool, shard) for shard in shards] if settings.duplicates == "near" else None
-    return Spooled(documents, signatures, records, removed, snapshots)
+    return Spooled(documents, signatures, records, removed, snapshots, len(tasks))
 
 
 def warn_without_url(files: Files, results: Sequence[tuple[int, dict]]) -> None:

@@ -125,6 +125,10 @@ class PrepSettings:
         False, "--mask-pii", _CLEANING,
         help="replace email addresses and public IP addresses in the text with fixed ones",
     )  # fmt: skip
+    keep_removed: bool = setting(
+        False, "--keep-removed", _CLEANING,
+        help="write every removed document, with the reason, to OUT/removed/*.jsonl.zst, so that you can look at them",
+    )  # fmt: skip
     duplicates: str = setting(
         "near", "--duplicates", _CLEANING, choices=("near", "exact", "keep"),
         help="which copies to remove across all sources. near: near and exact copies (default); exact: exact copies; "

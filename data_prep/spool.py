@@ -19,6 +19,7 @@ from data_prep.cleaning import Cleaner, Cleaning
 from data_prep.heartbeat import Heartbeat
 from data_prep.index import ENTRY
 from data_prep.partition import Plan, cut_document, order_key
+from data_prep.removed_file import RemovedFile
 from data_prep.sources import Part, Skipped, read_documents
 from data_prep.tasks import Task
 
@@ -45,10 +46,11 @@ def signatures_path(folder: Path, shard: int) -> Path:
 class SpoolTask(Task):
     """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
 
-    The task writes two or three files. PREFIX is the argument `prefix` of `run`.
+    The task writes two to four files. PREFIX is the argument `prefix` of `run`.
         PREFIX.text: the spool file, which contains the text of the documents.
         PREFIX.documents.npy: the index entry (`index.ENTRY`) of each document in the spool file.
         PREFIX.signatures, only if `sign` is True: the MinHash signature of each document in the spool file.
+        PREFIX.removed.jsonl.zst, only if `keep_removed` is True: the documents that cleaning removed (see `removed`).
 
     The result of the task contains the number of documents, words and bytes that were read from each input file, what
     cleaning removed, and what was skipped.
@@ -69,6 +71,8 @@ class SpoolTask(Task):
     stamp: str
     """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
     too. Then the task counts as a different task and is done again (see `tasks`)."""
+    keep_removed: bool = False
+    """Whether to write the documents that cleaning removes to a file (see `removed`)."""
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
@@ -88,7 +92,8 @@ class SpoolTask(Task):
         # text of documents was changed, it also maps the change to the numbers of documents and of words they lost.
         files: dict[str, list[int]] = {}
         removed: dict[str, list[int]] = {}
-        with open(f"{prefix}.text", "wb") as file:
+        kept_aside = RemovedFile(Path(f"{prefix}.removed.jsonl.zst") if self.keep_removed else None)
+        with open(f"{prefix}.text", "wb") as file, kept_aside:
             for part, group in self.parts:
                 heartbeat.beat(part.name)
                 count = files.setdefault(part.name, [0, 0, 0])
@@ -103,6 +108,8 @@ class SpoolTask(Task):
                     text, reason, changes = cleaner.clean(document) if cleaner else (document.text, None, ())
                     if reason:
                         _add(removed.setdefault(reason, [0, 0]), 1, num_words)
+                        named = {"id": document.id, "date": document.date, "file": part.name}
+                        kept_aside.add(reason=reason, **named, text=text)
                         continue
                     for change, fewer_words in changes:
                         _add(removed.setdefault(change, [0, 0]), 1, fewer_words)
