@@ -13,7 +13,8 @@ from pathlib import Path
 from data_prep.errors import PrepError
 from data_prep.filters import filter_sha256, load_filter, parse_filters
 from data_prep.settings import PrepSettings
-from data_prep.sources import Files, Source, fingerprint, needed_libraries
+from data_prep.sources import KINDS, Files, Source, fingerprint, needed_libraries
+from data_prep.sources.remote import is_remote
 from data_prep.tokenization import TOKENIZERS, given_tokenizer
 
 
@@ -61,13 +62,17 @@ def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
     """Raise PrepError if the stream folder contains input files, or is inside the folder of a source."""
     out = settings.out.resolve()
     for source, found in files.items():
-        if any(file.path.resolve().is_relative_to(out) for file in found):
+        if any(isinstance(file.path, Path) and file.path.resolve().is_relative_to(out) for file in found):
             raise PrepError(
                 f"input files of the source {source} are in the stream folder {settings.out}: choose another stream "
                 "folder."
             )
     for source in settings.sources:
-        if source.path and out.is_relative_to(Path(source.path).resolve()):
+        if (
+            KINDS[source.kind].wants_path
+            and not is_remote(source.path)
+            and out.is_relative_to(Path(source.path).resolve())
+        ):
             raise PrepError(
                 f"the stream folder {settings.out} is inside the source {source}: the next call of alma-prep would "
                 "read the stream as input text. Choose a stream folder outside the source."

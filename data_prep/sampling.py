@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.sources import SourceFile
+from data_prep.sources.remote import open_source
 
 _LEAST_BYTES = 1 << 20
 """Smallest number of bytes of a file that is used, if the file is not smaller. A bzip2 file consists of blocks of 900
@@ -88,7 +89,7 @@ def _takes(sizes: Sequence[int], is_whole: Sequence[bool], wanted_bytes: float) 
 
 def _first_bytes(file: SourceFile, target: Path, most_bytes: int) -> int:
     """Copy the beginning of a file to `target`. Return the number of bytes copied."""
-    with open(file.path, "rb") as source:
+    with open_source(file) as source:
         content = source.read(most_bytes)
     if file.name.lower().endswith((".txt", ".jsonl", ".ndjson", ".json")) and b"\n" in content:
         content = content[: content.rindex(b"\n") + 1]
@@ -102,7 +103,7 @@ def _first_rows(file: SourceFile, target: Path, most_bytes: int) -> int:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(file.path) as source:
+        with open_source(file) as opened, pyarrow.parquet.ParquetFile(opened) as source:
             num_rows = source.metadata.num_rows
             wanted = max(1, math.ceil(num_rows * most_bytes / file.num_bytes))
             done = 0

@@ -20,7 +20,7 @@ from data_prep.heartbeat import Heartbeat
 from data_prep.index import ENTRY
 from data_prep.partition import Plan, cut_document, order_key
 from data_prep.removed_file import RemovedFile
-from data_prep.sources import Part, Skipped, read_documents
+from data_prep.sources import Part, Skipped, read_documents_of
 from data_prep.tasks import Task
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class SpoolTask(Task):
             for part, group in self.parts:
                 heartbeat.beat(part.name)
                 count = files.setdefault(part.name, [0, 0, 0])
-                for document in read_documents(part, heartbeat.beat):
+                for document in read_documents_of(part, prefix.parent, heartbeat.beat):
                     heartbeat.beat()
                     if isinstance(document, Skipped):
                         skipped.append(document)
