@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from data_prep.filters import apply_filter, blocked_urls, load_filter, mask_personal_data
 from data_prep.quality import quality_rules
+from data_prep.repeated_lines import repeated_lines
 from data_prep.sources.base import Document
 
 LANGUAGE_SAMPLE_CHARACTERS = 2000
@@ -32,12 +33,16 @@ class Cleaning(NamedTuple):
     """The user's filters: the name MODULE:FUNCTION of each, and the SHA-256 digest of its module's source."""
     mask_pii: bool = False
     """Whether to replace email addresses and IP addresses."""
+    paragraphs: tuple[str, str, int] | tuple[()] = ()
+    """The paragraphs that occur in several documents: path and SHA-256 digest of the file, and the smallest number of
+    words of a paragraph (see `paragraphs`). Empty: no paragraph is removed."""
 
     @classmethod
     def from_fields(cls, values: list) -> "Cleaning":
         """Return the Cleaning with these field values, which were read from JSON."""
-        block_urls, language, rules, filters, mask_pii = values
-        return cls(tuple(block_urls), language, tuple(rules), tuple((name, sha) for name, sha in filters), mask_pii)
+        block_urls, language, rules, filters, mask_pii, paragraphs = values
+        named = tuple((name, sha) for name, sha in filters)
+        return cls(tuple(block_urls), language, tuple(rules), named, mask_pii, tuple(paragraphs))
 
 
 class Cleaned(NamedTuple):
@@ -60,6 +65,7 @@ class Cleaner:
         self._blocked = blocked_urls(*cleaning.block_urls) if cleaning.block_urls else None
         self._rules = quality_rules(cleaning.rules, cleaning.language)
         self._filters = [(name, load_filter(name)) for name, _ in cleaning.filters]
+        self._repeated = repeated_lines(*cleaning.paragraphs) if cleaning.paragraphs else None
         self.num_without_url = 0
         """Number of documents that could not be compared with the list of URLs, because they are not named by a URL."""
 
@@ -91,6 +97,13 @@ class Cleaner:
             text = mask_personal_data(before)
             if text != before:
                 changes.append(("masked personal data", len(before.split()) - len(text.split())))
+        if self._repeated is not None:
+            before = text
+            text = self._repeated.remove(before)
+            if not text.strip():
+                return Cleaned(before, "duplicate paragraphs")
+            if text != before:
+                changes.append(("duplicate paragraphs: changed text", len(before.split()) - len(text.split())))
         return Cleaned(text, None, tuple(changes))
 
     def _by_rules(self, document: Document) -> Cleaned:

@@ -23,6 +23,8 @@ from data_prep.summary import removed_lines
 from data_prep.tasks import Step, run_task
 from data_prep.work_folder import WorkFolder
 
+_READING = ("spool", "paragraphs")
+"""Steps that read all sources."""
 _KEY_BYTES = 128
 """Number of bytes per document of the folder `dedup` of a stream."""
 
@@ -156,11 +158,11 @@ def _estimates(settings: PrepSettings, measured: _Measured) -> list[str]:
     by_input, by_words = measured.total_bytes / max(1, measured.sampled_bytes), words / sample_words
     trained_words = min(settings.tokenizer_words, words)
     hours = {
-        "read and clean": seconds.get("spool", 0.0) * by_input / 3600,
+        "read and clean": sum(seconds.get(name, 0.0) for name in _READING) * by_input / 3600,
         "train the tokenizer": seconds.get("tokenizer", 0.0) * trained_words / sample_words / 3600,
         "encode": seconds.get("encode", 0.0) * by_words / 3600,
         "all other steps": sum(
-            value for name, value in seconds.items() if name not in ("spool", "tokenizer", "encode")
+            value for name, value in seconds.items() if name not in (*_READING, "tokenizer", "encode")
         ) * by_words / 3600,
     }  # fmt: skip
     in_parallel = hours["read and clean"] + hours["encode"]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.errors import PrepError, Unworkable
+from data_prep.paragraphs import without_repeated
 from data_prep.progress import Bar, note
 from data_prep.settings import PrepSettings
 from data_prep.snapshots import groups_of
@@ -100,6 +101,8 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
             )
             tasks.append(task)
             weights.append(sum(part.end - part.start for part in batch))
+    if settings.duplicate_paragraphs is not None:
+        tasks = without_repeated(tasks, settings.duplicate_paragraphs, spool.parent, executor)
     with Bar("read sources", total_bytes, "bytes") as bar:
         results = Step(spool, tasks).run(executor, lambda number: bar.advance(weights[number]))
     warn_without_url(files, [(task.source, result) for task, result in zip(tasks, results, strict=True)])

@@ -125,6 +125,11 @@ class PrepSettings:
         False, "--mask-pii", _CLEANING,
         help="replace email addresses and public IP addresses in the text with fixed ones",
     )  # fmt: skip
+    duplicate_paragraphs: int | None = setting(
+        None, "--duplicate-paragraphs", _CLEANING, metavar="N", minimum=1,
+        help="remove lines of at least N words that occur in several documents, such as menus and notices, except in "
+        "one of the documents. The sources are then read twice; default: keep them",
+    )  # fmt: skip
     keep_removed: bool = setting(
         False, "--keep-removed", _CLEANING,
         help="write every removed document, with the reason, to OUT/removed/*.jsonl.zst, so that you can look at them",

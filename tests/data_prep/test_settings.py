@@ -59,7 +59,7 @@ def test_the_identity_has_the_keys_that_streams_record():
     assert list(settings_of(["o", "--source", "python-docs", "--mega-batches", "2"]).identity()) == [
         "sources", "num_mega_batches", "vocab_size", "seed", "tokenizer", "tokenizer_words", "valid_words",
         "valid_source", "passage_words", "partition", "language", "gopher", "rules", "block_urls", "filters",
-        "mask_pii", "keep_removed", "duplicates", "text_field",
+        "mask_pii", "duplicate_paragraphs", "keep_removed", "duplicates", "text_field",
         "id_field", "date_field",
     ]  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_every_option_says_in_help_what_it_does():
         assert len(option.help) > 20
 
 
-CLEANING = Cleaning(("list.txt", "0f"), "en", ("gopher", "c4"), (("my_filters:f", "0f"),), True)
+CLEANING = Cleaning(("list.txt", "0f"), "en", ("gopher", "c4"), (("my_filters:f", "0f"),), True, ("p.npy", "0f", 9))
 
 
 @pytest.mark.parametrize(
