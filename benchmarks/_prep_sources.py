@@ -122,12 +122,12 @@ def measure_rates(data: Path, repeats: int) -> list[str]:
         documents = read_documents(Part(kind, str(path), path.name, 0, path.stat().st_size))
         return sum(len(document.text.split()) for document in documents if isinstance(document, Document))
 
-    language, gopher, signer = Cleaner(Cleaning("en")), Cleaner(Cleaning(gopher=True)), Signer()
+    language, gopher, signer = Cleaner(Cleaning(language="en")), Cleaner(Cleaning(rules=("gopher",))), Signer()
     steps: dict[str, Callable[[], int]] = {
         "WARC to text, words that come out": lambda: read("common-crawl", archive),
         "Wikipedia XML to text, words that come out": lambda: read("wikipedia", dump),
-        "language": lambda: len([language.reason(page) for page in pages]) and words,
-        "Gopher's rules": lambda: len([gopher.reason(page) for page in pages]) and words,
+        "language": lambda: len([language.clean(Document(page)) for page in pages]) and words,
+        "Gopher's rules": lambda: len([gopher.clean(Document(page)) for page in pages]) and words,
         "signatures for near-duplicates": lambda: len([signer.signature(page) for page in pages]) and words,
     }
     rows = []

@@ -9,7 +9,8 @@ The steps, in order, and the modules that implement them:
     prepare, extend     make a new stream, or extend one; `pipeline` calls the steps below in order
     sources/            list files, and read documents from each kind of file
     reading, cleaning   read every document once, remove unwanted documents, and copy the rest into the `spool`, a
-                        folder of plain text files
+                        folder of plain text files; `quality` and `filters` find what is unwanted, `paragraphs` finds
+                        lines that are repeated, and `removed` keeps removed documents to be looked at
     deduplication       remove copies of documents (`duplicates` finds the copies)
     partition, layout   cut long documents into passages, shuffle the passages, divide them into splits;
                         `index` defines the file that stores the order of the passages and the splits
@@ -21,6 +22,7 @@ The steps, in order, and the modules that implement them:
 killed, its next call does only the unfinished tasks. While a task runs, the worker rewrites a `heartbeat` file to show
 progress. `workers` runs tasks on this machine. `slurm` runs them as Slurm jobs: `slurm_job` is the program of a job,
 and `slurm_arrays` follows the jobs. `machine` contains the defaults that depend on where alma-prep runs.
+`dry_run` does all steps with a sample of the files (`sampling`), and `inspection` shows a finished stream.
 `options` and `settings` declare the command-line options, `cli` is the command, and `summary` formats the tables that
 the command prints at the end.
 """

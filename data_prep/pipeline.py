@@ -23,6 +23,7 @@ from data_prep.mmap_writer import best_dtype
 from data_prep.periods import Periods, is_chronological, lay_out_periods
 from data_prep.progress import Bar
 from data_prep.reading import Spooled, read_sources, source_name
+from data_prep.removed import keep_removed, save_copies
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files
 from data_prep.spool import CutTask
@@ -84,6 +85,8 @@ def build_stream(
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor, _is_chronological(settings, base))
     documents, table = _without_copies(settings, spooled, work, base)
+    if settings.keep_removed:
+        keep_removed(work, spooled.num_shards, base.num_extensions + 1 if base else 0, executor)
     # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY), dates=None)
@@ -270,6 +273,8 @@ def _without_copies(
         return spooled.documents, table
     known_keys = base.keys if base else np.empty(0, "V16")
     kept, exact, rows = remove_copies(spooled, known_keys, base.signatures if base else [])
+    if settings.keep_removed:
+        save_copies(work.folder, spooled.documents, kept, exact)
     number = base.num_extensions + 1 if base else 0
     save_keys(work.stream / "dedup", number, spooled.documents["document"], exact, spooled.signatures)
     return kept, table + rows

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.cleaning import Cleaning
 from data_prep.dates import date_in_path
 from data_prep.errors import PrepError, Unworkable
 from data_prep.facts import dates_of, order_copies
-from data_prep.progress import Bar
+from data_prep.paragraphs import without_repeated
+from data_prep.progress import Bar, note
 from data_prep.settings import PrepSettings
 from data_prep.snapshots import groups_of
 from data_prep.sources import Files, Part, Skipped, fingerprint, merge_skipped, split_into_parts
@@ -49,6 +49,8 @@ class Spooled(NamedTuple):
     """Names of the snapshots (see `snapshots`), if the stream has one mega-batch per snapshot; else None."""
     dates: np.ndarray | None = None
     """int64: the date (see `dates`) of each document, if the stream is chronological; else None."""
+    num_shards: int = 0
+    """Number of spool files."""
 
 
 def source_name(record: Mapping) -> str:
@@ -89,7 +91,7 @@ def read_sources(
     for number, (source, found) in enumerate(files.items()):
         group_of = {file.name: group for file, group in zip(found, groups[source], strict=True)}
         stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
-        cleaning = Cleaning(settings.language, settings.applies_gopher(source.kind))
+        cleaning = settings.cleaning(source.kind)
         parts = split_into_parts(source, found, shard_bytes, settings.field_options())
         for batch in _batches(parts, shard_bytes):
             stamp = hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest()
@@ -98,16 +100,20 @@ def read_sources(
                 seed=seed,
                 source=number,
                 parts=[(part, group_of[part.name]) for part in batch],
-                cleaning=cleaning if any(cleaning) else None,
+                cleaning=cleaning,
                 sign=settings.duplicates == "near",
+                keep_removed=settings.keep_removed,
                 stamp=stamp,
                 part_dates=[date_in_path(Path(part.name).name, part.path) for part in batch],
                 needs_date=chronological,
             )
             tasks.append(task)
             weights.append(sum(part.end - part.start for part in batch))
+    if settings.duplicate_paragraphs is not None:
+        tasks = without_repeated(tasks, settings.duplicate_paragraphs, spool.parent, executor)
     with Bar("read sources", total_bytes, "bytes") as bar:
         results = Step(spool, tasks).run(executor, lambda number: bar.advance(weights[number]))
+    warn_without_url(files, [(task.source, result) for task, result in zip(tasks, results, strict=True)])
     records, removed = _records(files, tasks, results)
     _check_damage(settings, records, spool.parent)
     shards = range(len(tasks))
@@ -119,7 +125,23 @@ def read_sources(
             raise Unworkable(_no_documents(record))
     signatures = [signatures_path(spool, shard) for shard in shards] if settings.duplicates == "near" else None
     dates = dates_of(spool, documents) if chronological else None
-    return Spooled(documents, signatures, records, removed, snapshots, dates)
+    return Spooled(documents, signatures, records, removed, snapshots, dates, len(tasks))
+
+
+def warn_without_url(files: Files, results: Sequence[tuple[int, dict]]) -> None:
+    """Print a warning for each source with documents that --block-urls could not check, because they have no URL.
+
+    Args:
+        files: the files of each source.
+        results: the result of each task, with the index of its source.
+    """
+    for number, source in enumerate(files):
+        count = sum(result["without_url"] for index, result in results if index == number)
+        if count:
+            note(
+                f"warning: {count:,} documents of source {source} were not compared with the list of --block-urls, "
+                "because their id is not a URL. If a field or column contains the URL, name it with --id-field."
+            )
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.chronological import parse_cut_dates
-from data_prep.cleaning import known_languages
+from data_prep.cleaning import Cleaning, known_languages
+from data_prep.filters import filter_sha256, parse_filters
 from data_prep.machine import default_stall_seconds, default_workers
 from data_prep.options import defaults_of, options_of, setting
+from data_prep.quality import RULES, parse_rules
 from data_prep.sources import Source
 from data_prep.tokenization import TOKENIZERS, check_tokenizer
+from fairseq_alma.core.files import sha256_of
 
 _SOURCES = "sources"
 _CLEANING = "cleaning"
@@ -132,6 +135,35 @@ class PrepSettings:
         help="sources to filter with the Gopher rules for quality and repetition; default: crawls, which means "
         "common-crawl sources only",
     )  # fmt: skip
+    rules: str = setting(
+        "", "--rules", _CLEANING, metavar="NAME[:SCOPE],...",
+        help="further rules for quality, with commas between them: c4 (removes lines without punctuation at the end, "
+        "and documents with fewer than five sentences), fineweb (line ends, short and repeated lines, lists), or "
+        "gopher. SCOPE is crawls, which means common-crawl sources only (default), all or off; example: c4,fineweb:all",
+    )  # fmt: skip
+    block_urls: str = setting(
+        "", "--block-urls", _CLEANING, metavar="FILE",
+        help="remove documents from the domains and URLs in this file, one per line. A document is compared by its id, "
+        "if the id is a URL (see --id-field)",
+    )  # fmt: skip
+    filters: str = setting(
+        "", "--filter", _CLEANING, metavar="MODULE:FUNCTION,...",
+        help="your own filters: functions in Python modules in the current folder. A function receives a document "
+        "(text, id, date), and returns True to keep it, False or (False, reason) to remove it, or a new text",
+    )  # fmt: skip
+    mask_pii: bool = setting(
+        False, "--mask-pii", _CLEANING,
+        help="replace email addresses and public IP addresses in the text with fixed ones",
+    )  # fmt: skip
+    duplicate_paragraphs: int | None = setting(
+        None, "--duplicate-paragraphs", _CLEANING, metavar="N", minimum=1,
+        help="remove lines of at least N words that occur in several documents, such as menus and notices, except in "
+        "one of the documents. The sources are then read twice; default: keep them",
+    )  # fmt: skip
+    keep_removed: bool = setting(
+        False, "--keep-removed", _CLEANING,
+        help="write every removed document, with the reason, to OUT/removed/*.jsonl.zst, so that you can look at them",
+    )  # fmt: skip
     duplicates: str = setting(
         "near", "--duplicates", _CLEANING, choices=("near", "exact", "keep"),
         help="which copies to remove across all sources. near: near and exact copies (default); exact: exact copies; "
@@ -195,6 +227,10 @@ class PrepSettings:
         if self.valid_source is not None and self.valid_source not in {source.kind for source in self.sources}:
             known = ", ".join(sorted({source.kind for source in self.sources}))
             raise ValueError(f"valid_source={self.valid_source}: no source of this kind is given. Use one of {known}")
+        parse_rules(self.rules)
+        parse_filters(self.filters)
+        if self.block_urls and not Path(self.block_urls).is_file():
+            raise ValueError(f"block_urls={self.block_urls}: there is no such file")
         check_tokenizer(self.tokenizer)
         self._check_partition()
         self._check_numbers()
@@ -257,7 +293,9 @@ class PrepSettings:
             value = getattr(self, name)
             is_named = option.in_command and value != defaults[name]
             if value is not None and (is_named or (option.always_in_command and not self.extend)):
-                words += [option.flag, f"{value:g}" if isinstance(value, float) else str(value)]
+                words.append(option.flag)
+                if not isinstance(value, bool):
+                    words.append(f"{value:g}" if isinstance(value, float) else str(value))
         return shlex.join(words)
 
     def identity(self) -> dict:
@@ -282,6 +320,7 @@ class PrepSettings:
         None for settings that the user did not give.
         """
         return self.identity() | {
+            **self.digests(),
             "num_mega_batches": num_mega_batches,
             "valid_words": valid_words,
             "passage_words": passage_words,
@@ -291,6 +330,32 @@ class PrepSettings:
         """Return the names of the fields of JSON objects and Parquet files that are read, by option name."""
         return {"text_field": self.text_field, "id_field": self.id_field, "date_field": self.date_field}
 
-    def applies_gopher(self, kind: str) -> bool:
-        """Return True if documents from sources of this kind are filtered with the Gopher rules for text quality."""
-        return self.gopher == "all" or (self.gopher == "crawls" and kind == "common-crawl")
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 digests of the files that the cleaning uses: the list of URLs and the user's filters.
+
+        Raises:
+            PrepError: if the module of a filter is missing.
+        """
+        found = {f"sha256 of {name}": filter_sha256(name) for name in parse_filters(self.filters)}
+        return found | ({"sha256 of block_urls": sha256_of(Path(self.block_urls))} if self.block_urls else {})
+
+    def rules_for(self, kind: str) -> tuple[str, ...]:
+        """Return the names of the rules for quality that apply to sources of this kind, in the order of RULES."""
+        scopes = {"gopher": self.gopher} | parse_rules(self.rules)
+        return tuple(
+            name
+            for name in RULES
+            if scopes.get(name) == "all" or (scopes.get(name) == "crawls" and kind == "common-crawl")
+        )
+
+    def cleaning(self, kind: str) -> Cleaning | None:
+        """Return the cleaning of documents from sources of this kind; None: all documents are kept as they are."""
+        digests = self.digests()
+        cleaning = Cleaning(
+            block_urls=(self.block_urls, digests["sha256 of block_urls"]) if self.block_urls else (),
+            language=self.language,
+            rules=self.rules_for(kind),
+            filters=tuple((name, digests[f"sha256 of {name}"]) for name in parse_filters(self.filters)),
+            mask_pii=self.mask_pii,
+        )
+        return cleaning if any(cleaning) else None

@@ -8,6 +8,7 @@ source.
 
 import re
 from datetime import date
+from pathlib import Path
 
 from data_prep.errors import PrepError
 from data_prep.sources import Files, Source
@@ -58,7 +59,7 @@ def groups_of(partition: str, files: Files) -> tuple[dict[Source, list[int]], li
         return {source: [0] * len(found) for source, found in files.items()}, None
     # Prefer the date in the file name. A date in the folder name may only be the day the folder was created.
     dates = {
-        source: [snapshot_of(file.path.name) or snapshot_of(str(file.path)) for file in found]
+        source: [snapshot_of(Path(file.path).name) or snapshot_of(str(file.path)) for file in found]
         for source, found in files.items()
     }
     undated = [

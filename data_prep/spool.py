@@ -21,7 +21,8 @@ from data_prep.facts import FactsWriter
 from data_prep.heartbeat import Heartbeat
 from data_prep.index import ENTRY
 from data_prep.partition import Plan, cut_document, order_key
-from data_prep.sources import Part, Skipped, read_documents
+from data_prep.removed_file import RemovedFile
+from data_prep.sources import Part, Skipped, read_documents_of
 from data_prep.tasks import Task
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class SpoolTask(Task):
         PREFIX.documents.npy: the index entry (`index.ENTRY`) of each document in the spool file.
         PREFIX.facts.npy, PREFIX.ids.arrow: the date and the id of each document in the spool file (see `facts`).
         PREFIX.signatures, only if `sign` is True: the MinHash signature of each document in the spool file.
+        PREFIX.removed.jsonl.zst, only if `keep_removed` is True: the documents that cleaning removed (see `removed`).
 
     The result of the task contains the number of documents, words and bytes that were read from each input file, what
     cleaning removed, what was skipped, and examples of documents without a date.
@@ -83,6 +85,8 @@ class SpoolTask(Task):
     date of the documents for which the source gives no date."""
     needs_date: bool
     """Whether documents without a date are left out."""
+    keep_removed: bool = False
+    """Whether to write the documents that cleaning removes to a file (see `removed`)."""
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
@@ -90,7 +94,7 @@ class SpoolTask(Task):
             (Part(kind, path, name, start, end, tuple(map(tuple, options))), group)
             for (kind, path, name, start, end, options), group in values["parts"]
         ]
-        cleaning = Cleaning(*values["cleaning"]) if values["cleaning"] else None
+        cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
         return cls(**values | {"parts": parts, "cleaning": cleaning})
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
@@ -99,30 +103,37 @@ class SpoolTask(Task):
         rows, signatures, skipped, offset = [], [], [], 0
         undated: list[list[str]] = []
         # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
-        # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason.
+        # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason. If the
+        # text of documents was changed, it also maps the change to the numbers of documents and of words they lost.
         files: dict[str, list[int]] = {}
         removed: dict[str, list[int]] = {}
-        with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix, self.source) as facts:
+        kept_aside = RemovedFile(Path(f"{prefix}.removed.jsonl.zst") if self.keep_removed else None)
+        with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix, self.source) as facts, kept_aside:
             for (part, group), part_date in zip(self.parts, self.part_dates, strict=True):
                 heartbeat.beat(part.name)
                 count = files.setdefault(part.name, [0, 0, 0])
-                for document in read_documents(part, heartbeat.beat):
+                for document in read_documents_of(part, prefix.parent, heartbeat.beat):
                     heartbeat.beat()
                     if isinstance(document, Skipped):
                         skipped.append(document)
                         continue
-                    text = document.text
-                    content = text.encode("utf-8")
-                    num_words = len(text.split())
+                    content = document.text.encode("utf-8")
+                    num_words = len(document.text.split())
                     _add(count, 1, num_words, len(content))
-                    reason = cleaner.reason(text) if cleaner else None
+                    text, reason, changes = cleaner.clean(document) if cleaner else (document.text, None, ())
                     date = parse_date(document.date) if document.date else part_date
                     if not reason and self.needs_date and date == UNDATED:
                         reason = NO_DATE
                         undated += [[document.id or part.name, document.date]] * (len(undated) < _UNDATED_SHOWN)
                     if reason:
                         _add(removed.setdefault(reason, [0, 0]), 1, num_words)
+                        named = {"id": document.id, "date": document.date, "file": part.name}
+                        kept_aside.add(reason=reason, **named, text=text)
                         continue
+                    for change, fewer_words in changes:
+                        _add(removed.setdefault(change, [0, 0]), 1, fewer_words)
+                    if changes:
+                        content, num_words = text.encode("utf-8"), len(text.split())
                     # Identify a document by its text, because the stream must not depend on file names and their order.
                     identity = hashlib.sha256(content).digest()
                     key = order_key(self.seed, identity, 0)
@@ -138,7 +149,10 @@ class SpoolTask(Task):
             from data_prep.duplicates import NUM_BANDS, save_signatures
 
             save_signatures(Path(f"{prefix}.signatures"), np.array(signatures, np.uint64).reshape(-1, NUM_BANDS))
-        return {"files": files, "removed": removed, "skipped": skipped, "undated": undated}
+        without_url = cleaner.num_without_url if cleaner else 0
+        return {
+            "files": files, "removed": removed, "skipped": skipped, "undated": undated, "without_url": without_url,
+        }  # fmt: skip
 
 
 def _add(counts: list[int], *more: int) -> None:

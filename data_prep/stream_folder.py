@@ -20,7 +20,7 @@ WORK = ".alma-prep"
 yet."""
 SHARD_NAME = re.compile(
     r"(mega_batch_\d+/(train|valid|test)|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json"
-    r"|sentencepiece\.model|dedup/\d{4}\.(keys|signatures)|manifest\.json"
+    r"|sentencepiece\.model|dedup/\d{4}\.(keys|signatures)|removed/\d{4}-(copies-)?\d{6}\.jsonl\.zst|manifest\.json"
     r"|documents/(mega_batch_\d+(/(valid|test))?|valid|test)\.parquet"
 )
 """Pattern of the relative paths of all shards: the files that alma-prep writes into a stream folder, except
@@ -45,6 +45,8 @@ def read_stream(out: Path) -> StreamFolder | None:
 
 def check_bytes(out: Path, what_to_do: str) -> None:
     """Check that every shard of a finished stream has the size and the SHA-256 digest that manifest.json records.
+
+    The folder `removed`, with the documents that were removed, may be missing.
 
     A stream that was written by an earlier release without a manifest is not checked.
 
@@ -74,6 +76,8 @@ def check_bytes(out: Path, what_to_do: str) -> None:
             # killed after it wrote the manifest and before it wrote stream.json.
             continue
         path = out / name
+        if name.startswith("removed/") and not path.exists():
+            continue  # users may delete the documents that were removed
         if not path.is_file():
             raise PrepError(f"{path} is missing. {what_to_do}")
         if path.stat().st_size != num_bytes or sha256_of(path) != digest:
@@ -89,7 +93,7 @@ def belongs_to_stream(name: str, num_mega_batches: int, num_extensions: int) -> 
         num_extensions: how many times alma-prep --extend has added mega-batches.
     """
     mega_batch = re.match(r"(?:documents/)?mega_batch_(\d+)[/.]", name)
-    dedup = re.match(r"dedup/(\d+)\.", name)
+    dedup = re.match(r"(?:dedup|removed)/(\d+)[.-]", name)
     if mega_batch:
         return int(mega_batch[1]) <= num_mega_batches
     return int(dedup[1]) <= num_extensions if dedup else True

@@ -18,11 +18,7 @@ def summary(stream: dict) -> str:
     extensions = stream.get("extensions", [])
     last = extensions[-1] if extensions else stream
     if last.get("cleaning"):
-        lines += ["", f"{'reason for removal':<36}{'documents':>12}{'words':>16}  source"]
-        for row in last["cleaning"]:
-            documents = f"{row['documents']:,}" if "documents" in row else ""
-            lines.append(f"{row['step']:<36}{documents:>12}{row['words']:>16,}  {row['source']}")
-        lines.append("")
+        lines += ["", *removed_lines(last["cleaning"]), ""]
     for source in last["sources"]:
         name = ":".join(filter(None, (source["kind"], source["path"])))
         lines.append(
@@ -41,3 +37,16 @@ def _dates_of(stream: dict, split: str) -> str:
     if split not in periods:
         return ""
     return f"  {periods[split]['first_date']} to {periods[split]['last_date']}"
+
+
+def removed_lines(cleaning: list[dict]) -> list[str]:
+    """Return the lines of the table of removed and changed documents.
+
+    Args:
+        cleaning: the entry "cleaning" of stream.json.
+    """
+    lines = [f"{'removed or changed':<36}{'documents':>12}{'words':>16}  source"]
+    for row in cleaning:
+        documents = f"{row['documents']:,}" if "documents" in row else ""
+        lines.append(f"{row['step']:<36}{documents:>12}{row['words']:>16,}  {row['source']}")
+    return lines

@@ -15,13 +15,16 @@ from data_prep.errors import PrepError
 from data_prep.sources.base import Document, Kind, Part, ReportProgress, Skipped, SourceFile, no_report
 from data_prep.sources.books import BOOKS
 from data_prep.sources.common_crawl import COMMON_CRAWL
+from data_prep.sources.hugging_face import HUGGING_FACE, list_dataset
 from data_prep.sources.python_docs import PYTHON_DOCS, stdlib_root
+from data_prep.sources.remote import is_remote, list_remote, local_part
 from data_prep.sources.text import TEXT
 from data_prep.sources.wikipedia import WIKIPEDIA
 
 __all__ = [
     "KINDS", "Document", "Files", "Kind", "Part", "Skipped", "Source", "SourceFile",
-    "fingerprint", "list_files", "merge_skipped", "needed_libraries", "read_documents", "split_into_parts",
+    "fingerprint", "list_files", "merge_skipped", "needed_libraries", "read_documents", "read_documents_of",
+    "split_into_parts",
 ]  # fmt: skip
 
 KINDS = {
@@ -29,6 +32,7 @@ KINDS = {
     "wikipedia": WIKIPEDIA,
     "books": BOOKS,
     "text": TEXT,
+    "hf": HUGGING_FACE,
     "python-docs": PYTHON_DOCS,
 }
 
@@ -43,7 +47,10 @@ class Source:
 
     kind: str
     path: str = ""
-    """A file, a folder, or a pattern such as /data/CC-MAIN-*/*.wet.gz; empty for kinds that need no path."""
+    """A file, a folder, or a pattern such as /data/CC-MAIN-*/*.wet.gz; empty for kinds that need no path.
+
+    It can also be a URL that fsspec reads, such as s3://BUCKET/FOLDER. For the kind `hf`, it is the name of a dataset
+    of the Hugging Face Hub."""
     share: float | None = None
     """Fraction of the words in the stream that come from this source.
 
@@ -99,6 +106,10 @@ def list_files(source: Source) -> list[SourceFile]:
     Raises:
         PrepError: if the source does not exist or has no files of this kind.
     """
+    if source.kind == "hf":
+        return list_dataset(source.path)
+    if is_remote(source.path):
+        return list_remote(source.kind, source.path)
     kind = KINDS[source.kind]
     root = Path(source.path) if kind.wants_path else stdlib_root()
     if not root.exists() and glob.has_magic(source.path):
@@ -183,12 +194,27 @@ def split_into_parts(
     """
     parts = []
     for file in files:
-        step = part_bytes if KINDS[source.kind].splittable(file.name) else max(1, file.num_bytes)
+        # To find the first article in a part of a bzip2 file, the rest of the file is needed. So download it only once.
+        is_split = KINDS[source.kind].splittable(file.name)
+        is_split &= not (is_remote(str(file.path)) and file.name.lower().endswith(".bz2"))
+        step = part_bytes if is_split else max(1, file.num_bytes)
         for start in range(0, max(1, file.num_bytes), step):
             end = min(start + step, file.num_bytes)
             given = tuple(sorted((options or {}).items()))
             parts.append(Part(source.kind, str(file.path), file.name, start, end, given))
     return parts
+
+
+def read_documents_of(part: Part, folder: Path, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+    """Yield what `read_documents` yields. If the file is remote, the part is first downloaded into `folder`.
+
+    Args:
+        part: the part of a local or remote file to read.
+        folder: an existing folder for the download, which is removed at the end.
+        report_progress: called repeatedly during the download, and while a long document is read.
+    """
+    with local_part(part, folder, report_progress) as local:
+        yield from read_documents(local, report_progress)
 
 
 def read_documents(part: Part, report_progress: ReportProgress = no_report) -> Iterator[Document | Skipped]:

@@ -23,12 +23,14 @@ def no_report() -> None:
 class SourceFile(NamedTuple):
     """An input file of a source: its path, size and modification time."""
 
-    path: Path
+    path: Path | str
+    """A path; for a file on another machine, its URL (see `remote`)."""
     name: str
     """Path of the file relative to the folder of the source. Messages and stream.json show this path."""
     num_bytes: int
     mtime_ns: int
-    """Modification time of the file in nanoseconds."""
+    """Modification time of the file in nanoseconds. For a file on another machine, a number that stands for its
+    version."""
 
 
 class Part(NamedTuple):

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from data_prep.cleaning import Cleaner, Cleaning, known_languages
+from data_prep.sources import Document
 
 pytest.importorskip("datatrove", reason="needs the extra `corpora`")
 
@@ -21,18 +22,21 @@ GERMAN = (
 WORDS = [word.strip(".,").lower() for word in ENGLISH.split()]
 
 
+def reason(text, **cleaning):
+    return Cleaner(Cleaning(**cleaning)).clean(Document(text)).reason
+
+
 def of_words(count, seed=0):
     return " ".join(random.Random(seed).choices(WORDS, k=count))
 
 
 def test_the_language_that_was_asked_for_is_kept():
-    english, german = Cleaner(Cleaning("en")), Cleaner(Cleaning("de"))
-    assert (english.reason(ENGLISH), english.reason(GERMAN)) == (None, "language")
-    assert (german.reason(ENGLISH), german.reason(GERMAN)) == ("language", None)
-    assert Cleaner(Cleaning()).reason(GERMAN) is None
+    assert (reason(ENGLISH, language="en"), reason(GERMAN, language="en")) == (None, "language")
+    assert (reason(ENGLISH, language="de"), reason(GERMAN, language="de")) == ("language", None)
+    assert reason(GERMAN) is None
     # Of a long document the middle tells, and too little text tells nothing.
-    assert english.reason("Startseite Über uns Kontakt\n" * 3 + ENGLISH * 30) is None
-    assert english.reason("Guten Tag") is None
+    assert reason("Startseite Über uns Kontakt\n" * 3 + ENGLISH * 30, language="en") is None
+    assert reason("Guten Tag", language="en") is None
 
 
 PLANTED = {
@@ -52,30 +56,30 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("reason", PLANTED)
-def test_every_rule_of_gopher_removes_its_planted_document(reason):
-    text = PLANTED[reason]
-    cleaner = Cleaner(Cleaning(gopher=True))
-    if "stop_words" in reason:
-        assert "stop_words" not in str(cleaner.reason(text))  # of no language in particular
-        cleaner = Cleaner(Cleaning("en", gopher=True))
-    assert cleaner.reason(text) == reason
-    assert Cleaner(Cleaning()).reason(text) is None
+@pytest.mark.parametrize("why", PLANTED)
+def test_every_rule_of_gopher_removes_its_planted_document(why):
+    text, language = PLANTED[why], ""
+    if "stop_words" in why:
+        assert "stop_words" not in str(reason(text, rules=("gopher",)))  # of no language in particular
+        language = "en"
+    assert reason(text, language=language, rules=("gopher",)) == why
+    assert reason(text) is None
 
 
 def test_prose_passes():
-    cleaner = Cleaner(Cleaning("en", gopher=True))
-    assert cleaner.reason(ENGLISH) is None
-    assert cleaner.reason(ENGLISH.replace(". ", ".\n\n")) is None
+    for rules in (("gopher",), ("gopher", "fineweb"), ("c4",)):
+        text = f"{ENGLISH} This is an old story of the sea."
+        assert reason(text, language="en", rules=rules) is None
+        assert reason(text.replace(". ", ".\n\n"), language="en", rules=rules) is None
 
 
 def test_stop_words_are_required_only_of_english():
-    assert Cleaner(Cleaning("de", gopher=True)).reason(GERMAN + " " + GERMAN.swapcase()) is None
+    assert reason(f"{GERMAN} {GERMAN.swapcase()}", language="de", rules=("gopher",)) is None
     assert {"en", "de", "bg"} <= known_languages()
 
 
 def test_real_books_pass_and_real_pages_are_sorted_out(shared_data):
-    cleaner = Cleaner(Cleaning("en", gopher=True))
+    cleaner = Cleaner(Cleaning(language="en", rules=("gopher",)))
     text = (shared_data / "books" / "jane_austen_emma.md").read_text(encoding="utf-8")
     chapters = [text[start : start + 8000] for start in range(0, len(text), 8000)]
-    assert sum(cleaner.reason(chapter) is None for chapter in chapters) > 0.97 * len(chapters)
+    assert sum(cleaner.clean(Document(chapter)).reason is None for chapter in chapters) > 0.97 * len(chapters)

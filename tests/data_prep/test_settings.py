@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from data_prep.cleaning import Cleaning
 from data_prep.cli import _parser
 from data_prep.machine import usable_cores
 from data_prep.options import options_of, parsed_settings
@@ -61,8 +62,9 @@ def test_where_it_runs_is_neither_recorded_nor_part_of_the_identity():
 def test_the_identity_has_the_keys_that_streams_record():
     assert list(settings_of(["o", "--source", "python-docs", "--mega-batches", "2"]).identity()) == [
         "sources", "num_mega_batches", "vocab_size", "seed", "tokenizer", "tokenizer_words", "valid_words",
-        "valid_source", "passage_words", "partition", "cut_dates", "test_words", "language", "gopher", "duplicates",
-        "text_field", "id_field", "date_field",
+        "valid_source", "passage_words", "partition", "cut_dates", "test_words", "language", "gopher", "rules",
+        "block_urls", "filters", "mask_pii", "duplicate_paragraphs", "keep_removed", "duplicates", "text_field",
+        "id_field", "date_field",
     ]  # fmt: skip
 
 
@@ -73,19 +75,14 @@ def test_every_option_says_in_help_what_it_does():
         assert len(option.help) > 20
 
 
+CLEANING = Cleaning(("list.txt", "0f"), "en", ("gopher", "c4"), (("my_filters:f", "0f"),), True, ("p.npy", "0f", 9))
+
+
 @pytest.mark.parametrize(
     "task",
     [
         SpoolTask(
-            0,
-            1,
-            2,
-            [(Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),)), 3)],
-            ("en", True),
-            True,
-            "0f",
-            [0],
-            True,
+            0, 1, 2, [(Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),)), 3)], CLEANING, True, "0f", [0], True
         ),
         SpoolTask(0, 1, 2, [(Part("text", "/a/b", "b", 0, 9), 3)], None, False, "0f", [20190325000000], False),
         CutTask("spool", 5, (1, 2, 3, 4), "long.npy", "0f", 0, 7),

@@ -1,0 +1,223 @@
+"""Filters whose rules the user provides: a list of domains and URLs, and functions. Also the masking of personal data.
+
+These are the options --block-urls, --filter and --mask-pii. The rules for quality that have a name are in `quality`.
+"""
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from data_prep.errors import PrepError
+from data_prep.sources.base import Document
+from fairseq_alma.core.files import sha256_of
+
+_MAX_FOLDERS = 50
+"""Maximum number of folders of a URL that are compared with the list of URLs."""
+_FILTER_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class BlockedUrls:
+    """A list of domains and URLs. It stores a hash of 8 bytes for each, so that 5 million domains take 40 MB.
+
+    A domain also covers its subdomains. A URL also covers the pages below it: `example.com/forum` covers
+    `https://www.example.com/forum/1.html`. A URL with a question mark covers only this URL.
+
+    Args:
+        path: a text file with one domain or URL per line. Empty lines and lines that begin with # are skipped.
+    """
+
+    def __init__(self, path: Path):
+        hashes = array("Q")
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                entry = line.strip()
+                if entry and not entry.startswith("#"):
+                    hashes.append(_hash(next(_names_of(entry), "")))
+        self._hashes = np.unique(np.frombuffer(hashes, np.uint64)) if hashes else np.empty(0, np.uint64)
+
+    def has(self, url: str) -> bool:
+        """Return True if the URL is covered by the list."""
+        if not len(self._hashes):
+            return False
+        wanted = np.array([_hash(name) for name in _names_of(url)], np.uint64)
+        places = np.minimum(np.searchsorted(self._hashes, wanted), len(self._hashes) - 1)
+        return bool((self._hashes[places] == wanted).any())
+
+
+def _names_of(url: str) -> Iterator[str]:
+    """Yield the most exact name of a URL or a domain, and then the names of everything that contains it.
+
+    For https://www.example.com/a/b?c: www.example.com/a/b?c, www.example.com/a/b, www.example.com/a, www.example.com,
+    example.com, com, and the same pages for example.com.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        host = (parts.hostname or "").rstrip(".")
+    except ValueError:  # for example, brackets that are not closed
+        return
+    try:
+        host = host.encode("ascii").decode() if host.isascii() else host.encode("idna").decode()
+    except UnicodeError:
+        return
+    if not host:
+        return
+    path = parts.path.rstrip("/")
+    folders = path.split("/")[1 : _MAX_FOLDERS + 1]
+    labels = host.split(".")
+    for domain in (".".join(labels[start:]) for start in range(len(labels))):
+        if parts.query:
+            yield f"{domain}{path}?{parts.query}"
+        for end in range(len(folders), 0, -1):
+            yield "/".join([domain, *folders[:end]])
+        yield domain
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "little")
+
+
+@functools.lru_cache(maxsize=1)
+def blocked_urls(path: str, sha256: str) -> BlockedUrls:
+    """Return the list in this file. Later calls return the same list. A change of the digest makes it be read again.
+
+    Raises:
+        PrepError: if the file has another digest, because it was changed while alma-prep was running.
+    """
+    if sha256_of(Path(path)) != sha256:
+        raise PrepError(f"{path} was changed while alma-prep was running. Run the same command again.")
+    return BlockedUrls(Path(path))
+
+
+_EMAIL_CHARACTERS = 320
+"""Number of characters before and after an @ in which the rest of an email address is searched for."""
+_EMAIL, _IP_ADDRESS = "email@example.com", "22.214.171.124"
+"""What email addresses and public IP addresses are replaced with: the first of datatrove's replacements. datatrove
+would use several in turn, and then the result would depend on the documents that were masked before."""
+
+
+@functools.lru_cache(maxsize=1)
+def _formatters() -> tuple:
+    from datatrove.pipeline.formatters import PIIFormatter
+
+    one = {"email_replacement": _EMAIL, "ip_replacement": _IP_ADDRESS}
+    return PIIFormatter(remove_ips=False, **one), PIIFormatter(remove_emails=False, **one)
+
+
+def mask_personal_data(text: str) -> str:
+    """Return the text with email addresses and public IP (version 4) addresses replaced, by datatrove."""
+    emails, addresses = _formatters()
+    # datatrove's pattern for email addresses takes time that grows with the square of the length of a text without
+    # spaces. Therefore only search around each @.
+    pieces, done, at = [], 0, text.find("@")
+    while at >= 0:
+        start = max(done, at - _EMAIL_CHARACTERS)
+        end = at + _EMAIL_CHARACTERS
+        while 0 <= (at := text.find("@", at + 1)) <= end + _EMAIL_CHARACTERS:
+            end = at + _EMAIL_CHARACTERS
+        pieces += [text[done:start], emails.format(text[start:end])]
+        done = min(end, len(text))
+    return addresses.format("".join([*pieces, text[done:]]))
+
+
+def parse_filters(text: str) -> list[str]:
+    """Return the names MODULE:FUNCTION in a text such as `my_filters:no_lists,my_filters:no_code`.
+
+    Raises:
+        ValueError: if a name has another form, or is given twice.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if not _FILTER_NAME.fullmatch(name):
+            raise ValueError(f"filters={name}: write MODULE:FUNCTION, for example my_filters:is_prose")
+        if names.count(name) > 1:
+            raise ValueError(f"filters={text}: {name} is given twice")
+    return names
+
+
+def filter_sha256(name: str) -> str:
+    """Return the SHA-256 digest of the source file of the module of a filter MODULE:FUNCTION.
+
+    Raises:
+        PrepError: if there is no such module.
+    """
+    module = name.partition(":")[0]
+    _make_current_folder_importable()
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin or not Path(spec.origin).is_file():
+        raise PrepError(
+            f"--filter {name}: there is no module {module} in the current folder {Path.cwd()} or in this Python "
+            "environment. Check the name, or run the command in the folder of the module."
+        )
+    return sha256_of(Path(spec.origin))
+
+
+def load_filter(name: str) -> Callable[[Document], object]:
+    """Import the function of a filter MODULE:FUNCTION.
+
+    Raises:
+        PrepError: if the module cannot be imported, or has no such function.
+    """
+    module, _, function = name.partition(":")
+    _make_current_folder_importable()
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except Exception as error:  # whatever the user's code raises
+        raise PrepError(
+            f"--filter {name}: the module {module} cannot be imported ({type(error).__name__}: {error}). Mend it and "
+            "run the same command again."
+        ) from error
+    if not callable(found):
+        raise PrepError(f"--filter {name}: the module {module} has no function {function}. Check the name.")
+    return found
+
+
+def _make_current_folder_importable() -> None:
+    """Add the current folder to the folders from which modules are imported, as the last one."""
+    # As the last one, so that a file such as json.py in the current folder does not hide a module of Python.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    importlib.invalidate_caches()
+
+
+def apply_filter(name: str, function: Callable[[Document], object], document: Document) -> tuple[str, str | None]:
+    """Return the text of a document after a filter, and the reason to remove the document or None to keep it.
+
+    Args:
+        name: the name of the filter, MODULE:FUNCTION.
+        function: the user's function. It returns True to keep the document, False or (False, reason) to remove it, or
+            a new text.
+        document: the document with its text, id and date.
+
+    Raises:
+        PrepError: if the function fails, or returns something else. The message names the function and the document.
+    """
+    try:
+        result = function(document)
+    except Exception as error:  # whatever the user's code raises
+        raise PrepError(
+            f"--filter {name} failed on the document {document.id}: {type(error).__name__}: {error}. Mend the function "
+            "and run the same command again."
+        ) from error
+    if isinstance(result, bool | np.bool_):
+        return document.text, None if result else name
+    if isinstance(result, tuple) and len(result) == 2 and result[0] is False and isinstance(result[1], str):
+        return document.text, f"{name}: {result[1]}"
+    if isinstance(result, str):
+        text = result.encode("utf-8", "replace").decode("utf-8")
+        return text, None if text.strip() else f"{name}: no text left"
+    raise PrepError(
+        f"--filter {name} returned {str(result)[:100]!r} for the document {document.id}. It must return True (keep the "
+        "document), False or (False, reason) to remove it, or a new text."
+    )

@@ -1,0 +1,197 @@
+"""Read sources on other machines through fsspec: paths such as s3://BUCKET/FOLDER, hf://datasets/NAME or file:///DIR.
+
+A part of a file is downloaded to the work folder just before it is read, and removed after it. So any kind of source
+can be remote, and the disk only needs space for one part per worker. fsspec needs a library for each protocol, for
+example s3fs for s3://.
+"""
+
+import hashlib
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from data_prep.errors import PrepError
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, ReportProgress, SourceFile
+from data_prep.sources.common_crawl import ARCHIVE, METADATA
+
+_CHUNK_BYTES = 4 << 20
+"""Number of bytes that are downloaded at a time."""
+_ATTEMPTS = 4
+"""Number of times that a download is tried."""
+_WAIT_SECONDS = 2.0
+"""Time to wait after the first failed attempt. It doubles with each further attempt."""
+# What the files of each kind of source in a folder are named.
+_PACKED = r"(\.(gz|bz2|zst))?$"
+_WANTED = {
+    "common-crawl": ARCHIVE.pattern,
+    "wikipedia": rf"\.xml{_PACKED}",
+    "books": r"\.(txt|md|epub)$",
+    "text": rf"\.parquet$|\.(txt|json|jsonl|ndjson){_PACKED}",
+}
+# What the file systems of fsspec call the version of a file, the most exact first.
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "sha256",
+    "blob_id",
+    "oid",
+    "md5Hash",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "modified",
+)
+
+
+def is_remote(path: str) -> bool:
+    """Return True if a path is a URL that fsspec reads."""
+    return "://" in path
+
+
+def list_remote(kind: str, path: str) -> list[SourceFile]:
+    """Return the files at a URL, sorted by name: a file, all files of the kind below a folder, or those of a pattern.
+
+    The sizes and the versions (ETag or modification time) become part of the fingerprint of the source.
+
+    Raises:
+        PrepError: if there are no files, or the file system cannot be reached.
+    """
+    try:
+        system, root = _file_system(path)
+        if any(character in root for character in "*?["):
+            found, root = system.glob(root, detail=True), re.split(r"[*?\[]", root)[0].rpartition("/")[0]
+        elif system.isfile(root):
+            found, root = {root: system.info(root)}, root.rpartition("/")[0]
+        else:
+            wanted = re.compile(_WANTED[kind], re.IGNORECASE)
+            found = {
+                name: info
+                for name, info in system.find(root, detail=True).items()
+                if wanted.search(name) and not (kind == "common-crawl" and METADATA.search(name))
+            }
+    except PrepError:
+        raise
+    except Exception as error:  # each file system has its own errors
+        raise PrepError(f"source {kind}:{path} cannot be listed: {_message(error)}") from error
+    files = [
+        SourceFile(system.unstrip_protocol(name), name[len(root) :].strip("/"), int(info["size"]), _version(info))
+        for name, info in found.items()
+        if info.get("type") == "file"
+    ]
+    if not files:
+        raise PrepError(f"source {kind}:{path}: there are no files of this kind. Check the kind and the path.")
+    return sorted(files, key=lambda file: file.name)
+
+
+def _file_system(path: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it.
+
+    Raises:
+        PrepError: if fsspec, or the library for this protocol, is not installed.
+    """
+    try:
+        import fsspec
+
+        return fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:  # ValueError: an unknown protocol
+        raise PrepError(
+            f"{path} cannot be read: {_message(error)}. URLs need fsspec (pip install 'fairseq-alma[corpora]') and the "
+            "library for the protocol, for example s3fs for s3://."
+        ) from error
+
+
+def open_source(file: SourceFile) -> IO[bytes]:
+    """Open a local or remote file for reading."""
+    if isinstance(file.path, Path):
+        return open(file.path, "rb")
+    system, path = _file_system(file.path)
+    return system.open(path, "rb")
+
+
+def _version(info: dict) -> int:
+    """Return the modification time of a file in nanoseconds, or a number that stands for its version."""
+    for name in _VERSIONS:
+        value = info.get(name)
+        if isinstance(value, int | float) and name == "mtime":
+            return round(value * 1e9)
+        if value is not None:
+            return int.from_bytes(hashlib.sha256(str(value).encode()).digest()[:7], "big")
+    return 0
+
+
+def _message(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+@contextmanager
+def local_part(part: Part, folder: Path, report_progress: ReportProgress) -> Iterator[Part]:
+    """Context manager that yields a part of a local file. If the file is remote, the part is downloaded first.
+
+    The local file has the bytes of the part at the same positions. The bytes before the part are missing. If the last
+    line of the part continues after it, the rest of the line is downloaded, too.
+
+    Args:
+        part: a part of a local or remote file.
+        folder: the folder for the download, which is removed at the end.
+        report_progress: called repeatedly during the download.
+
+    Raises:
+        PrepError: if the file cannot be downloaded, or became shorter.
+    """
+    if not is_remote(part.path):
+        yield part
+        return
+    with tempfile.TemporaryDirectory(dir=folder, prefix="download.") as temporary:
+        # Keep the name, because readers look at its ending.
+        target = Path(temporary) / Path(part.name).name
+        for attempt in range(_ATTEMPTS):
+            try:
+                _download(part, target, report_progress)
+                break
+            except PrepError:
+                raise
+            except Exception as error:  # each file system has its own errors
+                if attempt + 1 == _ATTEMPTS:
+                    raise PrepError(
+                        f"{part.path} cannot be downloaded: {_message(error)}. Run the same command again to continue."
+                    ) from error
+                _wait(_WAIT_SECONDS * 2**attempt, report_progress)
+        yield part._replace(path=str(target))
+
+
+def _wait(seconds: float, report_progress: ReportProgress) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        report_progress()
+        time.sleep(min(1.0, seconds))
+
+
+def _download(part: Part, target: Path, report_progress: ReportProgress) -> None:
+    """Copy a part of a remote file to a local file."""
+    system, path = _file_system(part.path)
+    # Readers look at the byte before the part, to know whether a line begins with the part.
+    position = max(0, part.start - 1)
+    with system.open(path, "rb") as source, open(target, "wb") as file:
+        source.seek(position)
+        file.seek(position)
+        last = b""
+        while position < part.end:
+            content = source.read(min(_CHUNK_BYTES, part.end - position))
+            if not content:
+                raise PrepError(
+                    f"{part.path} has become shorter since alma-prep listed it: {position:,} bytes. Restore it, or "
+                    "remove the stream folder and run the same command again."
+                )
+            report_progress()
+            file.write(content)
+            position += len(content)
+            last = content[-1:]
+        limit = part.end + MAX_DOCUMENT_BYTES + 1
+        while last != b"\n" and position < limit and (content := source.read(1 << 16)):
+            file.write(content)
+            position += len(content)
+            last = content[-1:] if b"\n" not in content else b"\n"
