@@ -5,6 +5,7 @@ passage contains its number of words and its key. A key is a pseudo-random numbe
 Sorting by key therefore shuffles passages, and gives the same order each time.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,29 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
     return order[np.argsort(middle, kind="stable")]
 
 
+def check_shares(shares: Sequence[float | None]) -> None:
+    """Raise PrepError if the shares of the sources are impossible.
+
+    They are impossible if their sum is more than 1; if it is less than 1 and every source has a share; or if it is 1
+    and a source has no share.
+
+    Args:
+        shares: the share of each source; None for a source without a share.
+    """
+    given = [share for share in shares if share is not None]
+    total = sum(given)
+    if total > 1 + 1e-9 or (given and len(given) == len(shares) and total < 1 - 1e-9):
+        raise PrepError(
+            f"the source shares sum to {total:g}, but must sum to 1 if every source has a share, and to less than 1 "
+            "otherwise. Change the shares, which are the numbers after the @ in --source."
+        )
+    if len(given) < len(shares) and total > 1 - 1e-9:
+        raise PrepError(
+            "the given shares already sum to 1, so nothing is left for the sources without a share: lower the shares, "
+            "or remove the sources without a share."
+        )
+
+
 def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
     """Return how many words of each source to use. The total is as large as the given shares allow.
 
@@ -79,23 +103,13 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
         shares: the share of each source, by source index; None for a source without a share.
 
     Raises:
-        PrepError: if the sum of the shares is more than 1; if it is less than 1 and every source has a share; or if it
-            is 1 and a source has no share.
+        PrepError: if the shares are impossible, see `check_shares`.
     """
+    check_shares(list(shares.values()))
     given = {source: share for source, share in shares.items() if share is not None}
     if not given:
         return dict(words)
     rest, total = sum(words[source] for source in shares if source not in given), sum(given.values())
-    if total > 1 + 1e-9 or (len(given) == len(shares) and total < 1 - 1e-9):
-        raise PrepError(
-            f"the source shares sum to {total:g}, but must sum to 1 if every source has a share, and to less than 1 "
-            "otherwise. Change the shares, which are the numbers after the @ in --source."
-        )
-    if len(given) < len(shares) and total > 1 - 1e-9:
-        raise PrepError(
-            "the given shares already sum to 1, so nothing is left for the sources without a share: lower the shares, "
-            "or remove the sources without a share."
-        )
     wanted = {
         source: given[source] if source in given else (1 - total) * words[source] / max(1, rest) for source in shares
     }

@@ -80,12 +80,13 @@ def build_stream(
         Unworkable: if the settings cannot work on the text of the sources.
     """
     seed = base.description["seed"] if base else settings.seed
-    spooled = read_sources(settings, seed, files, work.spool, executor)
+    spooled = read_sources(settings, seed, files, work, executor)
     documents, table = _without_copies(settings, spooled, work, base)
     # Free the memory of `spooled.documents` (56 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY))
-    num_mega_batches = _num_mega_batches(settings, spooled)
+    # A stream that drifts has one mega-batch per snapshot (text of one point in time, see `snapshots`).
+    num_mega_batches = len(spooled.snapshots) if spooled.snapshots else settings.num_mega_batches or 1
     words = _words_by_source(documents, len(files))
     wanted_words = _wanted_words(files, words)
     plan = _plan(settings, sum(wanted_words.values()), num_mega_batches, base)
@@ -202,26 +203,6 @@ def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
                 "--language, --gopher or --duplicates."
             )
     return _workable(lambda: layout.share_out(words, shares))
-
-
-def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
-    """Return the number of mega-batches to write.
-
-    A stream that drifts has one mega-batch per snapshot (text of one point in time, see `snapshots`).
-
-    Raises:
-        Unworkable: if the setting `num_mega_batches` differs from the number of snapshots.
-    """
-    if spooled.snapshots is None:
-        return settings.num_mega_batches or 1
-    num_snapshots = len(spooled.snapshots)
-    if settings.num_mega_batches not in (None, num_snapshots):
-        raise Unworkable(
-            f"--mega-batches is {settings.num_mega_batches}, but --partition {settings.partition} finds "
-            f"{num_snapshots} snapshots: {', '.join(spooled.snapshots[:10])}. Omit --mega-batches, or arrange the "
-            f"source files in {settings.num_mega_batches} snapshots."
-        )
-    return num_snapshots
 
 
 def _without_copies(

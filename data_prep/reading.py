@@ -5,6 +5,7 @@ stream.json.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,13 +13,17 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.cleaning import Cleaning
+from data_prep.entries import Shard, make_entries
 from data_prep.errors import PrepError, Unworkable
 from data_prep.progress import Bar
+from data_prep.provenance import reading_digest
+from data_prep.read_store import ReadStore, keep_finished, take_finished
 from data_prep.settings import PrepSettings
 from data_prep.snapshots import groups_of
-from data_prep.sources import Files, Part, Skipped, fingerprint, merge_skipped, split_into_parts
-from data_prep.spool import SpoolTask, documents_path, signatures_path
+from data_prep.sources import Files, Part, Skipped, Source, SourceFile, fingerprint, merge_skipped, split_into_parts
+from data_prep.spool import SpoolTask, signatures_path
 from data_prep.tasks import Executor, Step
+from data_prep.work_folder import WorkFolder
 
 MIN_SHARD_BYTES = 2 << 20
 """Lower limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
@@ -56,7 +61,7 @@ def source_name(record: Mapping) -> str:
     return ":".join(filter(None, (record["kind"], record["path"])))
 
 
-def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, executor: Executor) -> Spooled:
+def read_sources(settings: PrepSettings, seed: int, files: Files, work: WorkFolder, executor: Executor) -> Spooled:
     """Copy all documents that pass cleaning into the spool, a folder of plain text files.
 
     Args:
@@ -64,51 +69,62 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
         seed: the seed of the stream. If mega-batches are added to a stream, this is the stream's seed, not
             `settings.seed`.
         files: the files of each source.
-        spool: the spool folder.
+        work: the work folder, which contains the spool folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
 
     Raises:
         PrepError: if more files are damaged than the setting `max_bad` allows. This error is raised only after all
             files were read.
-        Unworkable: if no document of a source is left, or partition="by-date" and a path contains no date.
+        Unworkable: if no document of a source is left.
     """
-    try:
-        groups, snapshots = groups_of(settings.partition, files)
-    except PrepError as error:
-        raise Unworkable(str(error)) from error
-    total_bytes = sum(file.num_bytes for found in files.values() for file in found)
-    shard_bytes = min(max(MIN_SHARD_BYTES, total_bytes // USUAL_SHARDS), MAX_SHARD_BYTES)
-    tasks: list[SpoolTask] = []
-    weights: list[int] = []
-    for number, (source, found) in enumerate(files.items()):
-        group_of = {file.name: group for file, group in zip(found, groups[source], strict=True)}
-        stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
-        cleaning = Cleaning(settings.language, settings.applies_gopher(source.kind))
-        parts = split_into_parts(source, found, shard_bytes, settings.field_options())
-        for batch in _batches(parts, shard_bytes):
-            stamp = hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest()
-            task = SpoolTask(
-                shard=len(tasks),
-                seed=seed,
-                source=number,
-                parts=[(part, group_of[part.name]) for part in batch],
-                cleaning=cleaning if any(cleaning) else None,
-                sign=settings.duplicates == "near",
-                stamp=stamp,
-            )
-            tasks.append(task)
-            weights.append(sum(part.end - part.start for part in batch))
-    with Bar("read sources", total_bytes, "bytes") as bar:
-        results = Step(spool, tasks).run(executor, lambda number: bar.advance(weights[number]))
-    records, removed = _records(files, tasks, results)
-    _check_damage(settings, records, spool.parent)
-    shards = range(len(tasks))
-    documents = np.concatenate([np.load(documents_path(spool, shard)) for shard in shards])
+    groups, snapshots = groups_of(settings.partition, files)
+    # Order the tasks by the names of the sources, so that a call with other shares has the same tasks.
+    by_name = sorted(files, key=lambda source: source.name)
+    tasks_of = {source: _spool_tasks(settings, source, files[source]) for source in by_name}
+    tasks = [task for source in by_name for task in tasks_of[source]]
+    step = Step(work.spool, tasks)
+    kept = ReadStore(work.kept)
+    keep_finished(step, kept)
+    take_finished(step, [kept])
+    weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
+    with Bar("read sources", sum(file.num_bytes for found in files.values() for file in found), "bytes") as bar:
+        all_results = step.run(executor, lambda number: bar.advance(weights[number]))
+    numbered = iter(enumerate(all_results))
+    results = {source: list(itertools.islice(numbered, len(tasks_of[source]))) for source in by_name}
+    records, removed = _records(files, results)
+    _check_damage(settings, records, work.folder)
+    shards = []
+    for number, source in enumerate(files):
+        group_of = {file.name: group for file, group in zip(files[source], groups[source], strict=True)}
+        for task, (shard, result) in zip(tasks_of[source], results[source], strict=True):
+            groups_of_parts = [group_of[part.name] for part in task.parts]
+            of_shard = groups_of_parts if len(set(groups_of_parts)) > 1 else groups_of_parts[:1]
+            shards.append(Shard(shard, result["documents"], result["documents_sha256"], number, of_shard))
+    documents = make_entries(seed, shards, work.spool, work.folder / "entries", executor)
     for number, record in enumerate(records):
         if not (documents["source"] == number).any():
             raise Unworkable(_no_documents(record))
-    signatures = [signatures_path(spool, shard) for shard in shards] if settings.duplicates == "near" else None
-    return Spooled(documents, signatures, records, removed, snapshots)
+    signatures = [signatures_path(work.spool, shard.number) for shard in shards]
+    return Spooled(documents, signatures if settings.duplicates == "near" else None, records, removed, snapshots)
+
+
+def _spool_tasks(settings: PrepSettings, source: Source, found: Sequence[SourceFile]) -> list[SpoolTask]:
+    """Return the tasks that read the files of a source."""
+    total_bytes = sum(file.num_bytes for file in found)
+    shard_bytes = min(max(MIN_SHARD_BYTES, total_bytes // USUAL_SHARDS), MAX_SHARD_BYTES)
+    stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
+    cleaning = Cleaning(settings.language, settings.applies_gopher(source.kind))
+    parts = split_into_parts(source, found, shard_bytes, settings.field_options())
+    return [
+        SpoolTask(
+            parts=[part._replace(path=str(Path(part.path).absolute())) for part in batch],
+            cleaning=cleaning if any(cleaning) else None,
+            sign=settings.duplicates == "near",
+            stamp=hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest(),
+            versions=reading_digest(),
+        )
+        for batch in _batches(parts, shard_bytes)
+    ]
 
 
 def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
@@ -128,7 +144,7 @@ def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
 
 
 def _records(
-    files: Files, tasks: Sequence[SpoolTask], results: Sequence[dict]
+    files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]]
 ) -> tuple[list[dict], dict[str, dict[str, list[int]]]]:
     """Combine the results of all tasks.
 
@@ -137,13 +153,12 @@ def _records(
 
     Args:
         files: the files of each source.
-        tasks: all tasks.
-        results: the result of each task.
+        results: for each source, the number and the result of each task that reads its files.
     """
     records: list[dict] = []
     removed: dict[str, dict[str, list[int]]] = {}
-    for number, (source, found) in enumerate(files.items()):
-        results_of_source = [result for task, result in zip(tasks, results, strict=True) if task.source == number]
+    for source, found in files.items():
+        results_of_source = [result for _, result in results[source]]
         per_file: dict[str, list[int]] = {}
         for result in results_of_source:
             for name, counts in result["files"].items():

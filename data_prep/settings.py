@@ -94,29 +94,29 @@ class PrepSettings:
         "CC-MAIN-2019-13 or 20190325); as-given makes one mega-batch per --source, in the given order",
     )  # fmt: skip
     language: str = setting(
-        "", "--language", _CLEANING, metavar="CODE",
+        "", "--language", _CLEANING, reads=True, metavar="CODE",
         help="keep only documents in this language, such as en; default: keep all languages",
     )  # fmt: skip
     gopher: str = setting(
-        "crawls", "--gopher", _CLEANING, choices=("crawls", "all", "off"),
+        "crawls", "--gopher", _CLEANING, reads=True, choices=("crawls", "all", "off"),
         help="sources to filter with the Gopher rules for quality and repetition; default: crawls, which means "
         "common-crawl sources only",
     )  # fmt: skip
     duplicates: str = setting(
-        "near", "--duplicates", _CLEANING, choices=("near", "exact", "keep"),
+        "near", "--duplicates", _CLEANING, reads=True, choices=("near", "exact", "keep"),
         help="which copies to remove across all sources. near: near and exact copies (default); exact: exact copies; "
         "keep: none",
     )  # fmt: skip
     text_field: str = setting(
-        "text", "--text-field", _SOURCES, metavar="NAME",
+        "text", "--text-field", _SOURCES, reads=True, metavar="NAME",
         help="name of the field (JSON lines) or column (Parquet) that contains the text; default: %(default)s",
     )  # fmt: skip
     id_field: str = setting(
-        "", "--id-field", _SOURCES, metavar="NAME",
+        "", "--id-field", _SOURCES, reads=True, metavar="NAME",
         help="name of the field or column that names a document; default: id, or else url",
     )  # fmt: skip
     date_field: str = setting(
-        "date", "--date-field", _SOURCES, metavar="NAME",
+        "date", "--date-field", _SOURCES, reads=True, metavar="NAME",
         help="name of the field or column with the date of a document; default: %(default)s",
     )  # fmt: skip
     max_bad: float = setting(
@@ -127,7 +127,9 @@ class PrepSettings:
     extend: bool = setting(
         False, "--extend", "options", shapes_stream=False, in_command=False,
         help="add --mega-batches mega-batches (default: 1) to the stream in OUT. They are encoded with the stream's "
-        "tokenizer. Existing split files do not change, and copies of documents in the stream are left out",
+        "tokenizer. Existing split files do not change, and copies of documents in the stream are left out. If the "
+        "options --language, --gopher, --duplicates and those that name fields are not given, they have the values "
+        "with which the stream was first made, also if it was extended with other values since then",
     )  # fmt: skip
     workers: int = setting(
         os.cpu_count() or 1, "--workers", _WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
@@ -144,6 +146,8 @@ class PrepSettings:
         help="where tasks run: in processes on this machine, or as jobs on a Slurm cluster; default: %(default)s",
     )  # fmt: skip
     cluster: Cluster = Cluster()
+    given: tuple[str, ...] = ()
+    """Names of settings that the user has given. Settings whose values are not the defaults count as given, too."""
 
     def __post_init__(self):
         self._check_sources()
@@ -201,10 +205,15 @@ class PrepSettings:
         defaults = defaults_of(self)
         for name, option in options_of(self).items():
             value = getattr(self, name)
-            is_named = option.in_command and value != defaults[name]
+            # An extension takes some values from the stream, so a given default must be named.
+            is_named = option.in_command and (value != defaults[name] or (self.extend and name in self.given))
             if value is not None and (is_named or (option.always_in_command and not self.extend)):
                 words += [option.flag, f"{value:g}" if isinstance(value, float) else str(value)]
         return shlex.join(words)
+
+    def is_given(self, name: str) -> bool:
+        """Return True if the user has given this setting, or its value is not the default."""
+        return name in self.given or getattr(self, name) != defaults_of(self)[name]
 
     def identity(self) -> dict:
         """Return all settings that affect the bytes of the stream.
@@ -220,6 +229,10 @@ class PrepSettings:
             "sources": sources if self.partition == "as-given" else sorted(sources),
             **{name: getattr(self, name) for name, option in options_of(self).items() if option.shapes_stream},
         }
+
+    def reading_settings(self) -> list[str]:
+        """Return the names of the settings in `identity()` on which it depends which documents are read."""
+        return ["sources", *(name for name, option in options_of(self).items() if option.reads)]
 
     def recorded(self, num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
         """Return the settings that stream.json records: the result of `identity()`, with three values replaced.

@@ -29,7 +29,8 @@ from data_prep.errors import PrepError
 from data_prep.heartbeat import Heartbeat
 from fairseq_alma.core.files import sha256_of, write_whole
 
-_TASKS = "tasks.jsonl"
+TASKS = "tasks.jsonl"
+"""Name of the file in the folder of a step that contains the descriptions of the tasks, one per line."""
 
 
 class Task(ABC):
@@ -124,8 +125,8 @@ class Step:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         descriptions = "".join(f"{task.description()}\n" for task in self.tasks)
-        if not (self.folder / _TASKS).is_file() or (self.folder / _TASKS).read_text() != descriptions:
-            write_whole(self.folder / _TASKS, descriptions, durable=False)
+        if not (self.folder / TASKS).is_file() or (self.folder / TASKS).read_text() != descriptions:
+            write_whole(self.folder / TASKS, descriptions, durable=False)
         results: dict[int, dict] = {}
         for number in range(len(self.tasks)):
             mark = self._checked_mark(number)
@@ -206,7 +207,7 @@ class Step:
 
 def run_task(folder: str, number: int) -> int:
     """Do one task of the step in `folder`, and return the task's number. This function runs in a worker process."""
-    with open(Path(folder) / _TASKS) as file:
+    with open(Path(folder) / TASKS) as file:
         description = json.loads(next(line for index, line in enumerate(file) if index == number))
     stem = f"{number:06d}"
     # Write the shards into a temporary folder first, because an interrupted task must leave no incomplete shards in the

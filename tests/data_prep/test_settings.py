@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from data_prep.cli import _parser
+from data_prep.entries import EntriesTask, Shard
 from data_prep.options import options_of, parsed_settings
 from data_prep.settings import Cluster, PrepSettings
 from data_prep.sources import Part, Source
@@ -72,14 +73,15 @@ def test_every_option_says_in_help_what_it_does():
 @pytest.mark.parametrize(
     "task",
     [
-        SpoolTask(0, 1, 2, [(Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),)), 3)], ("en", True), True, "0f"),
-        SpoolTask(0, 1, 2, [(Part("text", "/a/b", "b", 0, 9), 3)], None, False, "0f"),
+        SpoolTask([Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),))], ("en", True), True, "0f", "1e"),
+        SpoolTask([Part("text", "/a/b", "b", 0, 9)], None, False, "0f", "1e"),
+        EntriesTask("spool", 5, [Shard(3, 20, "0f", 1, [0]), Shard(4, 9, "1e", 1, [0, 2])]),
         CutTask("spool", 5, (1, 2, 3, 4), "long.npy", "0f", 0, 7),
     ],
 )
 def test_a_task_survives_its_way_through_json(task):
     fields = json.loads(task.description())
-    assert fields.pop("class") == f"data_prep.spool:{type(task).__name__}"
+    assert fields.pop("class") == f"{type(task).__module__}:{type(task).__name__}"
     again = type(task).from_fields(fields)
     assert again == task
     assert again.description() == task.description()
