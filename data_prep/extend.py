@@ -12,6 +12,7 @@ from data_prep.checks import check_sizes
 from data_prep.deduplication import load_keys
 from data_prep.errors import PrepError
 from data_prep.executors import open_executor
+from data_prep.left_out import load_ranges
 from data_prep.options import options_of
 from data_prep.pipeline import BaseStream, build_stream
 from data_prep.progress import note
@@ -44,7 +45,13 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
     changed = {name: value for name, value in of_stream.items() if value != getattr(settings, name)}
     if changed:
         note(f"settings taken from the stream: {', '.join(f'{name} {value}' for name, value in changed.items())}")
-    return dataclasses.replace(settings, **of_stream, given=given)
+    settings = dataclasses.replace(settings, **of_stream, given=given)
+    if stream["settings"].get("hold_out") == "documents" and settings.duplicates == "keep":
+        raise PrepError(
+            "this stream holds out whole documents (--hold-out documents), so it cannot be extended with --duplicates "
+            "keep, which could add copies of them to a mega-batch: omit --duplicates."
+        )
+    return settings
 
 
 def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) -> dict:
@@ -80,7 +87,8 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
     check_bytes(out, f"Restore it, or remove {out} and make it again.")
     check_sizes(settings, files)
     keys, signatures = load_keys(out / "dedup", len(stream.get("extensions", [])) + 1, settings.duplicates)
-    base = BaseStream(out, stream, keys, signatures)
+    left_out = load_ranges(out / "dedup", len(stream.get("extensions", [])) + 1)
+    base = BaseStream(out, stream, keys, signatures, left_out)
     identity = settings.identity()
     number = len(stream.get("extensions", [])) + 1
     recorded = identity | {"versions": versions(), "extension": number}

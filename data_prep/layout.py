@@ -120,10 +120,9 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
 
 
 def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
-    """Return the index entries of the passages to keep, so that each source has about the wanted number of words.
+    """Return a bool mask of the passages to keep, so that each source has about the wanted number of words.
 
     Of each source, the passages with the smallest keys are kept. Keys are pseudo-random, so this is a random choice.
-    The kept passages stay in the order of `passages`.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
@@ -133,7 +132,7 @@ def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
     for source, num_words in wanted.items():
         which = by_key(passages, np.flatnonzero(passages["source"] == source))
         kept[which[_nearest(_cumulative(passages["num_words"][which]), num_words) :]] = False
-    return passages[kept]
+    return kept
 
 
 class Layout(NamedTuple):
@@ -234,8 +233,17 @@ def drifting_layout(
         cut = _nearest(cumulative, int(cumulative[-1]) * num_mega_batches // (num_mega_batches + 1))
         batches.append(rest[:cut])
         test.append(rest[cut:])
-    splits = [np.concatenate(valid), *batches, np.concatenate(test)]
-    for name, split in zip(split_order(num_mega_batches), splits, strict=True):
+    return checked_splits(words, [np.concatenate(valid), *batches, np.concatenate(test)])
+
+
+def checked_splits(words: np.ndarray, splits: list[np.ndarray]) -> Layout:
+    """Return the layout of a stream from the passages of each split. Raise PrepError if a split is too small.
+
+    Args:
+        words: int [n], the number of words of each passage.
+        splits: the indices of the passages of the validation set, of each mega-batch, and of the test set.
+    """
+    for name, split in zip(split_order(len(splits) - 2), splits, strict=True):
         found = int(words[split].sum(dtype=np.int64))
         if found < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
             raise PrepError(

@@ -6,18 +6,21 @@ The steps: read documents, remove copies, choose the sizes of the splits, cut lo
 passages and divide them into splits, train the tokenizer, encode the passages.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from data_prep import layout, partition
-from data_prep.deduplication import remove_copies, save_keys
+from data_prep.deduplication import record_documents, remove_copies
 from data_prep.dictionary import dictionary_size
 from data_prep.encoding import TASK_BYTES, encode
 from data_prep.errors import PrepError, Unworkable
+from data_prep.hold_out import document_layout, keep_documents
 from data_prep.index import ENTRY, INDEX, Index, byte_ranges
+from data_prep.left_out import RANGE
 from data_prep.mmap_writer import best_dtype
 from data_prep.progress import Bar
 from data_prep.reading import Spooled, read_sources, source_name
@@ -30,6 +33,9 @@ from data_prep.tokenization import TOKENIZERS
 from data_prep.work_folder import WorkFolder
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from data_prep.duplicates import Duplicates
 
 Result = TypeVar("Result")
 _WRITTEN_PASSAGES = 1 << 20
@@ -52,6 +58,10 @@ class BaseStream(NamedTuple):
 
     The first list contains the files of the stream as it was first made. Each further list contains the files of one
     call of alma-prep --extend that added mega-batches.
+    """
+
+    left_out: np.ndarray
+    """The ranges of the stream's documents that are not in the stream, because a share left them out (see `left_out`).
     """
 
     @property
@@ -81,7 +91,15 @@ def build_stream(
     """
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work, executor)
-    documents, table = _without_copies(settings, spooled, work, base)
+    documents, found, table = _without_copies(settings, seed, spooled, base)
+    record: Callable | None = None
+    if found is not None:
+        number, left_out = (base.num_extensions + 1, base.left_out) if base else (0, np.empty(0, RANGE))
+        record = functools.partial(record_documents, work.stream / "dedup", number, spooled, found, left_out)
+        if all(source.share is None for source in files):
+            # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
+            record()
+            record = None
     # Free the memory of `spooled.documents` (56 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY))
@@ -92,11 +110,18 @@ def build_stream(
     plan = _plan(settings, sum(wanted_words.values()), num_mega_batches, base)
     passages = _cut(seed, plan, documents, work, executor)
     del documents
+    dropped = np.empty(0, ENTRY)
     if wanted_words != words:
-        passages = layout.keep_words(passages, wanted_words)
+        if settings.hold_out == "documents":
+            is_kept = keep_documents(passages, wanted_words, seed)
+        else:
+            is_kept = layout.keep_words(passages, wanted_words)
+        passages, dropped = passages[is_kept], passages[~is_kept]
         table += _share_rows(spooled, words, _words_by_source(passages, len(files)))
     index = _write_index(settings, plan, passages, num_mega_batches, spooled, work, base)
-    del passages
+    if record is not None:
+        record(passages, dropped)
+    del passages, dropped, record
     if base is not None:
         return _encode_extension(index, base, spooled, table, work, executor) | {"passage_words": plan.passage_words}
     tokenizer_file = make_tokenizer(settings, index, work, executor)
@@ -206,18 +231,13 @@ def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
 
 
 def _without_copies(
-    settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
-) -> tuple[np.ndarray, list[dict]]:
-    """Remove copies of documents, and write the keys and MinHash signatures of the documents into the work folder.
-
-    A key is a hash of the text. A later call of alma-prep --extend, which adds mega-batches, uses the keys and
-    signatures to find new documents that are copies of the documents of this call.
-
-    If the setting `duplicates` is "keep", nothing is removed and no files are written.
+    settings: PrepSettings, seed: int, spooled: Spooled, base: BaseStream | None
+) -> tuple[np.ndarray, "Duplicates | None", list[dict]]:
+    """Remove copies of documents. If the setting `duplicates` is "keep", nothing is removed.
 
     Returns:
-        Two values. First, the index entry (`index.ENTRY`) of each remaining document. Second, a table for stream.json,
-        which lists how many documents and words of each source were removed, by cleaning and as copies.
+        Three values. First, the index entry (`index.ENTRY`) of each remaining document. Second, which documents are
+        copies; None if the setting `duplicates` is "keep". Third, a table for stream.json, which lists how many documents and words of each source were removed, by cleaning and as copies.
     """
     table = [
         {"step": reason, "source": source, "documents": removed[0], "words": removed[1]}
@@ -225,12 +245,10 @@ def _without_copies(
         for source, removed in sorted(by_source.items())
     ]
     if settings.duplicates == "keep":
-        return spooled.documents, table
-    known_keys = base.keys if base else np.empty(0, "V16")
-    kept, exact, rows = remove_copies(spooled, known_keys, base.signatures if base else [])
-    number = base.num_extensions + 1 if base else 0
-    save_keys(work.stream / "dedup", number, spooled.documents["document"], exact, spooled.signatures)
-    return kept, table + rows
+        return spooled.documents, None, table
+    known = (base.keys, base.signatures, base.left_out) if base else (np.empty(0, "V16"), [], np.empty(0, RANGE))
+    kept, found, rows = remove_copies(spooled, *known, seed)
+    return kept, found, table + rows
 
 
 def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
@@ -279,6 +297,10 @@ def _write_index(
         first = base.description["num_mega_batches"] + 1
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
         order, cuts = layout.extension_layout(passages, kinds, num_mega_batches)
+    elif settings.hold_out == "documents":
+        drifts = settings.partition != "equal"
+        sizes = (plan.valid_words, num_mega_batches, valid_kind)
+        order, cuts = _workable(lambda: document_layout(passages, kinds, *sizes, settings.seed, drifts))
     else:
         make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
         order, cuts = _workable(lambda: make_layout(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))

@@ -1,6 +1,7 @@
 """What `--extend` takes from the stream, and the text that a share left out, which can be added later."""
 
 import json
+import os
 import random
 from collections import Counter
 
@@ -65,3 +66,28 @@ def test_an_extension_reads_and_cleans_as_the_stream_does(tmp_path, alma_prep, c
     assert "nothing to do" in capsys.readouterr().err
     assert extend(tmp_path / "out", tmp_path / "german.jsonl", "--language", "de") == 2
     assert "other settings: language was  and is now de" in capsys.readouterr().err
+
+
+def test_text_that_shares_left_out_can_be_added_later(tmp_path, alma_prep, capsys):
+    a, b, c = (write_texts(tmp_path / f"{name}.jsonl", 150, seed) for seed, name in enumerate("abc"))
+    with open(tmp_path / "b.jsonl", "a") as file:  # near copies of texts, some of which are left out
+        file.write("".join(json.dumps({"story": text.rpartition(" ")[0]}) + "\n" for text in a[:40]))
+    out, sources = tmp_path / "out", {name: f"text:{tmp_path}/{name}.jsonl" for name in "abc"}
+    more = ["--text-field", "story", "--passage-words", "20"]
+    assert alma_prep(out, f"{sources['a']}@0.2", f"{sources['b']}@0.8", num_mega_batches=1, more=more) == 0
+    [left_out] = [row["words"] for row in load(out)["cleaning"] if row["step"] == "share"]
+    assert left_out > 6000
+    extended = ["--extend", str(out), "--workers", "1", "--source"]
+    # Most of the text that was left out is left out again.
+    assert main([*extended, f"{sources['a']}@0.2", "--source", f"{sources['c']}@0.8"]) == 0
+    assert main([*extended, sources["a"]]) == 0
+    splits = load(out)["splits"]
+    assert splits["mega_batch_2"]["words"] > 10_000
+    assert splits["mega_batch_3"]["words"] > 4000
+    assert words_of(out, *splits) == Counter(" ".join([*a, *b, *c]).split())  # all text, and nothing twice
+    # Of each text of 60 words, the last part that was left out is added as one passage, or as part of a longer one.
+    assert all(any(passage in text for text in a) for passage in texts_of(out, "mega_batch_3"))
+    os.utime(tmp_path / "a.jsonl", ns=(0, 0))
+    capsys.readouterr()
+    assert main([*extended, sources["a"]]) == 2
+    assert "is a copy of a document that is already in the stream" in capsys.readouterr().err
