@@ -51,8 +51,10 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
 
 
 def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
-    """Raise PrepError if the stream folder contains input files, or is inside the folder of a source."""
+    """Raise PrepError if the stream folder contains input files or the cache, or is inside the folder of a source."""
     out = settings.out.resolve()
+    if settings.cache and Path(settings.cache).resolve().is_relative_to(out):
+        raise PrepError(f"the cache {settings.cache} is in the stream folder {settings.out}: choose another folder.")
     for source, found in files.items():
         if any(file.path.resolve().is_relative_to(out) for file in found):
             raise PrepError(

@@ -48,8 +48,8 @@ def remove_copies(
     Returns:
         Three values. First, the index entry (`index.ENTRY`) of each remaining document or range of a document. Second,
         which of the new documents are copies. `Duplicates.kept` is -1 for copies of documents that are already in the
-        stream, and else the index of a new document. Third, rows for the "cleaning" table in stream.json: how many documents
-        and words of each source were removed.
+        stream, and else the index of a new document. Third, rows for the "cleaning" table in stream.json: how many
+        documents and words of each source were removed.
     """
     # Import data_prep.duplicates only here, because it imports scipy, which takes a second.
     from data_prep.duplicates import Duplicates, find_duplicates

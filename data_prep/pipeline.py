@@ -237,7 +237,8 @@ def _without_copies(
 
     Returns:
         Three values. First, the index entry (`index.ENTRY`) of each remaining document. Second, which documents are
-        copies; None if the setting `duplicates` is "keep". Third, a table for stream.json, which lists how many documents and words of each source were removed, by cleaning and as copies.
+        copies; None if the setting `duplicates` is "keep". Third, a table for stream.json, which lists how many
+        documents and words of each source were removed, by cleaning and as copies.
     """
     table = [
         {"step": reason, "source": source, "documents": removed[0], "words": removed[1]}

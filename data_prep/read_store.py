@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -27,6 +28,9 @@ from data_prep.tasks import TASKS, Step
 
 _MARK = "mark.json"
 """Name of the file of an entry that contains the result of the task, and the sizes and digests of the other files."""
+
+_ABANDONED_SECONDS = 86_400
+"""Age in seconds after which an unfinished copy of an entry belongs to a process that was killed."""
 
 
 class ReadStore:
@@ -50,10 +54,12 @@ class ReadStore:
         assert isinstance(task, SpoolTask), task
         if mark is None:
             return
-        entry = self._entry(task)
+        entry = self._entries(task)[0]
         names = {name: name.partition(".")[2] for name in mark["files"]}
-        if all(_is_copy(step.folder / name, entry / stored) for name, stored in names.items()):
-            return
+        for found in self._entries(task):
+            if all(_is_copy(step.folder / name, found / stored) for name, stored in names.items()):
+                return
+        _remove_abandoned(entry)
         aside = entry.with_name(f"{entry.name}.{socket.gethostname()}.{os.getpid()}.part")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -82,9 +88,8 @@ class ReadStore:
         """
         task = step.tasks[number]
         assert isinstance(task, SpoolTask), task
-        # A result with signatures also serves a task without: the signatures are not read.
-        for wanted in [task] if task.sign else [task, replace(task, sign=True)]:
-            entry, prefix = self._entry(wanted), step.prefix(number)
+        prefix = step.prefix(number)
+        for entry in self._entries(task):
             try:
                 mark = json.loads((entry / _MARK).read_text())
                 names = {stored: f"{prefix.name}.{stored}" for stored in mark["files"]}
@@ -99,10 +104,12 @@ class ReadStore:
             return True
         return False
 
-    def _entry(self, task: SpoolTask) -> Path:
-        """Return the path of the entry of a task. The entry may not exist."""
-        key = hashlib.sha256(task.description().encode()).hexdigest()
-        return self._folder / key[:2] / key
+    def _entries(self, task: SpoolTask) -> list[Path]:
+        """Return the paths of the entries that contain the result of a task, if they exist: first its own entry."""
+        # A result with signatures also serves a task without: the signatures are not read.
+        tasks = [task] if task.sign else [task, replace(task, sign=True)]
+        keys = [hashlib.sha256(each.description().encode()).hexdigest() for each in tasks]
+        return [self._folder / key[:2] / key for key in keys]
 
 
 def keep_finished(step: Step, store: ReadStore) -> None:
@@ -115,7 +122,7 @@ def keep_finished(step: Step, store: ReadStore) -> None:
     try:
         lines = (step.folder / TASKS).read_text().splitlines()
         earlier = Step(step.folder, [_task(json.loads(line)) for line in lines])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         # There are no tasks, or they are of an earlier release, which described tasks in another way.
         return
     if list(earlier.tasks) == list(step.tasks):
@@ -136,6 +143,14 @@ def take_finished(step: Step, stores: Sequence[ReadStore]) -> None:
 def _task(description: dict) -> SpoolTask:
     """Return the reading task with this description."""
     return SpoolTask.from_fields({name: value for name, value in description.items() if name != "class"})
+
+
+def _remove_abandoned(entry: Path) -> None:
+    """Remove unfinished copies of an entry that killed processes have left."""
+    for path in entry.parent.glob(f"{entry.name}.*.part"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_copy(path: Path, stored: Path) -> bool:

@@ -83,12 +83,18 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, work: WorkFold
     tasks_of = {source: _spool_tasks(settings, source, files[source]) for source in by_name}
     tasks = [task for source in by_name for task in tasks_of[source]]
     step = Step(work.spool, tasks)
-    kept = ReadStore(work.kept)
+    kept, cache = ReadStore(work.kept), ReadStore(Path(settings.cache)) if settings.cache else None
     keep_finished(step, kept)
-    take_finished(step, [kept])
+    take_finished(step, [kept, cache] if cache else [kept])
     weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
     with Bar("read sources", sum(file.num_bytes for found in files.values() for file in found), "bytes") as bar:
-        all_results = step.run(executor, lambda number: bar.advance(weights[number]))
+
+        def on_done(number: int) -> None:
+            bar.advance(weights[number])
+            if cache:
+                cache.put(step, number)
+
+        all_results = step.run(executor, on_done)
     numbered = iter(enumerate(all_results))
     results = {source: list(itertools.islice(numbered, len(tasks_of[source]))) for source in by_name}
     records, removed = _records(files, results)

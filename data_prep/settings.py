@@ -84,9 +84,9 @@ class PrepSettings:
     )  # fmt: skip
     hold_out: str = setting(
         "passages", "--hold-out", _MEGA_BATCHES, choices=("passages", "documents"), fixed_by_stream=True,
-        help="what the validation set and the test set consist of. passages (default): a long document, such as a book, "
-        "has passages in all splits. documents: complete documents, of which no passage is in any mega-batch; the sets "
-        "are then only about as large as wanted. Shares also apply to complete documents",
+        help="what the validation set and the test set consist of. passages (default): a long document, such as a "
+        "book, has passages in all splits. documents: complete documents, of which no passage is in any mega-batch; "
+        "the sets are then only about as large as wanted. Shares also apply to complete documents",
     )  # fmt: skip
     passage_words: int | None = setting(
         None, "--passage-words", _MEGA_BATCHES, metavar="N", minimum=1,
@@ -146,6 +146,12 @@ class PrepSettings:
         40.0, "--stall-seconds", _WHERE_IT_RUNS, metavar="S", minimum=2, shapes_stream=False, in_command=False,
         help="stop the run if a worker makes no progress for this many seconds, and report which file the worker was "
         "reading; default: %(default)g",
+    )  # fmt: skip
+    cache: str | None = setting(
+        None, "--cache", _WHERE_IT_RUNS, metavar="FOLDER", shapes_stream=False, in_command=False,
+        help="folder in which the text that was read, cleaned and compared is kept for other streams from the same "
+        "files, for example with another seed, vocabulary, number of mega-batches or shares. Several processes can use "
+        "it at the same time",
     )  # fmt: skip
     executor: str = setting(
         "local", "--executor", _WHERE_IT_RUNS, choices=("local", "slurm"), shapes_stream=False, in_command=False,

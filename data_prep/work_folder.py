@@ -309,6 +309,10 @@ def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
             f"continue it, choose another folder, or remove {out / WORK} to start again."
         )
     if changed:
+        for path in (out / WORK).glob("*/*.alive"):
+            # A step may now have fewer tasks. The heartbeat of a task that no longer exists would look like a worker
+            # that hangs.
+            path.unlink(missing_ok=True)
         note(f"continuing the work in {out / WORK}. Changed settings: {'; '.join(changed.values())}")
     if "versions" in changed:
         # Only reading tasks contain the versions of the libraries, so the results of all other tasks are not used.

@@ -3,6 +3,10 @@
 import json
 import os
 import random
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,7 +82,12 @@ def test_an_interrupted_run_continues_with_settings_on_which_reading_does_not_de
 
     with monkeypatch.context() as context:
         context.setattr(data_prep.pipeline, "make_tokenizer", interrupt)
+        assert alma_prep(tmp_path / "out", *sources, num_mega_batches=4) == 130
+        # The heartbeat of a task that may no longer exist would look like a worker that hangs.
+        alive = work_of(tmp_path / "out") / "entries" / "000009.alive"
+        alive.touch()
         assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2) == 130
+        assert not alive.exists()
     capsys.readouterr()
     for changed, name in ((["--language", "en"], "language"), (["--duplicates", "exact"], "duplicates")):
         assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2, more=changed) == 2
@@ -122,3 +131,68 @@ def test_new_versions_of_libraries_read_again(tmp_path, lines, alma_prep, monkey
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert alma_prep(tmp_path / "out", source, num_mega_batches=3) == 0
     assert b"yyy" in (tmp_path / "out" / "tokenizer.json").read_bytes()
+
+
+def num_entries(cache: Path) -> int:
+    return len(list(cache.glob("*/*/mark.json")))
+
+
+def test_a_cache_gives_the_same_bytes_without_reading_again(tmp_path, lines, alma_prep, folder_bytes, monkeypatch):
+    a, b, cache = f"text:{lines}/a", f"text:{lines}/b", tmp_path / "cache"
+    other = [f"{b}@0.5", f"{a}@0.5"], {"num_mega_batches": 4, "vocab_size": 290}
+    assert alma_prep(tmp_path / "wanted", *other[0], **other[1], more=["--seed", "9"]) == 0
+    cached = ["--seed", "9", "--cache", cache]
+    assert alma_prep(tmp_path / "first", a, b, num_mega_batches=2, more=["--cache", cache]) == 0
+    assert num_entries(cache) == 2
+    originals = {path: path.read_text() for path in lines.rglob("*.txt")}
+    spoil(lines)
+    monkeypatch.chdir(tmp_path)  # relative paths are the same files
+    assert alma_prep("second", "text:in/b@0.5", "text:in/a@0.5", **other[1], more=cached) == 0
+    assert folder_bytes(tmp_path / "second") == folder_bytes(tmp_path / "wanted")
+    # Without signatures, those in the cache are not needed; with other cleaning or another time, it is read again.
+    more = ["--duplicates", "exact", "--cache", cache]
+    assert alma_prep(tmp_path / "exact", a, num_mega_batches=2, more=more) == 0
+    assert num_entries(cache) == 2
+    for path, text in originals.items():
+        path.write_text(text)
+    assert alma_prep(tmp_path / "third", *other[0], **other[1], more=cached) == 0
+    assert num_entries(cache) == 4
+    assert folder_bytes(tmp_path / "third") == folder_bytes(tmp_path / "wanted")
+    # A damaged entry is replaced.
+    for path in cache.glob("*/*/text"):
+        path.write_bytes(b"y" * path.stat().st_size)
+    assert alma_prep(tmp_path / "fourth", *other[0], **other[1], more=cached) == 0
+    assert folder_bytes(tmp_path / "fourth") == folder_bytes(tmp_path / "wanted")
+    spoil(lines)
+    shutil.rmtree(tmp_path / "fourth")
+    assert alma_prep(tmp_path / "fourth", *other[0], **other[1], more=cached) == 0
+    assert folder_bytes(tmp_path / "fourth") == folder_bytes(tmp_path / "wanted")
+    assert alma_prep(tmp_path / "no", a, num_mega_batches=2, more=["--cache", tmp_path / "no" / "cache"]) == 2
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_cache_and_are_killed_lose_nothing(tmp_path, alma_prep, folder_bytes):
+    for number in range(12):
+        write_lines(tmp_path / "in" / f"{number}" / "a.txt", 200, number)
+    sources = [f"text:{tmp_path}/in/{number}" for number in range(12)]
+    assert alma_prep(tmp_path / "wanted", *sources, num_mega_batches=3) == 0
+    cache = tmp_path / "cache"
+    for attempt in range(3):
+        outs = [tmp_path / f"{attempt}_{number}" for number in range(3)]
+        command = ["--mega-batches", "3", "--vocab-size", "300", "--seed", "1", "--workers", "1", "--cache", str(cache)]
+        command += ["--stall-seconds", "600"]
+        command += [word for source in sources for word in ("--source", source)]
+        running = [
+            subprocess.Popen([sys.executable, "-m", "data_prep", str(out), *command], stderr=open(f"{out}.err", "w"))
+            for out in outs
+        ]
+        if attempt < 2:
+            deadline = time.monotonic() + 60
+            while num_entries(cache) < 4 * (attempt + 1) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            for process in running:
+                process.kill()
+        assert {process.wait() for process in running} <= ({-9, 0} if attempt < 2 else {0})
+    for out in outs:
+        assert folder_bytes(out) == folder_bytes(tmp_path / "wanted")
+    assert num_entries(cache) == 12
