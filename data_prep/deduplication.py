@@ -5,7 +5,8 @@ alma-prep --extend adds mega-batches to a stream, but leaves out documents that 
 An exact copy has the same text as another document. A near copy has similar text. The folder OUT/dedup of a stream
 stores a key and a MinHash signature per document, together 128 bytes. The key is a 16-byte hash of the text, so exact
 copies have equal keys. The signature is used to find near copies (see `duplicates`). If the setting `duplicates` is
-"exact", only keys are stored. If it is "keep", copies are not removed, and nothing is stored.
+"exact", only keys are stored. If it is "keep", copies are not removed, and nothing is stored. Documents that shares
+left out are not stored, so they can be added later (see `left_out`).
 """
 
 from collections.abc import Sequence
@@ -68,16 +69,6 @@ def remove_copies(
     exact, near = found.exact[num_known:], found.near[num_known:]
     new = Duplicates(exact, near, np.maximum(found.kept[num_known:] - num_known, -1))
     again = entries_of(left_out, documents[exact], seed)
-    rows = []
-    for step, mask in (("exact copy", exact), ("near copy", near)):
-        copies = documents[mask]
-        for number, record in enumerate(spooled.records):
-            words = copies["num_words"][copies["source"] == number]
-            if len(words):
-                total = int(words.sum(dtype=np.int64))
-                if mask is exact:
-                    total -= int(again["num_words"][again["source"] == number].sum(dtype=np.int64))
-                rows.append({"step": step, "source": source_name(record), "documents": len(words), "words": total})
     kept = np.concatenate([documents[~(exact | near)], again])
     if not len(kept):
         holder = "in the stream" if num_known else "in the sources"
@@ -85,7 +76,28 @@ def remove_copies(
             f"no document is left: each of the {len(documents):,} new documents is a copy of a document that is "
             f"already {holder}. Add sources with other text."
         )
-    return kept, new, rows
+    return kept, new, _rows(spooled, new, again)
+
+
+def _rows(spooled: Spooled, found: "Duplicates", again: np.ndarray) -> list[dict]:
+    """Return the rows for the "cleaning" table in stream.json: the copies that were removed from each source.
+
+    Args:
+        spooled: the new documents.
+        found: which of them are copies.
+        again: the index entries of the ranges of exact copies that are used. Their words are not counted as removed.
+    """
+    rows = []
+    for step, mask in (("exact copy", found.exact), ("near copy", found.near)):
+        copies = spooled.documents[mask]
+        for number, record in enumerate(spooled.records):
+            words = copies["num_words"][copies["source"] == number]
+            if len(words):
+                total = int(words.sum(dtype=np.int64))
+                if mask is found.exact:
+                    total -= int(again["num_words"][again["source"] == number].sum(dtype=np.int64))
+                rows.append({"step": step, "source": source_name(record), "documents": len(words), "words": total})
+    return rows
 
 
 def left_out_by_shares(keys: np.ndarray, found: "Duplicates", in_stream: np.ndarray) -> np.ndarray:

@@ -86,11 +86,9 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             return stream
     check_bytes(out, f"Restore it, or remove {out} and make it again.")
     check_sizes(settings, files)
-    keys, signatures = load_keys(out / "dedup", len(stream.get("extensions", [])) + 1, settings.duplicates)
-    left_out = load_ranges(out / "dedup", len(stream.get("extensions", [])) + 1)
-    base = BaseStream(out, stream, keys, signatures, left_out)
-    identity = settings.identity()
-    number = len(stream.get("extensions", [])) + 1
+    identity, number = settings.identity(), len(stream.get("extensions", [])) + 1
+    keys, signatures = load_keys(out / "dedup", number, settings.duplicates)
+    base = BaseStream(out, stream, keys, signatures, load_ranges(out / "dedup", number))
     recorded = identity | {"versions": versions(), "extension": number}
     with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), extend=True) as work:
         with open_executor(settings) as executor:

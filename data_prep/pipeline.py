@@ -92,14 +92,11 @@ def build_stream(
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work, executor)
     documents, found, table = _without_copies(settings, seed, spooled, base)
-    record: Callable | None = None
-    if found is not None:
-        number, left_out = (base.num_extensions + 1, base.left_out) if base else (0, np.empty(0, RANGE))
-        record = functools.partial(record_documents, work.stream / "dedup", number, spooled, found, left_out)
-        if all(source.share is None for source in files):
-            # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
-            record()
-            record = None
+    record = _recorder(spooled, found, work, base)
+    if record is not None and all(source.share is None for source in files):
+        # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
+        record()
+        record = None
     # Free the memory of `spooled.documents` (56 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY))
@@ -112,10 +109,9 @@ def build_stream(
     del documents
     dropped = np.empty(0, ENTRY)
     if wanted_words != words:
-        if settings.hold_out == "documents":
-            is_kept = keep_documents(passages, wanted_words, seed)
-        else:
-            is_kept = layout.keep_words(passages, wanted_words)
+        by_documents = settings.hold_out == "documents"
+        keep = functools.partial(keep_documents, seed=seed) if by_documents else layout.keep_words
+        is_kept = keep(passages, wanted_words)
         passages, dropped = passages[is_kept], passages[~is_kept]
         table += _share_rows(spooled, words, _words_by_source(passages, len(files)))
     index = _write_index(settings, plan, passages, num_mega_batches, spooled, work, base)
@@ -136,15 +132,34 @@ def build_stream(
         "vocab_size": len(symbols),
         "dictionary_size": num_symbols,
         "dtype": best_dtype(num_symbols),
-        "tokenizer": {
-            "kind": settings.tokenizer if settings.tokenizer in TOKENIZERS else "given",
-            "file": tokenizer_file.name,
-            "sha256": sha256_of(tokenizer_file),
-            "dict_sha256": sha256_of(dict_file),
-        },
+        "tokenizer": _described_tokenizer(settings, tokenizer_file, dict_file),
         "settings": settings.recorded(num_mega_batches, plan.valid_words, plan.passage_words),
         "command": settings.command(),
         **_described(spooled, table, encoded.splits),
+    }
+
+
+def _recorder(
+    spooled: Spooled, found: "Duplicates | None", work: WorkFolder, base: BaseStream | None
+) -> Callable[..., None] | None:
+    """Return a function that records the documents of the stream for later calls of alma-prep --extend.
+
+    Its arguments are the index entries of the passages in the stream, and of those that shares left out; without
+    arguments, nothing is left out. Return None if copies are not removed, so documents are not recorded.
+    """
+    if found is None:
+        return None
+    number, left_out = (base.num_extensions + 1, base.left_out) if base else (0, np.empty(0, RANGE))
+    return functools.partial(record_documents, work.stream / "dedup", number, spooled, found, left_out)
+
+
+def _described_tokenizer(settings: PrepSettings, tokenizer_file: Path, dict_file: Path) -> dict:
+    """Return the entry of stream.json about the tokenizer."""
+    return {
+        "kind": settings.tokenizer if settings.tokenizer in TOKENIZERS else "given",
+        "file": tokenizer_file.name,
+        "sha256": sha256_of(tokenizer_file),
+        "dict_sha256": sha256_of(dict_file),
     }
 
 
