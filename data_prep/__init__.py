@@ -10,9 +10,12 @@ The steps, in order, and the modules that implement them:
     sources/            list files, and read documents from each kind of file
     reading, cleaning   read every document once, remove unwanted documents, and copy the rest into the `spool`, a
                         folder of plain text files; `quality` and `filters` find what is unwanted, `paragraphs` finds
-                        lines that are repeated, and `removed` keeps removed documents to be looked at
-    deduplication       remove copies of documents (`duplicates` finds the copies)
-    partition, layout   cut long documents into passages, shuffle the passages, divide them into splits;
+                        lines that are repeated, and `removed` keeps removed documents to be looked at; `read_store`
+                        keeps what was read for later calls, and `entries` makes the index entries of the documents
+    deduplication       remove copies of documents (`duplicates` finds the copies), and record the documents for
+                        --extend (`left_out`: the text that shares left out)
+    partition, layout   cut long documents into passages, shuffle the passages, divide them into splits (`hold_out`:
+                        with whole documents in the validation set and the test set);
                         `index` defines the file that stores the order of the passages and the splits
     stream_tokenizer    train a tokenizer, or copy a given one (`tokenization` implements the tokenizers)
     encoding            encode passages and write fairseq's files (`mmap_writer`, `dictionary`)

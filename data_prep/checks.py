@@ -12,10 +12,20 @@ from pathlib import Path
 
 from data_prep.errors import PrepError
 from data_prep.filters import filter_sha256, load_filter, parse_filters
+from data_prep.layout import check_shares
+from data_prep.partition import extension_plan, make_plan
 from data_prep.settings import PrepSettings
+from data_prep.snapshots import groups_of
 from data_prep.sources import KINDS, Files, Source, fingerprint, needed_libraries
 from data_prep.sources.remote import is_remote
 from data_prep.tokenization import TOKENIZERS, given_tokenizer
+
+# Files of which the number of words is at most half the number of bytes. Compressed files can have more words.
+_TEXT_KINDS = ("text", "books")
+_TEXT_ENDINGS = (".txt", ".md", ".jsonl")
+_READ_AT_ONCE_WORDS = 1 << 20
+"""The sizes of shorter texts are not checked before reading, because reading them takes only seconds. Then the error
+message can give the exact number of words."""
 
 
 def check_installed(settings: PrepSettings, files: Files) -> None:
@@ -57,8 +67,10 @@ def check_filters(settings: PrepSettings) -> None:
 
 
 def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
-    """Raise PrepError if the stream folder contains input files, or is inside the folder of a source."""
+    """Raise PrepError if the stream folder contains input files or the cache, or is inside the folder of a source."""
     out = settings.out.resolve()
+    if settings.cache and Path(settings.cache).resolve().is_relative_to(out):
+        raise PrepError(f"the cache {settings.cache} is in the stream folder {settings.out}: choose another folder.")
     for source, found in files.items():
         if any(isinstance(file.path, Path) and file.path.resolve().is_relative_to(out) for file in found):
             raise PrepError(
@@ -75,6 +87,39 @@ def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
                 f"the stream folder {settings.out} is inside the source {source}: the next call of alma-prep would "
                 "read the stream as input text. Choose a stream folder outside the source."
             )
+
+
+def check_sizes(settings: PrepSettings, files: Files) -> None:
+    """Raise PrepError if it is certain, before any text is read, that the settings do not fit the sources.
+
+    The sum of the shares, the number of snapshots, and the sizes of splits and passages are checked. The number of
+    words is not known yet, but plain text files have at most one word for every two bytes.
+    """
+    check_shares([source.share for source in files])
+    snapshots = groups_of(settings.partition, files)[1]
+    if snapshots is not None and settings.num_mega_batches not in (None, len(snapshots)):
+        raise PrepError(
+            f"--mega-batches is {settings.num_mega_batches}, but --partition {settings.partition} finds "
+            f"{len(snapshots)} snapshots: {', '.join(snapshots[:10])}. Omit --mega-batches, or arrange the source "
+            f"files in {settings.num_mega_batches} snapshots."
+        )
+    num_mega_batches = len(snapshots) if snapshots else settings.num_mega_batches or 1
+    found = [(source.kind, file) for source, found in files.items() for file in found]
+    if not all(kind in _TEXT_KINDS and Path(file.name).suffix.lower() in _TEXT_ENDINGS for kind, file in found):
+        return
+    most_words = sum((file.num_bytes + 1) // 2 for _, file in found)
+    if most_words < _READ_AT_ONCE_WORDS:
+        return
+    try:
+        if settings.extend:
+            extension_plan(most_words, num_mega_batches, settings.passage_words)
+        else:
+            make_plan(most_words, num_mega_batches, settings.valid_words, settings.passage_words)
+    except PrepError as error:
+        raise PrepError(
+            f"the files of the sources are too small for these settings. Even if every other byte began a word, which "
+            f"would be {most_words:,} words: {error}"
+        ) from error
 
 
 def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> None:

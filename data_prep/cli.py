@@ -6,7 +6,7 @@ from pathlib import Path
 
 from data_prep.dry_run import dry_run
 from data_prep.errors import PrepError
-from data_prep.options import add_options, parsed_settings
+from data_prep.options import add_options, given_settings, parsed_settings
 from data_prep.prepare import prepare
 from data_prep.settings import Cluster, PrepSettings
 from data_prep.sources import Source
@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
             out=Path(parsed.out),
             sources=tuple(Source.parse(text) for text in parsed.source),
             cluster=Cluster(**parsed_settings(parsed, Cluster)),
+            given=given_settings(parsed, PrepSettings),
             **parsed_settings(parsed, PrepSettings),
         )
     except ValueError as error:

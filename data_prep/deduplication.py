@@ -5,22 +5,32 @@ alma-prep --extend adds mega-batches to a stream, but leaves out documents that 
 An exact copy has the same text as another document. A near copy has similar text. The folder OUT/dedup of a stream
 stores a key and a MinHash signature per document, together 128 bytes. The key is a 16-byte hash of the text, so exact
 copies have equal keys. The signature is used to find near copies (see `duplicates`). If the setting `duplicates` is
-"exact", only keys are stored. If it is "keep", copies are not removed, and nothing is stored.
+"exact", only keys are stored. If it is "keep", copies are not removed, and nothing is stored. Documents that shares
+left out are not stored, so they can be added later (see `left_out`).
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data_prep.errors import PrepError, Unworkable
+from data_prep.left_out import entries_of, is_in, ranges_of, save_ranges
 from data_prep.progress import Bar
 from data_prep.reading import Spooled, source_name
 
+if TYPE_CHECKING:
+    from data_prep.duplicates import Duplicates
+
 
 def remove_copies(
-    spooled: Spooled, known_keys: np.ndarray, known_signatures: Sequence[list[Path]]
-) -> tuple[np.ndarray, np.ndarray, list[dict]]:
+    spooled: Spooled,
+    known_keys: np.ndarray,
+    known_signatures: Sequence[list[Path]],
+    left_out: np.ndarray,
+    seed: int,
+) -> tuple[np.ndarray, "Duplicates", list[dict]]:
     """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
 
     Of new documents that are copies of each other, one is kept (see `find_duplicates`), unless it is also a copy of a
@@ -32,14 +42,18 @@ def remove_copies(
             of them that were removed earlier. NumPy type V16, shape [m]; empty for a new stream.
         known_signatures: the files with the MinHash signatures of these m documents: one list of files for the stream
             as it was first made, and one list per extension.
+        left_out: the ranges of documents in the stream that are not in the stream (see `left_out`). They are used if
+            these documents are read again.
+        seed: the seed of the stream.
 
     Returns:
-        Three values. First, the index entry (`index.ENTRY`) of each remaining document. Second, a bool mask over all
-        new documents, True for exact copies. Third, rows for the "cleaning" table in stream.json: how many documents
-        and words of each source were removed.
+        Three values. First, the index entry (`index.ENTRY`) of each remaining document or range of a document. Second,
+        which of the new documents are copies. `Duplicates.kept` is -1 for copies of documents that are already in the
+        stream, and else the index of a new document. Third, rows for the "cleaning" table in stream.json: how many
+        documents and words of each source were removed.
     """
     # Import data_prep.duplicates only here, because it imports scipy, which takes a second.
-    from data_prep.duplicates import find_duplicates
+    from data_prep.duplicates import Duplicates, find_duplicates
 
     documents, num_known = spooled.documents, len(known_keys)
     keys = np.concatenate([known_keys, documents["document"]])
@@ -54,26 +68,95 @@ def remove_copies(
         found = find_duplicates(keys, rank, num_words, signatures, num_known)
         bar.advance(len(keys))
     exact, near = found.exact[num_known:], found.near[num_known:]
-    rows = []
-    for step, mask in (("exact copy", exact), ("near copy", near)):
-        copies = documents[mask]
-        for number, record in enumerate(spooled.records):
-            words = copies["num_words"][copies["source"] == number]
-            if len(words):
-                total = int(words.sum(dtype=np.int64))
-                rows.append({"step": step, "source": source_name(record), "documents": len(words), "words": total})
-    kept = documents[~(exact | near)]
+    new = Duplicates(exact, near, np.maximum(found.kept[num_known:] - num_known, -1))
+    again = entries_of(left_out, documents[exact], seed)
+    kept = np.concatenate([documents[~(exact | near)], again])
     if not len(kept):
         holder = "in the stream" if num_known else "in the sources"
         raise Unworkable(
             f"no document is left: each of the {len(documents):,} new documents is a copy of a document that is "
             f"already {holder}. Add sources with other text."
         )
-    return kept, exact, rows
+    return kept, new, _rows(spooled, new, again)
 
 
-def save_keys(folder: Path, number: int, keys: np.ndarray, exact: np.ndarray, signatures: list[Path] | None) -> None:
-    """Write the keys and MinHash signatures of all documents that were read, except exact copies.
+def _rows(spooled: Spooled, found: "Duplicates", again: np.ndarray) -> list[dict]:
+    """Return the rows for the "cleaning" table in stream.json: the copies that were removed from each source.
+
+    Args:
+        spooled: the new documents.
+        found: which of them are copies.
+        again: the index entries of the ranges of exact copies that are used. Their words are not counted as removed.
+    """
+    rows = []
+    for step, mask in (("exact copy", found.exact), ("near copy", found.near)):
+        copies = spooled.documents[mask]
+        for number, record in enumerate(spooled.records):
+            words = copies["num_words"][copies["source"] == number]
+            if len(words):
+                total = int(words.sum(dtype=np.int64))
+                if mask is found.exact:
+                    total -= int(again["num_words"][again["source"] == number].sum(dtype=np.int64))
+                rows.append({"step": step, "source": source_name(record), "documents": len(words), "words": total})
+    return rows
+
+
+def left_out_by_shares(keys: np.ndarray, found: "Duplicates", in_stream: np.ndarray) -> np.ndarray:
+    """Return a bool mask of the new documents of which no part is in the stream, because a share left them out.
+
+    Near copies that were removed in favour of such a document are marked, too.
+
+    Args:
+        keys: the key of each document that was read. NumPy type V16, shape [n].
+        found: which of these documents are copies.
+        in_stream: the keys of the documents of which some part is in the stream.
+    """
+    is_left_out = ~(found.exact | found.near | is_in(keys, in_stream))
+    of_left_out = found.near & (found.kept >= 0)
+    of_left_out[of_left_out] = is_left_out[found.kept[of_left_out]]
+    return is_left_out | of_left_out
+
+
+def record_documents(
+    folder: Path,
+    number: int,
+    spooled: Spooled,
+    found: "Duplicates",
+    left_out: np.ndarray,
+    passages: np.ndarray | None = None,
+    dropped: np.ndarray | None = None,
+) -> None:
+    """Record the documents of the stream, and the text that shares left out, for later calls of alma-prep --extend.
+
+    Args:
+        folder: the folder `dedup` of the stream.
+        number: 0 for a new stream, else the number of the extension, from 1.
+        spooled: the documents that were read.
+        found: which of these documents are copies.
+        left_out: the ranges of documents that earlier calls left out (`left_out.RANGE`).
+        passages: the index entries of all passages in the stream; None: no text is left out.
+        dropped: the index entries of the passages that shares left out.
+    """
+    documents, keys = spooled.documents, spooled.documents["document"]
+    is_recorded = ~found.exact
+    ranges = left_out[~is_in(left_out["document"], keys)]
+    if passages is not None and dropped is not None:
+        is_recorded &= ~left_out_by_shares(keys, found, passages["document"])
+        is_partly = is_in(dropped["document"], np.concatenate([passages["document"], left_out["document"]]))
+        # Of equal documents, the passages are those of the document that is kept, else of the first (`entries_of`).
+        cut = np.concatenate([documents[~(found.exact | found.near)], documents[found.exact]])
+        ranges = np.concatenate([ranges, ranges_of(dropped[is_partly], cut)])
+    save_keys(folder, number, keys, is_recorded, spooled.signatures)
+    if len(ranges) or len(left_out):
+        save_ranges(folder, number, ranges)
+
+
+def save_keys(
+    folder: Path, number: int, keys: np.ndarray, is_recorded: np.ndarray, signatures: list[Path] | None
+) -> None:
+    """Write the keys and MinHash signatures of documents that were read.
+
+    All documents should be recorded except exact copies and documents that shares left out (`left_out_by_shares`).
 
     A later call of alma-prep --extend uses the keys and signatures to find copies of these documents.
 
@@ -85,13 +168,12 @@ def save_keys(folder: Path, number: int, keys: np.ndarray, exact: np.ndarray, si
         folder: the stream's folder `dedup`.
         number: 0 for a new stream, else the number of the extension, from 1.
         keys: the key of each document, a 16-byte hash of its text. NumPy type V16, shape [n].
-        exact: bool [n], True for exact copies. Their keys are not written, because the document that is kept has the
-            same key.
+        is_recorded: bool [n], True for the documents to record.
         signatures: the signature files of the n documents; None if near copies were not searched for.
     """
     from data_prep.duplicates import NUM_BANDS, load_band
 
-    which = np.flatnonzero(~exact)
+    which = np.flatnonzero(is_recorded)
     halves = np.ascontiguousarray(keys[which]).view(">u8").reshape(-1, 2)
     which = which[np.lexsort((halves[:, 1], halves[:, 0]))]
     folder.mkdir(exist_ok=True)

@@ -46,18 +46,25 @@ SCHEMA = pyarrow.schema(
 
 
 def write_documents(
-    index: Index, sources: Sequence[str], num_sequences: np.ndarray, work: WorkFolder, executor: Executor
+    index: Index,
+    sources: Sequence[str],
+    source_of_shard: Sequence[int],
+    num_sequences: np.ndarray,
+    work: WorkFolder,
+    executor: Executor,
 ) -> None:
     """Write documents/SPLIT.parquet for every split into the work folder.
 
     Args:
         index: the passages in their final order, and the splits.
         sources: the name of each source.
+        source_of_shard: index of the source of each spool file.
         num_sequences: (passage, number of sequences) of each passage that is stored as several sequences, int [n, 2],
             ordered by passage.
         work: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
     """
+    named = (list(sources), list(source_of_shard))
     tasks: list[DocumentsTask] = []
     tasks_of_split: dict[str, list[int]] = {}
     for name, (start, end) in zip(index.splits, itertools.pairwise(index.cuts), strict=True):
@@ -67,9 +74,7 @@ def write_documents(
             bounds = np.searchsorted(num_sequences[:, 0], [first, last])
             long = num_sequences[slice(*bounds)].tolist()
             tasks_of_split[name].append(len(tasks))
-            tasks.append(
-                DocumentsTask(str(index.spool), str(index.path), index.sha256, first, last, list(sources), long)
-            )
+            tasks.append(DocumentsTask(str(index.spool), str(index.path), index.sha256, first, last, *named, long))
     step = Step(work.folder / "documents", tasks)
     with Bar("describe passages", index.cuts[-1], "passages") as bar:
         step.run(executor, lambda number: bar.advance(tasks[number].end - tasks[number].start))
@@ -103,6 +108,8 @@ class DocumentsTask(Task):
     end: int
     sources: list[str]
     """The name of each source."""
+    source_of_shard: list[int]
+    """Index of the source of each spool file."""
     long: list[list[int]]
     """[passage, number of sequences] for each passage in the range that is stored as several sequences."""
 
@@ -117,7 +124,7 @@ class DocumentsTask(Task):
             with pyarrow.memory_map(str(ids_path(spool, shard))) as file:
                 table = pyarrow.ipc.open_file(file).read_all()
                 ids.append(table.column("id").take(pyarrow.array(found["offset"])).combine_chunks())
-                sources[which] = int(table.schema.metadata[b"source"])
+                sources[which] = self.source_of_shard[shard]
                 del table  # it refers to the mapped file
             order.append(which)
         place = np.empty(len(passages), np.int64)

@@ -86,13 +86,16 @@ def _hash_bands(minima: np.ndarray) -> np.ndarray:
 
 
 class Duplicates(NamedTuple):
-    """The documents to remove: two boolean masks over all n documents."""
+    """The documents to remove, among all n documents, and those that are kept in their place."""
 
     exact: np.ndarray
     """bool [n]: True for a document to remove because it is an exact copy of a document that is kept."""
     near: np.ndarray
     """bool [n]: True for a document to remove because it is a near copy, but not an exact copy, of a document that is
     kept."""
+    kept: np.ndarray
+    """int [n]: for a near copy, the index of the document that is kept in its place. Other documents have their own
+    index."""
 
 
 def find_duplicates(
@@ -136,6 +139,7 @@ def find_duplicates(
     # Never remove documents already in the stream, because existing mega-batches must not change.
     exact[:num_known] = False
     near = np.zeros(count, bool)
+    kept = np.arange(count, dtype=priority.dtype)
     if signatures is not None and count:
         label = _groups(count, signatures)
         # In each group of near copies, keep the document with the smallest value of `priority` (0 is the best).
@@ -144,7 +148,10 @@ def find_duplicates(
         near = priority != first[label]
         near &= ~exact
         near[:num_known] = False
-    return Duplicates(exact, near)
+        by_priority = np.empty_like(priority)
+        by_priority[priority] = np.arange(count, dtype=priority.dtype)
+        kept[near] = by_priority[first[label[near]]]
+    return Duplicates(exact, near, kept)
 
 
 def _groups(count: int, shards: list[list[Path]]) -> np.ndarray:

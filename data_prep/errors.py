@@ -13,6 +13,5 @@ class PrepError(AlmaError):
 class Unworkable(PrepError):  # noqa: N818, the name needs no suffix
     """An error for settings that do not fit the text of the sources, for example because there is too little text.
 
-    alma-prep then empties its work folder, because only a call with the same settings could continue from the folder,
-    and that call would fail again.
+    alma-prep keeps the text that it has read in its work folder, so that the next call with other settings can use it.
     """

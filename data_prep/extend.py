@@ -4,12 +4,16 @@ The new mega-batches are encoded with the stream's tokenizer. Copies of document
 left out.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 
+from data_prep.checks import check_sizes
 from data_prep.deduplication import load_keys
 from data_prep.errors import PrepError
 from data_prep.executors import open_executor
+from data_prep.left_out import load_ranges
+from data_prep.options import options_of
 from data_prep.pipeline import BaseStream, build_stream
 from data_prep.progress import note
 from data_prep.provenance import inputs, versions
@@ -19,6 +23,35 @@ from data_prep.stream_folder import MANIFEST, belongs_to_stream, check_bytes
 from data_prep.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.stream_folder import StreamFolder
+
+
+def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettings:
+    """Return the settings of an extension, in which the settings that the user has not given are those of the stream.
+
+    This concerns only the settings on which it depends which documents are read and pass the cleaning, such as the
+    language. So the added text is of the same sort as the text of the stream. The values are those with which the
+    stream was first made.
+
+    Args:
+        settings: the settings of this call of alma-prep, with extend=True.
+        stream: the content of stream.json.
+    """
+    given = tuple(name for name in options_of(settings) if settings.is_given(name))
+    of_stream = {
+        name: stream["settings"][name]
+        for name, option in options_of(settings).items()
+        if option.reads and name not in given and name in stream["settings"]
+    }
+    changed = {name: value for name, value in of_stream.items() if value != getattr(settings, name)}
+    if changed:
+        note(f"settings taken from the stream: {', '.join(f'{name} {value}' for name, value in changed.items())}")
+    settings = dataclasses.replace(settings, **of_stream, given=given)
+    if stream["settings"].get("hold_out") == "documents" and settings.duplicates == "keep":
+        raise PrepError(
+            "this stream holds out whole documents (--hold-out documents), so it cannot be extended with --duplicates "
+            "keep, which could add copies of them to a mega-batch: omit --duplicates."
+        )
+    return settings
 
 
 def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) -> dict:
@@ -52,12 +85,12 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             _check_finished_extension(settings, stream, extension)
             return stream
     check_bytes(out, f"Restore it, or remove {out} and make it again.")
-    keys, signatures = load_keys(out / "dedup", len(stream.get("extensions", [])) + 1, settings.duplicates)
-    base = BaseStream(out, stream, keys, signatures)
-    identity = settings.identity()
-    number = len(stream.get("extensions", [])) + 1
+    check_sizes(settings, files)
+    identity, number = settings.identity(), len(stream.get("extensions", [])) + 1
+    keys, signatures = load_keys(out / "dedup", number, settings.duplicates)
+    base = BaseStream(out, stream, keys, signatures, load_ranges(out / "dedup", number))
     recorded = identity | {"versions": versions(), "extension": number}
-    with full_disk_reported(out), work_folder(out, recorded, extend=True) as work:
+    with full_disk_reported(out), work_folder(out, recorded, settings.reading_settings(), extend=True) as work:
         with open_executor(settings) as executor:
             added = build_stream(settings, files, work, executor, base)
         manifest = _extended_manifest(read_json(out / MANIFEST), stream["num_mega_batches"], number)
@@ -105,10 +138,12 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
     """
     out = settings.out
     identity = json.loads(json.dumps(settings.identity()))
+    options = options_of(settings)
     changed = [
         f"{name} was {value} and is now {identity[name]}"
         for name, value in extension["given"].items()
-        if value != identity[name]
+        # A setting that is taken from the stream unless it is given is compared only if it is given.
+        if value != identity[name] and not (name in options and options[name].reads and name not in settings.given)
     ]
     if changed:
         raise PrepError(

@@ -3,8 +3,7 @@
 The spool is a folder of plain files with the text of all documents. For each spool file, there are two more files:
 
     NUMBER.facts.npy    `FACT` of each document, in the order of the documents in the spool file
-    NUMBER.ids.arrow    the id of each document, in the same order; null for a document without an id. The metadata of
-                        the schema contain the index of the source
+    NUMBER.ids.arrow    the id of each document, in the same order; null for a document without an id
 
 A document or passage is found by its position in the spool file. So the index entries (`index.ENTRY`) that are kept in
 memory need not contain dates and ids.
@@ -45,12 +44,11 @@ class FactsWriter:
 
     Args:
         prefix: path prefix of both files.
-        source: index of the source of all documents.
     """
 
-    def __init__(self, prefix: Path, source: int):
+    def __init__(self, prefix: Path):
         self._prefix = prefix
-        self._schema = pyarrow.schema([("id", pyarrow.string())], {"source": str(source)})
+        self._schema = pyarrow.schema([("id", pyarrow.string())])
         self._facts: list[tuple[int, int, int]] = []
         self._ids: list[str | None] = []
 

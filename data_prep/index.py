@@ -24,6 +24,17 @@ ENTRY = np.dtype(
         ("passage", np.int32),  # index of the passage in its document; 0 if the document is not cut
     ]
 )
+# What the spool stores about a document, 52 bytes. It depends only on the text and its place in the spool file, so that
+# text that was read once can be used with any seed, share or division into splits (see `entries`).
+SPOOLED = np.dtype(
+    [
+        ("identity", "V32"),  # SHA-256 digest of the document's text
+        ("offset", np.int64),  # start of the text in the spool file, in bytes
+        ("part", np.int32),  # index of the part of a file that the document comes from, in the task that read it
+        ("num_bytes", np.int32),
+        ("num_words", np.int32),
+    ]
+)
 INDEX = "passages.npy"
 """Name of the index file, which contains the index entry of every passage."""
 

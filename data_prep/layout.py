@@ -5,6 +5,7 @@ passage contains its number of words and its key. A key is a pseudo-random numbe
 Sorting by key therefore shuffles passages, and gives the same order each time.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,29 @@ def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = No
     return order[np.argsort(middle, kind="stable")]
 
 
+def check_shares(shares: Sequence[float | None]) -> None:
+    """Raise PrepError if the shares of the sources are impossible.
+
+    They are impossible if their sum is more than 1; if it is less than 1 and every source has a share; or if it is 1
+    and a source has no share.
+
+    Args:
+        shares: the share of each source; None for a source without a share.
+    """
+    given = [share for share in shares if share is not None]
+    total = sum(given)
+    if total > 1 + 1e-9 or (given and len(given) == len(shares) and total < 1 - 1e-9):
+        raise PrepError(
+            f"the source shares sum to {total:g}, but must sum to 1 if every source has a share, and to less than 1 "
+            "otherwise. Change the shares, which are the numbers after the @ in --source."
+        )
+    if len(given) < len(shares) and total > 1 - 1e-9:
+        raise PrepError(
+            "the given shares already sum to 1, so nothing is left for the sources without a share: lower the shares, "
+            "or remove the sources without a share."
+        )
+
+
 def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
     """Return how many words of each source to use. The total is as large as the given shares allow.
 
@@ -79,23 +103,13 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
         shares: the share of each source, by source index; None for a source without a share.
 
     Raises:
-        PrepError: if the sum of the shares is more than 1; if it is less than 1 and every source has a share; or if it
-            is 1 and a source has no share.
+        PrepError: if the shares are impossible, see `check_shares`.
     """
+    check_shares(list(shares.values()))
     given = {source: share for source, share in shares.items() if share is not None}
     if not given:
         return dict(words)
     rest, total = sum(words[source] for source in shares if source not in given), sum(given.values())
-    if total > 1 + 1e-9 or (len(given) == len(shares) and total < 1 - 1e-9):
-        raise PrepError(
-            f"the source shares sum to {total:g}, but must sum to 1 if every source has a share, and to less than 1 "
-            "otherwise. Change the shares, which are the numbers after the @ in --source."
-        )
-    if len(given) < len(shares) and total > 1 - 1e-9:
-        raise PrepError(
-            "the given shares already sum to 1, so nothing is left for the sources without a share: lower the shares, "
-            "or remove the sources without a share."
-        )
     wanted = {
         source: given[source] if source in given else (1 - total) * words[source] / max(1, rest) for source in shares
     }
@@ -106,10 +120,9 @@ def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[in
 
 
 def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
-    """Return the index entries of the passages to keep, so that each source has about the wanted number of words.
+    """Return a bool mask of the passages to keep, so that each source has about the wanted number of words.
 
     Of each source, the passages with the smallest keys are kept. Keys are pseudo-random, so this is a random choice.
-    The kept passages stay in the order of `passages`.
 
     Args:
         passages: the index entry (`index.ENTRY`) of each passage.
@@ -119,7 +132,7 @@ def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
     for source, num_words in wanted.items():
         which = by_key(passages, np.flatnonzero(passages["source"] == source))
         kept[which[_nearest(_cumulative(passages["num_words"][which]), num_words) :]] = False
-    return passages[kept]
+    return kept
 
 
 class Layout(NamedTuple):
@@ -220,8 +233,17 @@ def drifting_layout(
         cut = _nearest(cumulative, int(cumulative[-1]) * num_mega_batches // (num_mega_batches + 1))
         batches.append(rest[:cut])
         test.append(rest[cut:])
-    splits = [np.concatenate(valid), *batches, np.concatenate(test)]
-    for name, split in zip(split_order(num_mega_batches), splits, strict=True):
+    return checked_splits(words, [np.concatenate(valid), *batches, np.concatenate(test)])
+
+
+def checked_splits(words: np.ndarray, splits: list[np.ndarray]) -> Layout:
+    """Return the layout of a stream from the passages of each split. Raise PrepError if a split is too small.
+
+    Args:
+        words: int [n], the number of words of each passage.
+        splits: the indices of the passages of the validation set, of each mega-batch, and of the test set.
+    """
+    for name, split in zip(split_order(len(splits) - 2), splits, strict=True):
         found = int(words[split].sum(dtype=np.int64))
         if found < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
             raise PrepError(

@@ -37,6 +37,12 @@ class Option:
     """Whether alma-prep --extend, which adds mega-batches to a stream, takes the value from the existing stream. If so,
     the option must not be given together with --extend."""
 
+    reads: bool = False
+    """Whether it depends on the option which documents are read and pass the cleaning.
+
+    If so, an interrupted run cannot continue with another value, because the text would have to be read again. And if
+    the option is not given, alma-prep --extend takes the value from the existing stream."""
+
 
 def setting(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:
     """Return a dataclass field with a default value and an `Option`. The other arguments are fields of `Option`."""
@@ -69,6 +75,7 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
         types_of_values = [each for each in typing.get_args(types[name]) or (types[name],) if each is not type(None)]
         groups[option.group].add_argument(
             option.flag,
+            action=_StoreGiven,
             type=types_of_values[0],
             default=defaults[name],
             metavar=option.metavar,
@@ -77,12 +84,37 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
         )
 
 
+class _StoreGiven(argparse.Action):
+    """Store the value of an option, and add the option to the list `given` of the namespace.
+
+    The list shows which options the user has given, also if their values are the defaults.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.given = [*getattr(namespace, "given", []), self.dest]
+
+
+def given_settings(parsed: argparse.Namespace, settings: type) -> tuple[str, ...]:
+    """Return the names of the fields of `settings` whose options were given on the command line."""
+    given = getattr(parsed, "given", [])
+    return tuple(name for name, option in options_of(settings).items() if _destination(option) in given)
+
+
+def _destination(option: Option) -> str:
+    """Return the name under which argparse stores the value of an option."""
+    return option.flag.removeprefix("--").replace("-", "_")
+
+
 def parsed_settings(parsed: argparse.Namespace, settings: type) -> dict[str, Any]:
     """Return a dict that maps the name of each field of `settings` that has an option to its parsed value."""
-    return {
-        name: getattr(parsed, option.flag.removeprefix("--").replace("-", "_"))
-        for name, option in options_of(settings).items()
-    }
+    return {name: getattr(parsed, _destination(option)) for name, option in options_of(settings).items()}
 
 
 def defaults_of(settings: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def without_repeated(tasks: Sequence[SpoolTask], min_words: int, folder: Path, e
         folder: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
     """
-    firsts = [ParagraphTask([part for part, _ in task.parts], task.cleaning, task.stamp, min_words) for task in tasks]
+    firsts = [ParagraphTask(list(task.parts), task.cleaning, task.stamp, min_words) for task in tasks]
     weights = [sum(part.end - part.start for part in task.parts) for task in firsts]
     step = Step(folder / "paragraphs", firsts)
     with Bar("read paragraphs", sum(weights), "bytes") as bar:

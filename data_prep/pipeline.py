@@ -6,19 +6,22 @@ The steps: read documents, remove copies, choose the sizes of the splits, cut lo
 passages and divide them into splits, train the tokenizer, encode the passages.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from data_prep import layout, partition
-from data_prep.deduplication import remove_copies, save_keys
+from data_prep.deduplication import record_documents, remove_copies
 from data_prep.dictionary import dictionary_size
 from data_prep.documents import write_documents
 from data_prep.encoding import TASK_BYTES, Encoded, encode
 from data_prep.errors import PrepError, Unworkable
+from data_prep.hold_out import document_layout, keep_documents
 from data_prep.index import ENTRY, INDEX, Index, byte_ranges
+from data_prep.left_out import RANGE
 from data_prep.mmap_writer import best_dtype
 from data_prep.periods import Periods, is_chronological, lay_out_periods
 from data_prep.progress import Bar
@@ -33,6 +36,9 @@ from data_prep.tokenization import TOKENIZERS
 from data_prep.work_folder import WorkFolder
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from data_prep.duplicates import Duplicates
 
 Result = TypeVar("Result")
 _WRITTEN_PASSAGES = 1 << 20
@@ -55,6 +61,10 @@ class BaseStream(NamedTuple):
 
     The first list contains the files of the stream as it was first made. Each further list contains the files of one
     call of alma-prep --extend that added mega-batches.
+    """
+
+    left_out: np.ndarray
+    """The ranges of the stream's documents that are not in the stream, because a share left them out (see `left_out`).
     """
 
     @property
@@ -83,10 +93,15 @@ def build_stream(
         Unworkable: if the settings cannot work on the text of the sources.
     """
     seed = base.description["seed"] if base else settings.seed
-    spooled = read_sources(settings, seed, files, work.spool, executor, _is_chronological(settings, base))
-    documents, table = _without_copies(settings, spooled, work, base)
+    spooled = read_sources(settings, seed, files, work, executor, _is_chronological(settings, base))
+    documents, found, table = _without_copies(settings, seed, spooled, work, base)
     if settings.keep_removed:
-        keep_removed(work, spooled.num_shards, base.num_extensions + 1 if base else 0, executor)
+        keep_removed(work, len(spooled.source_of_shard), base.num_extensions + 1 if base else 0, executor)
+    record = _recorder(spooled, found, work, base)
+    if record is not None and all(source.share is None for source in files):
+        # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
+        record()
+        record = None
     # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY), dates=None)
@@ -96,11 +111,17 @@ def build_stream(
     plan = _plan(settings, sum(wanted_words.values()), num_mega_batches, base)
     passages = _cut(seed, plan, documents, work, executor)
     del documents
+    dropped = np.empty(0, ENTRY)
     if wanted_words != words:
-        passages = layout.keep_words(passages, wanted_words)
+        by_documents = settings.hold_out == "documents"
+        keep = functools.partial(keep_documents, seed=seed) if by_documents else layout.keep_words
+        is_kept = keep(passages, wanted_words)
+        passages, dropped = passages[is_kept], passages[~is_kept]
         table += _share_rows(spooled, words, _words_by_source(passages, len(files)))
     index, periods = _write_index(settings, plan, passages, num_mega_batches, spooled, work, base)
-    del passages
+    if record is not None:
+        record(passages, dropped)
+    del passages, dropped, record
     if base is not None:
         return _encode_extension(plan, index, periods, base, spooled, table, work, executor)
     tokenizer_file = make_tokenizer(settings, index, work, executor)
@@ -115,12 +136,7 @@ def build_stream(
         "vocab_size": len(symbols),
         "dictionary_size": num_symbols,
         "dtype": best_dtype(num_symbols),
-        "tokenizer": {
-            "kind": settings.tokenizer if settings.tokenizer in TOKENIZERS else "given",
-            "file": tokenizer_file.name,
-            "sha256": sha256_of(tokenizer_file),
-            "dict_sha256": sha256_of(dict_file),
-        },
+        "tokenizer": _described_tokenizer(settings, tokenizer_file, dict_file),
         "settings": settings.recorded(num_mega_batches, plan.valid_words, plan.passage_words),
         "command": settings.command(),
         **_described(spooled, table, encoded.splits, periods),
@@ -132,13 +148,45 @@ def _is_chronological(settings: PrepSettings, base: BaseStream | None) -> bool:
     return is_chronological(settings, base.description if base else None)
 
 
+def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
+    """Return the number of mega-batches to write."""
+    if spooled.snapshots:  # a mega-batch for each snapshot (text of one point in time, see `snapshots`)
+        return len(spooled.snapshots)
+    return settings.num_mega_batches or settings.cut_dates.count(",") + 1 + bool(settings.cut_dates)
+
+
 def _encode(
     index: Index, tokenizer_file: Path, num_symbols: int, spooled: Spooled, work: WorkFolder, executor: Executor
 ) -> Encoded:
     """Encode all passages, and write which document each of them comes from. See `encode` for the arguments."""
     encoded = encode(index, tokenizer_file, num_symbols, work, executor)
-    write_documents(index, [source_name(record) for record in spooled.records], encoded.num_sequences, work, executor)
+    names = [source_name(record) for record in spooled.records]
+    write_documents(index, names, spooled.source_of_shard, encoded.num_sequences, work, executor)
     return encoded
+
+
+def _recorder(
+    spooled: Spooled, found: "Duplicates | None", work: WorkFolder, base: BaseStream | None
+) -> Callable[..., None] | None:
+    """Return a function that records the documents of the stream for later calls of alma-prep --extend.
+
+    Its arguments are the index entries of the passages in the stream, and of those that shares left out; without
+    arguments, nothing is left out. Return None if copies are not removed, so documents are not recorded.
+    """
+    if found is None:
+        return None
+    number, left_out = (base.num_extensions + 1, base.left_out) if base else (0, np.empty(0, RANGE))
+    return functools.partial(record_documents, work.stream / "dedup", number, spooled, found, left_out)
+
+
+def _described_tokenizer(settings: PrepSettings, tokenizer_file: Path, dict_file: Path) -> dict:
+    """Return the entry of stream.json about the tokenizer."""
+    return {
+        "kind": settings.tokenizer if settings.tokenizer in TOKENIZERS else "given",
+        "file": tokenizer_file.name,
+        "sha256": sha256_of(tokenizer_file),
+        "dict_sha256": sha256_of(dict_file),
+    }
 
 
 def _encode_extension(
@@ -230,39 +278,15 @@ def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
     return _workable(lambda: layout.share_out(words, shares))
 
 
-def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
-    """Return the number of mega-batches to write.
-
-    A stream that drifts has one mega-batch per snapshot (text of one point in time, see `snapshots`).
-
-    Raises:
-        Unworkable: if the setting `num_mega_batches` differs from the number of snapshots.
-    """
-    if spooled.snapshots is None:
-        return settings.num_mega_batches or settings.cut_dates.count(",") + 1 + bool(settings.cut_dates)
-    num_snapshots = len(spooled.snapshots)
-    if settings.num_mega_batches not in (None, num_snapshots):
-        raise Unworkable(
-            f"--mega-batches is {settings.num_mega_batches}, but --partition {settings.partition} finds "
-            f"{num_snapshots} snapshots: {', '.join(spooled.snapshots[:10])}. Omit --mega-batches, or arrange the "
-            f"source files in {settings.num_mega_batches} snapshots."
-        )
-    return num_snapshots
-
-
 def _without_copies(
-    settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
-) -> tuple[np.ndarray, list[dict]]:
-    """Remove copies of documents, and write the keys and MinHash signatures of the documents into the work folder.
-
-    A key is a hash of the text. A later call of alma-prep --extend, which adds mega-batches, uses the keys and
-    signatures to find new documents that are copies of the documents of this call.
-
-    If the setting `duplicates` is "keep", nothing is removed and no files are written.
+    settings: PrepSettings, seed: int, spooled: Spooled, work: WorkFolder, base: BaseStream | None
+) -> tuple[np.ndarray, "Duplicates | None", list[dict]]:
+    """Remove copies of documents. If the setting `duplicates` is "keep", nothing is removed.
 
     Returns:
-        Two values. First, the index entry (`index.ENTRY`) of each remaining document. Second, a table for stream.json,
-        which lists how many documents and words of each source were removed, by cleaning and as copies.
+        Three values. First, the index entry (`index.ENTRY`) of each remaining document. Second, which documents are
+        copies; None if the setting `duplicates` is "keep". Third, a table for stream.json, which lists how many
+        documents and words of each source were removed, by cleaning and as copies.
     """
     table = [
         {"step": reason, "source": source, "documents": removed[0], "words": removed[1]}
@@ -270,14 +294,12 @@ def _without_copies(
         for source, removed in sorted(by_source.items())
     ]
     if settings.duplicates == "keep":
-        return spooled.documents, table
-    known_keys = base.keys if base else np.empty(0, "V16")
-    kept, exact, rows = remove_copies(spooled, known_keys, base.signatures if base else [])
+        return spooled.documents, None, table
+    known = (base.keys, base.signatures, base.left_out) if base else (np.empty(0, "V16"), [], np.empty(0, RANGE))
+    kept, found, rows = remove_copies(spooled, *known, seed)
     if settings.keep_removed:
-        save_copies(work.folder, spooled.documents, kept, exact)
-    number = base.num_extensions + 1 if base else 0
-    save_keys(work.stream / "dedup", number, spooled.documents["document"], exact, spooled.signatures)
-    return kept, table + rows
+        save_copies(work.folder, spooled.documents, found.exact, found.near)
+    return kept, found, table + rows
 
 
 def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
@@ -334,6 +356,10 @@ def _write_index(
         first = base.description["num_mega_batches"] + 1
         names = [f"mega_batch_{t}" for t in range(first, first + num_mega_batches)]
         order, cuts = layout.extension_layout(passages, kinds, num_mega_batches)
+    elif settings.hold_out == "documents":
+        drifts = settings.partition != "equal"
+        sizes = (plan.valid_words, num_mega_batches, valid_kind)
+        order, cuts = _workable(lambda: document_layout(passages, kinds, *sizes, settings.seed, drifts))
     else:
         make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
         order, cuts = _workable(lambda: make_layout(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))

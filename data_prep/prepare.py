@@ -5,9 +5,9 @@ The command `alma-prep` calls the function `prepare`.
 
 from collections.abc import Mapping, Sequence
 
-from data_prep.checks import check_filters, check_installed, check_out_is_not_a_source, check_same_stream
+from data_prep.checks import check_filters, check_installed, check_out_is_not_a_source, check_same_stream, check_sizes
 from data_prep.executors import open_executor
-from data_prep.extend import extend
+from data_prep.extend import extend, with_values_of_stream
 from data_prep.pipeline import build_stream
 from data_prep.progress import note
 from data_prep.provenance import inputs, versions
@@ -40,9 +40,11 @@ def prepare(settings: PrepSettings) -> dict:
         # If partition is "as-given", keep the given order, because it is the order of the mega-batches.
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
-    check_installed(settings, files)
     check_filters(settings)
     finished = read_stream(settings.out)
+    if settings.extend and finished is not None:
+        settings = with_values_of_stream(settings, finished.description)
+    check_installed(settings, files)
     if settings.extend:
         return extend(settings, files, finished)
     if finished is not None:
@@ -53,13 +55,15 @@ def prepare(settings: PrepSettings) -> dict:
 def _make_new(settings: PrepSettings, files: Files) -> dict:
     """Make a new stream, or continue to make one if alma-prep was interrupted. Return the content of stream.json."""
     check_free(settings.out)
+    check_sizes(settings, files)
     if settings.tokenizer not in TOKENIZERS:
         # Read the tokenizer now, so that an unreadable file raises an error at the start and not after hours of work.
         given_tokenizer(settings.tokenizer)
     identity = settings.identity()
+    recorded = identity | {"versions": versions()}
     with (
         full_disk_reported(settings.out),
-        work_folder(settings.out, identity | {"versions": versions()}, extend=False) as work,
+        work_folder(settings.out, recorded, settings.reading_settings(), extend=False) as work,
     ):
         with open_executor(settings) as executor:
             stream = build_stream(settings, files, work, executor)

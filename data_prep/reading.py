@@ -5,22 +5,26 @@ stream.json.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.dates import date_in_path
+from data_prep.entries import Shard, make_entries
 from data_prep.errors import PrepError, Unworkable
 from data_prep.facts import dates_of, order_copies
 from data_prep.paragraphs import without_repeated
 from data_prep.progress import Bar, note
+from data_prep.provenance import reading_digest
+from data_prep.read_store import ReadStore, keep_finished, take_finished
 from data_prep.settings import PrepSettings
 from data_prep.snapshots import groups_of
-from data_prep.sources import Files, Part, Skipped, fingerprint, merge_skipped, split_into_parts
-from data_prep.spool import NO_DATE, SpoolTask, documents_path, signatures_path
+from data_prep.sources import Files, Part, Skipped, Source, SourceFile, fingerprint, merge_skipped, split_into_parts
+from data_prep.spool import NO_DATE, SpoolTask, signatures_path
 from data_prep.tasks import Executor, Step
+from data_prep.work_folder import WorkFolder
 
 MIN_SHARD_BYTES = 2 << 20
 """Lower limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
@@ -49,8 +53,8 @@ class Spooled(NamedTuple):
     """Names of the snapshots (see `snapshots`), if the stream has one mega-batch per snapshot; else None."""
     dates: np.ndarray | None = None
     """int64: the date (see `dates`) of each document, if the stream is chronological; else None."""
-    num_shards: int = 0
-    """Number of spool files."""
+    source_of_shard: Sequence[int] = ()
+    """Index of the source of each spool file."""
 
 
 def source_name(record: Mapping) -> str:
@@ -63,7 +67,12 @@ def source_name(record: Mapping) -> str:
 
 
 def read_sources(
-    settings: PrepSettings, seed: int, files: Files, spool: Path, executor: Executor, chronological: bool = False
+    settings: PrepSettings,
+    seed: int,
+    files: Files,
+    work: WorkFolder,
+    executor: Executor,
+    chronological: bool = False,
 ) -> Spooled:
     """Copy all documents that pass cleaning into the spool, a folder of plain text files.
 
@@ -72,71 +81,107 @@ def read_sources(
         seed: the seed of the stream. If mega-batches are added to a stream, this is the stream's seed, not
             `settings.seed`.
         files: the files of each source.
-        spool: the spool folder.
+        work: the work folder, which contains the spool folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
         chronological: whether the stream is chronological (see `chronological`), so that documents need dates.
 
     Raises:
         PrepError: after all files were read, if too many are damaged, or dates are needed and missing.
-        Unworkable: if no document of a source is left, or partition="by-date" and a path contains no date.
+        Unworkable: if no document of a source is left.
     """
-    try:
-        groups, snapshots = groups_of(settings.partition, files)
-    except PrepError as error:
-        raise Unworkable(str(error)) from error
-    total_bytes = sum(file.num_bytes for found in files.values() for file in found)
-    shard_bytes = min(max(MIN_SHARD_BYTES, total_bytes // USUAL_SHARDS), MAX_SHARD_BYTES)
-    tasks: list[SpoolTask] = []
-    weights: list[int] = []
-    for number, (source, found) in enumerate(files.items()):
-        group_of = {file.name: group for file, group in zip(found, groups[source], strict=True)}
-        stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
-        cleaning = settings.cleaning(source.kind)
-        parts = split_into_parts(source, found, shard_bytes, settings.field_options())
-        for batch in _batches(parts, shard_bytes):
-            stamp = hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest()
-            task = SpoolTask(
-                shard=len(tasks),
-                seed=seed,
-                source=number,
-                parts=[(part, group_of[part.name]) for part in batch],
-                cleaning=cleaning,
-                sign=settings.duplicates == "near",
-                keep_removed=settings.keep_removed,
-                stamp=stamp,
-                part_dates=[date_in_path(Path(part.name).name, part.path) for part in batch],
-                needs_date=chronological,
-            )
-            tasks.append(task)
-            weights.append(sum(part.end - part.start for part in batch))
+    groups, snapshots = groups_of(settings.partition, files)
+    # Order the tasks by the names of the sources, so that a call with other shares has the same tasks.
+    by_name = sorted(files, key=lambda source: source.name)
+    tasks_of = {source: _spool_tasks(settings, source, files[source], chronological) for source in by_name}
+    tasks = [task for source in by_name for task in tasks_of[source]]
     if settings.duplicate_paragraphs is not None:
-        tasks = without_repeated(tasks, settings.duplicate_paragraphs, spool.parent, executor)
-    with Bar("read sources", total_bytes, "bytes") as bar:
-        results = Step(spool, tasks).run(executor, lambda number: bar.advance(weights[number]))
-    warn_without_url(files, [(task.source, result) for task, result in zip(tasks, results, strict=True)])
-    records, removed = _records(files, tasks, results)
-    _check_damage(settings, records, spool.parent)
-    shards = range(len(tasks))
-    documents = np.concatenate([np.load(documents_path(spool, shard)) for shard in shards])
-    _check_dates(settings, removed, results, len(documents))
-    order_copies(spool, documents, chronological)
+        tasks = without_repeated(tasks, settings.duplicate_paragraphs, work.folder, executor)
+    all_results = _read(settings, tasks, work, executor)
+    numbered = iter(enumerate(all_results))
+    results = {source: list(itertools.islice(numbered, len(tasks_of[source]))) for source in by_name}
+    _warn_without_url(results)
+    records, removed = _records(files, results)
+    _check_damage(settings, records, work.folder)
+    shards = []
+    for number, source in enumerate(files):
+        group_of = {file.name: group for file, group in zip(files[source], groups[source], strict=True)}
+        for task, (shard, result) in zip(tasks_of[source], results[source], strict=True):
+            groups_of_parts = [group_of[part.name] for part in task.parts]
+            of_shard = groups_of_parts if len(set(groups_of_parts)) > 1 else groups_of_parts[:1]
+            shards.append(Shard(shard, result["documents"], result["documents_sha256"], number, of_shard))
+    documents = make_entries(seed, shards, work.spool, work.folder / "entries", executor)
+    _check_dates(settings, removed, all_results, len(documents))
+    order_copies(work.spool, documents, chronological)
     for number, record in enumerate(records):
         if not (documents["source"] == number).any():
             raise Unworkable(_no_documents(record))
-    signatures = [signatures_path(spool, shard) for shard in shards] if settings.duplicates == "near" else None
-    dates = dates_of(spool, documents) if chronological else None
-    return Spooled(documents, signatures, records, removed, snapshots, dates, len(tasks))
+    signatures = [signatures_path(work.spool, shard.number) for shard in shards]
+    source_of_shard = [shard.source for shard in sorted(shards, key=lambda shard: shard.number)]
+    return Spooled(
+        documents,
+        signatures if settings.duplicates == "near" else None,
+        records,
+        removed,
+        snapshots,
+        dates_of(work.spool, documents) if chronological else None,
+        source_of_shard,
+    )
 
 
-def warn_without_url(files: Files, results: Sequence[tuple[int, dict]]) -> None:
+def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor) -> list[dict]:
+    """Do the reading tasks, except those whose results are stored already. Return the result of each task."""
+    step = Step(work.spool, tasks)
+    kept, cache = ReadStore(work.kept), ReadStore(Path(settings.cache)) if settings.cache else None
+    keep_finished(step, kept)
+    take_finished(step, [kept, cache] if cache else [kept])
+    weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
+    with Bar("read sources", sum(weights), "bytes") as bar:
+
+        def on_done(number: int) -> None:
+            bar.advance(weights[number])
+            if cache:
+                cache.put(step, number)
+
+        return step.run(executor, on_done)
+
+
+def _spool_tasks(
+    settings: PrepSettings, source: Source, found: Sequence[SourceFile], chronological: bool
+) -> list[SpoolTask]:
+    """Return the tasks that read the files of a source. In a chronological stream, documents need dates."""
+    total_bytes = sum(file.num_bytes for file in found)
+    shard_bytes = min(max(MIN_SHARD_BYTES, total_bytes // USUAL_SHARDS), MAX_SHARD_BYTES)
+    stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
+    parts = split_into_parts(source, found, shard_bytes, settings.field_options())
+    return [
+        SpoolTask(
+            parts=[_absolute(part) for part in batch],
+            cleaning=settings.cleaning(source.kind),
+            sign=settings.duplicates == "near",
+            stamp=hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest(),
+            versions=reading_digest(),
+            needs_date=chronological,
+            keep_removed=settings.keep_removed,
+        )
+        for batch in _batches(parts, shard_bytes)
+    ]
+
+
+def _absolute(part: Part) -> Part:
+    """Return the part of a file with the absolute path of the file. A part of a remote file is not changed."""
+    if not Path(part.path).exists():
+        return part
+    return part._replace(path=str(Path(part.path).absolute()))
+
+
+def _warn_without_url(results: Mapping[Source, Sequence[tuple[int, dict]]]) -> None:
     """Print a warning for each source with documents that --block-urls could not check, because they have no URL.
 
     Args:
-        files: the files of each source.
-        results: the result of each task, with the index of its source.
+        results: the number and the result of each task of a source.
     """
-    for number, source in enumerate(files):
-        count = sum(result["without_url"] for index, result in results if index == number)
+    for source, of_source in results.items():
+        count = sum(result["without_url"] for _, result in of_source)
         if count:
             note(
                 f"warning: {count:,} documents of source {source} were not compared with the list of --block-urls, "
@@ -161,7 +206,7 @@ def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
 
 
 def _records(
-    files: Files, tasks: Sequence[SpoolTask], results: Sequence[dict]
+    files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]]
 ) -> tuple[list[dict], dict[str, dict[str, list[int]]]]:
     """Combine the results of all tasks.
 
@@ -170,13 +215,12 @@ def _records(
 
     Args:
         files: the files of each source.
-        tasks: all tasks.
-        results: the result of each task.
+        results: for each source, the number and the result of each task that reads its files.
     """
     records: list[dict] = []
     removed: dict[str, dict[str, list[int]]] = {}
-    for number, (source, found) in enumerate(files.items()):
-        results_of_source = [result for task, result in zip(tasks, results, strict=True) if task.source == number]
+    for source, found in files.items():
+        results_of_source = [result for _, result in results[source]]
         per_file: dict[str, list[int]] = {}
         for result in results_of_source:
             for name, counts in result["files"].items():

@@ -38,23 +38,17 @@ def removed_path(folder: Path, shard: int) -> Path:
     return folder / f"{shard:06d}.removed.jsonl.zst"
 
 
-def save_copies(folder: Path, documents: np.ndarray, kept: np.ndarray, exact: np.ndarray) -> None:
+def save_copies(folder: Path, documents: np.ndarray, exact: np.ndarray, near: np.ndarray) -> None:
     """Write the index entries of the copies that are removed into two files in the work folder, for `keep_removed`.
 
     Args:
         folder: the work folder.
         documents: the index entry (`index.ENTRY`) of each document, before copies were removed.
-        kept: those entries that are left.
         exact: bool [number of documents], True for exact copies.
+        near: bool [number of documents], True for near copies.
     """
-    is_copy = ~np.isin(_places(documents), _places(kept), assume_unique=True)
-    for name, which in (("exact", is_copy & exact), ("near", is_copy & ~exact)):
+    for name, which in (("exact", exact), ("near", near)):
         np.save(folder / f"{name}_copies.npy", documents[which])
-
-
-def _places(entries: np.ndarray) -> np.ndarray:
-    """Return a number for each document that tells where its text is stored: its spool file and position, int64 [n]."""
-    return (entries["shard"].astype(np.int64) << 40) + entries["offset"]
 
 
 def keep_removed(work: WorkFolder, num_shards: int, number: int, executor: Executor) -> None:

@@ -99,6 +99,12 @@ class PrepSettings:
         None, "--valid-source", _MEGA_BATCHES, metavar="KIND", fixed_by_stream=True,
         help="take the validation set only from sources of this kind, such as books; default: all kinds",
     )  # fmt: skip
+    hold_out: str = setting(
+        "passages", "--hold-out", _MEGA_BATCHES, choices=("passages", "documents"), fixed_by_stream=True,
+        help="what the validation set and the test set consist of. passages (default): a long document, such as a "
+        "book, has passages in all splits. documents: complete documents, of which no passage is in any mega-batch; "
+        "the sets are then only about as large as wanted. Shares also apply to complete documents",
+    )  # fmt: skip
     passage_words: int | None = setting(
         None, "--passage-words", _MEGA_BATCHES, metavar="N", minimum=1,
         help="length of a passage in words. Documents longer than 1%% of a mega-batch are cut at paragraph ends into "
@@ -127,36 +133,36 @@ class PrepSettings:
         "leave them out; default: %(default)s",
     )  # fmt: skip
     language: str = setting(
-        "", "--language", _CLEANING, metavar="CODE",
+        "", "--language", _CLEANING, reads=True, metavar="CODE",
         help="keep only documents in this language, such as en; default: keep all languages",
     )  # fmt: skip
     gopher: str = setting(
-        "crawls", "--gopher", _CLEANING, choices=("crawls", "all", "off"),
+        "crawls", "--gopher", _CLEANING, reads=True, choices=("crawls", "all", "off"),
         help="sources to filter with the Gopher rules for quality and repetition; default: crawls, which means "
         "common-crawl sources only",
     )  # fmt: skip
     rules: str = setting(
-        "", "--rules", _CLEANING, metavar="NAME[:SCOPE],...",
+        "", "--rules", _CLEANING, reads=True, metavar="NAME[:SCOPE],...",
         help="further rules for quality, with commas between them: c4 (removes lines without punctuation at the end, "
         "and documents with fewer than five sentences), fineweb (line ends, short and repeated lines, lists), or "
         "gopher. SCOPE is crawls, which means common-crawl sources only (default), all or off; example: c4,fineweb:all",
     )  # fmt: skip
     block_urls: str = setting(
-        "", "--block-urls", _CLEANING, metavar="FILE",
+        "", "--block-urls", _CLEANING, reads=True, metavar="FILE",
         help="remove documents from the domains and URLs in this file, one per line. A document is compared by its id, "
         "if the id is a URL (see --id-field)",
     )  # fmt: skip
     filters: str = setting(
-        "", "--filter", _CLEANING, metavar="MODULE:FUNCTION,...",
+        "", "--filter", _CLEANING, reads=True, metavar="MODULE:FUNCTION,...",
         help="your own filters: functions in Python modules in the current folder. A function receives a document "
         "(text, id, date), and returns True to keep it, False or (False, reason) to remove it, or a new text",
     )  # fmt: skip
     mask_pii: bool = setting(
-        False, "--mask-pii", _CLEANING,
+        False, "--mask-pii", _CLEANING, reads=True,
         help="replace email addresses and public IP addresses in the text with fixed ones",
     )  # fmt: skip
     duplicate_paragraphs: int | None = setting(
-        None, "--duplicate-paragraphs", _CLEANING, metavar="N", minimum=1,
+        None, "--duplicate-paragraphs", _CLEANING, reads=True, metavar="N", minimum=1,
         help="remove lines of at least N words that occur in several documents, such as menus and notices, except in "
         "one of the documents. The sources are then read twice; default: keep them",
     )  # fmt: skip
@@ -165,20 +171,20 @@ class PrepSettings:
         help="write every removed document, with the reason, to OUT/removed/*.jsonl.zst, so that you can look at them",
     )  # fmt: skip
     duplicates: str = setting(
-        "near", "--duplicates", _CLEANING, choices=("near", "exact", "keep"),
+        "near", "--duplicates", _CLEANING, reads=True, choices=("near", "exact", "keep"),
         help="which copies to remove across all sources. near: near and exact copies (default); exact: exact copies; "
         "keep: none",
     )  # fmt: skip
     text_field: str = setting(
-        "text", "--text-field", _SOURCES, metavar="NAME",
+        "text", "--text-field", _SOURCES, reads=True, metavar="NAME",
         help="name of the field (JSON lines) or column (Parquet) that contains the text; default: %(default)s",
     )  # fmt: skip
     id_field: str = setting(
-        "", "--id-field", _SOURCES, metavar="NAME",
+        "", "--id-field", _SOURCES, reads=True, metavar="NAME",
         help="name of the field or column that names a document; default: id, or else url",
     )  # fmt: skip
     date_field: str = setting(
-        "date", "--date-field", _SOURCES, metavar="NAME",
+        "date", "--date-field", _SOURCES, reads=True, metavar="NAME",
         help="name of the field or column with the date of a document; default: %(default)s",
     )  # fmt: skip
     max_bad: float = setting(
@@ -189,7 +195,9 @@ class PrepSettings:
     extend: bool = setting(
         False, "--extend", "options", shapes_stream=False, in_command=False,
         help="add --mega-batches mega-batches (default: 1) to the stream in OUT. They are encoded with the stream's "
-        "tokenizer. Existing split files do not change, and copies of documents in the stream are left out",
+        "tokenizer. Existing split files do not change, and copies of documents in the stream are left out. If the "
+        "options --language, --gopher, --duplicates and those that name fields are not given, they have the values "
+        "with which the stream was first made, also if it was extended with other values since then",
     )  # fmt: skip
     workers: int = setting(
         None, "--workers", _WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
@@ -205,11 +213,19 @@ class PrepSettings:
         "slurm: 300, because a network file system may show changes only after a minute)",
     )  # fmt: skip
     """Never None: without the option, `__post_init__` sets the default."""
+    cache: str | None = setting(
+        None, "--cache", _WHERE_IT_RUNS, metavar="FOLDER", shapes_stream=False, in_command=False,
+        help="folder in which the text that was read, cleaned and compared is kept for other streams from the same "
+        "files, for example with another seed, vocabulary, number of mega-batches or shares. Several processes can use "
+        "it at the same time",
+    )  # fmt: skip
     executor: str = setting(
         "local", "--executor", _WHERE_IT_RUNS, choices=("local", "slurm"), shapes_stream=False, in_command=False,
         help="where tasks run: in processes on this machine, or as jobs on a Slurm cluster; default: %(default)s",
     )  # fmt: skip
     cluster: Cluster = Cluster()
+    given: tuple[str, ...] = ()
+    """Names of settings that the user has given. Settings whose values are not the defaults count as given, too."""
 
     def __post_init__(self):
         # These defaults depend on the machine and on another setting. The class is frozen, hence `object.__setattr__`.
@@ -231,6 +247,11 @@ class PrepSettings:
         parse_filters(self.filters)
         if self.block_urls and not Path(self.block_urls).is_file():
             raise ValueError(f"block_urls={self.block_urls}: there is no such file")
+        if self.hold_out == "documents" and self.duplicates == "keep":
+            raise ValueError(
+                "hold_out=documents needs duplicates=near or exact: a copy of a held-out document could be in a "
+                "mega-batch, and a later extension could not find it"
+            )
         check_tokenizer(self.tokenizer)
         self._check_partition()
         self._check_numbers()
@@ -291,12 +312,17 @@ class PrepSettings:
         defaults = defaults_of(self)
         for name, option in options_of(self).items():
             value = getattr(self, name)
-            is_named = option.in_command and value != defaults[name]
+            # An extension takes some values from the stream, so a given default must be named.
+            is_named = option.in_command and (value != defaults[name] or (self.extend and name in self.given))
             if value is not None and (is_named or (option.always_in_command and not self.extend)):
                 words.append(option.flag)
                 if not isinstance(value, bool):
                     words.append(f"{value:g}" if isinstance(value, float) else str(value))
         return shlex.join(words)
+
+    def is_given(self, name: str) -> bool:
+        """Return True if the user has given this setting, or its value is not the default."""
+        return name in self.given or getattr(self, name) != defaults_of(self)[name]
 
     def identity(self) -> dict:
         """Return all settings that affect the bytes of the stream.
@@ -312,6 +338,10 @@ class PrepSettings:
             "sources": sources if self.partition == "as-given" else sorted(sources),
             **{name: getattr(self, name) for name, option in options_of(self).items() if option.shapes_stream},
         }
+
+    def reading_settings(self) -> list[str]:
+        """Return the names of the settings in `identity()` on which it depends which documents are read."""
+        return ["sources", *(name for name, option in options_of(self).items() if option.reads)]
 
     def recorded(self, num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
         """Return the settings that stream.json records: the result of `identity()`, with three values replaced.

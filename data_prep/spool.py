@@ -1,7 +1,7 @@
 """The spool: a folder of plain files (spool files) with the text of all documents that pass cleaning.
 
-Each document also gets an index entry (`index.ENTRY`): its sort key, the position of its text, its source, and its
-number of words.
+Beside each spool file, a file describes its documents (`index.SPOOLED`): the digest and the position of the text, and
+the number of words. The step `entries` makes the index entries of the documents from it.
 
 With the spool, each source (for example a folder with compressed files) is read only once. Later steps can read any
 document or passage by file and byte offset, in any order, without keeping the corpus in memory.
@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 import numpy as np
 
 from data_prep.cleaning import Cleaner, Cleaning
-from data_prep.dates import UNDATED, parse_date
+from data_prep.dates import UNDATED, date_in_path, parse_date
 from data_prep.facts import FactsWriter
 from data_prep.heartbeat import Heartbeat
-from data_prep.index import ENTRY
+from data_prep.index import ENTRY, SPOOLED
 from data_prep.partition import Plan, cut_document, order_key
 from data_prep.removed_file import RemovedFile
 from data_prep.sources import Part, Skipped, read_documents_of
 from data_prep.tasks import Task
+from fairseq_alma.core.files import sha256_of
 
 if TYPE_CHECKING:
     from data_prep.duplicates import Signer
@@ -41,7 +42,7 @@ def text_path(folder: Path, shard: int) -> Path:
 
 
 def documents_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file with the index entry (see `index`) of each document in spool file number `shard`."""
+    """Return the path of the file that describes each document (`index.SPOOLED`) in spool file number `shard`."""
     return folder / f"{shard:06d}.documents.npy"
 
 
@@ -54,25 +55,22 @@ def signatures_path(folder: Path, shard: int) -> Path:
 class SpoolTask(Task):
     """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
 
+    The fields contain everything that the files of the task depend on, and nothing else: no seed, no share, and no
+    number of the task. So the files can be used again by each call of alma-prep that reads these parts in the same way.
+
     The task writes these files. PREFIX is the argument `prefix` of `run`.
         PREFIX.text: the spool file, which contains the text of the documents.
-        PREFIX.documents.npy: the index entry (`index.ENTRY`) of each document in the spool file.
+        PREFIX.documents.npy: the description (`index.SPOOLED`) of each document in the spool file.
         PREFIX.facts.npy, PREFIX.ids.arrow: the date and the id of each document in the spool file (see `facts`).
         PREFIX.signatures, only if `sign` is True: the MinHash signature of each document in the spool file.
         PREFIX.removed.jsonl.zst, only if `keep_removed` is True: the documents that cleaning removed (see `removed`).
 
     The result of the task contains the number of documents, words and bytes that were read from each input file, what
-    cleaning removed, what was skipped, and examples of documents without a date.
+    cleaning removed, what was skipped, examples of documents without a date, and the digest of PREFIX.documents.npy.
     """
 
-    shard: int
-    """Index of this task in the list of tasks. This number is also part of the name of the spool file."""
-    seed: int
-    """Seed of the stream. The sort keys, which shuffle the passages, depend on the seed."""
-    source: int
-    """Index, in the list of all sources, of the source that the documents come from."""
-    parts: list[tuple[Part, int]]
-    """The parts of files to read, each with the index of its snapshot (point in time, see `snapshots`)."""
+    parts: list[Part]
+    """The parts of files to read. All parts are of one source, and their paths are absolute."""
     cleaning: Cleaning | None
     """The rules that documents must pass; None: all documents pass."""
     sign: bool
@@ -80,10 +78,9 @@ class SpoolTask(Task):
     stamp: str
     """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
     too. Then the task counts as a different task and is done again (see `tasks`)."""
-    part_dates: list[int]
-    """For each part, the date (see `dates`) that the path of its file contains; UNDATED if it contains none. It is the
-    date of the documents for which the source gives no date."""
-    needs_date: bool
+    versions: str
+    """Digest of the versions of the libraries and of the code that reads documents (`provenance.reading_digest`)."""
+    needs_date: bool = False
     """Whether documents without a date are left out."""
     keep_removed: bool = False
     """Whether to write the documents that cleaning removes to a file (see `removed`)."""
@@ -91,8 +88,8 @@ class SpoolTask(Task):
     @classmethod
     def from_fields(cls, values: dict) -> Self:
         parts = [
-            (Part(kind, path, name, start, end, tuple(map(tuple, options))), group)
-            for (kind, path, name, start, end, options), group in values["parts"]
+            Part(kind, path, name, start, end, tuple(map(tuple, options)))
+            for kind, path, name, start, end, options in values["parts"]
         ]
         cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
         return cls(**values | {"parts": parts, "cleaning": cleaning})
@@ -108,8 +105,10 @@ class SpoolTask(Task):
         files: dict[str, list[int]] = {}
         removed: dict[str, list[int]] = {}
         kept_aside = RemovedFile(Path(f"{prefix}.removed.jsonl.zst") if self.keep_removed else None)
-        with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix, self.source) as facts, kept_aside:
-            for (part, group), part_date in zip(self.parts, self.part_dates, strict=True):
+        with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix) as facts, kept_aside:
+            for number, part in enumerate(self.parts):
+                # The date of documents for which the source gives no date.
+                part_date = date_in_path(Path(part.name).name, part.path)
                 heartbeat.beat(part.name)
                 count = files.setdefault(part.name, [0, 0, 0])
                 for document in read_documents_of(part, prefix.parent, heartbeat.beat):
@@ -136,23 +135,26 @@ class SpoolTask(Task):
                         content, num_words = text.encode("utf-8"), len(text.split())
                     # Identify a document by its text, because the stream must not depend on file names and their order.
                     identity = hashlib.sha256(content).digest()
-                    key = order_key(self.seed, identity, 0)
-                    place = (offset, self.shard, len(content), num_words, self.source, group)
-                    rows.append((key, identity[:16], *place, 0))
+                    rows.append((identity, offset, number, len(content), num_words))
                     facts.add(offset, date, document.id)
                     if signer:
                         signatures.append(signer.signature(text))
                     offset += file.write(content)
         with open(f"{prefix}.documents.npy", "wb") as file:
-            np.save(file, np.array(rows, dtype=ENTRY))
+            np.save(file, np.array(rows, dtype=SPOOLED))
         if signer:
             from data_prep.duplicates import NUM_BANDS, save_signatures
 
             save_signatures(Path(f"{prefix}.signatures"), np.array(signatures, np.uint64).reshape(-1, NUM_BANDS))
-        without_url = cleaner.num_without_url if cleaner else 0
         return {
-            "files": files, "removed": removed, "skipped": skipped, "undated": undated, "without_url": without_url,
-        }  # fmt: skip
+            "files": files,
+            "removed": removed,
+            "skipped": skipped,
+            "undated": undated,
+            "without_url": cleaner.num_without_url if cleaner else 0,
+            "documents": len(rows),
+            "documents_sha256": sha256_of(Path(f"{prefix}.documents.npy")),
+        }
 
 
 def _add(counts: list[int], *more: int) -> None:

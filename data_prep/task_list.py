@@ -54,3 +54,16 @@ def read_task(folder: Path, number: int) -> str:
         file.seek(number * _ROW)
         file.seek(int(file.read(_ROW)))
         return file.readline().decode()
+
+
+def read_all_tasks(folder: Path) -> list[str]:
+    """Return the descriptions of all tasks of the step in `folder`.
+
+    Raises:
+        OSError: if there is no list.
+        ValueError: if the list is damaged.
+    """
+    with open(folder / _NAME, "rb") as file:
+        table_bytes = int(file.read(_ROW) or 0)
+        file.seek(table_bytes)
+        return file.read().decode().splitlines()

@@ -9,13 +9,15 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.errors import PrepError, Unworkable
 from data_prep.interrupts import interrupts_delayed
+from data_prep.progress import note
+from data_prep.sources import Source
 from data_prep.stream_folder import MANIFEST, SHARD_NAME, WORK, belongs_to_stream, files_beside_work
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, sha256_of, sync, sync_folder, write_json, write_whole
@@ -23,6 +25,8 @@ from fairseq_alma.core.lease import Lease
 from fairseq_alma.core.stream_folder import STREAM_FILE
 
 SETTINGS = "settings.json"
+_UNWORKABLE = "unworkable"
+"""Key in the settings file: the error message of a call whose settings did not fit the text."""
 _LEASE = "lease.json"
 _LEASE_TEMPORARIES = ".lease."
 """Prefix of the names of files and folders that `Lease` (a lock) creates in addition to the lease file. These are
@@ -43,6 +47,11 @@ class WorkFolder(NamedTuple):
         return self.folder / "spool"
 
     @property
+    def kept(self) -> Path:
+        """The store (see `read_store`) of reading tasks that earlier calls with other settings have finished."""
+        return self.folder / "kept"
+
+    @property
     def stream(self) -> Path:
         """The folder for finished shards. A shard at the relative path P in this folder is later moved to OUT/P, where
         OUT is the stream folder."""
@@ -50,22 +59,26 @@ class WorkFolder(NamedTuple):
 
 
 @contextmanager
-def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFolder]:
+def work_folder(out: Path, settings: Mapping, reading: Collection[str], extend: bool) -> Iterator[WorkFolder]:
     """Lock and yield the work folder of `out`, in which alma-prep makes a stream or adds mega-batches to it.
 
-    The work folder is new, unless an interrupted call of alma-prep with the same settings left one. At the end
-    of the `with` statement, the work folder is removed if there was no error. It is also removed after an Unworkable
-    error, which means that the settings cannot work on this text, so no later call could continue. After any other
-    error, the work folder is kept, so that the next call of alma-prep can continue.
+    The work folder is new, unless an earlier call of alma-prep was interrupted or failed. At the end of the `with`
+    statement, the work folder is removed if there was no error. After an error it is kept, so that the next call of
+    alma-prep can continue. Exception: after an Unworkable error it is removed if nothing was read.
+
+    The next call must give the same values of the settings in `reading`, so that the text that was read is not lost by
+    mistake. Other settings can change, because a task is done again if a setting on which it depends has changed. After
+    an Unworkable error, which says that the settings do not fit the text, all settings can change.
 
     Args:
         out: the stream folder.
-        settings: the settings of this call of alma-prep.
+        settings: the settings of this call of alma-prep, and the versions of the libraries.
+        reading: the names of the settings on which reading depends.
         extend: True to extend the stream in `out`, False to make a new stream.
 
     Raises:
-        PrepError: if another alma-prep is running in `out`, or if an interrupted call of alma-prep with other settings
-            left a work folder there.
+        PrepError: if another alma-prep is running in `out`, or if an interrupted call of alma-prep that reads other
+            text left a work folder there.
     """
     out_existed = out.is_dir()
     work = WorkFolder(out / WORK)
@@ -76,7 +89,7 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
                     f"another alma-prep has just finished in {out}. Run the same command again: it only checks the "
                     "finished stream and does not repeat the work."
                 )
-            resumes = _can_resume(out, settings)
+            resumes = _can_resume(out, settings, reading)
             _remove_leftover_shards(out, settings, resumes)
             write_json(work.folder / SETTINGS, settings)
             shutil.rmtree(work.stream, ignore_errors=True)
@@ -84,9 +97,15 @@ def work_folder(out: Path, settings: Mapping, extend: bool) -> Iterator[WorkFold
             work.stream.mkdir()
             try:
                 yield work
-            except Unworkable:
-                _empty(work.folder)
-                raise
+            except Unworkable as error:
+                if not _has_read(work):
+                    _empty(work.folder)
+                    raise
+                write_json(work.folder / SETTINGS, {**settings, _UNWORKABLE: str(error)})
+                raise Unworkable(
+                    f"{error} The text that was read is kept in {work.folder}: the next call for {out} uses it again, "
+                    "also with other settings. To give up, remove this folder."
+                ) from error
             _empty(work.folder)
     except Unworkable:
         if not out_existed:
@@ -250,14 +269,21 @@ def _previous_settings(out: Path) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def _can_resume(out: Path, settings: Mapping) -> bool:
-    """Return True if the work folder contains unfinished work that was started with `settings`.
+def _has_read(work: WorkFolder) -> bool:
+    """Return True if a work folder contains text that this call or an earlier call has read."""
+    return any(work.spool.glob("*.done")) or any(work.kept.glob("*"))
 
-    Such work can be continued. If the work folder contains no unfinished work, remove all files except the lease files,
-    and return False.
+
+def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
+    """Return True if the work folder contains the work of an earlier call of alma-prep that was interrupted.
+
+    If the work folder contains nothing that this call can use, remove all files except the lease files. Return False if
+    the earlier call was not interrupted, but ended because its settings did not fit the text: then it has not begun to
+    move shards into `out`.
 
     Raises:
-        PrepError: if the work folder contains unfinished work with other settings. The message lists the differences.
+        PrepError: if the earlier call was interrupted and had other values of the settings in `reading`. The message
+            lists the differences.
     """
     previous = _previous_settings(out)
     # alma-prep extends only a finished stream. So if the settings in the work folder are those of the stream or of an
@@ -268,17 +294,37 @@ def _can_resume(out: Path, settings: Mapping) -> bool:
     if not previous:
         _empty(out / WORK)
         return False
-    changed = [
-        f"{name} was {previous.get(name)} and is now {value}"
+    changed = {
+        name: f"{name} was {previous.get(name)} and is now {value}"
         for name, value in json.loads(json.dumps(settings)).items()
         if previous.get(name) != value
-    ]
-    if changed:
+    }
+    was_interrupted = _UNWORKABLE not in previous
+    lost = [text for name, text in changed.items() if name in (*reading, "versions", "extension")]
+    if "sources" in changed and set(_names(previous.get("sources", []))) <= set(_names(settings["sources"])):
+        lost.remove(changed["sources"])  # other shares, or more sources: nothing that was read is lost
+    if lost and was_interrupted:
         raise PrepError(
-            f"{out} contains an unfinished stream with other settings: {'; '.join(changed)}. Use the old values to "
+            f"{out} contains an unfinished stream with other settings: {'; '.join(lost)}. Use the old values to "
             f"continue it, choose another folder, or remove {out / WORK} to start again."
         )
-    return True
+    if changed:
+        for path in (out / WORK).glob("*/*.alive"):
+            # A step may now have fewer tasks. The heartbeat of a task that no longer exists would look like a worker
+            # that hangs.
+            path.unlink(missing_ok=True)
+        note(f"continuing the work in {out / WORK}. Changed settings: {'; '.join(changed.values())}")
+    if "versions" in changed:
+        # Only reading tasks contain the versions of the libraries, so the results of all other tasks are not used.
+        for path in out.joinpath(WORK).iterdir():
+            if path.is_dir() and path.name not in ("spool", "kept"):
+                shutil.rmtree(path, ignore_errors=True)
+    return was_interrupted
+
+
+def _names(sources: Sequence[str]) -> list[str]:
+    """Return the names, without shares, of sources that are written as KIND:PATH@SHARE."""
+    return [Source.parse(source).name for source in sources]
 
 
 def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None:

@@ -70,7 +70,7 @@ def test_shares_use_as_much_as_they_can():
 
 def test_the_passages_kept_of_a_source_are_the_first_by_key():
     passages = passages_of([10] * 20, [0] * 10 + [1] * 10)
-    kept = keep_words(passages, {0: 30, 1: 100})
+    kept = passages[keep_words(passages, {0: 30, 1: 100})]
     assert np.bincount(kept["source"]).tolist() == [3, 10]
     assert sorted(kept[kept["source"] == 0]["key"].tolist()) == sorted(
         passages[by_key(passages[:10])]["key"].tolist()[:3]

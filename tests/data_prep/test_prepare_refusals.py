@@ -56,7 +56,6 @@ def test_no_documents(tmp_path, refused):
         "no documents in 1 files; skipped files or parts of files: 1, the first is a.txt: 1 line: not valid UTF-8"
         in message
     )
-    assert not (tmp_path / "out").exists()
 
 
 def test_too_little_text(tmp_path, refused):
@@ -65,7 +64,7 @@ def test_too_little_text(tmp_path, refused):
     message = refused(tmp_path / "out", f"text:{tmp_path}/a.txt", more=["--duplicates", "keep"])
     assert "found 500 words" in message
     assert "at least 4,005" in message
-    assert not (tmp_path / "out").exists()
+    assert f"is kept in {tmp_path / 'out' / '.alma-prep'}" in message
 
 
 def test_settings_that_cannot_work(tmp_path, refused):

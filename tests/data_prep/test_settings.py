@@ -10,6 +10,7 @@ import pytest
 
 from data_prep.cleaning import Cleaning
 from data_prep.cli import _parser
+from data_prep.entries import EntriesTask, Shard
 from data_prep.machine import usable_cores
 from data_prep.options import options_of, parsed_settings
 from data_prep.settings import Cluster, PrepSettings
@@ -62,8 +63,9 @@ def test_where_it_runs_is_neither_recorded_nor_part_of_the_identity():
 def test_the_identity_has_the_keys_that_streams_record():
     assert list(settings_of(["o", "--source", "python-docs", "--mega-batches", "2"]).identity()) == [
         "sources", "num_mega_batches", "vocab_size", "seed", "tokenizer", "tokenizer_words", "valid_words",
-        "valid_source", "passage_words", "partition", "cut_dates", "test_words", "language", "gopher", "rules",
-        "block_urls", "filters", "mask_pii", "duplicate_paragraphs", "keep_removed", "duplicates", "text_field",
+        "valid_source", "hold_out", "passage_words", "partition", "cut_dates", "test_words", "language", "gopher",
+        "rules", "block_urls", "filters", "mask_pii", "duplicate_paragraphs", "keep_removed", "duplicates",
+        "text_field",
         "id_field", "date_field",
     ]  # fmt: skip
 
@@ -81,16 +83,15 @@ CLEANING = Cleaning(("list.txt", "0f"), "en", ("gopher", "c4"), (("my_filters:f"
 @pytest.mark.parametrize(
     "task",
     [
-        SpoolTask(
-            0, 1, 2, [(Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),)), 3)], CLEANING, True, "0f", [0], True
-        ),
-        SpoolTask(0, 1, 2, [(Part("text", "/a/b", "b", 0, 9), 3)], None, False, "0f", [20190325000000], False),
+        SpoolTask([Part("text", "/a/b", "b", 0, 9, (("text_field", "text"),))], CLEANING, True, "0f", "1e", True),
+        SpoolTask([Part("text", "/a/b", "b", 0, 9)], None, False, "0f", "1e", False),
+        EntriesTask("spool", 5, [Shard(3, 20, "0f", 1, [0]), Shard(4, 9, "1e", 1, [0, 2])]),
         CutTask("spool", 5, (1, 2, 3, 4), "long.npy", "0f", 0, 7),
     ],
 )
 def test_a_task_survives_its_way_through_json(task):
     fields = json.loads(task.description())
-    assert fields.pop("class") == f"data_prep.spool:{type(task).__name__}"
+    assert fields.pop("class") == f"{type(task).__module__}:{type(task).__name__}"
     again = type(task).from_fields(fields)
     assert again == task
     assert again.description() == task.description()

@@ -1,0 +1,198 @@
+"""What was read is used again: after settings that did not fit the text, after an interruption, by other streams."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORDS = [a + b + c for a in "bdfgklm" for b in "aeiou" for c in "nrst"]
+
+
+def write_lines(path: Path, count: int, seed: int) -> Path:
+    """A file of lines of 60 words, each of which is one document, all different."""
+    rng = random.Random(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(" ".join(rng.choices(WORDS, k=60)) + "\n" for _ in range(count)))
+    return path
+
+
+def spoil(folder: Path) -> None:
+    """Alter each source file, but neither its size nor its time: text that is read again would be wrong."""
+    for path in folder.rglob("*.txt"):
+        status = path.stat()
+        path.write_text("x" * (status.st_size - 1) + "\n")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def work_of(out: Path) -> Path:
+    return out / ".alma-prep"
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """Two sources in different folders, 24 000 words."""
+    write_lines(tmp_path / "in" / "a" / "a.txt", 200, 1)
+    write_lines(tmp_path / "in" / "b" / "b.txt", 200, 2)
+    return tmp_path / "in"
+
+
+def test_text_that_was_read_survives_settings_that_do_not_fit_it(tmp_path, lines, alma_prep, folder_bytes, capsys):
+    sources = [f"text:{lines}/a@0.5", f"text:{lines}/b@0.5"]
+    assert alma_prep(tmp_path / "wanted", *sources, num_mega_batches=2, more=["--seed", "3"]) == 0
+    other = [f"text:{lines}/b@0.2", f"text:{lines}/a@0.8"]
+    more = ["--passage-words", "150", "--partition", "as-given"]
+    assert alma_prep(tmp_path / "out", *other, num_mega_batches=2, more=more) == 2
+    message = capsys.readouterr().err
+    assert "passage_words=150 is more than 1% of a mega-batch" in message
+    assert f"The text that was read is kept in {work_of(tmp_path / 'out')}" in message
+    assert not (tmp_path / "out" / "stream.json").exists()
+    spoil(lines)
+    # Other shares, sources in another order, another partition and another seed.
+    assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2, more=["--seed", "3"]) == 0
+    assert "continuing the work in" in capsys.readouterr().err
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
+    assert not work_of(tmp_path / "out").exists()
+
+
+def test_more_text_can_be_added_to_what_was_read(tmp_path, lines, alma_prep, folder_bytes):
+    a, b = f"text:{lines}/a", f"text:{lines}/b"
+    assert alma_prep(tmp_path / "wanted", a, b, num_mega_batches=12) == 0
+    assert alma_prep(tmp_path / "out", b, num_mega_batches=12) == 2  # 12 000 words are too few
+    spoil(lines / "b")
+    assert alma_prep(tmp_path / "out", a, b, num_mega_batches=12) == 0
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
+
+
+def test_an_interrupted_run_continues_with_settings_on_which_reading_does_not_depend(
+    tmp_path, lines, alma_prep, folder_bytes, monkeypatch, capsys
+):
+    import data_prep.pipeline
+
+    sources = [f"text:{lines}/a", f"text:{lines}/b"]
+    assert alma_prep(tmp_path / "wanted", *sources, num_mega_batches=3, more=["--seed", "3"]) == 0
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(data_prep.pipeline, "make_tokenizer", interrupt)
+        assert alma_prep(tmp_path / "out", *sources, num_mega_batches=4) == 130
+        # The heartbeat of a task that may no longer exist would look like a worker that hangs.
+        alive = work_of(tmp_path / "out") / "entries" / "000009.alive"
+        alive.touch()
+        assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2) == 130
+        assert not alive.exists()
+    capsys.readouterr()
+    for changed, name in ((["--language", "en"], "language"), (["--duplicates", "exact"], "duplicates")):
+        assert alma_prep(tmp_path / "out", *sources, num_mega_batches=2, more=changed) == 2
+        assert f"contains an unfinished stream with other settings: {name} was" in capsys.readouterr().err
+    assert alma_prep(tmp_path / "out", sources[0], num_mega_batches=2) == 2
+    assert "other settings: sources was" in capsys.readouterr().err
+    spoil(lines)
+    assert alma_prep(tmp_path / "out", *sources, num_mega_batches=3, more=["--seed", "3"]) == 0
+    assert "Changed settings: num_mega_batches was 2 and is now 3; seed was 1 and is now 3" in capsys.readouterr().err
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
+
+
+def test_impossible_numbers_are_refused_before_anything_is_read(tmp_path, lines, alma_prep, capsys, monkeypatch):
+    import data_prep.pipeline
+
+    monkeypatch.delattr(data_prep.pipeline, "read_sources")
+    a, b = f"text:{lines}/a", f"text:{lines}/b"
+    with open(lines / "b" / "b.txt", "ab") as file:
+        file.write(b"x" * (3 << 20))  # at most 1.6 million words in all
+    for sources, more, message in (
+        ([f"{a}@0.6", f"{b}@0.6"], [], "the source shares sum to 1.2"),
+        ([a, b], ["--partition", "as-given"], "--mega-batches is 3, but --partition as-given finds 2 snapshots"),
+        ([a, b], ["--partition", "by-date"], "--partition by-date needs a date in every path"),
+        ([a, b], ["--valid-words", "1900000"], "too small for these settings"),
+        ([a, b], ["--passage-words", "5000"], "is more than 1% of a mega-batch"),
+    ):
+        assert alma_prep(tmp_path / "out", *sources, num_mega_batches=3, more=more) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+
+def test_new_versions_of_libraries_read_again(tmp_path, lines, alma_prep, monkeypatch, capsys):
+    source = f"text:{lines}/a"
+    assert alma_prep(tmp_path / "out", source, num_mega_batches=12) == 2
+    settings = work_of(tmp_path / "out") / "settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"versions": {"python": "2.7"}}))
+    monkeypatch.setattr("data_prep.reading.reading_digest", lambda: "other")
+    for path in lines.rglob("*.txt"):  # the text of the new version
+        status = path.stat()
+        path.write_text(path.read_text().replace("ban", "yyy"))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert alma_prep(tmp_path / "out", source, num_mega_batches=3) == 0
+    assert b"yyy" in (tmp_path / "out" / "tokenizer.json").read_bytes()
+
+
+def num_entries(cache: Path) -> int:
+    return len(list(cache.glob("*/*/mark.json")))
+
+
+def test_a_cache_gives_the_same_bytes_without_reading_again(tmp_path, lines, alma_prep, folder_bytes, monkeypatch):
+    a, b, cache = f"text:{lines}/a", f"text:{lines}/b", tmp_path / "cache"
+    other = [f"{b}@0.5", f"{a}@0.5"], {"num_mega_batches": 4, "vocab_size": 290}
+    assert alma_prep(tmp_path / "wanted", *other[0], **other[1], more=["--seed", "9"]) == 0
+    cached = ["--seed", "9", "--cache", cache]
+    assert alma_prep(tmp_path / "first", a, b, num_mega_batches=2, more=["--cache", cache]) == 0
+    assert num_entries(cache) == 2
+    originals = {path: path.read_text() for path in lines.rglob("*.txt")}
+    spoil(lines)
+    monkeypatch.chdir(tmp_path)  # relative paths are the same files
+    assert alma_prep("second", "text:in/b@0.5", "text:in/a@0.5", **other[1], more=cached) == 0
+    assert folder_bytes(tmp_path / "second") == folder_bytes(tmp_path / "wanted")
+    # Without signatures, those in the cache are not needed; with other cleaning or another time, it is read again.
+    more = ["--duplicates", "exact", "--cache", cache]
+    assert alma_prep(tmp_path / "exact", a, num_mega_batches=2, more=more) == 0
+    assert num_entries(cache) == 2
+    for path, text in originals.items():
+        path.write_text(text)
+    assert alma_prep(tmp_path / "third", *other[0], **other[1], more=cached) == 0
+    assert num_entries(cache) == 4
+    assert folder_bytes(tmp_path / "third") == folder_bytes(tmp_path / "wanted")
+    # A damaged entry is replaced.
+    for path in cache.glob("*/*/text"):
+        path.write_bytes(b"y" * path.stat().st_size)
+    assert alma_prep(tmp_path / "fourth", *other[0], **other[1], more=cached) == 0
+    assert folder_bytes(tmp_path / "fourth") == folder_bytes(tmp_path / "wanted")
+    spoil(lines)
+    shutil.rmtree(tmp_path / "fourth")
+    assert alma_prep(tmp_path / "fourth", *other[0], **other[1], more=cached) == 0
+    assert folder_bytes(tmp_path / "fourth") == folder_bytes(tmp_path / "wanted")
+    assert alma_prep(tmp_path / "no", a, num_mega_batches=2, more=["--cache", tmp_path / "no" / "cache"]) == 2
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_cache_and_are_killed_lose_nothing(tmp_path, alma_prep, folder_bytes):
+    for number in range(12):
+        write_lines(tmp_path / "in" / f"{number}" / "a.txt", 200, number)
+    sources = [f"text:{tmp_path}/in/{number}" for number in range(12)]
+    assert alma_prep(tmp_path / "wanted", *sources, num_mega_batches=3) == 0
+    cache = tmp_path / "cache"
+    for attempt in range(3):
+        outs = [tmp_path / f"{attempt}_{number}" for number in range(3)]
+        command = ["--mega-batches", "3", "--vocab-size", "300", "--seed", "1", "--workers", "1", "--cache", str(cache)]
+        command += ["--stall-seconds", "600"]
+        command += [word for source in sources for word in ("--source", source)]
+        running = [
+            subprocess.Popen([sys.executable, "-m", "data_prep", str(out), *command], stderr=subprocess.DEVNULL)
+            for out in outs
+        ]
+        if attempt < 2:
+            deadline = time.monotonic() + 60
+            while num_entries(cache) < 4 * (attempt + 1) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            for process in running:
+                process.kill()
+        assert {process.wait() for process in running} <= ({-9, 0} if attempt < 2 else {0})
+    for out in outs:
+        assert folder_bytes(out) == folder_bytes(tmp_path / "wanted")
+    assert num_entries(cache) == 12

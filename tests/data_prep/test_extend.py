@@ -1,0 +1,93 @@
+"""What `--extend` takes from the stream, and the text that a share left out, which can be added later."""
+
+import json
+import os
+import random
+from collections import Counter
+
+import pytest
+
+from data_prep.cli import main
+from tests.data_prep.test_corpora import texts_of
+
+pytest.importorskip("datatrove", reason="needs the extra `corpora`")
+
+ENGLISH = "the of and to that with have be this from they which would there their what about when make like time know"
+GERMAN = "der die und zu das mit haben sein dieser von sie welche würde dort ihre was über wenn machen wie Zeit wissen"
+
+
+def load(out):
+    return json.loads((out / "stream.json").read_text(encoding="utf-8"))
+
+
+def write_texts(path, count, seed, words=ENGLISH, length=60):
+    """A file of JSON lines, each with one text of `length` words."""
+    rng = random.Random(seed)
+    texts = [" ".join(rng.choices(words.split(), k=length)) for _ in range(count)]
+    path.write_text("".join(json.dumps({"story": text}) + "\n" for text in texts))
+    return texts
+
+
+def words_of(out, *splits):
+    """The number of occurrences of each word in some splits."""
+    return Counter(word for split in splits for text in texts_of(out, split) for word in text.split())
+
+
+def extend(out, path, *more):
+    return main(["--extend", str(out), "--source", f"text:{path}", "--workers", "1", *more])
+
+
+def test_an_extension_reads_and_cleans_as_the_stream_does(tmp_path, alma_prep, capsys):
+    write_texts(tmp_path / "old.jsonl", 150, 0)
+    made = ["--language", "en", "--text-field", "story", "--duplicates", "exact"]
+    assert alma_prep(tmp_path / "out", f"text:{tmp_path}/old.jsonl", num_mega_batches=2, more=made) == 0
+    english = write_texts(tmp_path / "new.jsonl", 80, 1)
+    with open(tmp_path / "new.jsonl", "a") as file:
+        write_texts(tmp_path / "german.jsonl", 40, 2, GERMAN)
+        file.write((tmp_path / "german.jsonl").read_text())
+    capsys.readouterr()
+    assert extend(tmp_path / "out", tmp_path / "new.jsonl") == 0
+    assert "settings taken from the stream: language en, duplicates exact, text_field story" in capsys.readouterr().err
+    assert words_of(tmp_path / "out", "mega_batch_3") == Counter(" ".join(english).split())
+    [extension] = load(tmp_path / "out")["extensions"]
+    assert extension["settings"]["language"] == "en"
+    assert "--language en" in extension["command"]
+    # What is given counts, also if it is the default; and the next extension has the values of the stream again.
+    assert extend(tmp_path / "out", tmp_path / "german.jsonl", "--language", "") == 0
+    assert words_of(tmp_path / "out", "mega_batch_4").total() == 40 * 60
+    extension = load(tmp_path / "out")["extensions"][-1]
+    assert (extension["settings"]["language"], extension["settings"]["text_field"]) == ("", "story")
+    assert "--language ''" in extension["command"]
+    write_texts(tmp_path / "more.jsonl", 40, 3, GERMAN)
+    assert extend(tmp_path / "out", tmp_path / "more.jsonl") == 2
+    assert "passed the cleaning" in capsys.readouterr().err
+    # A finished extension is found again without these options; another value of one of them is refused.
+    assert extend(tmp_path / "out", tmp_path / "german.jsonl") == 0
+    assert "nothing to do" in capsys.readouterr().err
+    assert extend(tmp_path / "out", tmp_path / "german.jsonl", "--language", "de") == 2
+    assert "other settings: language was  and is now de" in capsys.readouterr().err
+
+
+def test_text_that_shares_left_out_can_be_added_later(tmp_path, alma_prep, capsys):
+    a, b, c = (write_texts(tmp_path / f"{name}.jsonl", 150, seed) for seed, name in enumerate("abc"))
+    with open(tmp_path / "b.jsonl", "a") as file:  # near copies of texts, some of which are left out
+        file.write("".join(json.dumps({"story": text.rpartition(" ")[0]}) + "\n" for text in a[:40]))
+    out, sources = tmp_path / "out", {name: f"text:{tmp_path}/{name}.jsonl" for name in "abc"}
+    more = ["--text-field", "story", "--passage-words", "20"]
+    assert alma_prep(out, f"{sources['a']}@0.2", f"{sources['b']}@0.8", num_mega_batches=1, more=more) == 0
+    [left_out] = [row["words"] for row in load(out)["cleaning"] if row["step"] == "share"]
+    assert left_out > 6000
+    extended = ["--extend", str(out), "--workers", "1", "--source"]
+    # Most of the text that was left out is left out again.
+    assert main([*extended, f"{sources['a']}@0.2", "--source", f"{sources['c']}@0.8"]) == 0
+    assert main([*extended, sources["a"]]) == 0
+    splits = load(out)["splits"]
+    assert splits["mega_batch_2"]["words"] > 10_000
+    assert splits["mega_batch_3"]["words"] > 4000
+    assert words_of(out, *splits) == Counter(" ".join([*a, *b, *c]).split())  # all text, and nothing twice
+    # Of each text of 60 words, the last part that was left out is added as one passage, or as part of a longer one.
+    assert all(any(passage in text for text in a) for passage in texts_of(out, "mega_batch_3"))
+    os.utime(tmp_path / "a.jsonl", ns=(0, 0))
+    capsys.readouterr()
+    assert main([*extended, sources["a"]]) == 2
+    assert "is a copy of a document that is already in the stream" in capsys.readouterr().err
