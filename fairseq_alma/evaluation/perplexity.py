@@ -23,6 +23,7 @@ from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import AlmaError, StreamError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.stream_folder import StreamFolder
+from fairseq_alma.evaluation.by_source import tokens_by_source
 from fairseq_alma.evaluation.devices import parse_devices
 from fairseq_alma.evaluation.scoring import score_tokens
 
@@ -57,6 +58,16 @@ class PerplexityScore:
     def word_perplexity(self) -> float:
         """Perplexity per word. Unlike the perplexity per token, it can be compared across different tokenizers."""
         return _exp(self.nll_sum / self.num_words)
+
+    def to_json(self) -> dict[str, float]:
+        """Return the score as a JSON object."""
+        return {
+            "num_tokens": self.num_tokens,
+            "num_words": self.num_words,
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "word_perplexity": self.word_perplexity,
+        }
 
 
 def load_member(checkpoint: Path, stream: StreamFolder, device: torch.device) -> tuple[Any, Any]:
@@ -163,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="number of tokens in one forward pass on a device (default: 8192 on a CPU, 65536 on a GPU that has the "
         "memory); it changes the scores only if the experts have a capacity limit in evaluation",
     )
+    parser.add_argument("--by-source", action="store_true", help="also score the text of each source alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)
     logging.getLogger("fairseq").setLevel(logging.WARNING)
@@ -179,6 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             scores = score_tokens(model, task, arguments.split, devices, arguments.tokens_per_batch)
             members.append(scores.log_probability_T)
         result = combine(members, stream.counts(arguments.split)["words"])
+        by_source = _by_source(members, stream, arguments.split) if arguments.by_source else {}
     except AlmaError as error:
         print(f"alma-eval: {error}", file=sys.stderr)
         return 2
@@ -190,29 +203,39 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    _print_score(result, len(members), arguments.split, stream, as_json=arguments.json)
+    _print_score(result, by_source, len(members), arguments.split, stream, as_json=arguments.json)
     return 0
 
 
-def _print_score(result: PerplexityScore, num_members: int, split: str, stream: StreamFolder, as_json: bool) -> None:
-    """Print a score as text, or as one JSON object if `as_json`."""
+def _by_source(members: Sequence[np.ndarray], stream: StreamFolder, split: str) -> dict[str, PerplexityScore]:
+    """Return the score on each source whose text is in the split, by the name of the source.
+
+    The first tokens of a passage are predicted from the passage before, which may be from another source, as in the
+    score of the complete split.
+    """
+    return {
+        name: combine([member_T[is_from_source_T] for member_T in members], num_words)
+        for name, is_from_source_T, num_words in tokens_by_source(stream, split)
+    }
+
+
+def _print_score(
+    result: PerplexityScore, by_source: dict[str, PerplexityScore], num_members: int, split: str, stream: StreamFolder,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Print a score, and those of each source if there are any, as text, or as one JSON object if `as_json`."""
     if as_json:
-        summary = {
-            "split": split,
-            "num_members": num_members,
-            "num_tokens": result.num_tokens,
-            "num_words": result.num_words,
-            "loss": result.loss,
-            "perplexity": result.perplexity,
-            "word_perplexity": result.word_perplexity,
-        }
-        print(json.dumps(summary))
+        summary = {"split": split, "num_members": num_members, **result.to_json()}
+        parts = {name: score.to_json() for name, score in by_source.items()}
+        print(json.dumps(summary | ({"by_source": parts} if parts else {})))
         return
     members = "1 member" if num_members == 1 else f"{num_members} members"
     print(f"{members} on {stream.path}, {split} split")
     print(f"tokens scored     {result.num_tokens:,} (all tokens of the split), {result.num_words:,} words")
     print(f"perplexity        {result.perplexity:.4f} per token, {result.word_perplexity:.4f} per word")
     print(f"loss              {result.loss:.6f} nats per token")
+    for name, score in by_source.items():
+        print(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens")
 
 
 def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Path]:

@@ -15,7 +15,7 @@ from data_prep.sources import Source
 from fairseq_alma.core.stream_folder import StreamFolder
 from tests.data_prep.test_documents import check_documents, prose, rows_of, splits_of, write_lines
 
-CHRONOLOGICAL = ("--partition", "chronological")
+CHRONOLOGICAL = ("--partition", "chronological", "--duplicates", "exact")
 
 
 def lines(num_documents: int, first_year: int = 1800, seed: int = 0) -> list[dict]:
@@ -130,7 +130,7 @@ def test_the_earliest_copy_is_kept(tmp_path, alma_prep):
         for n, row in enumerate(rows[20:40])
     ]
     source = f"text:{write_lines(tmp_path / 'lines.jsonl', [*near, *later, *rows])}"
-    assert alma_prep(tmp_path / "out", source, more=CHRONOLOGICAL) == 0
+    assert alma_prep(tmp_path / "out", source, more=["--partition", "chronological"]) == 0
     names = Counter(row["id"] for split in splits_of(tmp_path / "out") for row in rows_of(tmp_path / "out", split))
     assert set(names) == {row["id"] for row in rows}
 
@@ -175,7 +175,7 @@ def test_later_periods_are_added(tmp_path, corpus, alma_prep, folder_bytes, caps
     later = write_lines(tmp_path / "later.jsonl", lines(60, 1899, seed=1))
     from data_prep.cli import main
 
-    argv = ["--extend", str(out), "--source", f"text:{later}", "--mega-batches", "2"]
+    argv = ["--extend", str(out), "--source", f"text:{later}", "--mega-batches", "2", "--duplicates", "exact"]
     assert main(argv) == 0
     assert {name: content for name, content in folder_bytes(out).items() if name in before} == before
     folder = StreamFolder.open(out)
@@ -189,7 +189,7 @@ def test_later_periods_are_added(tmp_path, corpus, alma_prep, folder_bytes, caps
     assert main(argv) == 0
     assert "already contains the text of these input files" in capsys.readouterr().err
     earlier = write_lines(tmp_path / "earlier.jsonl", lines(30, 1950, seed=2))
-    assert main(["--extend", str(out), "--source", f"text:{earlier}"]) == 2
+    assert main(["--extend", str(out), "--source", f"text:{earlier}", "--duplicates", "exact"]) == 2
     message = capsys.readouterr().err
     assert (
         "8 of the new documents are earlier than 1958, the last date in the stream; the earliest is of 1950" in message

@@ -255,6 +255,7 @@ def test_an_extension_changes_no_file_and_leaves_copies_out(extended, folder_byt
     assert {name: after[name] for name in before} == before
     assert set(after) - set(before) == {
         "mega_batch_4/train.bin", "mega_batch_4/train.idx", "dedup/0001.keys", "dedup/0001.signatures",
+        "documents/mega_batch_4.parquet",
     }  # fmt: skip
     stream = load(out)
     assert stream["num_mega_batches"] == 4

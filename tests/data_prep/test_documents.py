@@ -90,7 +90,7 @@ def test_a_damaged_file_of_documents_is_named(tmp_path, books, alma_prep, capsys
     assert f"{path} has changed since alma-prep wrote it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("duplicates", ["exact", "keep"])
+@pytest.mark.parametrize("duplicates", [pytest.param("exact", marks=pytest.mark.slow), "keep"])
 def test_the_documents_do_not_depend_on_files_and_workers(tmp_path, alma_prep, folder_bytes, duplicates):
     rows = [{"id": f"doc-{n}", "text": prose(100, n)} for n in range(60)]
     copies = [{"id": f"copy-{n % 3}-{n}", "date": f"19{20 + n % 3}", "text": rows[n % 10]["text"]} for n in range(30)]

@@ -40,6 +40,16 @@ def corpora(folder: Path) -> None:
     write_dump(folder / "wiki/d.xml.bz2", [(f"Page {seed}", 0, None, english(200, 300 + seed)) for seed in range(50)])
     for seed in range(10):
         (folder / "books" / f"{seed}.txt").write_text(english(2000, 600 + seed))
+    (folder / "news").mkdir()
+    pages = [
+        {
+            "url": f"https://news.example/{seed}",
+            "date": f"2024-01-{1 + seed % 30:02d}",
+            "text": english(200, 1200 + seed),
+        }
+        for seed in range(60)
+    ]
+    (folder / "news" / "a.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
 
 
 def stream(folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -125,6 +126,33 @@ def test_each_period_is_scored_and_the_test_set_only_once(in_periods, members, t
     assert json.loads(capsys.readouterr().out)["perplexity"] == pytest.approx(expected[2], rel=1e-6)
     assert alma_eval([*argv, "--split", "mega_batch_4/test"]) == 2
     assert "--split mega_batch_4/test is not held-out text" in capsys.readouterr().err
+
+
+def test_each_source_is_scored_alone(own_stream, members, capsys):
+    folder = StreamFolder.open(own_stream)
+    argv = [str(members[0]), "--stream", str(own_stream), "--device", "cpu", "--json", "--by-source"]
+    assert alma_eval(argv) == 2
+    assert "documents/test.parquet is missing" in capsys.readouterr().err
+    model, task = load_member(members[0], folder, CPU)
+    test = -score_tokens(model, task, "test").log_probability_T.astype(np.float64)
+    ends = np.flatnonzero(np.fromfile(own_stream / "test" / "test.bin", np.uint16) == 2) + 1
+    losses = np.split(test, ends[:-1])
+    sources = ["text:a" if number % 3 else "books:b" for number in range(len(ends))]
+    words = [len(loss) - 1 for loss in losses]
+    (own_stream / "documents").mkdir()
+    table = pyarrow.table({"source": sources, "words": words})
+    pyarrow.parquet.write_table(table, own_stream / "documents" / "test.parquet")
+    assert alma_eval(argv) == 0
+    found = json.loads(capsys.readouterr().out)["by_source"]
+    assert list(found) == ["books:b", "text:a"]
+    for name, first in (("books:b", (0,)), ("text:a", (1, 2))):
+        mine = np.concatenate([loss for number, loss in enumerate(losses) if number % 3 in first])
+        assert found[name]["num_tokens"] == len(mine)
+        assert found[name]["loss"] == pytest.approx(mine.mean(), rel=1e-6)
+        assert found[name]["num_words"] == sum(word for number, word in enumerate(words) if number % 3 in first)
+    pyarrow.parquet.write_table(table.slice(1), own_stream / "documents" / "test.parquet")
+    assert alma_eval(argv) == 2
+    assert f"has {len(ends) - 1} rows, expected {len(ends)}" in capsys.readouterr().err
 
 
 def test_outputs_of_a_frozen_member_are_kept_and_not_computed_again(stream, members, tmp_path, loaded):
