@@ -83,8 +83,7 @@ def build_stream(
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
     documents, table = _without_copies(settings, spooled, work, base)
-    if settings.keep_removed:
-        keep_removed(work, spooled.num_shards, base.num_extensions + 1 if base else 0, executor)
+    _keep_removed(settings, spooled, work, base, executor)
     # Free the memory of `spooled.documents` (56 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY))
@@ -255,6 +254,14 @@ def _without_copies(
     number = base.num_extensions + 1 if base else 0
     save_keys(work.stream / "dedup", number, spooled.documents["document"], exact, spooled.signatures)
     return kept, table + rows
+
+
+def _keep_removed(
+    settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None, executor: Executor
+) -> None:
+    """Put the removed documents into the folder `removed` of the stream, if the setting `keep_removed` is True."""
+    if settings.keep_removed:
+        keep_removed(work, spooled.num_shards, base.num_extensions + 1 if base else 0, executor)
 
 
 def _plan(settings: PrepSettings, total_words: int, num_mega_batches: int, base: BaseStream | None) -> partition.Plan:
