@@ -82,8 +82,7 @@ def build_stream(
     """
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
-    documents, table = _without_copies(settings, spooled, work, base)
-    _keep_removed(settings, spooled, work, base, executor)
+    documents, table = _without_copies(settings, spooled, work, base, executor)
     # Free the memory of `spooled.documents` (56 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY))
@@ -227,7 +226,7 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
 
 
 def _without_copies(
-    settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
+    settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None, executor: Executor
 ) -> tuple[np.ndarray, list[dict]]:
     """Remove copies of documents, and write the keys and MinHash signatures of the documents into the work folder.
 
@@ -246,11 +245,13 @@ def _without_copies(
         for source, removed in sorted(by_source.items())
     ]
     if settings.duplicates == "keep":
+        _keep_removed(settings, spooled, work, base, executor)
         return spooled.documents, table
     known_keys = base.keys if base else np.empty(0, "V16")
     kept, exact, rows = remove_copies(spooled, known_keys, base.signatures if base else [])
     if settings.keep_removed:
         save_copies(work.folder, spooled.documents, kept, exact)
+    _keep_removed(settings, spooled, work, base, executor)
     number = base.num_extensions + 1 if base else 0
     save_keys(work.stream / "dedup", number, spooled.documents["document"], exact, spooled.signatures)
     return kept, table + rows
