@@ -92,11 +92,13 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         metavar="KIND[:PATH][@SHARE]",
         help="where to read text from; can be given several times. common-crawl:PATH reads WARC, WET or ARC archives "
-        "(plain, gz, bz2, zst); PATH is a file, a folder, or a pattern in quotes. wikipedia:PATH reads page-article "
-        "dumps. books:DIR reads each *.txt, *.md or *.epub file as one document. text:PATH reads a file or a folder of "
-        "*.txt (one document per non-empty line, as fairseq reads text), *.jsonl or *.parquet. python-docs reads the "
-        "docstrings of this Python's standard library, one document per module. SHARE is the fraction of the stream's "
-        "words that the source provides, as in common-crawl:PATH@0.6.",
+        "(plain, gz, bz2, zst); PATH is a file, a folder, or a pattern in quotes. wikipedia:PATH reads page-"
+        "article dumps. books:DIR reads each *.txt, *.md or *.epub file as one document. text:PATH reads a file "
+        "or a folder of *.txt (one document per non-empty line, as fairseq reads text), *.jsonl or *.parquet. "
+        "python-docs reads the docstrings of this Python's standard library, one document per module. "
+        "hf:NAME[:CONFIG][:SPLIT] reads a dataset of the Hugging Face Hub. PATH can also be a URL that fsspec "
+        "reads, such as s3://BUCKET/FOLDER. SHARE is the fraction of the stream's words that the source provides,"
+        " as in common-crawl:PATH@0.6.",
     )
     parser.add_argument(
         "--dry-run",

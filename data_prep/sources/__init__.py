@@ -32,8 +32,8 @@ KINDS = {
     "wikipedia": WIKIPEDIA,
     "books": BOOKS,
     "text": TEXT,
-    "hf": HUGGING_FACE,
     "python-docs": PYTHON_DOCS,
+    "hf": HUGGING_FACE,
 }
 
 

@@ -194,6 +194,7 @@ def test_a_filter_that_fails_is_named_and_the_mended_one_continues(my_filters, a
         assert why in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_documents_without_a_url_are_reported(tmp_path, alma_prep, capsys):
     (tmp_path / "pages.txt").write_text("".join(f"{of_words(40, n)}\n" for n in range(60)))
     (tmp_path / "spam.txt").write_text("spam.example\n")
@@ -204,6 +205,7 @@ def test_documents_without_a_url_are_reported(tmp_path, alma_prep, capsys):
     assert "there is no such file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_rules_download_nothing():
     code = "import socket\nsocket.socket.connect = None\n"
     code += "from data_prep.cleaning import *\n"

@@ -5,6 +5,7 @@ import itertools
 import json
 
 import numpy as np
+import pytest
 
 from data_prep import paragraphs
 from data_prep.cli import main
@@ -59,6 +60,7 @@ def test_one_of_several_copies_of_a_paragraph_is_kept(tmp_path, monkeypatch, fol
         assert NOTICE in read_all(Source("text", str(tmp_path / "out" / "removed")))[0][0]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_between_the_two_passes_continues(tmp_path, monkeypatch, folder_bytes):
     import data_prep.reading
 

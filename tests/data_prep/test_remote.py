@@ -71,6 +71,7 @@ def test_files_patterns_and_other_kinds(tmp_path):
     assert fingerprint(list_files(source)) != before
 
 
+@pytest.mark.slow
 def test_a_stream_from_a_remote_folder_has_the_bytes_of_a_local_one(tmp_path, alma_prep, folder_bytes, capsys):
     folder = write_files(tmp_path / "files")
     for out, path in (("local", str(folder)), ("remote", f"file://{folder}")):
@@ -188,6 +189,7 @@ def hub(tmp_path, monkeypatch):
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_dataset_of_the_hub(hub, tmp_path):
     import os
 

@@ -63,6 +63,7 @@ def test_every_removed_document_is_kept_with_its_reason(tmp_path, alma_prep, cap
     assert {"en", "de"} <= known_languages()
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_if_the_run_is_interrupted(tmp_path, alma_prep, monkeypatch):
     import data_prep.pipeline
 
