@@ -79,9 +79,9 @@ class Skipped(NamedTuple):
     unit: str = "line"
     """What `num_units` counts: "line", "record", "page" or "row"."""
     damaged: bool = True
-    """True if the file counts as damaged; False, for example, if the file is empty."""
+    """True if the file counts as damaged; False, for example, if the file is empty or a page exceeds a limit."""
     found: str = ""
-    """What the first skipped unit has instead of what was expected; empty if `why` says everything."""
+    """What the first skipped unit has instead of what was expected, or its name; empty if `why` says everything."""
 
     def reason(self) -> str:
         """Return the text for stream.json that says how many lines, records, pages or rows were skipped, and why."""
@@ -125,15 +125,16 @@ class SkippedUnits:
         self._name, self._unit = name, unit
         self._found: dict[str, Skipped] = {}
 
-    def add(self, why: str, position: int, found: str = "") -> None:
+    def add(self, why: str, position: int, found: str = "", damaged: bool = True) -> None:
         """Count one line, record, page or row that is skipped.
 
         Args:
             why: the reason for skipping it.
             position: position in the file; see `Skipped.first_byte`.
             found: what it has instead of what was expected; see `Skipped.found`.
+            damaged: True if the file counts as damaged; see `Skipped.damaged`.
         """
-        before = self._found.get(why, Skipped(self._name, why, 0, position, self._unit, found=found))
+        before = self._found.get(why, Skipped(self._name, why, 0, position, self._unit, damaged, found))
         self._found[why] = before._replace(num_units=before.num_units + 1)
 
     def __iter__(self) -> Iterator[Skipped]:
