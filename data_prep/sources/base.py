@@ -107,6 +107,10 @@ class Kind:
     """True if the path of the source must be a folder."""
     splittable: Callable[[str], bool] = lambda name: False
     """Function that accepts a file name and returns True if `read` can start in the middle of this file."""
+    is_readable: Callable[[str], bool] = lambda name: True
+    """Function that accepts the name of a file that the user gave. It returns False if `read` cannot read the file."""
+    endings: str = ""
+    """The endings of the files that `read` can read, for error messages."""
     needs: tuple[str, ...] = ()
     """Libraries that `read` imports. They are installed with the optional dependencies `[corpora]`."""
 

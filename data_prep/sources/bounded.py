@@ -2,12 +2,12 @@
 
 The parsers of HTML, wiki markup, EPUB and Parquet are compiled code that cannot be interrupted. Some pages make them
 compute for minutes or fill the memory: tags that are never closed, one tag with 100,000 attributes, a small file that
-unpacks to gigabytes. Therefore every page is parsed in a child process. If a page exceeds a limit, or the parser crashes,
-the kernel ends the child process, the page is skipped, and a new child process parses the next pages.
+unpacks to gigabytes. Therefore every page is parsed in a child process. If a page exceeds a limit, or the parser
+crashes, the kernel ends the child process, the page is skipped, and a new child process parses the next pages.
 
 Pages are sent to the child process in batches, because a message for every page would take longer than parsing a short
-page. If the child process dies while it parses a batch, the pages of the batch are parsed again, one by one. So whether a
-page is skipped depends on this page only, not on the other pages in its batch.
+page. If the child process dies while it parses a batch, the pages of the batch are parsed again, one by one. So whether
+a page is skipped depends on this page only, not on the other pages in its batch.
 """
 
 import importlib

@@ -1,6 +1,5 @@
 """Read web archives in the formats WARC, WET and ARC, such as Common Crawl. Each document is the text of one page."""
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from io import BufferedReader
@@ -19,6 +18,7 @@ from data_prep.sources.base import (
 from data_prep.sources.bounded import Failure, parse_in_batches
 from data_prep.sources.compression import DamagedFile, Eager, open_plain
 from data_prep.sources.text import TOO_LONG
+from data_prep.sources.walk import files_below
 
 # ARCHIVE matches the names of archives. METADATA matches the names of files that describe archives. These files are not
 # read, because they contain no page text.
@@ -30,12 +30,7 @@ HTML = ("text/html", "application/xhtml+xml")
 
 def _list_paths(root: Path) -> list[Path]:
     """Return the paths of all web archives below a folder, without the files that only describe archives."""
-    return [
-        Path(folder, name)
-        for folder, _, names in os.walk(root)
-        for name in names
-        if ARCHIVE.search(name) and not METADATA.search(name)
-    ]
+    return [path for path in files_below(root) if ARCHIVE.search(path.name) and not METADATA.search(path.name)]
 
 
 class _Content(NamedTuple):

@@ -274,6 +274,28 @@ class _Article(NamedTuple):
     """Number of the page in the dump, counted from 1."""
 
 
+class _LimitedPages:
+    """A file-like object that reads a dump, and raises DamagedFile if a page is so long that it could fill the memory.
+
+    The XML parser keeps a page in memory until the page ends.
+    """
+
+    def __init__(self, file: "Eager | _Streams"):
+        self._file, self._num_bytes = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(size)
+        end = max(content.rfind(b"</page>"), content.rfind(b"</revision>"))
+        self._num_bytes = len(content) - end if end >= 0 else self._num_bytes + len(content)
+        if self._num_bytes > _MAX_PAGE_BYTES:
+            raise DamagedFile(f"a page of the dump has more than {_MAX_PAGE_BYTES >> 20} MiB")
+        return content
+
+
+_MAX_PAGE_BYTES = 4 * MAX_DOCUMENT_BYTES
+"""Maximum number of bytes of XML in a page."""
+
+
 def _pages(file: "Eager | _Streams") -> Iterator[_Article]:
     """Yield each article of a dump.
 
@@ -284,7 +306,7 @@ def _pages(file: "Eager | _Streams") -> Iterator[_Article]:
 
     number = 0
     try:
-        for page in mwxml.Dump.from_file(file):
+        for page in mwxml.Dump.from_file(_LimitedPages(file)):
             number += 1
             if page.namespace != _ARTICLES or page.redirect:
                 continue
