@@ -80,8 +80,9 @@ def _parser() -> argparse.ArgumentParser:
         "(plain, gz, bz2, zst); PATH is a file, a folder, or a pattern in quotes. wikipedia:PATH reads page-article "
         "dumps. books:DIR reads each *.txt, *.md or *.epub file as one document. text:PATH reads a file or a folder of "
         "*.txt (one document per non-empty line, as fairseq reads text), *.json or *.jsonl (one JSON object per line, "
-        "plain, gz, bz2, zst or xz), or *.parquet. python-docs reads the docstrings of this Python's standard library, one document per module. SHARE is the fraction of the stream's "
-        "words that the source provides, as in common-crawl:PATH@0.6.",
+        "plain, gz, bz2, zst or xz), or *.parquet. python-docs reads the docstrings of this Python's standard library, "
+        "one document per module. SHARE is the fraction of the stream's words that the source provides, as in "
+        "common-crawl:PATH@0.6.",
     )
     groups = {"options": parser, "sources": sources}
     add_options(parser, groups, PrepSettings)

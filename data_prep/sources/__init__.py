@@ -7,7 +7,7 @@ a source, and a function that reads the documents in a file or in a part of a fi
 
 import glob
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,7 +136,21 @@ def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
             f"source {source}: no file matches this pattern. Check the pattern, and put it in quotes, so that the "
             "shell does not change it."
         )
-    return _described(sorted(found), root)
+    return _described(_each_once(found), root)
+
+
+def _each_once(paths: Iterable[Path]) -> list[Path]:
+    """Return paths of files without those that lead to a file of another path through a link to its folder.
+
+    The path without links is kept, otherwise the shortest one.
+    """
+    real_folders: dict[Path, Path] = {}
+    chosen: dict[tuple[Path, str], Path] = {}
+    for path in sorted(paths, key=lambda path: (len(path.parts), path)):
+        folder = real_folders.setdefault(path.parent, path.parent.resolve())
+        if path.parent == folder or (folder, path.name) not in chosen:
+            chosen[folder, path.name] = path
+    return sorted(chosen.values())
 
 
 def _check_readable(source: Source, kind: Kind, paths: Sequence[Path]) -> None:

@@ -14,6 +14,7 @@ import importlib
 import itertools
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import time
@@ -304,11 +305,18 @@ def _serve(pipe: Connection, memory_bytes: int) -> None:
     # Limit the data segment, not the address space (RLIMIT_AS), because thread stacks and allocators reserve gigabytes
     # of addresses that they never use.
     _limit(resource.RLIMIT_DATA, _data_bytes() + memory_bytes)
+    global _full_kib
+    _full_kib = _peak_kib() + (memory_bytes >> 11)
     with suppress(EOFError, OSError):  # raised when the parent has ended
         pipe.send("started")
         while True:
             request = pipe.recv()
             _answer(pipe, request)
+
+
+_full_kib: float = float("inf")
+"""Peak memory in KiB, half of the limit, above which an error of a library counts as missing memory, because a library
+may have asked for as much again as it had."""
 
 
 def _answer(pipe: Connection, request: _Request) -> None:
@@ -337,6 +345,8 @@ def _result(function: Callable, argument: Any) -> Any:
     except (MemoryError, ImportError, SystemExit):
         raise
     except BaseException as error:  # a panic of a library in Rust is not an Exception
+        if _peak_kib() > _full_kib:
+            raise MemoryError from error  # some libraries report that memory is missing by other errors
         return Failure(str(error).partition("\n")[0][:200] or type(error).__name__)
 
 
@@ -351,6 +361,16 @@ def _limit(which: int, value: int) -> None:
     """Set a resource limit of this process, but not above the hard limit."""
     hard = resource.getrlimit(which)[1]
     resource.setrlimit(which, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _peak_kib() -> int:
+    """Return the largest amount of memory that this process had at any time, in KiB; 0 if the system does not say."""
+    # `getrusage` would also count the memory that the parent had when it started this process.
+    try:
+        found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    except OSError:
+        found = None
+    return int(found[1]) if found else 0
 
 
 def _data_bytes() -> int:

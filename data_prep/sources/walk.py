@@ -55,15 +55,16 @@ def paths_matching(pattern: str) -> list[Path]:
 
     This function is used instead of `glob.glob`, which skips folders that it cannot read, and visits a folder again and
     again if a link inside leads back to it. As in `glob.glob`, wildcards do not match names that begin with a dot.
+    Exception: a ** at the end stands for the folder itself.
 
     Raises:
         PrepError: if a folder cannot be read.
     """
     path = Path(pattern)
     found = {Path(path.anchor)}
-    for number, part in enumerate(path.parts[1:] if path.anchor else path.parts, start=1 + (not path.anchor)):
-        is_last = number == len(path.parts)
-        found = {match for folder in found for match in _matches(folder, part, is_last)}
+    parts = path.parts[1:] if path.anchor else path.parts
+    for number, part in enumerate(parts, start=1):
+        found = {match for folder in found for match in _matches(folder, part, is_last=number == len(parts))}
     return sorted(found)
 
 
@@ -80,6 +81,8 @@ def _matches(folder: Path, part: str, is_last: bool) -> Iterator[Path]:
             yield folder / part
     elif not (status := _status(folder)) or not stat.S_ISDIR(status.st_mode):
         return
+    elif part == "**" and is_last:
+        yield folder
     elif part == "**":
         for found in folders_below(folder):
             if not any(name.startswith(".") for name in found.relative_to(folder).parts):

@@ -5,10 +5,10 @@ import gzip
 import json
 import lzma
 import os
-import resource
 import struct
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -39,9 +39,10 @@ def test_a_page_with_130_000_attributes_is_set_aside_by_name_and_the_archive_is_
 
 
 def test_a_book_with_130_000_attributes_is_set_aside(tmp_path, impatient):
-    page = f"</p><p {ATTRIBUTES}>inside"
-    write_epub(tmp_path / "a.epub", ["one", page])
-    write_epub(tmp_path / "b.epub", ["two"])
+    with zipfile.ZipFile(write_epub(tmp_path / "b.epub", ["two"])) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    chapter = next(name for name in members if name.endswith("c0.xhtml"))
+    write_zip(tmp_path / "a.epub", members | {chapter: PAGE.encode()})
     texts, [skipped] = read_all(Source("books", str(tmp_path)))
     assert [" ".join(text.split()) for text in texts] == ["Chapter 0 two"]
     assert (skipped.name, skipped.why, skipped.damaged) == ("a.epub", "parsing takes more than 1 s of CPU time", False)
@@ -79,8 +80,6 @@ def test_a_dump_whose_page_never_ends_is_not_read_into_memory(tmp_path, monkeypa
 
 def test_an_epub_is_read_without_its_pictures_and_not_beyond_a_limit(tmp_path, monkeypatch):
     epub = write_epub(tmp_path / "a.epub", ["It was the best of times."])
-    import zipfile
-
     with zipfile.ZipFile(epub) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     opf = next(name for name in members if name.endswith(".opf"))
@@ -88,7 +87,6 @@ def test_an_epub_is_read_without_its_pictures_and_not_beyond_a_limit(tmp_path, m
     members[opf] = members[opf].replace(b"</manifest>", item)
     noise = os.urandom(1 << 20) * 8
     write_zip(epub, members | {opf.replace(opf.rpartition("/")[2], "big.png"): noise})
-    monkeypatch.setenv("UNUSED", "")
     [text], skipped = read_all(Source("books", str(tmp_path)))
     assert "best of times" in text
     assert not skipped
@@ -106,9 +104,10 @@ if __name__ == "__main__":
     from data_prep.sources import Source
     from tests.data_prep.sources import read_all
     texts = pyarrow.array(["x" * (8 << 20)] * 50)
-    pyarrow.parquet.write_table(
-        pyarrow.table({{"text": texts}}), {str(tmp_path)!r} + "/a.parquet", compression="zstd", use_dictionary={dictionary}
-    )
+    path = {str(tmp_path)!r} + "/a.parquet"
+    table = pyarrow.table({{"text": texts}})
+    pyarrow.parquet.write_table(table, path, compression="zstd", use_dictionary={dictionary})
+    del table
     del texts
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     texts, [skipped] = read_all(Source("text", {str(tmp_path)!r}))
@@ -120,7 +119,8 @@ if __name__ == "__main__":
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": "."}
     )
-    assert "decompression bomb" in done.stdout, done.stderr
+    # With a dictionary, the library needs more than the child process may allocate, before any text is known.
+    assert ("more than 1,024 MiB of memory" if dictionary else "decompression bomb") in done.stdout, done.stderr
     assert (tmp_path / "a.parquet").stat().st_size < 100_000
 
 
@@ -140,7 +140,6 @@ def test_a_parquet_file_that_fills_the_memory_is_set_aside(tmp_path, monkeypatch
     assert found[-1] == "one"
     assert skipped.name == "a.parquet"
     assert skipped.damaged
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
 
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -233,7 +232,7 @@ def test_a_file_name_outside_utf_8_does_not_end_the_summary(tmp_path, encoding):
         "--workers",
         "1",
     ]
-    command += ["--mega-batches", "2", "--vocab-size", "300", "--max-bad", "1"]
+    command += ["--mega-batches", "2", "--vocab-size", "300", "--max-bad", "1", "--duplicates", "keep"]
     done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding})
     assert done.returncode == 0, done.stderr
     assert b"skipped bad\\udce9" in done.stdout

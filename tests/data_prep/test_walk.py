@@ -40,7 +40,7 @@ def test_folders_behind_links_are_read_once(linked, kind):
         for pattern in (f"**/{name}", "**"):
             found = [file.name for file in list_files(Source(kind, f"{linked}/{pattern}"))]
             assert found == expected
-        assert [file.name for file in list_files(Source(kind, f"{linked}/o*"))] == expected[:2]
+        assert [file.name for file in list_files(Source(kind, f"{linked}/*"))] == expected
 
 
 def test_patterns_match_what_the_shell_matches(tmp_path, monkeypatch):
