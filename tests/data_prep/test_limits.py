@@ -95,7 +95,7 @@ def test_an_epub_is_read_without_its_pictures_and_not_beyond_a_limit(tmp_path, m
         books_module._epub_text(str(epub))
 
 
-@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("dictionary", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_small_parquet_file_with_large_texts_is_a_bomb(tmp_path, dictionary):
     """In a process of its own, which measures its memory and that of its child."""
     code = f"""
@@ -129,8 +129,8 @@ def test_a_parquet_file_that_fills_the_memory_is_set_aside(tmp_path, monkeypatch
     import pyarrow.parquet
 
     bounded._child._end()
-    monkeypatch.setattr(bounded, "MEMORY_BYTES", 100 << 20)
-    texts = [os.urandom(3 << 20).hex() for _ in range(30)]  # no bomb: random, 6 MiB each, in rows of 16
+    monkeypatch.setattr(bounded, "MEMORY_BYTES", 40 << 20)
+    texts = [os.urandom(1 << 19).hex() for _ in range(60)]  # no bomb: random, 1 MiB each
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=30)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one"]}), tmp_path / "b.parquet")
     try:
