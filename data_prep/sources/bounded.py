@@ -301,6 +301,8 @@ def _serve(pipe: Connection, memory_bytes: int) -> None:
         memory_bytes: limit on the memory that this process may allocate from now on.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C here, because the parent process handles it
+    # numpy, which pyarrow imports, otherwise allocates a stack for each core of the machine, which counts as memory.
+    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     _limit(resource.RLIMIT_CORE, 0)  # a crash must not write its memory to the disk
     # Limit the data segment, not the address space (RLIMIT_AS), because thread stacks and allocators reserve gigabytes
     # of addresses that they never use.

@@ -69,6 +69,8 @@ def _rows(part: Part, bad: SkippedUnits, most_bytes: int) -> Iterator[tuple[str,
 
     # Use malloc. Arrow's own allocators reserve memory in advance, and print warnings when the limit is reached.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    pyarrow.set_cpu_count(1)  # the stack of a thread counts as memory
+    pyarrow.set_io_thread_count(1)
     field = part.option("text_field")
     with pyarrow.parquet.ParquetFile(part.path, buffer_size=_BUFFER_BYTES) as file:
         columns = file.schema_arrow.names

@@ -129,9 +129,9 @@ def test_a_parquet_file_that_fills_the_memory_is_set_aside(tmp_path, monkeypatch
     import pyarrow.parquet
 
     bounded._child._end()
-    monkeypatch.setattr(bounded, "MEMORY_BYTES", 40 << 20)
-    texts = [os.urandom(1 << 19).hex() for _ in range(60)]  # no bomb: random, 1 MiB each
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=30)
+    monkeypatch.setattr(bounded, "MEMORY_BYTES", 100 << 20)
+    texts = [os.urandom(6 << 20).hex() for _ in range(6)]  # no bomb: random, 12 MiB each
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", data_page_size=1 << 30)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one"]}), tmp_path / "b.parquet")
     try:
         found, [skipped] = read_all(Source("text", str(tmp_path)))
