@@ -18,7 +18,7 @@ from tests.data_prep.sources import DUMP_HEAD, read_all, write_dump, write_epub,
 
 pytest.importorskip("fastwarc", reason="needs the extra `corpora`")
 
-ATTRIBUTES = " ".join(f"a{number}=1" for number in range(130_000))
+ATTRIBUTES = " ".join(f"a{number}=1" for number in range(130_000))  # 30 seconds of CPU time and more
 PAGE = f"<html><body><main><p>Before.</p><div {ATTRIBUTES}>inside</div></main></body></html>"
 
 
@@ -38,6 +38,7 @@ def test_a_page_with_130_000_attributes_is_set_aside_by_name_and_the_archive_is_
     assert skipped.reason().endswith("http://example.com/1)")
 
 
+@pytest.mark.slow
 def test_a_book_with_130_000_attributes_is_set_aside(tmp_path, impatient):
     with zipfile.ZipFile(write_epub(tmp_path / "b.epub", ["two"])) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -215,7 +216,7 @@ def test_an_error_page_under_the_name_of_an_archive_is_named(tmp_path):
     assert skipped.why == "the file name says gzip, but the content does not begin like a gzip file"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("encoding", ["utf-8", pytest.param("ascii", marks=pytest.mark.slow)])
 def test_a_file_name_outside_utf_8_does_not_end_the_summary(tmp_path, encoding):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / os.fsdecode(b"bad\xe9 \xc3\xa9.txt")).write_bytes(b"not utf-8 \xff\n")
