@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error))
     try:
         if parsed.dry_run is not None:
-            print(dry_run(settings, parsed.dry_run))
+            _show(dry_run(settings, parsed.dry_run))
             return 0
         stream = prepare(settings)
     except PrepError as error:
@@ -48,8 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("alma-prep: interrupted; run the same command again to continue", file=sys.stderr)
         return 130
-    print(summary(stream))
-    print(
+    _show(summary(stream))
+    _show(
         f"The stream is in {settings.out}. To train on it: alma-lm stream={settings.out} out=RUN preset=quickstart ..."
     )
     return 0
@@ -65,6 +65,12 @@ def _inspect(argv: list[str]) -> int:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"{error.strerror or error}: {error.filename or 'unknown file'}")
+
+
+def _show(text: str) -> None:
+    """Print a text on stdout. Characters that cannot be encoded, as in some file names, are printed as \\x escapes."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _fail(message: str) -> int:
@@ -94,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
         help="where to read text from; can be given several times. common-crawl:PATH reads WARC, WET or ARC archives "
         "(plain, gz, bz2, zst); PATH is a file, a folder, or a pattern in quotes. wikipedia:PATH reads page-"
         "article dumps. books:DIR reads each *.txt, *.md or *.epub file as one document. text:PATH reads a file "
-        "or a folder of *.txt (one document per non-empty line, as fairseq reads text), *.jsonl or *.parquet. "
+        "or a folder of *.txt (one document per non-empty line, as fairseq reads text), *.json or *.jsonl (one JSON "
+        "object per line, plain, gz, bz2, zst or xz), or *.parquet. "
         "python-docs reads the docstrings of this Python's standard library, one document per module. "
         "hf:NAME[:CONFIG][:SPLIT] reads a dataset of the Hugging Face Hub. PATH can also be a URL that fsspec "
         "reads, such as s3://BUCKET/FOLDER. SHARE is the fraction of the stream's words that the source provides,"

@@ -207,6 +207,19 @@ class Step:
         """Return the path of a task's heartbeat file."""
         return self._path(number, "alive")
 
+    def place_of(self, pid: int) -> str:
+        """Return a text that says what a worker process on this machine was doing, by its heartbeat file.
+
+        Args:
+            pid: id of the process, which has died.
+        """
+        for path in sorted(self.folder.glob("[0-9]*.alive")):
+            with suppress(OSError, ValueError):
+                content = json.loads(path.read_text())
+                if content["pid"] == pid and content["host"] == socket.gethostname():
+                    return f"step {self.folder.name}, task {path.stem}, at {content['at']}"
+        return f"step {self.folder.name}, between two tasks"
+
     def _checked_mark(self, number: int) -> dict | None:
         """Return the content of a task's done mark, or None if the mark is missing or does not match the task's shards.
 

@@ -7,6 +7,7 @@ datatrove's local executor is not used, because it would wait forever after a wo
 import collections
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,6 +78,16 @@ class Workers:
         while in_flight:
             yield _result(in_flight.popleft(), watch)
 
+    def died(self) -> dict[int, str]:
+        """Return the processes that have died, each with what ended it, such as "SIGKILL" or "status 1"."""
+        # If one process dies, the pool ends the others by SIGTERM. They are left out.
+        codes = {process.pid: process.exitcode for process in list((self._pool._processes or {}).values())}
+        return {
+            pid: signal.Signals(-code).name if code < 0 else f"status {code}"
+            for pid, code in codes.items()
+            if pid is not None and code not in (None, 0, -signal.SIGTERM)
+        }
+
     def _submit(self, function: Callable, arguments: tuple) -> Future:
         # Delay Ctrl-C (SIGINT) while `submit` runs, because `submit` may start a worker process. A process that is
         # started while SIGINT is blocked never receives SIGINT. So only this process is interrupted (after `submit`),
@@ -124,13 +135,14 @@ class Local:
 
         calls = [(str(step.folder), number) for number in numbers]
         if threads == 1:
-            for number in self._workers.run_in_order(run_task, calls, watch):
-                num_done += 1
-                on_done(number)
+            with _place_reported(step, self._workers):
+                for number in self._workers.run_in_order(run_task, calls, watch):
+                    num_done += 1
+                    on_done(number)
             return
         # Use a new process, which releases its memory at the end. The workers in `self._workers` cannot be used,
         # because each of them is limited to one thread.
-        with Workers(1, tokenizer_threads=threads) as workers:
+        with Workers(1, tokenizer_threads=threads) as workers, _place_reported(step, workers):
             for number in workers.run_in_order(run_task, calls, watch):
                 num_done += 1
                 on_done(number)
@@ -151,13 +163,32 @@ def _result(future: Future, watch: Callable[[], None]) -> Any:
                 watch()
 
 
+class _WorkerDied(PrepError):  # noqa: N818, the name needs no suffix
+    """Raised if a worker process died."""
+
+
+@contextmanager
+def _place_reported(step: Step, workers: Workers) -> Iterator[None]:
+    """Context manager that adds to the error for a dead worker which input file it was processing."""
+    try:
+        yield
+    except _WorkerDied as error:
+        places = [f"{step.place_of(pid)}, ended by {what}" for pid, what in workers.died().items()]
+        if not places:
+            raise
+        raise PrepError(
+            f"{error} It died in {' and '.join(places)}. If a worker dies again at the same input file, check this "
+            "file, or leave it out."
+        ) from error
+
+
 @contextmanager
 def _death_reported() -> Iterator[None]:
     """Context manager that turns the process pool's error for a dead worker into a PrepError that says what to do."""
     try:
         yield
     except BrokenProcessPool as error:
-        raise PrepError(
+        raise _WorkerDied(
             "a worker process died. Most often the system kills a process because memory is full. Finished tasks were "
             "stored. Run the same command again, with fewer --workers if memory is short."
         ) from error

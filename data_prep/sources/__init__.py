@@ -7,7 +7,7 @@ a source, and a function that reads the documents in a file or in a part of a fi
 
 import glob
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from data_prep.sources.hugging_face import HUGGING_FACE, list_dataset
 from data_prep.sources.python_docs import PYTHON_DOCS, stdlib_root
 from data_prep.sources.remote import is_remote, list_remote, local_part
 from data_prep.sources.text import TEXT
+from data_prep.sources.walk import paths_matching
 from data_prep.sources.wikipedia import WIKIPEDIA
 
 __all__ = [
@@ -118,6 +119,7 @@ def list_files(source: Source) -> list[SourceFile]:
         raise PrepError(f"source {source}: {root} does not exist. Check the path.")
     if root.is_file() and not kind.wants_folder:
         paths, root = [root], root.parent
+        _check_readable(source, kind, paths)
     elif root.is_dir():
         paths = kind.list_paths(root)
     else:
@@ -137,21 +139,49 @@ def _list_pattern(source: Source, kind: Kind) -> list[SourceFile]:
     while glob.has_magic(str(root)):
         root = root.parent
     found: set[Path] = set()
-    for match in map(Path, glob.glob(source.path, recursive=True)):  # noqa: PTH207, the pattern may be absolute
+    for match in paths_matching(source.path):
         found.update(kind.list_paths(match) if match.is_dir() else [match])
+    _check_readable(source, kind, [path for path in found if not path.is_dir()])
     if not found:
         raise PrepError(
             f"source {source}: no file matches this pattern. Check the pattern, and put it in quotes, so that the "
             "shell does not change it."
         )
-    return _described(sorted(found), root)
+    return _described(_each_once(found), root)
+
+
+def _each_once(paths: Iterable[Path]) -> list[Path]:
+    """Return paths of files without those that lead to a file of another path through a link to its folder.
+
+    The path without links is kept, otherwise the shortest one.
+    """
+    real_folders: dict[Path, Path] = {}
+    chosen: dict[tuple[Path, str], Path] = {}
+    for path in sorted(paths, key=lambda path: (len(path.parts), path)):
+        folder = real_folders.setdefault(path.parent, path.parent.resolve())
+        if path.parent == folder or (folder, path.name) not in chosen:
+            chosen[folder, path.name] = path
+    return sorted(chosen.values())
+
+
+def _check_readable(source: Source, kind: Kind, paths: Sequence[Path]) -> None:
+    """Raise PrepError if a file that the user gave has an ending that this kind of source cannot read."""
+    for path in sorted(paths):
+        if not kind.is_readable(path.name):
+            raise PrepError(
+                f"source {source}: it is unknown how to read {path.name}. The known endings are {kind.endings}. "
+                "Rename or convert the file, or link to it under a name with a known ending."
+            )
 
 
 def _described(paths: Sequence[Path], root: Path) -> list[SourceFile]:
     """Return a SourceFile for each path, sorted by name. The name is the path relative to `root`."""
     files = []
     for path in paths:
-        status = path.stat()
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise PrepError(f"{path} cannot be read ({error.strerror}). Remove it, or make it readable.") from error
         files.append(SourceFile(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns))
     return sorted(files, key=lambda file: file.name)
 

@@ -81,9 +81,9 @@ class Skipped(NamedTuple):
     unit: str = "line"
     """What `num_units` counts: "line", "record", "page" or "row"."""
     damaged: bool = True
-    """True if the file counts as damaged; False, for example, if the file is empty."""
+    """True if the file counts as damaged; False, for example, if the file is empty or a page exceeds a limit."""
     found: str = ""
-    """What the first skipped unit has instead of what was expected; empty if `why` says everything."""
+    """What the first skipped unit has instead of what was expected, or its name; empty if `why` says everything."""
 
     def reason(self) -> str:
         """Return the text for stream.json that says how many lines, records, pages or rows were skipped, and why."""
@@ -109,6 +109,10 @@ class Kind:
     """True if the path of the source must be a folder."""
     splittable: Callable[[str], bool] = lambda name: False
     """Function that accepts a file name and returns True if `read` can start in the middle of this file."""
+    is_readable: Callable[[str], bool] = lambda name: True
+    """Function that accepts the name of a file that the user gave. It returns False if `read` cannot read the file."""
+    endings: str = ""
+    """The endings of the files that `read` can read, for error messages."""
     needs: tuple[str, ...] = ()
     """Libraries that `read` imports. They are installed with the optional dependencies `[corpora]`."""
 
@@ -127,15 +131,16 @@ class SkippedUnits:
         self._name, self._unit = name, unit
         self._found: dict[str, Skipped] = {}
 
-    def add(self, why: str, position: int, found: str = "") -> None:
+    def add(self, why: str, position: int, found: str = "", damaged: bool = True) -> None:
         """Count one line, record, page or row that is skipped.
 
         Args:
             why: the reason for skipping it.
             position: position in the file; see `Skipped.first_byte`.
             found: what it has instead of what was expected; see `Skipped.found`.
+            damaged: True if the file counts as damaged; see `Skipped.damaged`.
         """
-        before = self._found.get(why, Skipped(self._name, why, 0, position, self._unit, found=found))
+        before = self._found.get(why, Skipped(self._name, why, 0, position, self._unit, damaged, found))
         self._found[why] = before._replace(num_units=before.num_units + 1)
 
     def __iter__(self) -> Iterator[Skipped]:

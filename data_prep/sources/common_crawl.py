@@ -1,11 +1,10 @@
 """Read web archives in the formats WARC, WET and ARC, such as Common Crawl. Each document is the text of one page."""
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from data_prep.sources.base import (
     MAX_DOCUMENT_BYTES,
@@ -15,11 +14,11 @@ from data_prep.sources.base import (
     ReportProgress,
     Skipped,
     SkippedUnits,
-    no_report,
 )
-from data_prep.sources.bounded import Bounded
+from data_prep.sources.bounded import Failure, parse_in_batches
 from data_prep.sources.compression import DamagedFile, Eager, open_plain
 from data_prep.sources.text import TOO_LONG
+from data_prep.sources.walk import files_below
 
 # ARCHIVE matches the names of archives. METADATA matches the names of files that describe archives. These files are not
 # read, because they contain no page text.
@@ -31,12 +30,32 @@ HTML = ("text/html", "application/xhtml+xml")
 
 def _list_paths(root: Path) -> list[Path]:
     """Return the paths of all web archives below a folder, without the files that only describe archives."""
-    return [
-        Path(folder, name)
-        for folder, _, names in os.walk(root)
-        for name in names
-        if ARCHIVE.search(name) and not METADATA.search(name)
-    ]
+    return [path for path in files_below(root) if ARCHIVE.search(path.name) and not METADATA.search(path.name)]
+
+
+class _Content(NamedTuple):
+    """The content of a record whose text is not known yet. The child process receives it and finds the text."""
+
+    block: bytes
+    content_type: str
+    is_http: bool
+    """True if `block` is an HTTP response, False if it is the page itself."""
+
+
+class _Page(NamedTuple):
+    """What is known of a page before it is parsed."""
+
+    position: int
+    """Byte of the decompressed file at which its record begins; in ARC archives, the number of the record."""
+    id: str
+    """The address of the page."""
+    date: str
+    text: str = ""
+    """The text, if the record contains nothing else (WET)."""
+
+
+_Pages = Iterator[tuple[_Page, _Content | None, int]]
+"""For each record: the page; its content, or None if the text is known; the number of bytes."""
 
 
 def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
@@ -52,19 +71,31 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
         with open_plain(part.path) as file:
             first_line = file.peek(1 << 12)[: 1 << 12].lstrip()
             read = _read_arc if first_line.startswith(b"filedesc:") else _read_warc
-            yield from read(file, bad, report_progress)
+            pages = read(file, bad, report_progress)
+            for page, text in parse_in_batches(f"{__name__}:{_text_of.__name__}", pages, report_progress):
+                if isinstance(text, Failure):
+                    # If a parser fails on a page, only this page is bad, not the archive. If a page exceeds a limit,
+                    # the archive is not even damaged.
+                    if text.is_limit:
+                        bad.add(text.why, page.position, page.id, damaged=False)
+                    else:
+                        bad.add(TOO_LONG if text.why == TOO_LONG else "not readable as a page", page.position)
+                    continue
+                text = page.text if text is None else text
+                if text and not text.isspace():
+                    yield Document(text, page.id, page.date)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
     yield from bad
 
 
-def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document]:
-    """Yield the text of each page in a WARC or WET archive.
+def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> _Pages:
+    """Yield each page in a WARC or WET archive.
 
     Args:
         file: the decompressed archive.
         bad: counts the records that are skipped.
-        report_progress: called while a page with many tags is parsed.
+        report_progress: called for each record.
 
     Raises:
         DamagedFile: where the archive is damaged.
@@ -83,6 +114,7 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
     records = iter(_call_library(ArchiveIterator, whole, wanted, **options))
     while True:
         record = _call_library(next, records, None)
+        report_progress()
         if record is None:
             # Check that the file ends with two line ends, as every complete record does. This check is needed because
             # fastwarc does not notice if the file ends within the header of a record.
@@ -97,19 +129,15 @@ def _read_warc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportP
         block = _call_library(record.reader.read)
         if len(block) < length:
             raise DamagedFile(f"cut short: the record at byte {position:,} has {len(block):,} of its {length:,} bytes")
+        headers = record.headers
+        page = _Page(position, headers.get("WARC-Target-URI", ""), headers.get("WARC-Date", ""))
+        if str(record.record_type) != "conversion":
+            yield page, _Content(block, headers.get("Content-Type", ""), record.is_http), len(block)
+            continue
         try:
-            is_text = str(record.record_type) == "conversion"
-            text = block.decode("utf-8") if is_text else _call_library(_page_of, record, block, report_progress)
+            yield page._replace(text=block.decode("utf-8")), None, len(block)
         except UnicodeDecodeError:
             bad.add("not valid UTF-8", position)
-        except DamagedFile:  # skip a page if a parser failed on it, because only this page is bad, not the archive
-            bad.add("not readable as a page", position)
-        else:
-            if len(text) > MAX_DOCUMENT_BYTES:
-                bad.add(TOO_LONG, position)
-            elif text and not text.isspace():
-                headers = record.headers
-                yield Document(text, headers.get("WARC-Target-URI", ""), headers.get("WARC-Date", ""))
 
 
 def _call_library(function: Callable, *arguments, **options) -> Any:
@@ -134,16 +162,16 @@ def _call_library(function: Callable, *arguments, **options) -> Any:
         raise DamagedFile(f"damaged: the content cannot be read ({reason})") from error
 
 
-def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
-    """Return the text of the page in a WARC record, or "" if it is not HTML or plain text with HTTP status 200.
+def _text_of(content: _Content) -> str:
+    """Return the text of a page, or "" if it is not HTML or plain text with HTTP status 200.
 
-    Args:
-        record: the WARC record, of type response or resource.
-        block: the content of the record.
-        report_progress: called while a page with many tags is parsed.
+    This function runs in the child process, because any page may make the parsers compute for minutes.
+
+    Raises:
+        Exception: any error of the parsers, or ValueError if the text is too long.
     """
-    content_type, charset = record.headers.get("Content-Type", ""), None
-    if record.is_http:
+    block, content_type, charset = content.block, content.content_type, None
+    if content.is_http:
         try:
             response = _http(block, "all")
         except OSError:
@@ -154,7 +182,10 @@ def _page_of(record: Any, block: bytes, report_progress: ReportProgress) -> str:
             return ""
         content_type, charset = response.http_content_type or "", response.http_charset
         block = response.reader.read(MAX_DOCUMENT_BYTES + 1)
-    return page_text(block, content_type, charset, report_progress)
+    text = page_text(block, content_type, charset)
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise ValueError(TOO_LONG)
+    return text
 
 
 def _http(block: bytes, decode: Literal["all", "none"]) -> Any:
@@ -176,16 +207,15 @@ def _http(block: bytes, decode: Literal["all", "none"]) -> Any:
     return response
 
 
-def page_text(
-    content: bytes, content_type: str, charset: str | None, report_progress: ReportProgress = no_report
-) -> str:
+def page_text(content: bytes, content_type: str, charset: str | None) -> str:
     """Return the text that a visitor of a web page would see.
+
+    Call this function only in the child process (`_text_of`), because HTML may make the parser compute for minutes.
 
     Args:
         content: the bytes of the page.
         content_type: the value of the Content-Type header of the page.
         charset: the character encoding; None: use the encoding in `content_type`, or else guess it from `content`.
-        report_progress: called while a page with many tags is parsed.
 
     Returns:
         The main content for HTML, the complete text for plain text, and "" for other types.
@@ -203,9 +233,7 @@ def page_text(
     text = bytes_to_str(content, known or detect_encoding(content) or "utf-8")
     if content_type == "text/plain":
         return text
-    if text.count("<") < _MANY_TAGS:
-        return _main_text(text)
-    return _main_text_bounded(text, report_progress=report_progress)
+    return _main_text(text)
 
 
 def _main_text(html: str) -> str:
@@ -215,14 +243,8 @@ def _main_text(html: str) -> str:
     return extract_plain_text(html, main_content=True, alt_texts=False, preserve_formatting=True).strip()
 
 
-_MANY_TAGS = 3000
-"""Pages with at least this many tags are parsed with a CPU time limit, because parsing nested tags can take minutes."""
-# Use one child process per worker, because starting a process for every page would take longer than parsing it.
-_main_text_bounded = Bounded(f"{__name__}:{_main_text.__name__}")
-
-
-def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> Iterator[Document]:
-    """Yield the text of each page in an archive in the format ARC, the predecessor of WARC.
+def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportProgress) -> _Pages:
+    """Yield each page in an archive in the format ARC, the predecessor of WARC.
 
     The library warcio is used, because fastwarc cannot read ARC. See `_read_warc` for the arguments and errors.
     """
@@ -233,6 +255,7 @@ def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportPr
     while True:
         number += 1
         record = _call_library(next, records, None)
+        report_progress()
         if record is None:
             return
         if record.rec_type != "response":
@@ -244,15 +267,10 @@ def _read_arc(file: BufferedReader, bad: SkippedUnits, report_progress: ReportPr
             continue
         if record.http_headers is None or record.http_headers.get_statuscode() != "200":
             continue
-        try:
-            content_type = record.http_headers.get_header("Content-Type") or ""
-            text = _call_library(page_text, content, content_type, None, report_progress)
-        except DamagedFile:
-            bad.add("not readable as a page", number)
-        else:
-            if text and not text.isspace():
-                headers = record.rec_headers
-                yield Document(text, headers.get_header("uri") or "", headers.get_header("archive-date") or "")
+        headers = record.rec_headers
+        page = _Page(number, headers.get_header("uri") or "", headers.get_header("archive-date") or "")
+        content_type = record.http_headers.get_header("Content-Type") or ""
+        yield page, _Content(content, content_type, is_http=False), len(content)
 
 
 COMMON_CRAWL = Kind(

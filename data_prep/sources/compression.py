@@ -5,6 +5,7 @@ Therefore this module decompresses the files, and the libraries receive decompre
 """
 
 import io
+import lzma
 import zlib
 from bz2 import BZ2Decompressor
 from pathlib import Path
@@ -46,8 +47,21 @@ def _zstd() -> _Decompressor:
     return zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()  # type: ignore[return-value]
 
 
-_MAGIC = {b"\x1f\x8b": ("gzip", _gzip), b"BZh": ("bzip2", BZ2Decompressor), b"\x28\xb5\x2f\xfd": ("zstd", _zstd)}
-_ENDINGS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
+def _xz() -> _Decompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=256 << 20)
+
+
+_SKIPPABLE = tuple(bytes([0x50 + number]) + b"\x2a\x4d\x18" for number in range(16))
+"""The first bytes of a zstd frame that contains no data. The program pzstd writes one before each frame with data."""
+_FORMATS = {
+    "gzip": ((b"\x1f\x8b",), _gzip),
+    "bzip2": ((b"BZh",), BZ2Decompressor),
+    "zstd": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), _zstd),
+    "xz": ((b"\xfd7zXZ\0",), _xz),
+}
+"""For each compression format, the bytes with which a file can begin, and the function that makes a decompressor."""
+ENDINGS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd", ".xz": "xz"}
+"""The compression format that each ending of a file name stands for."""
 
 
 BZIP2_STREAM = b"BZh91AY&SY"
@@ -113,15 +127,15 @@ def open_plain(path: str | Path) -> io.BufferedReader:
     Reading from the result raises DamagedFile if the content ends too early, is invalid, or is a decompression bomb.
 
     Raises:
-        DamagedFile: if the file name ends with .gz, .bz2 or .zst, but the first bytes are not those of this format.
+        DamagedFile: if the file name has one of the ENDINGS, but the first bytes are not those of this format.
     """
     file = open(path, "rb", buffering=0)  # noqa: SIM115, the reader that is returned closes it
-    magic = file.read(4)
+    magic = file.read(6)
     file.seek(0)
-    for start, (name, make) in _MAGIC.items():
-        if magic.startswith(start):
+    for name, (starts, make) in _FORMATS.items():
+        if magic.startswith(starts):
             return io.BufferedReader(_Unpacked(file, name, make), CHUNK_BYTES)
-    wanted = next((name for ending, name in _ENDINGS.items() if str(path).endswith(ending)), None)
+    wanted = next((name for ending, name in ENDINGS.items() if str(path).lower().endswith(ending)), None)
     if wanted and magic:
         file.close()
         raise DamagedFile(f"the file name says {wanted}, but the content does not begin like a {wanted} file")

@@ -2,32 +2,33 @@
 
 import datetime
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from data_prep.sources.base import BOM, MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
-from data_prep.sources.compression import DamagedFile, open_plain
+from data_prep.sources.bounded import LimitExceeded, stream
+from data_prep.sources.compression import ENDINGS, DamagedFile, open_plain
+from data_prep.sources.walk import files_below
 
 TOO_LONG = f"longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
-COMPRESSED = (".gz", ".bz2", ".zst")
-JSON_LINES = (".jsonl", ".ndjson")
+COMPRESSED = tuple(ENDINGS)
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+_LINES = (".txt", ".text", ".raw", ".tokens")
+"""Endings of the files that contain a document in each line."""
 
 
 def paths_ending_in(*endings: str) -> Callable[[Path], list[Path]]:
     """Return a function that lists all files below a folder, at any depth, whose names end with one of `endings`."""
 
     def list_paths(root: Path) -> list[Path]:
-        return [
-            Path(folder, name) for folder, _, names in os.walk(root) for name in names if name.lower().endswith(endings)
-        ]
+        return [path for path in files_below(root) if path.name.lower().endswith(endings)]
 
     return list_paths
 
 
 def plain_name(name: str) -> str:
-    """Return a file name without the ending of a compressed file (.gz, .bz2, .zst), if it has one."""
+    """Return a file name without the ending of a compressed file (.gz, .bz2, .zst, .xz), if it has one."""
     return next((name[: -len(ending)] for ending in COMPRESSED if name.lower().endswith(ending)), name)
 
 
@@ -36,7 +37,7 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
     if part.start == part.end:
         yield Skipped(part.name, "empty file", damaged=False)
     elif part.name.lower().endswith(".parquet"):
-        yield from _read_parquet(part)
+        yield from _read_parquet(part, report_progress)
     else:
         yield from _read_lines(part)
 
@@ -52,10 +53,12 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
     bad = SkippedUnits(part.name, "line")
     is_json = plain_name(part.name).lower().endswith(JSON_LINES)
     try:
-        # If the file name ends with .gz, .bz2 or .zst, read the complete file, because compressed files are not split
-        # into parts.
-        whole = part.name != plain_name(part.name)
-        with open_plain(part.path) if whole else open(part.path, "rb") as file:
+        if is_json and (skipped := _other_json(part)):
+            yield skipped
+            return
+        # If the file is compressed, read it completely, because compressed files are not split into parts.
+        whole = _is_compressed(part)
+        with _opened(part) as file:
             position = 0 if whole else part.start
             if position > 0:
                 # Skip the rest of a line that began before this part. Start one byte before the part: if this byte is
@@ -76,8 +79,8 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
                     if is_json and text and not text.isspace():
                         row = json.loads(text)
                         text = _field_of(row, part.option("text_field"))
-                        identity = _first_of(row, _id_fields(part)) or identity
-                        date = _first_of(row, [part.option("date_field")])
+                        identity = first_of(row, id_fields(part)) or identity
+                        date = first_of(row, [part.option("date_field")])
                 except UnicodeDecodeError:
                     bad.add("not valid UTF-8", line_start)
                 except (ValueError, RecursionError):
@@ -90,6 +93,47 @@ def _read_lines(part: Part) -> Iterator[Document | Skipped]:
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
     yield from bad
+
+
+def _is_compressed(part: Part) -> bool:
+    """Return True if the file name says that the file is compressed."""
+    return part.name != plain_name(part.name)
+
+
+def _opened(part: Part) -> BinaryIO:
+    """Open the content of a file, decompressed if the file name says that it is compressed."""
+    return open_plain(part.path) if _is_compressed(part) else open(part.path, "rb")  # type: ignore[return-value]
+
+
+def _other_json(part: Part) -> Skipped | None:
+    """Return a Skipped object if a file contains one JSON array or object over many lines, instead of JSON lines."""
+    try:
+        with _opened(part) as file:
+            line = file.readline(_HEAD_BYTES).removeprefix(BOM)
+            while line.isspace():
+                line = file.readline(_HEAD_BYTES)
+    except DamagedFile:  # the reader reports the damage, after the lines before it
+        return None
+    if line.strip() == b"{":
+        # Do not count the file as damaged, because it is probably not part of the corpus, but describes it.
+        why = (
+            "the file is one JSON object over several lines, not JSON lines. Convert it with: jq -c . FILE > FILE.jsonl"
+        )
+        return Skipped(part.name, why, damaged=False)
+    if not line.lstrip().startswith(b"["):
+        return None
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # the array has several lines, or its first line is longer than _HEAD_BYTES
+        row = [{}]
+    if not any(isinstance(value, dict) for value in row):
+        return None
+    why = "the file is one JSON array, not one JSON object per line. Convert it with: jq -c '.[]' FILE > FILE.jsonl"
+    return Skipped(part.name, why)
+
+
+_HEAD_BYTES = 1 << 20
+"""Maximum number of bytes that are read to see whether a file contains JSON lines."""
 
 
 def _skip_line(file: BinaryIO) -> int:
@@ -120,12 +164,12 @@ def _field_of(row: object, name: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
 
 
-def _id_fields(part: Part) -> list[str]:
+def id_fields(part: Part) -> list[str]:
     """Return the names of the fields that may name a document, the most wanted one first."""
     return [part.option("id_field")] if part.option("id_field") else ["id", "url"]
 
 
-def _first_of(row: dict, fields: list[str]) -> str:
+def first_of(row: dict, fields: list[str]) -> str:
     """Return the value of the first of some fields that a row has, as text; an empty text if it has none of them."""
     for field in fields:
         value = row.get(field)
@@ -136,65 +180,32 @@ def _first_of(row: dict, fields: list[str]) -> str:
     return ""
 
 
-_ROWS = 16
-"""Number of Parquet rows read at a time. The number is small, because a row may decompress to 16 MiB or more."""
-
-
-def _read_parquet(part: Part) -> Iterator[Document | Skipped]:
-    """Yield one document per row of a Parquet file: the text in the column that the option `text_field` names."""
-    import pyarrow
-    import pyarrow.parquet
-
-    field = part.option("text_field")
-    bad = SkippedUnits(part.name, "row")
+def _read_parquet(part: Part, report_progress: ReportProgress) -> Iterator[Document | Skipped]:
+    """Yield one document per row of a Parquet file. The file is read in the child process (see `bounded`)."""
     try:
-        with pyarrow.parquet.ParquetFile(part.path) as file:
-            columns = file.schema_arrow.names
-            if field not in columns:
-                yield Skipped(part.name, f"no column '{field}': the columns are {', '.join(columns)}")
-                return
-            number = 0
-            wanted = {*_id_fields(part), part.option("date_field")}
-            more = sorted(wanted.intersection(columns) - {field})
-            for batch in file.iter_batches(batch_size=_ROWS, columns=[field, *more]):
-                for index, value in enumerate(batch.column(field)):
-                    try:
-                        text = value.as_py()
-                    except UnicodeDecodeError:
-                        bad.add("not valid UTF-8", number)
-                        number += 1
-                        continue
-                    # `as_py` raises these errors, for example, if the value is a date that Python cannot represent.
-                    # Such a value is not text, so it is skipped below.
-                    except (ValueError, OverflowError):
-                        text = None
-                    if not isinstance(text, str):
-                        bad.add(f"the column '{field}' is not text", number)
-                    elif len(text) > MAX_DOCUMENT_BYTES:
-                        bad.add(TOO_LONG, number)
-                    elif text and not text.isspace():
-                        row = {name: _value_of(batch.column(name)[index]) for name in more}
-                        identity = _first_of(row, _id_fields(part)) or f"{part.name}:{number}"
-                        yield Document(text, identity, _first_of(row, [part.option("date_field")]))
-                    number += 1
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        yield Skipped(part.name, f"damaged: not readable as Parquet ({str(error).splitlines()[0][:200]})")
-    yield from bad
+        for found in stream("data_prep.sources.parquet:documents", part, report_progress):
+            for one in found:
+                yield one if isinstance(one, Skipped) else Document(*one)
+    except LimitExceeded as error:
+        yield Skipped(part.name, str(error))
 
 
-def _value_of(value: Any) -> object:
-    """Return a value of a Parquet column as a Python object, or None if Python cannot represent it."""
-    try:
-        return value.as_py()
-    except (ValueError, OverflowError):  # also UnicodeDecodeError
-        return None
+_ENDINGS = (*_LINES, *JSON_LINES)
+_LISTED = (".txt", *JSON_LINES)
+"""Endings of the files that are read from a folder. Files with other endings may be something else than documents, so
+they are read only if the path or the pattern names them."""
 
 
-_ENDINGS = (".txt", *JSON_LINES)
+def _is_readable(name: str) -> bool:
+    """Return True if the file name has an ending that tells how to read the file."""
+    return name.lower().endswith(".parquet") or plain_name(name).lower().endswith(_ENDINGS)
+
 
 TEXT = Kind(
-    "*.txt, *.jsonl or *.parquet file",
-    paths_ending_in(".parquet", *_ENDINGS, *(end + packed for end in _ENDINGS for packed in COMPRESSED)),
+    "*.txt, *.json, *.jsonl or *.parquet file",
+    paths_ending_in(".parquet", *_LISTED, *(end + packed for end in _LISTED for packed in COMPRESSED)),
     _read,
     splittable=lambda name: not name.lower().endswith((".parquet", *COMPRESSED)),
+    is_readable=_is_readable,
+    endings=f".parquet; {', '.join(_ENDINGS)}, also with {', '.join(COMPRESSED)}",
 )

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Document, Kind, Part, ReportProgress, Skipped, SkippedUnits
-from data_prep.sources.bounded import Bounded
+from data_prep.sources.bounded import Failure, parse_in_batches
 from data_prep.sources.compression import (
     CHUNK_BYTES,
     DamagedFile,
@@ -97,24 +97,6 @@ def article_text(markup: str) -> str:
     text = _EMPTY_BRACKETS.sub("", _SPACES.sub(" ", _DOUBLE_UNDERSCORE.sub("", text)))
     lines = [line.lstrip(" *#:;").rstrip(" ") for line in text.split("\n")]
     return _BLANK_LINES.sub("\n\n", "\n".join(_without_empty_sections(lines))).strip()
-
-
-_LONG = 20_000
-"""Articles with at least this many characters are parsed with a CPU time limit."""
-# Use one child process per worker, because starting a process for every article would take longer than parsing it.
-_article_text_bounded = Bounded(f"{__name__}:{article_text.__name__}")
-
-
-def _bounded_text(markup: str, report_progress: ReportProgress) -> str:
-    """Return `article_text(markup)`, computed with a CPU time limit if the article is long.
-
-    Raises:
-        ValueError: see `article_text`.
-        TooSlow: if the time limit is exceeded. TooSlow is a subclass of ValueError.
-    """
-    if len(markup) < _LONG:
-        return article_text(markup)
-    return _article_text_bounded(markup, report_progress=report_progress)
 
 
 def _num_unclosed(markup: str) -> int:
@@ -210,20 +192,25 @@ def _read(part: Part, report_progress: ReportProgress) -> Iterator[Document | Sk
             return
     try:
         with closing(_open_part(part)) as file:
-            for title, markup, date, number in _pages(file):
-                if len(markup) > MAX_DOCUMENT_BYTES:
-                    bad.add(TOO_LONG, number)
-                    continue
-                try:
-                    text = _bounded_text(markup, report_progress)
-                except (ValueError, RecursionError) as error:
-                    bad.add(f"not readable ({error})", number)
-                    continue
-                if text:
-                    yield Document(f"{title}\n\n{text}", title, date)
+            articles = _short_enough(_pages(file), bad)
+            for article, text in parse_in_batches(f"{__name__}:{article_text.__name__}", articles, report_progress):
+                if isinstance(text, Failure):
+                    why = text.why if text.is_limit else f"not readable ({text.why})"
+                    bad.add(why, article.number, article.title if text.is_limit else "", damaged=not text.is_limit)
+                elif text:
+                    yield Document(f"{article.title}\n\n{text}", article.title, article.date)
     except DamagedFile as error:
         yield Skipped(part.name, str(error))
     yield from bad
+
+
+def _short_enough(articles: Iterator["_Article"], bad: SkippedUnits) -> Iterator[tuple["_Article", str, int]]:
+    """Yield each article, its markup and its length, without the articles that are too long."""
+    for article in articles:
+        if len(article.markup) > MAX_DOCUMENT_BYTES:
+            bad.add(TOO_LONG, article.number)
+        else:
+            yield article, article.markup, len(article.markup)
 
 
 def _open_part(part: Part) -> "Eager | _Streams":
@@ -277,8 +264,40 @@ class _Streams:
             file.close()
 
 
-def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, str, int]]:
-    """Yield (title, markup of the last revision, its date, page number) for each article. Pages are numbered from 1.
+class _Article(NamedTuple):
+    """An article of a dump, as of its last revision."""
+
+    title: str
+    markup: str
+    date: str
+    number: int
+    """Number of the page in the dump, counted from 1."""
+
+
+class _LimitedPages:
+    """A file-like object that reads a dump, and raises DamagedFile if a page is so long that it could fill the memory.
+
+    The XML parser keeps a page in memory until the page ends.
+    """
+
+    def __init__(self, file: "Eager | _Streams"):
+        self._file, self._num_bytes = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(size)
+        end = max(content.rfind(b"</page>"), content.rfind(b"</revision>"))
+        self._num_bytes = len(content) - end if end >= 0 else self._num_bytes + len(content)
+        if self._num_bytes > _MAX_PAGE_BYTES:
+            raise DamagedFile(f"a page of the dump has more than {_MAX_PAGE_BYTES >> 20} MiB")
+        return content
+
+
+_MAX_PAGE_BYTES = 4 * MAX_DOCUMENT_BYTES
+"""Maximum number of bytes of XML in a page."""
+
+
+def _pages(file: "Eager | _Streams") -> Iterator[_Article]:
+    """Yield each article of a dump.
 
     Raises:
         DamagedFile: if the dump is damaged. The articles before the damage are yielded first.
@@ -287,7 +306,7 @@ def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, str, int]]:
 
     number = 0
     try:
-        for page in mwxml.Dump.from_file(file):
+        for page in mwxml.Dump.from_file(_LimitedPages(file)):
             number += 1
             if page.namespace != _ARTICLES or page.redirect:
                 continue
@@ -298,7 +317,8 @@ def _pages(file: "Eager | _Streams") -> Iterator[tuple[str, str, str, int]]:
             if text:
                 # Replace lone surrogates (halves of UTF-16 pairs), because UTF-8 cannot encode them. A dump can contain
                 # them as XML character references.
-                yield page.title or "", text.encode("utf-8", "replace").decode("utf-8"), date, number
+                text = text.encode("utf-8", "replace").decode("utf-8")
+                yield _Article(page.title or "", text, date, number)
     except DamagedFile:
         raise
     except Exception as error:

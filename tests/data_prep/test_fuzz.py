@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import lzma
 import os
 import random
 import time
@@ -16,6 +17,7 @@ from tests.data_prep.sources import read_all, write_dump, write_epub, write_warc
 pytest.importorskip("fastwarc", reason="needs the extra `corpora`")
 
 TEXT = "A line of text, naïve café 単語.\nAnd {{another}} [[link|one]] with <b>marks</b> &amp; more.\n" * 5
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # a zstd frame without data, as pzstd writes it
 ARC = (
     b"filedesc://x.arc 127.0.0.1 20140216050221 text/plain 75\n1 0 LiveWeb Capture\n"
     b"URL IP-address Archive-date Content-type Archive-length\n\n"
@@ -33,6 +35,7 @@ def seeds_of(folder: Path) -> dict[str, list[tuple[str, bytes]]]:
     dump = write_dump(folder / "d.xml", [("A", 0, None, TEXT), ("B", 0, "A", "#REDIRECT [[A]]")]).read_bytes()
     epub = write_epub(folder / "e.epub", [TEXT, "Two."]).read_bytes()
     import pyarrow
+    import zstandard
     from pyarrow import parquet
 
     table = io.BytesIO()
@@ -44,7 +47,8 @@ def seeds_of(folder: Path) -> dict[str, list[tuple[str, bytes]]]:
         "wikipedia": [("a.xml", dump), ("b.xml.bz2", bz2.compress(dump)), ("c.xml.gz", gzip.compress(dump))],
         "books": [("a.txt", TEXT.encode()), ("b.epub", epub), ("c.md", TEXT.encode())],
         "text": [("a.txt", TEXT.encode()), ("b.jsonl", lines), ("c.parquet", table.getvalue()),
-                 ("d.jsonl.gz", gzip.compress(lines))],
+                 ("d.jsonl.gz", gzip.compress(lines)), ("e.json.xz", lzma.compress(lines)),
+                 ("f.json.zst", SKIPPABLE + zstandard.compress(lines)), ("g.json", b"[" + lines + b"]")],
     }  # fmt: skip
 
 

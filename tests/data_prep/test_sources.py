@@ -29,9 +29,21 @@ def test_text_is_one_document_per_line_that_is_not_blank(tmp_path):
     assert read_all(Source("text", str(tmp_path))) == ["one two", " three ", "last", "four"]
 
 
-def test_text_may_be_one_file_of_any_name(tmp_path):
-    (tmp_path / "corpus.raw").write_text("one\ntwo\n")
-    assert read_all(Source("text", str(tmp_path / "corpus.raw"))) == ["one", "two"]
+def test_text_may_be_one_file_with_an_ending_of_text(tmp_path):
+    for name in ("corpus.raw", "wiki.train.tokens", "a.TEXT"):
+        (tmp_path / name).write_text("one\ntwo\n")
+        assert read_all(Source("text", str(tmp_path / name))) == ["one", "two"]
+
+
+@pytest.mark.parametrize("path", ["data.csv.gz", "*.gz", "data.bin", "data"])
+def test_a_file_with_an_unknown_ending_is_refused_by_name(tmp_path, path):
+    for name in ("data.csv.gz", "data.bin", "data", "a.txt.gz"):
+        (tmp_path / name).write_text("a,b\n")
+    name = "data.csv.gz" if path == "*.gz" else path
+    with pytest.raises(
+        PrepError, match=rf"unknown how to read {name}. The known endings are .parquet; .txt, .*\.json,"
+    ):
+        list_files(Source("text", str(tmp_path / path)))
 
 
 @pytest.mark.parametrize("part_bytes", range(1, 20))
@@ -84,7 +96,7 @@ def test_sources_are_read_from_the_command_line():
 def test_an_impossible_source_is_an_error(tmp_path):
     with pytest.raises(PrepError, match="missing does not exist"):
         list_files(Source("text", str(tmp_path / "missing")))
-    with pytest.raises(PrepError, match=r"contains no \*.txt, \*.jsonl or \*.parquet file"):
+    with pytest.raises(PrepError, match=r"contains no \*.txt, \*.json, \*.jsonl or \*.parquet"):
         list_files(Source("text", str(tmp_path)))
     (tmp_path / "book.txt").write_text("a")
     with pytest.raises(PrepError, match="is not a folder"):

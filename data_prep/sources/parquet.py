@@ -1,0 +1,139 @@
+"""Read Parquet files. Each row is one document: the text in the column that the option `text_field` names.
+
+The functions of this module run in the child process (see `bounded`), because a Parquet file of some kilobytes can make
+the library allocate gigabytes, and what its metadata say about sizes can be wrong.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, Skipped, SkippedUnits
+from data_prep.sources.compression import BOMB_FLOOR_BYTES, BOMB_RATIO, DamagedFile
+from data_prep.sources.text import TOO_LONG, first_of, id_fields
+
+_MAX_ROWS = 16
+"""Maximum number of rows read at a time. The number is small, because a row may decompress to 16 MiB or more."""
+_ROWS_BYTES = 16 << 20
+"""Fewer rows are read at a time if _MAX_ROWS rows of average length have more than _ROWS_BYTES bytes."""
+_BUFFER_BYTES = 1 << 20
+"""Number of compressed bytes read at a time from a column. Without a buffer, pyarrow reads a column of a row group at
+once, which may have gigabytes."""
+_ANSWER_BYTES = 1 << 20
+"""Number of bytes of text that are sent to the parent process at a time."""
+
+
+def documents(part: Part) -> Iterator[list[tuple[str, str, str] | Skipped]]:
+    """Yield lists of the documents in a Parquet file, each as (text, id, date). At the end, yield what was skipped.
+
+    Documents are yielded as plain tuples, because a message to the parent process with objects takes longer.
+    """
+    found: list[tuple[str, str, str] | Skipped] = []
+    num_bytes = total_bytes = 0
+    bad = SkippedUnits(part.name, "row")
+    most_bytes = BOMB_FLOOR_BYTES + BOMB_RATIO * part.end
+    try:
+        for document in _rows(part, bad, most_bytes):
+            found.append(document)
+            num_bytes += len(document[0])
+            if num_bytes >= _ANSWER_BYTES:
+                total_bytes += num_bytes
+                if total_bytes > most_bytes:
+                    raise DamagedFile(_bomb(total_bytes))
+                yield found
+                found, num_bytes = [], 0
+    except DamagedFile as error:
+        found.append(Skipped(part.name, str(error)))
+    except MemoryError:  # `bounded` reports it
+        raise
+    except Exception as error:  # catch all: pyarrow raises many types of errors
+        if "launch worker thread" in str(error):  # a thread needs memory
+            raise MemoryError from error
+        reason = str(error).partition("\n")[0][:200]
+        found.append(Skipped(part.name, f"damaged: not readable as Parquet ({reason})"))
+    yield [*found, *bad]
+
+
+def _rows(part: Part, bad: SkippedUnits, most_bytes: int) -> Iterator[tuple[str, str, str]]:
+    """Yield the document in each row, as (text, id, date).
+
+    Args:
+        part: the file.
+        bad: counts the rows that are skipped.
+        most_bytes: size of a column above which the file is a decompression bomb.
+
+    Raises:
+        DamagedFile: if the file has no column with text, or is a decompression bomb.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    # Use malloc. Arrow's own allocators reserve memory in advance, and print warnings when the limit is reached.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    pyarrow.set_cpu_count(1)  # the stack of a thread counts as memory
+    pyarrow.set_io_thread_count(1)
+    field = part.option("text_field")
+    with pyarrow.parquet.ParquetFile(part.path, buffer_size=_BUFFER_BYTES) as file:
+        columns = file.schema_arrow.names
+        if field not in columns:
+            raise DamagedFile(f"no column '{field}': the columns are {', '.join(columns)}")
+        more = sorted({*id_fields(part), part.option("date_field")}.intersection(columns) - {field})
+        total_bytes = _num_bytes(file.metadata, {field, *more})
+        if total_bytes > most_bytes:
+            raise DamagedFile(_bomb(total_bytes))
+        num_rows = max(1, min(_MAX_ROWS, _ROWS_BYTES * file.metadata.num_rows // max(1, total_bytes)))
+        number = 0
+        for batch in file.iter_batches(batch_size=num_rows, columns=[field, *more], use_threads=False):
+            for index, value in enumerate(batch.column(field)):
+                text = _text_of(value, field, number, bad)
+                if text and not text.isspace():
+                    row = {name: _value_of(batch.column(name)[index]) for name in more}
+                    identity = first_of(row, id_fields(part)) or f"{part.name}:{number}"
+                    yield text, identity, first_of(row, [part.option("date_field")])
+                number += 1
+
+
+def _num_bytes(metadata: Any, columns: set[str]) -> int:
+    """Return the number of bytes to which some columns decompress, as the metadata of a Parquet file say."""
+    total_bytes = 0
+    for group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            column = metadata.row_group(group).column(index)
+            if column.path_in_schema.partition(".")[0] in columns:
+                total_bytes += column.total_uncompressed_size
+    return total_bytes
+
+
+def _bomb(num_bytes: int) -> str:
+    """Return the reason for skipping a file that decompresses to `num_bytes` bytes or more."""
+    return (
+        f"the file is a decompression bomb: its text has at least {num_bytes:,} bytes, which is more than {BOMB_RATIO} "
+        f"times its size and more than {BOMB_FLOOR_BYTES >> 20} MiB"
+    )
+
+
+def _text_of(value: Any, field: str, number: int, bad: SkippedUnits) -> str:
+    """Return the text in the row `number`. Count the row in `bad` and return "" if it has no text or too much."""
+    try:
+        text = value.as_py()
+    except UnicodeDecodeError:
+        bad.add("not valid UTF-8", number)
+        return ""
+    # `as_py` raises these errors, for example, if the value is a date that Python cannot represent. Such a value is not
+    # text, so it is skipped below.
+    except (ValueError, OverflowError):
+        text = None
+    if not isinstance(text, str):
+        bad.add(f"the column '{field}' is not text", number)
+        return ""
+    if len(text) > MAX_DOCUMENT_BYTES:
+        bad.add(TOO_LONG, number)
+        return ""
+    return text
+
+
+def _value_of(value: Any) -> object:
+    """Return a value of a Parquet column as a Python object, or None if Python cannot represent it."""
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):  # also UnicodeDecodeError
+        return None
