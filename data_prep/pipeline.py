@@ -22,6 +22,7 @@ from data_prep.mmap_writer import best_dtype
 from data_prep.progress import Bar
 from data_prep.reading import Spooled, read_sources, source_name
 from data_prep.settings import PrepSettings
+from data_prep.signatures import SignatureFiles
 from data_prep.sources import Files
 from data_prep.spool import CutTask
 from data_prep.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
@@ -46,13 +47,10 @@ class BaseStream(NamedTuple):
     keys: np.ndarray
     """Array [n] of keys. A key is a hash of the text of a document, 16 bytes long (NumPy type V16). There is one key
     for each document of the stream, and one for each near-duplicate that was removed."""
-    signatures: list[list[Path]]
-    """Paths of the files with MinHash signatures, which are used to find near-duplicates. The files contain one
-    signature for each key in `keys`.
-
-    The first list contains the files of the stream as it was first made. Each further list contains the files of one
-    call of alma-prep --extend that added mega-batches.
-    """
+    signatures: list[SignatureFiles]
+    """The files with signatures, which are used to find near-duplicates. They contain one signature for each key in
+    `keys`: first those of the stream as it was first made, then those of each call of alma-prep --extend that added
+    mega-batches."""
 
     @property
     def num_extensions(self) -> int:
@@ -81,7 +79,7 @@ def build_stream(
     """
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work.spool, executor)
-    documents, table = _without_copies(settings, spooled, work, base)
+    documents, table = _without_copies(settings, spooled, work, executor, base)
     # Free the memory of `spooled.documents` (56 bytes per document), the documents before copies were removed. From
     # here on, only `documents`, the documents without copies, are needed.
     spooled = spooled._replace(documents=np.empty(0, ENTRY))
@@ -225,9 +223,9 @@ def _num_mega_batches(settings: PrepSettings, spooled: Spooled) -> int:
 
 
 def _without_copies(
-    settings: PrepSettings, spooled: Spooled, work: WorkFolder, base: BaseStream | None
+    settings: PrepSettings, spooled: Spooled, work: WorkFolder, executor: Executor, base: BaseStream | None
 ) -> tuple[np.ndarray, list[dict]]:
-    """Remove copies of documents, and write the keys and MinHash signatures of the documents into the work folder.
+    """Remove copies of documents, and write the keys and signatures of the documents into the work folder.
 
     A key is a hash of the text. A later call of alma-prep --extend, which adds mega-batches, uses the keys and
     signatures to find new documents that are copies of the documents of this call.
@@ -246,9 +244,9 @@ def _without_copies(
     if settings.duplicates == "keep":
         return spooled.documents, table
     known_keys = base.keys if base else np.empty(0, "V16")
-    kept, exact, rows = remove_copies(spooled, known_keys, base.signatures if base else [])
+    kept, found, rows = remove_copies(spooled, known_keys, base.signatures if base else [], work, executor)
     number = base.num_extensions + 1 if base else 0
-    save_keys(work.stream / "dedup", number, spooled.documents["document"], exact, spooled.signatures)
+    save_keys(work.stream / "dedup", number, spooled.documents["document"], found, spooled.signatures)
     return kept, table + rows
 
 

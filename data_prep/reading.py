@@ -15,9 +15,10 @@ from data_prep.cleaning import Cleaning
 from data_prep.errors import PrepError, Unworkable
 from data_prep.progress import Bar
 from data_prep.settings import PrepSettings
+from data_prep.signatures import SignatureFiles
 from data_prep.snapshots import groups_of
 from data_prep.sources import Files, Part, Skipped, fingerprint, merge_skipped, split_into_parts
-from data_prep.spool import SpoolTask, documents_path, signatures_path
+from data_prep.spool import SpoolTask, documents_path, signature_files
 from data_prep.tasks import Executor, Step
 
 MIN_SHARD_BYTES = 2 << 20
@@ -36,9 +37,9 @@ class Spooled(NamedTuple):
 
     documents: np.ndarray
     """The index entry (`index.ENTRY`) of each document, in the order in which the documents are stored in the spool."""
-    signatures: list[Path] | None
-    """For each spool file (file with the text of documents), the file with the MinHash signatures of these documents;
-    None unless the setting `duplicates` is "near"."""
+    signatures: list[SignatureFiles] | None
+    """For each spool file (file with the text of documents), the files with the signatures of these documents; None
+    unless the setting `duplicates` is "near"."""
     records: list[dict]
     """For each source, its entry in stream.json, with counts of documents, words and skipped files."""
     removed: dict[str, dict[str, list[int]]]
@@ -107,7 +108,7 @@ def read_sources(settings: PrepSettings, seed: int, files: Files, spool: Path, e
     for number, record in enumerate(records):
         if not (documents["source"] == number).any():
             raise Unworkable(_no_documents(record))
-    signatures = [signatures_path(spool, shard) for shard in shards] if settings.duplicates == "near" else None
+    signatures = [signature_files(spool, shard) for shard in shards] if settings.duplicates == "near" else None
     return Spooled(documents, signatures, records, removed, snapshots)
 
 

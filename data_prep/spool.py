@@ -9,9 +9,10 @@ document or passage by file and byte offset, in any order, without keeping the c
 
 import functools
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import BinaryIO, Self
 
 import numpy as np
 
@@ -19,11 +20,9 @@ from data_prep.cleaning import Cleaner, Cleaning
 from data_prep.heartbeat import Heartbeat
 from data_prep.index import ENTRY
 from data_prep.partition import Plan, cut_document, order_key
+from data_prep.signatures import SignatureFiles, Signer
 from data_prep.sources import Part, Skipped, read_documents
 from data_prep.tasks import Task
-
-if TYPE_CHECKING:
-    from data_prep.duplicates import Signer
 
 
 def text_path(folder: Path, shard: int) -> Path:
@@ -36,19 +35,20 @@ def documents_path(folder: Path, shard: int) -> Path:
     return folder / f"{shard:06d}.documents.npy"
 
 
-def signatures_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file with the MinHash signature of each document in spool file number `shard`."""
-    return folder / f"{shard:06d}.signatures"
+def signature_files(folder: Path, shard: int) -> SignatureFiles:
+    """Return the files with the signature of each document in spool file number `shard`."""
+    return SignatureFiles(folder / f"{shard:06d}")
 
 
 @dataclass(frozen=True)
 class SpoolTask(Task):
     """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
 
-    The task writes two or three files. PREFIX is the argument `prefix` of `run`.
+    The task writes two or five files. PREFIX is the argument `prefix` of `run`.
         PREFIX.text: the spool file, which contains the text of the documents.
         PREFIX.documents.npy: the index entry (`index.ENTRY`) of each document in the spool file.
-        PREFIX.signatures, only if `sign` is True: the MinHash signature of each document in the spool file.
+        PREFIX.bands, PREFIX.sketches and PREFIX.anchors, only if `sign` is True: the signature of each document in the
+            spool file (see `signatures`).
 
     The result of the task contains the number of documents, words and bytes that were read from each input file, what
     cleaning removed, and what was skipped.
@@ -65,7 +65,7 @@ class SpoolTask(Task):
     cleaning: Cleaning | None
     """The rules that documents must pass; None: all documents pass."""
     sign: bool
-    """Whether to compute MinHash signatures, which are used to find near-duplicates."""
+    """Whether to compute signatures, which are used to find near-duplicates."""
     stamp: str
     """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
     too. Then the task counts as a different task and is done again (see `tasks`)."""
@@ -81,13 +81,13 @@ class SpoolTask(Task):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning) if self.cleaning else None
-        signer = _signer() if self.sign else None
-        rows, signatures, skipped, offset = [], [], [], 0
+        rows, skipped, offset = [], [], 0
         # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
         # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason.
         files: dict[str, list[int]] = {}
         removed: dict[str, list[int]] = {}
-        with open(f"{prefix}.text", "wb") as file:
+        signing = Signer(SignatureFiles(prefix)) if self.sign else nullcontext()
+        with open(f"{prefix}.text", "wb") as file, signing as signer:
             for part, group in self.parts:
                 heartbeat.beat(part.name)
                 count = files.setdefault(part.name, [0, 0, 0])
@@ -110,32 +110,16 @@ class SpoolTask(Task):
                     place = (offset, self.shard, len(content), num_words, self.source, group)
                     rows.append((key, identity[:16], *place))
                     if signer:
-                        signatures.append(signer.signature(text))
+                        signer.add(text)
                     offset += file.write(content)
         with open(f"{prefix}.documents.npy", "wb") as file:
             np.save(file, np.array(rows, dtype=ENTRY))
-        if signer:
-            from data_prep.duplicates import NUM_BANDS, save_signatures
-
-            save_signatures(Path(f"{prefix}.signatures"), np.array(signatures, np.uint64).reshape(-1, NUM_BANDS))
         return {"files": files, "removed": removed, "skipped": skipped}
 
 
 def _add(counts: list[int], *more: int) -> None:
     """Add each number in `more` to the number at the same position in the list `counts`, in place."""
     counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
-
-
-@functools.lru_cache(maxsize=1)
-def _signer() -> "Signer":
-    """Return the Signer of this worker process, which computes MinHash signatures.
-
-    The first call creates the Signer. This takes a second, because datatrove is imported. Later calls return the same
-    Signer.
-    """
-    from data_prep.duplicates import Signer
-
-    return Signer()
 
 
 @dataclass(frozen=True)

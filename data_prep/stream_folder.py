@@ -20,7 +20,7 @@ WORK = ".alma-prep"
 yet."""
 SHARD_NAME = re.compile(
     r"(mega_batch_\d+/train|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json|sentencepiece\.model"
-    r"|dedup/\d{4}\.(keys|signatures)|manifest\.json"
+    r"|dedup/\d{4}\.(keys|signatures|bands|sketches)|manifest\.json"
 )
 """Pattern of the relative paths of all shards: the files that alma-prep writes into a stream folder, except
 stream.json."""
