@@ -7,7 +7,9 @@ A bucket consists of all documents that have an equal hash in one band (see `sig
 fill buckets with millions of documents, so not all pairs of a bucket are compared, but a limited number per document:
 with the documents of the bucket that have the best priority, and with documents that also have nearby hashes in the
 next band. In buckets of up to NUM_REPRESENTATIVES + 1 documents, these are all pairs. In a larger bucket, a pair can be
-missed; a pair with similarity 0.9 still meets in other buckets or in the next band with probability 0.99.
+missed, unless its hashes are also equal in the next band. With similarity 0.9, this is the case for at least one of the
+bands with probability 0.99, with similarity 0.8 with probability 0.5. So near copies among pages of a template with
+more than about a thousand pages are found less often than other near copies, but they cost no more time.
 """
 
 import functools
@@ -24,14 +26,15 @@ from data_prep.signatures import ANCHOR, ANCHOR_RATE, NO_BAND, NUM_BANDS, Signat
 from data_prep.tasks import Task
 from fairseq_alma.core.files import sha256_of
 
-NUM_REPRESENTATIVES = 32
+NUM_REPRESENTATIVES = 16
 """Number of documents of a bucket, those with the best priority, that the other documents are compared with."""
-NUM_NEIGHBOURS = 16
+NUM_NEIGHBOURS = 8
 """Number of further documents of a bucket that a document is compared with."""
 NUM_CONTAINERS = 8
 """Number of documents with an anchor, those with the best priority, that a document with this anchor is paired with."""
 ENOUGH_COPIES = 2
-"""A document with this number of sure pairs in a bucket is not compared with the rest of the bucket."""
+"""A document with this number of sure pairs in a bucket is not compared with the rest of the bucket. If it has as many
+sure pairs in total, its text is not compared."""
 POSSIBLE = 0.72
 """Estimated similarity below which two documents are no copies. It is 4 standard errors below 0.8."""
 SURE = 0.9
@@ -45,6 +48,8 @@ MATCH = np.dtype([("better", np.int64), ("worse", np.int64), ("needed", np.uint8
 _CORPUS, _PRIORITY, _BY_PRIORITY = "corpus.json", "priority.npy", "by_priority.npy"
 _ROWS_PER_TASK = 1 << 24
 """Approximate number of documents or anchors that one task loads. They take about 50 bytes each."""
+_ROWS_OF_SMALL_TASK = 1 << 18
+"""Number of documents, times bands, that is too small to be divided among several tasks."""
 _CHUNK_PAIRS = 1 << 13
 """Number of pairs whose sketches are compared at a time."""
 
@@ -111,25 +116,32 @@ def load_corpus(folder: str, sha256: str) -> Corpus:
 
 @dataclass(frozen=True)
 class BandTask(Task):
-    """Task that finds pairs of documents with an equal hash in one band, and estimates their similarity.
+    """Task that finds pairs of documents with an equal hash in one of some bands, and estimates their similarity.
 
     It writes PREFIX.pairs.npy: the pairs (`PAIR`) whose estimated similarity is at least POSSIBLE, sorted.
     """
 
     corpus: str
     sha256: str
-    band: int
+    first_band: int
+    num_bands: int
     part: int
     """The task looks at hashes h with h * num_parts // 2^32 == part, to limit its memory."""
     num_parts: int
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         corpus = load_corpus(self.corpus, self.sha256)
-        hashes, nearby, documents = self._load(corpus, heartbeat)
+        finder = _Finder(corpus, heartbeat)
+        for band in range(self.first_band, self.first_band + self.num_bands):
+            self._search(finder, *self._load(corpus, band, heartbeat))
+        np.save(f"{prefix}.pairs.npy", finder.found())
+        return {"compared": finder.num_compared}
+
+    def _search(self, finder: "_Finder", hashes: np.ndarray, nearby: np.ndarray, documents: np.ndarray) -> None:
+        """Compare documents with equal hashes in one band. The arguments are the result of `_load`."""
         order = np.lexsort((documents, hashes))
         hashes, nearby, documents = hashes[order], nearby[order], documents[order]
         start_of, size_of = _buckets(hashes)
-        finder = _Finder(corpus, heartbeat)
         pending = np.flatnonzero(size_of > 1)
         num_sure = np.zeros(len(hashes), np.int8)
         for number in range(NUM_REPRESENTATIVES):
@@ -146,19 +158,17 @@ class BandTask(Task):
                 # Documents of a bucket are sorted by priority, so the smaller position has the better priority.
                 better, worse = np.minimum(left, right), np.maximum(left, right)
                 np.add.at(num_sure, worse, finder.compare(documents[better], documents[worse]))
-        np.save(f"{prefix}.pairs.npy", finder.found())
-        return {"compared": finder.num_compared}
 
-    def _load(self, corpus: Corpus, heartbeat: Heartbeat) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the hashes in this band, the hashes in the next band, and the numbers, of the documents of this
+    def _load(self, corpus: Corpus, band: int, heartbeat: Heartbeat) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the hashes in a band, the hashes in the next band, and the numbers, of the documents of this
         part."""
         found = []
         for files, documents in corpus.numbers():
             heartbeat.beat()
-            hashes = files.load_band(self.band)
+            hashes = files.load_band(band)
             part = hashes.astype(np.uint64) * np.uint64(self.num_parts) >> np.uint64(32)
             chosen = (hashes != NO_BAND) & (documents >= 0) & (part == self.part)
-            nearby = files.load_band((self.band + 1) % NUM_BANDS)[chosen]
+            nearby = files.load_band((band + 1) % NUM_BANDS)[chosen]
             found.append((hashes[chosen], nearby, documents[chosen].astype(np.int64)))
         hashes, nearby, documents = (np.concatenate(column) for column in zip(*found, strict=True))
         return hashes, nearby, documents
@@ -252,7 +262,13 @@ def candidate_tasks(corpus: Corpus, sha256: str) -> tuple[Sequence[BandTask], Se
     sizes = [files.anchors.stat().st_size for files in corpus.files if files.anchors.is_file()]
     num_anchor_parts = max(1, sum(sizes) // ANCHOR.itemsize // _ROWS_PER_TASK)
     where = (str(corpus.folder), sha256)
-    bands = [BandTask(*where, band, part, num_parts) for band in range(NUM_BANDS) for part in range(num_parts)]
+    # A task has its own costs. So if there are few documents, a task processes several bands.
+    step = min(NUM_BANDS, max(1, _ROWS_OF_SMALL_TASK // len(corpus.priority)))
+    bands = [
+        BandTask(*where, band, min(step, NUM_BANDS - band), part, num_parts)
+        for band in range(0, NUM_BANDS, step)
+        for part in range(num_parts)
+    ]
     return bands, [AnchorTask(*where, part, num_anchor_parts) for part in range(num_anchor_parts)]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_prep.errors import PrepError
 from data_prep.settings import PrepSettings
-from data_prep.sources import Files, Source, fingerprint, needed_libraries
+from data_prep.sources import Files, Source, fingerprint, list_files, needed_libraries
 from data_prep.tokenization import TOKENIZERS, given_tokenizer
 
 
@@ -36,6 +36,12 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
             f"{needed[missing[0]]} needs {', '.join(missing)}, which is not installed: "
             "run pip install 'fairseq-alma[corpora]'"
         )
+
+
+def check_benchmarks(settings: PrepSettings) -> None:
+    """Raise PrepError if a file given by --decontaminate-against is missing."""
+    for path in settings.decontaminate_against:
+        list_files(Source("text", path))
 
 
 def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:

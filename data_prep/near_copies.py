@@ -14,7 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.candidates import Corpus, candidate_tasks, chunks_of_pairs, load_corpus, possible_containers
+from data_prep.candidates import (
+    ENOUGH_COPIES,
+    Corpus,
+    candidate_tasks,
+    chunks_of_pairs,
+    load_corpus,
+    possible_containers,
+)
 from data_prep.heartbeat import Heartbeat
 from data_prep.ngrams import ngram_hashes, unit_hashes
 from data_prep.progress import Bar
@@ -54,8 +61,11 @@ def find_near_copies(
     matches = [np.load(f"{step.prefix(number)}.matches.npy") for number in range(len(bands), len(step.tasks))]
     sure = pairs[pairs["sure"]]
     unsure = np.unique(np.concatenate([pairs[~pairs["sure"]], possible_containers(np.concatenate(matches))]))
-    # The text of documents that are already in the stream cannot be read again.
-    unsure = unsure[unsure["better"] >= corpus.num_known]
+    # The text of documents that are already in the stream cannot be read again. A document with enough sure pairs is not
+    # compared further, so that large groups of copies take little time.
+    copies, num_sure = np.unique(sure["worse"], return_counts=True)
+    is_settled = np.isin(unsure["worse"], copies[num_sure >= ENOUGH_COPIES])
+    unsure = unsure[(unsure["better"] >= corpus.num_known) & ~is_settled]
     path = work / "unsure_pairs.npy"
     np.save(path, unsure)
     place = (str(corpus.folder), sha256, str(spool), first_new_file, str(path), sha256_of(path))

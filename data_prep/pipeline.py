@@ -17,7 +17,8 @@ from data_prep.deduplication import remove_copies, save_keys
 from data_prep.dictionary import dictionary_size
 from data_prep.encoding import TASK_BYTES, encode
 from data_prep.errors import PrepError, Unworkable
-from data_prep.index import ENTRY, INDEX, Index, byte_ranges
+from data_prep.index import ENTRY, INDEX, Index, byte_ranges, write_index
+from data_prep.leakage import HeldOut, measure_leakage, removed_rows, without_overlaps
 from data_prep.mmap_writer import best_dtype
 from data_prep.progress import Bar
 from data_prep.reading import Spooled, read_sources, source_name
@@ -33,9 +34,6 @@ from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import FORMAT_VERSION
 
 Result = TypeVar("Result")
-_WRITTEN_PASSAGES = 1 << 20
-"""Number of index entries (one per passage, see `index`) that are sorted and written at a time. Sorting copies the
-entries, so sorting all entries at once would double the memory use."""
 
 
 class BaseStream(NamedTuple):
@@ -92,10 +90,13 @@ def build_stream(
     if wanted_words != words:
         passages = layout.keep_words(passages, wanted_words)
         table += _share_rows(spooled, words, _words_by_source(passages, len(files)))
-    index = _write_index(settings, plan, passages, num_mega_batches, spooled, work, base)
+    where = HeldOut(base and (base.folder, base.description), work, executor)
+    index, rows = _write_index(settings, plan, passages, num_mega_batches, spooled, base, where)
+    table += rows
     del passages
     if base is not None:
-        return _encode_extension(index, base, spooled, table, work, executor) | {"passage_words": plan.passage_words}
+        added = _encode_extension(index, base, spooled, table, work, executor)
+        return added | {"passage_words": plan.passage_words, "leakage": measure_leakage(index, where)}
     tokenizer_file = make_tokenizer(settings, index, work, executor)
     symbols = check_vocabulary(settings, tokenizer_file)
     num_symbols = dictionary_size(len(symbols))
@@ -117,6 +118,7 @@ def build_stream(
         "settings": settings.recorded(num_mega_batches, plan.valid_words, plan.passage_words),
         "command": settings.command(),
         **_described(spooled, table, encoded.splits),
+        "leakage": measure_leakage(index, where),
     }
 
 
@@ -281,11 +283,14 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
 
 def _write_index(
     settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
-    work: WorkFolder, base: BaseStream | None,
-) -> Index:  # fmt: skip
+    base: BaseStream | None, where: HeldOut,
+) -> tuple[Index, list[dict]]:  # fmt: skip
     """Sort all passages into the final order, divide them into splits, and write the index file (see `index`).
 
-    Return an Index object, which contains the path of the index file and says which passages belong to which split.
+    If the setting `decontaminate` is given, training passages that overlap with held-out text are left out.
+
+    Return two values. First, an Index object, which contains the path of the index file and says which passages belong
+    to which split. Second, rows for the table "cleaning" in stream.json about passages that were left out.
     """
     names = layout.split_order(num_mega_batches)
     kind_names = [record["kind"] for record in spooled.records]
@@ -299,17 +304,13 @@ def _write_index(
     else:
         make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
         order, cuts = _workable(lambda: make_layout(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
-    path = work.folder / INDEX
-    with open(path, "wb") as file:
-        header = {"descr": np.lib.format.dtype_to_descr(ENTRY), "fortran_order": False, "shape": (len(order),)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, len(order), _WRITTEN_PASSAGES):
-            part = passages[order[start : start + _WRITTEN_PASSAGES]]
-            # Set these two fields to 0. They were needed only to compute the order of the passages. If they stayed in
-            # the index file, the file's digest could differ although the text of the stream is equal.
-            part["source"] = part["group"] = 0
-            file.write(part.data)
-    return Index(path, sha256_of(path), work.spool, cuts, names)
+    rows: list[dict] = []
+    if settings.decontaminate is not None:
+        (order, cuts), removed = without_overlaps(settings, passages, layout.Layout(order, cuts), names, where)
+        rows = removed_rows(settings, removed, [source_name(record) for record in spooled.records])
+    path = where.work.folder / INDEX
+    write_index(path, passages, order)
+    return Index(path, sha256_of(path), where.work.spool, cuts, names), rows
 
 
 def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:

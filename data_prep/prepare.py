@@ -5,7 +5,7 @@ The command `alma-prep` calls the function `prepare`.
 
 from collections.abc import Mapping, Sequence
 
-from data_prep.checks import check_installed, check_out_is_not_a_source, check_same_stream
+from data_prep.checks import check_benchmarks, check_installed, check_out_is_not_a_source, check_same_stream
 from data_prep.executors import open_executor
 from data_prep.extend import extend
 from data_prep.pipeline import build_stream
@@ -41,6 +41,7 @@ def prepare(settings: PrepSettings) -> dict:
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     check_installed(settings, files)
+    check_benchmarks(settings)
     finished = read_stream(settings.out)
     if settings.extend:
         return extend(settings, files, finished)
