@@ -61,8 +61,8 @@ def find_near_copies(
     matches = [np.load(f"{step.prefix(number)}.matches.npy") for number in range(len(bands), len(step.tasks))]
     sure = pairs[pairs["sure"]]
     unsure = np.unique(np.concatenate([pairs[~pairs["sure"]], possible_containers(np.concatenate(matches))]))
-    # The text of documents that are already in the stream cannot be read again. A document with enough sure pairs is not
-    # compared further, so that large groups of copies take little time.
+    # The text of documents that are already in the stream cannot be read again. A document with enough sure pairs is
+    # not compared further, so that large groups of copies take little time.
     copies, num_sure = np.unique(sure["worse"], return_counts=True)
     is_settled = np.isin(unsure["worse"], copies[num_sure >= ENOUGH_COPIES])
     unsure = unsure[(unsure["better"] >= corpus.num_known) & ~is_settled]

@@ -36,7 +36,7 @@ def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monke
     for number in range(200):
         start = rng.randrange(130)
         training[number][start : start + 13] = held_out[number][50:63]
-        training[number + 200][start : start + 12] = held_out[number][20:32]  # one word too few
+        training[number + 200][start : start + 10] = held_out[number][20:30]  # too few words
     monkeypatch.setattr("data_prep.overlap.TASK_BYTES", 20_000)  # several tasks
     monkeypatch.setattr("data_prep.overlap._MERGED_NGRAMS", 9_000)  # several files of hashes
     texts = write_texts(tmp_path / "held_out", [space.join(words) for words in held_out])
@@ -44,12 +44,11 @@ def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monke
     found = find_overlaps(tmp_path, 13, [texts._replace(end=250)], scanned, Here(), keep_ngrams=True)
     assert found.texts.tolist() == [number < 200 for number in range(400)]
     assert len(list((tmp_path / "merge").glob("*.ngrams"))) > 2
-    assert len(found.ngrams) == 200
+    assert 200 <= len(found.ngrams) < 215  # the words around an overlap can be equal by chance
     whole = {"a": texts._replace(end=250), "b": texts._replace(start=100, step=7)}
     counts = count_overlaps(tmp_path, 13, whole, found.ngrams, Here())
-    assert counts["a"] == {
-        "documents": 250, "overlapping_documents": 200, "words": 250 * 150, "overlapping_words": 200 * 13,
-    }  # fmt: skip
+    assert 200 * 13 <= counts["a"].pop("overlapping_words") < 215 * 13
+    assert counts["a"] == {"documents": 250, "overlapping_documents": 200, "words": 250 * 150}
     assert counts["b"]["documents"] == len(range(100, 300, 7))
     assert counts["b"]["overlapping_documents"] == len(range(100, 200, 7))
 
