@@ -10,10 +10,13 @@ The steps, in order, and the modules that implement them:
     sources/            list files, and read documents from each kind of file
     reading, cleaning   read every document once, remove unwanted documents, and copy the rest into the `spool`, a
                         folder of plain text files
-    deduplication       remove copies of documents (`duplicates` finds the copies)
+    deduplication       remove copies of documents (`duplicates` decides which, `near_copies` finds similar pairs,
+                        `candidates` finds pairs to compare, `signatures` and `ngrams` describe texts by hashes)
     partition, layout   cut long documents into passages, shuffle the passages, divide them into splits;
                         `index` defines the file that stores the order of the passages and the splits
     stream_tokenizer    train a tokenizer, or copy a given one (`tokenization` implements the tokenizers)
+    leakage             report, or remove, overlaps of training with held-out text (`overlap` finds them, `held_out`
+                        reads the text)
     encoding            encode passages and write fairseq's files (`mmap_writer`, `dictionary`)
     work_folder         lock the work folder, and move the finished files from it into the `stream_folder`
 

@@ -201,7 +201,7 @@ class _Finder:
 
     def found(self) -> np.ndarray:
         """Return all pairs (`PAIR`) that could be copies, sorted and without repetitions."""
-        return np.unique(np.concatenate([np.empty(0, PAIR), *self._found]))
+        return sorted_unique(np.concatenate([np.empty(0, PAIR), *self._found]))[0]
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def possible_containers(matches: np.ndarray) -> np.ndarray:
     Args:
         matches: the results of all AnchorTasks, one after another (`MATCH`).
     """
-    matches, counts = np.unique(matches, return_counts=True)
+    matches, counts = sorted_unique(matches)
     matches = matches[counts >= matches["needed"]]
     return _pairs(matches["better"], matches["worse"], np.zeros(len(matches), bool))
 
@@ -276,6 +276,20 @@ def chunks_of_pairs(pairs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
     """Divide sorted pairs into ranges of about `most` pairs, but at most as many as there are pairs."""
     for start in range(0, len(pairs), most):
         yield start, min(start + most, len(pairs))
+
+
+def sorted_unique(records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the different records of a structured array, sorted, and how often each occurs.
+
+    This is numpy.unique, but ten times as fast, because it compares one field at a time.
+    """
+    names = records.dtype.names
+    assert names is not None
+    records = records[np.lexsort([records[name] for name in reversed(names)])]
+    is_new = np.ones(len(records), bool)
+    is_new[1:] = np.any([records[name][1:] != records[name][:-1] for name in names], axis=0)
+    starts = np.flatnonzero(is_new)
+    return records[starts], np.diff(starts, append=len(records))
 
 
 def _buckets(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -21,6 +21,7 @@ from data_prep.candidates import (
     chunks_of_pairs,
     load_corpus,
     possible_containers,
+    sorted_unique,
 )
 from data_prep.heartbeat import Heartbeat
 from data_prep.ngrams import ngram_hashes, unit_hashes
@@ -57,10 +58,11 @@ def find_near_copies(
         step.run(executor, lambda number: bar.advance(1))
     pairs = np.load(f"{step.prefix(0)}.pairs.npy")
     for number in range(1, len(bands)):
-        pairs = np.unique(np.concatenate([pairs, np.load(f"{step.prefix(number)}.pairs.npy")]))
+        pairs, _ = sorted_unique(np.concatenate([pairs, np.load(f"{step.prefix(number)}.pairs.npy")]))
     matches = [np.load(f"{step.prefix(number)}.matches.npy") for number in range(len(bands), len(step.tasks))]
     sure = pairs[pairs["sure"]]
-    unsure = np.unique(np.concatenate([pairs[~pairs["sure"]], possible_containers(np.concatenate(matches))]))
+    containers = possible_containers(np.concatenate(matches))
+    unsure, _ = sorted_unique(np.concatenate([pairs[~pairs["sure"]], containers]))
     # The text of documents that are already in the stream cannot be read again. A document with enough sure pairs is
     # not compared further, so that large groups of copies take little time.
     copies, num_sure = np.unique(sure["worse"], return_counts=True)
