@@ -230,9 +230,11 @@ class PrepSettings:
         are sorted, except with partition="as-given", where their order matters.
         """
         sources = list(map(str, self.sources))
+        values = {name: getattr(self, name) for name, option in options_of(self).items() if option.shapes_stream}
         return {
             "sources": sources if self.partition == "as-given" else sorted(sources),
-            **{name: getattr(self, name) for name, option in options_of(self).items() if option.shapes_stream},
+            # The order of values of an option that can be given several times does not matter.
+            **{name: sorted(value) if isinstance(value, tuple) else value for name, value in values.items()},
         }
 
     def recorded(self, num_mega_batches: int, valid_words: int, passage_words: int) -> dict:

@@ -24,7 +24,7 @@ def summary(stream: dict) -> str:
             lines.append(f"{row['step']:<36}{documents:>12}{row['words']:>16,}  {row['source']}")
         lines.append("")
     if "leakage" in last:
-        lines += [*_leakage(last["leakage"]), ""]
+        lines += [*([""] if lines[-1] else []), *_leakage(last["leakage"]), ""]
     for source in last["sources"]:
         name = ":".join(filter(None, (source["kind"], source["path"])))
         lines.append(
