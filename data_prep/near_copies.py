@@ -68,6 +68,9 @@ def find_near_copies(
     copies, num_sure = np.unique(sure["worse"], return_counts=True)
     is_settled = np.isin(unsure["worse"], copies[num_sure >= ENOUGH_COPIES])
     unsure = unsure[(unsure["better"] >= corpus.num_known) & ~is_settled]
+    # Put all pairs of a worse document together. Its text is then read once, and the better documents are often the
+    # same as those of the previous document, whose n-grams are still in the cache.
+    unsure = unsure[np.lexsort((unsure["better"], unsure["worse"]))]
     path = work / "unsure_pairs.npy"
     np.save(path, unsure)
     place = (str(corpus.folder), sha256, str(spool), first_new_file, str(path), sha256_of(path))
