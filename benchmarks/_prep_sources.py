@@ -111,7 +111,8 @@ def measure_rates(data: Path, repeats: int) -> list[str]:
     """
     sys.path.insert(0, str(ROOT))
     from data_prep.cleaning import Cleaner, Cleaning
-    from data_prep.duplicates import Signer
+    from data_prep.ngrams import unit_hashes
+    from data_prep.signatures import anchors, sign
     from data_prep.sources import Document, Part, read_documents
 
     text = (data / "books" / "leo_tolstoy_war_and_peace.md").read_text(encoding="utf-8")
@@ -124,13 +125,18 @@ def measure_rates(data: Path, repeats: int) -> list[str]:
         documents = read_documents(Part(kind, str(path), path.name, 0, path.stat().st_size))
         return sum(len(document.text.split()) for document in documents if isinstance(document, Document))
 
-    language, gopher, signer = Cleaner(Cleaning(language="en")), Cleaner(Cleaning(rules=("gopher",))), Signer()
+    def sign_page(page: str) -> None:
+        units = unit_hashes(page)
+        sign(units)
+        anchors(units, 0)
+
+    language, gopher = Cleaner(Cleaning(language="en")), Cleaner(Cleaning(rules=("gopher",)))
     steps: dict[str, Callable[[], int]] = {
         "WARC to text, words that come out": lambda: read("common-crawl", archive),
         "Wikipedia XML to text, words that come out": lambda: read("wikipedia", dump),
         "language": lambda: len([language.clean(Document(page)) for page in pages]) and words,
         "Gopher's rules": lambda: len([gopher.clean(Document(page)) for page in pages]) and words,
-        "signatures for near-duplicates": lambda: len([signer.signature(page) for page in pages]) and words,
+        "signatures for near-duplicates": lambda: len([sign_page(page) for page in pages]) and words,
     }
     rows = []
     for name, step in steps.items():

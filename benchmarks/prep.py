@@ -35,7 +35,10 @@ from _prep_sources import measure_archives, measure_rates
 SENTENCES_A_DOCUMENT = 30
 VOCABULARY = 50_000
 MEGA_BATCHES = 4
-STEPS = ("read sources", "find duplicates", "cut long documents", "train byte-bpe", "encode", "end")
+STEPS = (
+    "read sources", "find similar documents", "compare similar documents", "cut long documents", "train byte-bpe",
+    "encode", "search for held-out text", "end",
+)  # fmt: skip
 SMALL_MB = 50
 PARTS = ("encoding", "archives", "rates", "sizes")
 

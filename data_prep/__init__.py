@@ -12,12 +12,15 @@ The steps, in order, and the modules that implement them:
                         folder of plain text files; `quality` and `filters` find what is unwanted, `paragraphs` finds
                         lines that are repeated, and `removed` keeps removed documents to be looked at; `read_store`
                         keeps what was read for later calls, and `entries` makes the index entries of the documents
-    deduplication       remove copies of documents (`duplicates` finds the copies), and record the documents for
-                        --extend (`left_out`: the text that shares left out)
+    deduplication       remove copies of documents (`duplicates` decides which, `near_copies` finds similar pairs,
+                        `candidates` finds pairs to compare, `signatures` and `ngrams` describe texts by hashes), and
+                        record the documents for --extend (`left_out`: the text that shares left out)
     partition, layout   cut long documents into passages, shuffle the passages, divide them into splits (`hold_out`:
                         with whole documents in the validation set and the test set);
                         `index` defines the file that stores the order of the passages and the splits
     stream_tokenizer    train a tokenizer, or copy a given one (`tokenization` implements the tokenizers)
+    leakage             report, or remove, overlaps of training with held-out text (`overlap` finds them, `held_out`
+                        reads the text)
     encoding            encode passages and write fairseq's files (`mmap_writer`, `dictionary`)
     work_folder         lock the work folder, and move the finished files from it into the `stream_folder`
 

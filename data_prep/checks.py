@@ -16,7 +16,7 @@ from data_prep.layout import check_shares
 from data_prep.partition import extension_plan, make_plan
 from data_prep.settings import PrepSettings
 from data_prep.snapshots import groups_of
-from data_prep.sources import KINDS, Files, Source, fingerprint, needed_libraries
+from data_prep.sources import KINDS, Files, Source, fingerprint, list_files, needed_libraries
 from data_prep.sources.remote import is_remote
 from data_prep.tokenization import TOKENIZERS, given_tokenizer
 
@@ -39,8 +39,6 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
         rules = settings.rules_for(source.kind)
         if rules:
             needed["datatrove"] = "--gopher" if rules == ("gopher",) else "--rules"
-    if settings.duplicates == "near":
-        needed |= {"datatrove": "--duplicates near", "xxhash": "--duplicates near"}
     if settings.keep_removed:
         needed["zstandard"] = "--keep-removed"
     if settings.mask_pii:
@@ -53,6 +51,12 @@ def check_installed(settings: PrepSettings, files: Files) -> None:
             f"{needed[missing[0]]} needs {', '.join(missing)}, which is not installed: "
             "run pip install 'fairseq-alma[corpora]'"
         )
+
+
+def check_benchmarks(settings: PrepSettings) -> None:
+    """Raise PrepError if a file given by --decontaminate-against is missing."""
+    for path in settings.decontaminate_against:
+        list_files(Source("text", path))
 
 
 def check_filters(settings: PrepSettings) -> None:

@@ -105,6 +105,7 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             "command": settings.command(),
             "sources": added["sources"],
             "cleaning": added["cleaning"],
+            "leakage": added["leakage"],
         }
         splits = {name: split for name, split in stream["splits"].items() if name != "test"}
         stream |= _added_periods(stream, added) | {

@@ -37,6 +37,9 @@ SPOOLED = np.dtype(
 )
 INDEX = "passages.npy"
 """Name of the index file, which contains the index entry of every passage."""
+_WRITTEN_PASSAGES = 1 << 20
+"""Number of index entries (one per passage) that are sorted and written at a time. Sorting copies the entries, so
+sorting all entries at once would double the memory use."""
 
 
 class Index(NamedTuple):
@@ -79,6 +82,25 @@ def is_training(split: str) -> bool:
 def read_index(path: Path) -> np.ndarray:
     """Return the index entry (`ENTRY`) of every passage in an index file (.npy). The array is memory-mapped."""
     return np.load(path, mmap_mode="r")
+
+
+def write_index(path: Path, passages: np.ndarray, order: np.ndarray) -> None:
+    """Write an index file.
+
+    Args:
+        path: path of the file (.npy).
+        passages: the index entry (`ENTRY`) of each passage.
+        order: indices into `passages`, in the order in which the entries are written.
+    """
+    with open(path, "wb") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(ENTRY), "fortran_order": False, "shape": (len(order),)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, len(order), _WRITTEN_PASSAGES):
+            part = passages[order[start : start + _WRITTEN_PASSAGES]]
+            # Set these two fields to 0. They were needed only to compute the order of the passages. If they stayed in
+            # the index file, the file's digest could differ although the text of the stream is equal.
+            part["source"] = part["group"] = 0
+            file.write(part.data)
 
 
 def byte_ranges(num_bytes: np.ndarray, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:

@@ -72,6 +72,9 @@ def add_options(parser: argparse.ArgumentParser, groups: dict[str, Any], setting
         if types[name] is bool:
             groups[option.group].add_argument(option.flag, action="store_true", help=option.help)
             continue
+        if isinstance(defaults[name], tuple):
+            groups[option.group].add_argument(option.flag, action="append", metavar=option.metavar, help=option.help)
+            continue
         types_of_values = [each for each in typing.get_args(types[name]) or (types[name],) if each is not type(None)]
         groups[option.group].add_argument(
             option.flag,
@@ -114,7 +117,10 @@ def _destination(option: Option) -> str:
 
 def parsed_settings(parsed: argparse.Namespace, settings: type) -> dict[str, Any]:
     """Return a dict that maps the name of each field of `settings` that has an option to its parsed value."""
-    return {name: getattr(parsed, _destination(option)) for name, option in options_of(settings).items()}
+    found = {name: getattr(parsed, _destination(option)) for name, option in options_of(settings).items()}
+    # An option that can be given several times has a tuple of values. argparse stores a list, or None.
+    defaults = defaults_of(settings)
+    return {name: tuple(value or ()) if isinstance(defaults[name], tuple) else value for name, value in found.items()}
 
 
 def defaults_of(settings: Any) -> dict[str, Any]:

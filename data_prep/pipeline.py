@@ -20,7 +20,8 @@ from data_prep.documents import write_documents
 from data_prep.encoding import TASK_BYTES, Encoded, encode
 from data_prep.errors import PrepError, Unworkable
 from data_prep.hold_out import document_layout, keep_documents
-from data_prep.index import ENTRY, INDEX, Index, byte_ranges
+from data_prep.index import ENTRY, INDEX, Index, byte_ranges, write_index
+from data_prep.leakage import HeldOut, measure_leakage, removed_rows, without_overlaps
 from data_prep.left_out import RANGE
 from data_prep.mmap_writer import best_dtype
 from data_prep.periods import Periods, is_chronological, lay_out_periods
@@ -28,6 +29,7 @@ from data_prep.progress import Bar
 from data_prep.reading import Spooled, read_sources, source_name
 from data_prep.removed import keep_removed, save_copies
 from data_prep.settings import PrepSettings
+from data_prep.signatures import SignatureFiles
 from data_prep.sources import Files
 from data_prep.spool import CutTask
 from data_prep.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
     from data_prep.duplicates import Duplicates
 
 Result = TypeVar("Result")
-_WRITTEN_PASSAGES = 1 << 20
-"""Number of index entries (one per passage, see `index`) that are sorted and written at a time. Sorting copies the
-entries, so sorting all entries at once would double the memory use."""
 
 
 class BaseStream(NamedTuple):
@@ -55,13 +54,10 @@ class BaseStream(NamedTuple):
     keys: np.ndarray
     """Array [n] of keys. A key is a hash of the text of a document, 16 bytes long (NumPy type V16). There is one key
     for each document of the stream, and one for each near-duplicate that was removed."""
-    signatures: list[list[Path]]
-    """Paths of the files with MinHash signatures, which are used to find near-duplicates. The files contain one
-    signature for each key in `keys`.
-
-    The first list contains the files of the stream as it was first made. Each further list contains the files of one
-    call of alma-prep --extend that added mega-batches.
-    """
+    signatures: list[SignatureFiles]
+    """The files with signatures, which are used to find near-duplicates. They contain one signature for each key in
+    `keys`: first those of the stream as it was first made, then those of each call of alma-prep --extend that added
+    mega-batches."""
 
     left_out: np.ndarray
     """The ranges of the stream's documents that are not in the stream, because a share left them out (see `left_out`).
@@ -94,7 +90,7 @@ def build_stream(
     """
     seed = base.description["seed"] if base else settings.seed
     spooled = read_sources(settings, seed, files, work, executor, _is_chronological(settings, base))
-    documents, found, table = _without_copies(settings, seed, spooled, work, base)
+    documents, found, table = _without_copies(settings, seed, spooled, work, executor, base)
     if settings.keep_removed:
         keep_removed(work, len(spooled.source_of_shard), base.num_extensions + 1 if base else 0, executor)
     record = _recorder(spooled, found, work, base)
@@ -118,12 +114,15 @@ def build_stream(
         is_kept = keep(passages, wanted_words)
         passages, dropped = passages[is_kept], passages[~is_kept]
         table += _share_rows(spooled, words, _words_by_source(passages, len(files)))
-    index, periods = _write_index(settings, plan, passages, num_mega_batches, spooled, work, base)
+    where = HeldOut(base and (base.folder, base.description), work, executor)
+    index, periods, rows = _write_index(settings, plan, passages, num_mega_batches, spooled, base, where)
+    table += rows
     if record is not None:
         record(passages, dropped)
     del passages, dropped, record
     if base is not None:
-        return _encode_extension(plan, index, periods, base, spooled, table, work, executor)
+        added = _encode_extension(plan, index, periods, base, spooled, table, work, executor)
+        return added | {"leakage": measure_leakage(index, where)}
     tokenizer_file = make_tokenizer(settings, index, work, executor)
     symbols = check_vocabulary(settings, tokenizer_file)
     num_symbols = dictionary_size(len(symbols))
@@ -140,6 +139,7 @@ def build_stream(
         "settings": settings.recorded(num_mega_batches, plan.valid_words, plan.passage_words),
         "command": settings.command(),
         **_described(spooled, table, encoded.splits, periods),
+        "leakage": measure_leakage(index, where),
     }
 
 
@@ -279,7 +279,7 @@ def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
 
 
 def _without_copies(
-    settings: PrepSettings, seed: int, spooled: Spooled, work: WorkFolder, base: BaseStream | None
+    settings: PrepSettings, seed: int, spooled: Spooled, work: WorkFolder, executor: Executor, base: BaseStream | None
 ) -> tuple[np.ndarray, "Duplicates | None", list[dict]]:
     """Remove copies of documents. If the setting `duplicates` is "keep", nothing is removed.
 
@@ -296,7 +296,7 @@ def _without_copies(
     if settings.duplicates == "keep":
         return spooled.documents, None, table
     known = (base.keys, base.signatures, base.left_out) if base else (np.empty(0, "V16"), [], np.empty(0, RANGE))
-    kept, found, rows = remove_copies(spooled, *known, seed)
+    kept, found, rows = remove_copies(spooled, *known, seed, work, executor)
     if settings.keep_removed:
         save_copies(work.folder, spooled.documents, found.exact, found.near)
     return kept, found, table + rows
@@ -333,12 +333,15 @@ def _cut(seed: int, plan: partition.Plan, documents: np.ndarray, work: WorkFolde
 
 def _write_index(
     settings: PrepSettings, plan: partition.Plan, passages: np.ndarray, num_mega_batches: int, spooled: Spooled,
-    work: WorkFolder, base: BaseStream | None,
-) -> tuple[Index, Periods | None]:  # fmt: skip
+    base: BaseStream | None, where: HeldOut,
+) -> tuple[Index, Periods | None, list[dict]]:  # fmt: skip
     """Sort all passages into the final order, divide them into splits, and write the index file (see `index`).
 
-    Return an Index object, which contains the path of the index file and says which passages belong to which split; and
-    the periods, if the stream is chronological.
+    If the setting `decontaminate` is given, training passages that overlap with held-out text are left out.
+
+    Return three values. First, an Index object, which contains the path of the index file and says which passages
+    belong to which split. Second, the periods, if the stream is chronological. Third, rows for the table "cleaning" in
+    stream.json about passages that were left out.
     """
     names = layout.split_order(num_mega_batches)
     periods = None
@@ -349,7 +352,7 @@ def _write_index(
     if _is_chronological(settings, base):
         description, valid_words = (base.description if base else None), plan.valid_words
         periods = _workable(
-            lambda: lay_out_periods(settings, passages, kinds, valid_kind, valid_words, work.spool, description)
+            lambda: lay_out_periods(settings, passages, kinds, valid_kind, valid_words, where.work.spool, description)
         )
         order, cuts, names = periods.layout.order, periods.layout.cuts, periods.layout.splits
     elif base is not None:
@@ -363,18 +366,14 @@ def _write_index(
     else:
         make_layout = layout.equal_layout if settings.partition == "equal" else layout.drifting_layout
         order, cuts = _workable(lambda: make_layout(passages, kinds, plan.valid_words, num_mega_batches, valid_kind))
-    path = work.folder / INDEX
-    with open(path, "wb") as file:
-        header = {"descr": np.lib.format.dtype_to_descr(ENTRY), "fortran_order": False, "shape": (len(order),)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, len(order), _WRITTEN_PASSAGES):
-            part = passages[order[start : start + _WRITTEN_PASSAGES]]
-            # Set these two fields to 0. They were needed only to compute the order of the passages. If they stayed in
-            # the index file, the file's digest could differ although the text of the stream is equal.
-            part["source"] = part["group"] = 0
-            file.write(part.data)
+    rows: list[dict] = []
+    if settings.decontaminate is not None:
+        (order, cuts), removed = without_overlaps(settings, passages, layout.Layout(order, cuts), names, where)
+        rows = removed_rows(settings, removed, [source_name(record) for record in spooled.records])
+    path = where.work.folder / INDEX
+    write_index(path, passages, order)
     unions = periods.unions if periods is not None else {}
-    return Index(path, sha256_of(path), work.spool, cuts, names, unions), periods
+    return Index(path, sha256_of(path), where.work.spool, cuts, names, unions), periods, rows
 
 
 def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:

@@ -5,7 +5,14 @@ The command `alma-prep` calls the function `prepare`.
 
 from collections.abc import Mapping, Sequence
 
-from data_prep.checks import check_filters, check_installed, check_out_is_not_a_source, check_same_stream, check_sizes
+from data_prep.checks import (
+    check_benchmarks,
+    check_filters,
+    check_installed,
+    check_out_is_not_a_source,
+    check_same_stream,
+    check_sizes,
+)
 from data_prep.executors import open_executor
 from data_prep.extend import extend, with_values_of_stream
 from data_prep.pipeline import build_stream
@@ -41,6 +48,7 @@ def prepare(settings: PrepSettings) -> dict:
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
     check_filters(settings)
+    check_benchmarks(settings)
     finished = read_stream(settings.out)
     if settings.extend and finished is not None:
         settings = with_values_of_stream(settings, finished.description)

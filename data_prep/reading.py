@@ -20,9 +20,10 @@ from data_prep.progress import Bar, note
 from data_prep.provenance import reading_digest
 from data_prep.read_store import ReadStore, keep_finished, take_finished
 from data_prep.settings import PrepSettings
+from data_prep.signatures import SignatureFiles
 from data_prep.snapshots import groups_of
 from data_prep.sources import Files, Part, Skipped, Source, SourceFile, fingerprint, merge_skipped, split_into_parts
-from data_prep.spool import NO_DATE, SpoolTask, signatures_path
+from data_prep.spool import NO_DATE, SpoolTask, signature_files
 from data_prep.tasks import Executor, Step
 from data_prep.work_folder import WorkFolder
 
@@ -42,9 +43,9 @@ class Spooled(NamedTuple):
 
     documents: np.ndarray
     """The index entry (`index.ENTRY`) of each document, in the order in which the documents are stored in the spool."""
-    signatures: list[Path] | None
-    """For each spool file (file with the text of documents), the file with the MinHash signatures of these documents;
-    None unless the setting `duplicates` is "near"."""
+    signatures: list[SignatureFiles] | None
+    """For each spool file (file with the text of documents), the files with the signatures of these documents; None
+    unless the setting `duplicates` is "near"."""
     records: list[dict]
     """For each source, its entry in stream.json, with counts of documents, words and skipped files."""
     removed: dict[str, dict[str, list[int]]]
@@ -115,7 +116,7 @@ def read_sources(
     for number, record in enumerate(records):
         if not (documents["source"] == number).any():
             raise Unworkable(_no_documents(record))
-    signatures = [signatures_path(work.spool, shard.number) for shard in shards]
+    signatures = [signature_files(work.spool, shard.number) for shard in shards]
     source_of_shard = [shard.source for shard in sorted(shards, key=lambda shard: shard.number)]
     return Spooled(
         documents,

@@ -175,6 +175,16 @@ class PrepSettings:
         help="which copies to remove across all sources. near: near and exact copies (default); exact: exact copies; "
         "keep: none",
     )  # fmt: skip
+    decontaminate: int | None = setting(
+        None, "--decontaminate", _CLEANING, metavar="N", minimum=5,
+        help="remove training passages that have N words in a row in common with the validation set, the test set, or "
+        "the files given by --decontaminate-against; 13 is usual; default: only report overlaps of 13 words",
+    )  # fmt: skip
+    decontaminate_against: tuple[str, ...] = setting(
+        (), "--decontaminate-against", _CLEANING, metavar="PATH",
+        help="benchmark text that --decontaminate looks for: a text file (one document per line), JSON lines, or a "
+        "folder of such files; can be given several times",
+    )  # fmt: skip
     text_field: str = setting(
         "text", "--text-field", _SOURCES, reads=True, metavar="NAME",
         help="name of the field (JSON lines) or column (Parquet) that contains the text; default: %(default)s",
@@ -294,6 +304,8 @@ class PrepSettings:
                 )
 
     def _check_numbers(self) -> None:
+        if self.decontaminate_against and self.decontaminate is None:
+            raise ValueError("--decontaminate-against needs the number of words: give --decontaminate 13")
         if not 0 <= self.max_bad <= 1:
             raise ValueError(f"max_bad={self.max_bad} is not a fraction: it must be between 0 and 1")
         minima = {name: option.minimum for name, option in options_of(self).items()}
@@ -314,7 +326,9 @@ class PrepSettings:
             value = getattr(self, name)
             # An extension takes some values from the stream, so a given default must be named.
             is_named = option.in_command and (value != defaults[name] or (self.extend and name in self.given))
-            if value is not None and (is_named or (option.always_in_command and not self.extend)):
+            if isinstance(value, tuple):
+                words += [word for each in value for word in (option.flag, each)]
+            elif value is not None and (is_named or (option.always_in_command and not self.extend)):
                 words.append(option.flag)
                 if not isinstance(value, bool):
                     words.append(f"{value:g}" if isinstance(value, float) else str(value))
@@ -334,9 +348,11 @@ class PrepSettings:
         are sorted, except with partition="as-given", where their order matters.
         """
         sources = list(map(str, self.sources))
+        values = {name: getattr(self, name) for name, option in options_of(self).items() if option.shapes_stream}
         return {
             "sources": sources if self.partition == "as-given" else sorted(sources),
-            **{name: getattr(self, name) for name, option in options_of(self).items() if option.shapes_stream},
+            # The order of values of an option that can be given several times does not matter.
+            **{name: sorted(value) if isinstance(value, tuple) else value for name, value in values.items()},
         }
 
     def reading_settings(self) -> list[str]:

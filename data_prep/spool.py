@@ -9,9 +9,10 @@ document or passage by file and byte offset, in any order, without keeping the c
 
 import functools
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import BinaryIO, Self
 
 import numpy as np
 
@@ -22,13 +23,10 @@ from data_prep.heartbeat import Heartbeat
 from data_prep.index import ENTRY, SPOOLED
 from data_prep.partition import Plan, cut_document, order_key
 from data_prep.removed_file import RemovedFile
+from data_prep.signatures import SignatureFiles, Signer
 from data_prep.sources import Part, Skipped, read_documents_of
 from data_prep.tasks import Task
 from fairseq_alma.core.files import sha256_of
-
-if TYPE_CHECKING:
-    from data_prep.duplicates import Signer
-
 
 NO_DATE = "no date"
 """The reason for which a chronological stream leaves out documents without a date."""
@@ -46,9 +44,9 @@ def documents_path(folder: Path, shard: int) -> Path:
     return folder / f"{shard:06d}.documents.npy"
 
 
-def signatures_path(folder: Path, shard: int) -> Path:
-    """Return the path of the file with the MinHash signature of each document in spool file number `shard`."""
-    return folder / f"{shard:06d}.signatures"
+def signature_files(folder: Path, shard: int) -> SignatureFiles:
+    """Return the files with the signature of each document in spool file number `shard`."""
+    return SignatureFiles(folder / f"{shard:06d}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,8 @@ class SpoolTask(Task):
         PREFIX.text: the spool file, which contains the text of the documents.
         PREFIX.documents.npy: the description (`index.SPOOLED`) of each document in the spool file.
         PREFIX.facts.npy, PREFIX.ids.arrow: the date and the id of each document in the spool file (see `facts`).
-        PREFIX.signatures, only if `sign` is True: the MinHash signature of each document in the spool file.
+        PREFIX.bands, PREFIX.sketches and PREFIX.anchors, only if `sign` is True: the signature of each document in the
+            spool file (see `signatures`).
         PREFIX.removed.jsonl.zst, only if `keep_removed` is True: the documents that cleaning removed (see `removed`).
 
     The result of the task contains the number of documents, words and bytes that were read from each input file, what
@@ -74,7 +73,7 @@ class SpoolTask(Task):
     cleaning: Cleaning | None
     """The rules that documents must pass; None: all documents pass."""
     sign: bool
-    """Whether to compute MinHash signatures, which are used to find near-duplicates."""
+    """Whether to compute signatures, which are used to find near-duplicates."""
     stamp: str
     """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
     too. Then the task counts as a different task and is done again (see `tasks`)."""
@@ -96,8 +95,7 @@ class SpoolTask(Task):
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning) if self.cleaning else None
-        signer = _signer() if self.sign else None
-        rows, signatures, skipped, offset = [], [], [], 0
+        rows, skipped, offset = [], [], 0
         undated: list[list[str]] = []
         # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
         # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason. If the
@@ -105,7 +103,8 @@ class SpoolTask(Task):
         files: dict[str, list[int]] = {}
         removed: dict[str, list[int]] = {}
         kept_aside = RemovedFile(Path(f"{prefix}.removed.jsonl.zst") if self.keep_removed else None)
-        with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix) as facts, kept_aside:
+        signing = Signer(SignatureFiles(prefix)) if self.sign else nullcontext()
+        with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix) as facts, kept_aside, signing as signer:
             for number, part in enumerate(self.parts):
                 # The date of documents for which the source gives no date.
                 part_date = date_in_path(Path(part.name).name, part.path)
@@ -138,14 +137,10 @@ class SpoolTask(Task):
                     rows.append((identity, offset, number, len(content), num_words))
                     facts.add(offset, date, document.id)
                     if signer:
-                        signatures.append(signer.signature(text))
+                        signer.add(text)
                     offset += file.write(content)
         with open(f"{prefix}.documents.npy", "wb") as file:
             np.save(file, np.array(rows, dtype=SPOOLED))
-        if signer:
-            from data_prep.duplicates import NUM_BANDS, save_signatures
-
-            save_signatures(Path(f"{prefix}.signatures"), np.array(signatures, np.uint64).reshape(-1, NUM_BANDS))
         return {
             "files": files,
             "removed": removed,
@@ -160,18 +155,6 @@ class SpoolTask(Task):
 def _add(counts: list[int], *more: int) -> None:
     """Add each number in `more` to the number at the same position in the list `counts`, in place."""
     counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
-
-
-@functools.lru_cache(maxsize=1)
-def _signer() -> "Signer":
-    """Return the Signer of this worker process, which computes MinHash signatures.
-
-    The first call creates the Signer. This takes a second, because datatrove is imported. Later calls return the same
-    Signer.
-    """
-    from data_prep.duplicates import Signer
-
-    return Signer()
 
 
 @dataclass(frozen=True)

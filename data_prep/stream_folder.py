@@ -20,7 +20,8 @@ WORK = ".alma-prep"
 yet."""
 SHARD_NAME = re.compile(
     r"(mega_batch_\d+/(train|valid|test)|valid/valid|test/test)\.(bin|idx)|dict\.txt|tokenizer\.json"
-    r"|sentencepiece\.model|dedup/\d{4}\.(keys|signatures|left_out)|removed/\d{4}-(copies-)?\d{6}\.jsonl\.zst"
+    r"|sentencepiece\.model|dedup/\d{4}\.(keys|signatures|bands|sketches|left_out)"
+    r"|removed/\d{4}-(copies-)?\d{6}\.jsonl\.zst"
     r"|documents/(mega_batch_\d+(/(valid|test))?|valid|test)\.parquet|manifest\.json"
 )
 """Pattern of the relative paths of all shards: the files that alma-prep writes into a stream folder, except

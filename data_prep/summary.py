@@ -19,6 +19,8 @@ def summary(stream: dict) -> str:
     last = extensions[-1] if extensions else stream
     if last.get("cleaning"):
         lines += ["", *removed_lines(last["cleaning"]), ""]
+    if "leakage" in last:
+        lines += [*([""] if lines[-1] else []), *_leakage(last["leakage"]), ""]
     for source in last["sources"]:
         name = ":".join(filter(None, (source["kind"], source["path"])))
         lines.append(
@@ -49,4 +51,19 @@ def removed_lines(cleaning: list[dict]) -> list[str]:
     for row in cleaning:
         documents = f"{row['documents']:,}" if "documents" in row else ""
         lines.append(f"{row['step']:<36}{documents:>12}{row['words']:>16,}  {row['source']}")
+    return lines
+
+
+def _leakage(report: dict) -> list[str]:
+    """Return lines about the overlap of held-out text with the mega-batches. `report` is the entry in stream.json."""
+    lines = []
+    for name in ("valid", "test"):
+        counts = report[name]
+        documents = counts["overlapping_documents"] / max(1, counts["documents"])
+        words = counts["overlapping_words"] / max(1, counts["words"])
+        sample = f" (measured on every {counts['every']}th passage)" if counts["every"] > 1 else ""
+        lines.append(
+            f"{documents:.2%} of the documents in {name} have {report['ngram_words']} words in a row in common with a "
+            f"mega-batch; {words:.2%} of its words are in such overlaps{sample}"
+        )
     return lines

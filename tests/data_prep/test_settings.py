@@ -43,6 +43,8 @@ def test_defaults_of_the_command_line_are_those_of_the_settings():
         "--tokenizer sentencepiece --tokenizer-words 2000 --valid-words 9 --valid-source text --passage-words 5 "
         "--language en --gopher off --duplicates exact --text-field body --max-bad 0.5",
         "alma-prep o --source text:a --source text:b --vocab-size 50000 --seed 0 --partition as-given",
+        "alma-prep o --source text:a --mega-batches 2 --vocab-size 50000 --seed 0 --decontaminate 13 "
+        "--decontaminate-against quiz.jsonl --decontaminate-against 'my quiz.txt'",
         "alma-prep --extend o --source text:a",
         "alma-prep --extend o --source text:a --mega-batches 3 --passage-words 9",
     ],
@@ -65,8 +67,7 @@ def test_the_identity_has_the_keys_that_streams_record():
         "sources", "num_mega_batches", "vocab_size", "seed", "tokenizer", "tokenizer_words", "valid_words",
         "valid_source", "hold_out", "passage_words", "partition", "cut_dates", "test_words", "language", "gopher",
         "rules", "block_urls", "filters", "mask_pii", "duplicate_paragraphs", "keep_removed", "duplicates",
-        "text_field",
-        "id_field", "date_field",
+        "decontaminate", "decontaminate_against", "text_field", "id_field", "date_field",
     ]  # fmt: skip
 
 

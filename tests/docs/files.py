@@ -31,13 +31,14 @@ def own_texts(folder: Path) -> None:
 
 
 def corpora(folder: Path) -> None:
-    """Write a crawl, a later one, a dump of Wikipedia and a folder of books."""
+    """Write a crawl, a later one, a dump of Wikipedia, a folder of books, and a benchmark."""
     for name in ("crawl", "wiki", "books", "crawl-2024-18"):
         (folder / name).mkdir()
     write_warc(folder / "crawl/a.warc.wet.gz", [english(200, seed) for seed in range(150)], kind="conversion")
     later = [english(200, 900 + seed) for seed in range(20)]
     write_warc(folder / "crawl-2024-18/b.warc.wet.gz", later, kind="conversion")
     write_dump(folder / "wiki/d.xml.bz2", [(f"Page {seed}", 0, None, english(200, 300 + seed)) for seed in range(50)])
+    (folder / "quiz.jsonl").write_text(json.dumps({"text": english(200, 3)[100:400]}) + "\n")
     for seed in range(10):
         (folder / "books" / f"{seed}.txt").write_text(english(2000, 600 + seed))
     (folder / "news").mkdir()

@@ -1,0 +1,145 @@
+"""Split text into units, and compute a hash of each n-gram, that is, of each sequence of n neighbouring units.
+
+The search for copies and the search for overlaps between training and held-out text compare texts by these hashes.
+
+A unit is a word. Words are separated by spaces, dashes and slashes; upper case, punctuation, symbols and invisible
+characters do not count. Scripts that do not separate words by spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese and
+Tibetan) have one unit per letter. The script is looked up for each character, so a text can mix scripts.
+
+All steps are computed with NumPy on arrays of code points. This is about ten times as fast as hashing Python strings.
+"""
+
+import functools
+import re
+import sys
+import unicodedata
+
+import numpy as np
+
+# Kinds of characters.
+_SPACE, _LETTER, _UNSPACED, _IGNORED = 0, 1, 2, 3
+_UNSPACED_RANGES = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x0F00, 0x0FFF),  # Tibetan
+    (0x1000, 0x109F),  # Burmese
+    (0x1780, 0x17FF),  # Khmer
+    (0x19E0, 0x19FF),  # Khmer symbols
+    (0x2E80, 0x2FDF),  # radicals of Chinese characters
+    (0x3005, 0x3007),  # iteration mark, closing mark and zero of Chinese characters
+    (0x3041, 0x30FF),  # Hiragana, Katakana
+    (0x31F0, 0x31FF),  # Katakana extensions
+    (0x3400, 0x4DBF),  # Chinese characters, extension A
+    (0x4E00, 0x9FFF),  # Chinese characters
+    (0xA9E0, 0xA9FF),  # Burmese extensions
+    (0xAA60, 0xAA7F),  # Burmese extensions
+    (0xF900, 0xFAFF),  # compatibility forms of Chinese characters
+    (0x1B000, 0x1B16F),  # Kana supplements
+    (0x20000, 0x3FFFF),  # Chinese characters, extensions B and later
+)
+"""Ranges of code points (first, last) of the scripts that do not separate words by spaces."""
+_CHUNK_CHARACTERS = 1 << 20
+"""Number of characters that are processed at a time. Each character takes about 50 bytes of memory."""
+_CHUNK_END = re.compile(r"\s")
+_POWERS = 1 << 12
+"""Number of different factors for the characters of a word. In longer words, which are not natural language, the
+factors repeat."""
+_CHARACTER_FACTOR = 0x9FB21C651E98DF25
+_UNIT_FACTOR = 0xD6E8FEB86659FD93
+
+
+def splitmix(values: np.ndarray) -> np.ndarray:
+    """Return pseudo-random numbers, uint64, that depend only on `values`, uint64 (the hash function splitmix64)."""
+    with np.errstate(over="ignore"):  # splitmix64 computes modulo 2^64, so overflow is intended
+        state = values + np.uint64(0x9E3779B97F4A7C15)
+        state ^= state >> np.uint64(30)
+        state *= np.uint64(0xBF58476D1CE4E5B9)
+        state ^= state >> np.uint64(27)
+        state *= np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    return state
+
+
+def unit_hashes(text: str) -> np.ndarray:
+    """Return a hash of each unit (see the module docstring) of a text, in order, uint64 [number of units]."""
+    if len(text) <= _CHUNK_CHARACTERS:
+        return _unit_hashes(text)
+    found, start = [], 0
+    while start < len(text):
+        # End a chunk at a space, so that no word is cut. Without a space nearby, the text is probably Chinese, in which
+        # every letter is a unit.
+        end = start + _CHUNK_CHARACTERS
+        space = _CHUNK_END.search(text, end, end + 1000)
+        end = space.start() if space else end
+        found.append(_unit_hashes(text[start:end]))
+        start = end
+    return np.concatenate(found)
+
+
+def ngram_hashes(units: np.ndarray, size: int) -> np.ndarray:
+    """Return a hash of each n-gram, in order, uint64 [max(0, number of units - n + 1)].
+
+    Args:
+        units: the result of `unit_hashes`.
+        size: number of units of an n-gram, n.
+    """
+    count = len(units) - size + 1
+    if count <= 0:
+        return np.empty(0, np.uint64)
+    factor, found = np.uint64(_UNIT_FACTOR), units[:count].copy()
+    with np.errstate(over="ignore"):
+        for position in range(1, size):
+            found *= factor
+            found += units[position : position + count]
+    return splitmix(found)
+
+
+def _unit_hashes(text: str) -> np.ndarray:
+    """Return the hash of each unit of a text of limited length."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    # Characters that are not valid, such as half of a surrogate pair, are ignored below, like punctuation.
+    codes = np.frombuffer(text.lower().encode("utf-32-le", "surrogatepass"), np.uint32)
+    kinds = _kinds()[codes]
+    if (kinds == _IGNORED).any():
+        counts = kinds != _IGNORED
+        codes, kinds = codes[counts], kinds[counts]
+    is_start = kinds != _SPACE
+    is_start[1:] &= (kinds[1:] == _UNSPACED) | (kinds[:-1] != _LETTER)
+    in_unit = kinds != _SPACE
+    codes, starts = codes[in_unit].astype(np.uint64), np.flatnonzero(is_start[in_unit])
+    if not len(starts):
+        return np.empty(0, np.uint64)
+    lengths = np.diff(starts, append=len(codes))
+    position = np.arange(len(codes)) - np.repeat(starts, lengths)
+    with np.errstate(over="ignore"):
+        codes *= _powers()[position & (_POWERS - 1)]
+        return splitmix(np.add.reduceat(codes, starts))
+
+
+@functools.cache
+def _kinds() -> np.ndarray:
+    """Return the kind of each character by code point, uint8."""
+    found = np.full(sys.maxunicode + 1, _IGNORED, np.uint8)
+    for code in range(sys.maxunicode + 1):
+        character = chr(code)
+        category = unicodedata.category(character)
+        if character.isspace() or category == "Pd" or character == "/":
+            found[code] = _SPACE
+        elif category[0] in "LNM":
+            found[code] = _LETTER
+    for first, last in _UNSPACED_RANGES:
+        part = found[first : last + 1]
+        part[part == _LETTER] = _UNSPACED
+        # Vowel signs of these scripts are marks that belong to the letter before them. They are ignored.
+        for code in range(first, min(last, 0xFFFF) + 1):
+            if unicodedata.category(chr(code))[0] == "M":
+                found[code] = _IGNORED
+    return found
+
+
+@functools.cache
+def _powers() -> np.ndarray:
+    """Return the factor of each character of a word by its position: powers of an odd number, modulo 2^64."""
+    factors = np.full(_POWERS, _CHARACTER_FACTOR, np.uint64)
+    with np.errstate(over="ignore"):
+        return np.cumprod(factors)
