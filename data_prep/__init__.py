@@ -15,6 +15,7 @@ The steps, in order, and the modules that implement them:
     deduplication       remove copies of documents (`duplicates` decides which, `near_copies` finds similar pairs,
                         `candidates` finds pairs to compare, `signatures` and `ngrams` describe texts by hashes), and
                         record the documents for --extend (`left_out`: the text that shares left out)
+    shares              how many words of each source the stream uses
     partition, layout   cut long documents into passages, shuffle the passages, divide them into splits (`hold_out`:
                         with whole documents in the validation set and the test set);
                         `index` defines the file that stores the order of the passages and the splits

@@ -95,26 +95,40 @@ def extend(settings: PrepSettings, files: Files, finished: StreamFolder | None) 
             added = build_stream(settings, files, work, executor, base)
         manifest = _extended_manifest(read_json(out / MANIFEST), stream["num_mega_batches"], number)
         manifest["extensions"].append(inputs(settings, files))
-        first = stream["num_mega_batches"] + 1
-        last = stream["num_mega_batches"] + added["num_mega_batches"]
-        extension = {
-            "mega_batches": [first, last],
-            "fingerprints": fingerprints,
-            "settings": identity | {"passage_words": added["passage_words"]},
-            "given": identity,
-            "command": settings.command(),
-            "sources": added["sources"],
-            "cleaning": added["cleaning"],
-            "leakage": added["leakage"],
-        }
-        splits = {name: split for name, split in stream["splits"].items() if name != "test"}
-        stream |= _added_periods(stream, added) | {
-            "num_mega_batches": last,
-            "splits": splits | added["splits"] | {"test": stream["splits"]["test"]},
-            "extensions": [*stream.get("extensions", []), extension],
-        }
+        stream = _extended(settings, stream, added, fingerprints)
         publish(out, work, stream, manifest)
     return stream
+
+
+def _extended(settings: PrepSettings, stream: Mapping, added: Mapping, fingerprints: Mapping[str, str]) -> dict:
+    """Return the content of stream.json after an extension.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        stream: the content of stream.json before.
+        added: what `build_stream` returned.
+        fingerprints: source name -> digest of the names, sizes and modification times of the input files.
+    """
+    first, last = stream["num_mega_batches"] + 1, stream["num_mega_batches"] + added["num_mega_batches"]
+    identity = settings.identity()
+    extension = {
+        "mega_batches": [first, last],
+        "fingerprints": fingerprints,
+        "settings": identity | {"passage_words": added["passage_words"]},
+        "given": identity,
+        "command": settings.command(),
+        "sources": added["sources"],
+        "cleaning": added["cleaning"],
+        "leakage": added["leakage"],
+    }
+    splits = {name: split for name, split in stream["splits"].items() if name != "test"}
+    return {
+        **stream,
+        **_added_periods(stream, added),
+        "num_mega_batches": last,
+        "splits": splits | added["splits"] | {"test": stream["splits"]["test"]},
+        "extensions": [*stream.get("extensions", []), extension],
+    }
 
 
 def _added_periods(stream: Mapping, added: Mapping) -> dict:

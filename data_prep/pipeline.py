@@ -29,6 +29,7 @@ from data_prep.progress import Bar
 from data_prep.reading import Spooled, read_sources, source_name
 from data_prep.removed import keep_removed, save_copies
 from data_prep.settings import PrepSettings
+from data_prep.shares import share_rows, wanted_words_of, words_by_source
 from data_prep.signatures import SignatureFiles
 from data_prep.sources import Files
 from data_prep.spool import CutTask
@@ -88,38 +89,8 @@ def build_stream(
         PrepError: if too many files are damaged, or a worker died or hung.
         Unworkable: if the settings cannot work on the text of the sources.
     """
-    seed = base.description["seed"] if base else settings.seed
-    spooled = read_sources(settings, seed, files, work, executor, _is_chronological(settings, base))
-    documents, found, table = _without_copies(settings, seed, spooled, work, executor, base)
-    if settings.keep_removed:
-        keep_removed(work, len(spooled.source_of_shard), base.num_extensions + 1 if base else 0, executor)
-    record = _recorder(spooled, found, work, base)
-    if record is not None and all(source.share is None for source in files):
-        # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
-        record()
-        record = None
-    # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
-    # here on, only `documents`, the documents without copies, are needed.
-    spooled = spooled._replace(documents=np.empty(0, ENTRY), dates=None)
-    num_mega_batches = _num_mega_batches(settings, spooled)
-    words = _words_by_source(documents, len(files))
-    wanted_words = _wanted_words(files, words)
-    plan = _plan(settings, sum(wanted_words.values()), num_mega_batches, base)
-    passages = _cut(seed, plan, documents, work, executor)
-    del documents
-    dropped = np.empty(0, ENTRY)
-    if wanted_words != words:
-        by_documents = settings.hold_out == "documents"
-        keep = functools.partial(keep_documents, seed=seed) if by_documents else layout.keep_words
-        is_kept = keep(passages, wanted_words)
-        passages, dropped = passages[is_kept], passages[~is_kept]
-        table += _share_rows(spooled, words, _words_by_source(passages, len(files)))
     where = HeldOut(base and (base.folder, base.description), work, executor)
-    index, periods, rows = _write_index(settings, plan, passages, num_mega_batches, spooled, base, where)
-    table += rows
-    if record is not None:
-        record(passages, dropped)
-    del passages, dropped, record
+    spooled, plan, index, periods, table, num_mega_batches = _read_and_divide(settings, files, where, base)
     if base is not None:
         added = _encode_extension(plan, index, periods, base, spooled, table, work, executor)
         return added | {"leakage": measure_leakage(index, where)}
@@ -141,6 +112,58 @@ def build_stream(
         **_described(spooled, table, encoded.splits, periods),
         "leakage": measure_leakage(index, where),
     }
+
+
+class _Divided(NamedTuple):
+    """All text that was read, divided into splits."""
+
+    spooled: Spooled
+    plan: partition.Plan
+    splits: Index
+    periods: Periods | None
+    """The periods, if the stream is chronological."""
+    table: list[dict]
+    """The table of removed documents, see `_without_copies`."""
+    num_mega_batches: int
+
+
+def _read_and_divide(settings: PrepSettings, files: Files, where: HeldOut, base: BaseStream | None) -> _Divided:
+    """Read all documents, remove copies, cut long documents into passages, and divide the passages into splits.
+
+    For the arguments and errors, see `build_stream`. `where` contains the work folder and the executor.
+    """
+    work, executor = where.work, where.executor
+    seed = base.description["seed"] if base else settings.seed
+    spooled = read_sources(settings, seed, files, work, executor, _is_chronological(settings, base))
+    documents, found, table = _without_copies(settings, seed, spooled, work, executor, base)
+    if settings.keep_removed:
+        keep_removed(work, len(spooled.source_of_shard), base.num_extensions + 1 if base else 0, executor)
+    record = _recorder(spooled, found, work, base)
+    if record is not None and all(source.share is None for source in files):
+        # Nothing will be left out. Otherwise, the documents are recorded when it is known which are left out.
+        record()
+        record = None
+    # Free the memory of `spooled.documents` (60 bytes per document), the documents before copies were removed. From
+    # here on, only `documents`, the documents without copies, are needed.
+    spooled = spooled._replace(documents=np.empty(0, ENTRY), dates=None)
+    num_mega_batches = _num_mega_batches(settings, spooled)
+    words = words_by_source(documents, len(files))
+    wanted_words = wanted_words_of(files, words)
+    plan = _plan(settings, sum(wanted_words.values()), num_mega_batches, base)
+    passages = _cut(seed, plan, documents, work, executor)
+    del documents
+    dropped = np.empty(0, ENTRY)
+    if wanted_words != words:
+        by_documents = settings.hold_out == "documents"
+        keep = functools.partial(keep_documents, seed=seed) if by_documents else layout.keep_words
+        is_kept = keep(passages, wanted_words)
+        passages, dropped = passages[is_kept], passages[~is_kept]
+        table += share_rows(spooled, words, words_by_source(passages, len(files)))
+    index, periods, rows = _write_index(settings, plan, passages, num_mega_batches, spooled, base, where)
+    table += rows
+    if record is not None:
+        record(passages, dropped)
+    return _Divided(spooled, plan, index, periods, table, num_mega_batches)
 
 
 def _is_chronological(settings: PrepSettings, base: BaseStream | None) -> bool:
@@ -243,41 +266,6 @@ def _workable(compute: Callable[[], Result]) -> Result:
         raise Unworkable(str(error)) from error
 
 
-def _words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
-    """Return the number of words of each source, by source index.
-
-    Args:
-        entries: the index entry (`index.ENTRY`) of each document or passage.
-        num_sources: number of sources.
-    """
-    # Convert to float64, because `bincount` needs float64 weights. Float64 sums are exact up to 2^53 words.
-    counts = np.bincount(entries["source"], entries["num_words"].astype(np.float64), num_sources)
-    return dict(enumerate(counts.astype(np.int64).tolist()))
-
-
-def _wanted_words(files: Files, words: dict[int, int]) -> dict[int, int]:
-    """Return how many words of each source to use so that every source provides its share.
-
-    The share of a source is the fraction of the stream's words that the source should provide (--source ...@SHARE).
-
-    Args:
-        files: the files of each source.
-        words: number of words of each source, by source index.
-
-    Raises:
-        Unworkable: if the shares are invalid, or if a source with a share has no text left.
-    """
-    shares = {number: source.share for number, source in enumerate(files)}
-    for number, source in enumerate(files):
-        if source.share is not None and not words[number]:
-            raise Unworkable(
-                f"{source.name} should provide {source.share:g} of the words, but none of its text is left: cleaning "
-                "removed all of its documents, or they are copies of other documents. Remove the source, or change "
-                "--language, --gopher or --duplicates."
-            )
-    return _workable(lambda: layout.share_out(words, shares))
-
-
 def _without_copies(
     settings: PrepSettings, seed: int, spooled: Spooled, work: WorkFolder, executor: Executor, base: BaseStream | None
 ) -> tuple[np.ndarray, "Duplicates | None", list[dict]]:
@@ -374,21 +362,3 @@ def _write_index(
     write_index(path, passages, order)
     unions = periods.unions if periods is not None else {}
     return Index(path, sha256_of(path), where.work.spool, cuts, names, unions), periods, rows
-
-
-def _share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
-    """Return rows for the table "cleaning" in stream.json. A row says how many words of one source are left out.
-
-    Words are left out so that every source provides its share, which is the fraction of the stream's words that the
-    source should provide. A source of which no words are left out has no row.
-
-    Args:
-        spooled: the documents that were read, with the records of the sources.
-        before: number of words before shares were applied, by source index.
-        after: number of words after shares were applied, by source index.
-    """
-    return [
-        {"step": "share", "source": source_name(spooled.records[number]), "words": before[number] - after[number]}
-        for number in before
-        if before[number] > after[number]
-    ]

@@ -1,6 +1,6 @@
 """The settings of alma-prep, each declared together with its command-line option.
 
-Creating a PrepSettings object checks the values.
+Creating a PrepSettings object checks the values. Long because every option of the command is declared here.
 """
 
 import shlex
@@ -167,7 +167,7 @@ class PrepSettings:
         "one of the documents. The sources are then read twice; default: keep them",
     )  # fmt: skip
     keep_removed: bool = setting(
-        False, "--keep-removed", _CLEANING,
+        False, "--keep-removed", _CLEANING, reads=True,
         help="write every removed document, with the reason, to OUT/removed/*.jsonl.zst, so that you can look at them",
     )  # fmt: skip
     duplicates: str = setting(

@@ -205,6 +205,7 @@ def train_stage(
             (`Stack.can_be_graphed`).
     """
     y_valid_Un = loss.unit_labels(validation.labels)
+    # Convert the validation examples only once, and not after each epoch.
     x_valid = None if validation.is_large else validation.examples
     compute_gradient = GraphedGradient(stack) if cuda_graphs else stack.compute_gradient
     best = _BestEpoch(stack, loss, len(y_valid_Un), patience)
@@ -218,11 +219,7 @@ def train_stage(
             optimizer.step(stack.gradient.flat)
             num_updates += 1
             num_examples += x.shape[1]
-        if x_valid is None:
-            logits_MnC = stack.logits_of_parts(validation.parts(stack.examples_at_once))
-        else:
-            logits_MnC = stack.logits_of_many(x_valid)
-        logits_UnC = loss.unit_logits(logits_MnC)
+        logits_UnC = loss.unit_logits(_validation_logits(stack, validation, x_valid))
         if watcher:
             watcher.epoch(epoch, partial(_error_rate, logits_UnC, y_valid_Un))
         best.after_epoch(_score(logits_UnC, y_valid_Un, select_by))
@@ -232,6 +229,13 @@ def train_stage(
     stack.free_activations()
     sizes = (num_updates // max(epoch, 1), num_examples, validation.num_examples)
     return TrainingCounts(best.epochs_U.tolist(), *sizes, best.num_diverged)
+
+
+def _validation_logits(stack: Stack, validation: Rows, x_valid: Tensor | None) -> Tensor:
+    """Return the logits of each network for the validation data, [M, n, C]. `x_valid` is None if they are large."""
+    if x_valid is None:
+        return stack.logits_of_parts(validation.parts(stack.examples_at_once))
+    return stack.logits_of_many(x_valid)
 
 
 def _score(logits_UnC: Tensor, y_Un: Tensor, select_by: SelectBy) -> Tensor:

@@ -213,8 +213,7 @@ class Ledger:
 
     def remove_last(self) -> None:
         """Remove the last row. The file is replaced by a new one, so that it is complete at any moment."""
-        lines = self._read_complete_lines().splitlines(keepends=True)
-        write_whole(self.path, b"".join(lines[:-1]).decode())
+        write_whole(self.path, b"".join(self._read_complete_lines().splitlines(keepends=True)[:-1]).decode())
 
     def append(self, row: LedgerRow) -> None:
         """Append a row to the file. First remove an incomplete last line, which a killed process may have left."""
@@ -296,8 +295,7 @@ def period_averages(rows: Sequence[LedgerRow]) -> dict[str, float]:
     TiC-LM calls them backward transfer, in-distribution and forward transfer (Li et al. 2025), and subtracts from each
     loss that of a model trained on all periods.
 
-    Returns:
-        The averages that have at least one value. Nothing if the stream has no periods.
+    An average without values is left out.
     """
     logs: dict[str, list[float]] = {}
     for row in rows:

@@ -12,8 +12,8 @@ import pytest
 from data_prep.candidates import Corpus
 from data_prep.deduplication import load_keys, remove_copies, save_keys
 from data_prep.duplicates import find_duplicates, removed_copies
-from data_prep.left_out import RANGE
 from data_prep.errors import PrepError
+from data_prep.left_out import RANGE
 from data_prep.ngrams import ngram_hashes, unit_hashes
 from data_prep.reading import read_sources
 from data_prep.settings import PrepSettings
