@@ -73,7 +73,7 @@ def remove_copies(
     def find_pairs(priority: np.ndarray, by_priority: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         files = [*known_signatures, *(spooled.signatures or [])]
         corpus = save_corpus(work.folder / "corpus", files, num_known, priority, by_priority)
-        return find_near_copies(work.folder, executor, corpus, work.spool, len(known_signatures))
+        return find_near_copies(work.folder, executor, corpus)
 
     wanted = find_pairs if spooled.signatures is not None else None
     found = find_duplicates(keys, rank, num_words, wanted, num_known)

@@ -27,7 +27,7 @@ from data_prep.heartbeat import Heartbeat
 from data_prep.ngrams import ngram_hashes, unit_hashes
 from data_prep.progress import Bar
 from data_prep.signatures import CONTAINED_NGRAM_UNITS, MIN_CONTAINED_NGRAMS, NGRAM_UNITS
-from data_prep.spool import documents_path, read_text
+from data_prep.spool import read_range
 from data_prep.tasks import Executor, Step, Task
 from fairseq_alma.core.files import sha256_of
 
@@ -39,17 +39,13 @@ _TASK_PAIRS = 1 << 13
 """Number of pairs that one task compares by their texts."""
 
 
-def find_near_copies(
-    work: Path, executor: Executor, corpus: Corpus, spool: Path, first_new_file: int
-) -> tuple[np.ndarray, np.ndarray]:
+def find_near_copies(work: Path, executor: Executor, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
     """Return all pairs of near copies: the numbers by priority of the better and of the worse documents, int64 [pairs].
 
     Args:
         work: the work folder.
         executor: runs the tasks.
         corpus: the signature files and the order of all documents.
-        spool: the spool folder with the text of the new documents.
-        first_new_file: index in `corpus.files` of the first file of the new documents.
     """
     sha256 = corpus.digest()
     bands, anchors = candidate_tasks(corpus, sha256)
@@ -73,7 +69,7 @@ def find_near_copies(
     unsure = unsure[np.lexsort((unsure["better"], unsure["worse"]))]
     path = work / "unsure_pairs.npy"
     np.save(path, unsure)
-    place = (str(corpus.folder), sha256, str(spool), first_new_file, str(path), sha256_of(path))
+    place = (str(corpus.folder), sha256, str(path), sha256_of(path))
     tasks = [CompareTask(*place, start, end) for start, end in chunks_of_pairs(unsure, _TASK_PAIRS)]
     step = Step(work / "compare", tasks)
     with Bar("compare similar documents", len(unsure), "pairs") as bar:
@@ -100,9 +96,6 @@ class CompareTask(Task):
 
     corpus: str
     sha256: str
-    spool: str
-    first_new_file: int
-    """Index in the corpus of the first signature file of the spool."""
     pairs: str
     pairs_sha256: str
     start: int
@@ -122,9 +115,11 @@ class CompareTask(Task):
     def _grams(self, corpus: Corpus, number: int) -> _Grams:
         """Return the n-grams of a document, given by its number by priority."""
         [file], [row] = corpus.place(np.array([number]))
-        spool = Path(self.spool)
-        entry = np.load(documents_path(spool, int(file) - self.first_new_file), mmap_mode="r")[row]
-        units = unit_hashes(read_text(spool, entry))
+        # The signatures of a spool file are beside it, under the same name.
+        prefix = corpus.files[file].prefix
+        document = np.load(f"{prefix}.documents.npy", mmap_mode="r")[row]
+        text = read_range(Path(f"{prefix}.text"), int(document["offset"]), int(document["num_bytes"]))
+        units = unit_hashes(text)
         return _Grams(*(np.unique(ngram_hashes(units, size)) for size in (NGRAM_UNITS, CONTAINED_NGRAM_UNITS)))
 
 

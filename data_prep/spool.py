@@ -209,9 +209,14 @@ def read_text(folder: Path, entry: np.void) -> str:
         folder: the spool folder, which contains plain text files.
         entry: the index entry (`index.ENTRY`) of the document or passage. It gives the file and the position.
     """
-    file = _open(text_path(folder, int(entry["shard"])))
-    file.seek(int(entry["offset"]))
-    return file.read(int(entry["num_bytes"])).decode("utf-8")
+    return read_range(text_path(folder, int(entry["shard"])), int(entry["offset"]), int(entry["num_bytes"]))
+
+
+def read_range(path: Path, offset: int, num_bytes: int) -> str:
+    """Return the text between two positions in a spool file."""
+    file = _open(path)
+    file.seek(offset)
+    return file.read(num_bytes).decode("utf-8")
 
 
 # Keep spool files open, because passages are read in random order. At most 256 files are kept open, which is less than

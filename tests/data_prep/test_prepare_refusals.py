@@ -74,7 +74,7 @@ def test_settings_that_cannot_work(tmp_path, refused):
     assert "valid_words=0" in refused(tmp_path / "out", source, more=["--valid-words", "0"])
     assert "workers=0" in refused(tmp_path / "out", source, workers=0)
     assert "more than once" in refused(tmp_path / "out", source, source)
-    assert "'tweets' is unknown: use one of common-crawl, wikipedia, books, text, hf, python-docs" in refused(
+    assert "'tweets' is unknown: use one of common-crawl, wikipedia, books, text, python-docs, hf" in refused(
         tmp_path / "out", "tweets:x"
     )
     with pytest.raises(ValueError, match="no source given"):
