@@ -34,9 +34,9 @@ def ledger_of(out: Path) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("learner", ["sm", "gmoe"])
 def test_a_run_that_grows_with_its_stream_is_the_run_over_the_whole_stream(tmp_path, alma_data, learner):
-    """Six periods of dated texts at wait 2, then two more, one at a time."""
+    """Six periods of dated texts at wait 2, then two more, one at a time. Every twelfth text, to save time."""
     lines = (alma_data / "dated" / "peps.jsonl").read_text().splitlines()
-    by_date = sorted(lines, key=lambda line: json.loads(line)["date"])
+    by_date = sorted(lines, key=lambda line: json.loads(line)["date"])[::12]
     size = len(by_date) // 8
     stream = tmp_path / "stream"
     prep = ("--workers", 2, "--vocab-size", 500, "--duplicates", "keep")
