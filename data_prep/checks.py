@@ -84,6 +84,7 @@ def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
     for source in settings.sources:
         if (
             KINDS[source.kind].wants_path
+            and source.kind != "hf"
             and not is_remote(source.path)
             and out.is_relative_to(Path(source.path).resolve())
         ):

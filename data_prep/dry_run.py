@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from data_prep.checks import check_filters, check_installed
 from data_prep.errors import PrepError, Unworkable
+from data_prep.extend import with_values_of_stream
 from data_prep.index import ENTRY
 from data_prep.pipeline import build_stream
 from data_prep.reading import source_name
@@ -25,7 +26,7 @@ from data_prep.work_folder import WorkFolder
 
 _READING = ("spool", "paragraphs")
 """Steps that read all sources."""
-_KEY_BYTES = 128
+_KEY_BYTES = 392
 """Number of bytes per document of the folder `dedup` of a stream."""
 
 
@@ -94,6 +95,8 @@ def dry_run(settings: PrepSettings, megabytes: float) -> str:
 
 def _measure(settings: PrepSettings, wanted_bytes: float, folder: Path) -> _Measured:
     """Process a sample in an empty folder."""
+    if settings.extend and (finished := read_stream(settings.out)) is not None:
+        settings = with_values_of_stream(settings, finished.description)
     files = {source: list_files(source) for source in settings.sources}
     check_installed(settings, files)
     check_filters(settings)
@@ -131,7 +134,8 @@ def _settings_of_sample(settings: PrepSettings, samples: dict, folder: Path) -> 
     return dataclasses.replace(
         settings, out=folder / "out", sources=tuple(samples), num_mega_batches=1, partition="equal", extend=False,
         valid_words=None, valid_source=None, passage_words=None, tokenizer=tokenizer, max_bad=1.0, executor="local",
-        keep_removed=False,
+        keep_removed=False, cache=None, cut_dates="", test_words=None, undated="error", decontaminate=None,
+        decontaminate_against=(), hold_out="passages",
     )  # fmt: skip
 
 

@@ -45,10 +45,18 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
     changed = {name: value for name, value in of_stream.items() if value != getattr(settings, name)}
     if changed:
         note(f"settings taken from the stream: {', '.join(f'{name} {value}' for name, value in changed.items())}")
-    settings = dataclasses.replace(settings, **of_stream, given=given)
-    if stream["settings"].get("hold_out") == "documents" and settings.duplicates == "keep":
+    try:
+        settings = dataclasses.replace(settings, **of_stream, given=given)
+    except ValueError as error:  # for example, the list of URLs has been removed since then
+        raise PrepError(f"the settings of the stream cannot be used: {error}. Give other values.") from error
+    if stream["settings"].get("decontaminate") and settings.decontaminate is None:
+        note("warning: the stream was made with --decontaminate, but this extension is not: give the option again")
+    if settings.cut_dates and "periods" not in stream:
+        raise PrepError("--cut-dates is used only with a chronological stream, which this stream is not.")
+    holds_out_documents = stream["settings"].get("hold_out") == "documents" or "periods" in stream
+    if holds_out_documents and settings.duplicates == "keep":
         raise PrepError(
-            "this stream holds out whole documents (--hold-out documents), so it cannot be extended with --duplicates "
+            "this stream holds out whole documents, so it cannot be extended with --duplicates "
             "keep, which could add copies of them to a mega-batch: omit --duplicates."
         )
     return settings

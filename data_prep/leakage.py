@@ -43,12 +43,17 @@ class HeldOut(NamedTuple):
         if self.base is not None:
             folder, (stream, description) = self.work.folder / "held_out", self.base
             return {name: decoded_texts(folder / name, stream, name, description, self.executor) for name in HELD_OUT}
-        place = (str(index.path), index.sha256, str(index.spool))
-        texts = {}
+        return dict(zip(HELD_OUT, self.of_index(index), strict=True))
+
+    def of_index(self, index: Index) -> list[Texts]:
+        """Return the held-out texts among the passages of this call: none if a stream without periods is extended."""
+        texts = []
         for name in HELD_OUT:
             # In a chronological stream, the held-out text of all periods is stored together.
             which = [number for number, split in enumerate(index.splits) if split.rpartition("/")[2] == name]
-            texts[name] = Texts(*place, index.cuts[which[0]], index.cuts[which[-1] + 1])
+            if which:
+                place = (str(index.path), index.sha256, str(index.spool))
+                texts.append(Texts(*place, index.cuts[which[0]], index.cuts[which[-1] + 1]))
         return texts
 
 
@@ -97,7 +102,13 @@ def without_overlaps(
     path = folder / INDEX
     write_index(path, passages, planned.order)
     index = Index(path, sha256_of(path), where.work.spool, planned.cuts, list(names))
-    held_out = [*where.texts(index).values(), *read_benchmarks(settings, folder / "benchmarks", where.executor)]
+    # An extension of a chronological stream has held-out text of its own, too.
+    of_extension = where.of_index(index) if where.base is not None else []
+    held_out = [
+        *where.texts(index).values(),
+        *of_extension,
+        *read_benchmarks(settings, folder / "benchmarks", where.executor),
+    ]
     start, end = index.training()
     training = Texts(str(path), index.sha256, str(index.spool), start, end)
     found = find_overlaps(folder, settings.decontaminate, held_out, training, where.executor, keep_ngrams=False)

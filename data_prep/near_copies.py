@@ -23,6 +23,7 @@ from data_prep.candidates import (
     possible_containers,
     sorted_unique,
 )
+from data_prep.duplicates import removed_copies
 from data_prep.heartbeat import Heartbeat
 from data_prep.ngrams import ngram_hashes, unit_hashes
 from data_prep.progress import Bar
@@ -49,7 +50,7 @@ def find_near_copies(work: Path, executor: Executor, corpus: Corpus) -> tuple[np
     """
     sha256 = corpus.digest()
     bands, anchors = candidate_tasks(corpus, sha256)
-    step = Step(work / "candidates", [*bands, *anchors])
+    step = Step(work / "find_pairs", [*bands, *anchors])
     with Bar("find similar documents", len(step.tasks), "tasks") as bar:
         step.run(executor, lambda number: bar.advance(1))
     pairs = np.load(f"{step.prefix(0)}.pairs.npy")
@@ -59,25 +60,47 @@ def find_near_copies(work: Path, executor: Executor, corpus: Corpus) -> tuple[np
     sure = pairs[pairs["sure"]]
     containers = possible_containers(np.concatenate(matches))
     unsure, _ = sorted_unique(np.concatenate([pairs[~pairs["sure"]], containers]))
-    # The text of documents that are already in the stream cannot be read again. A document with enough sure pairs is
-    # not compared further, so that large groups of copies take little time.
-    copies, num_sure = np.unique(sure["worse"], return_counts=True)
-    is_settled = np.isin(unsure["worse"], copies[num_sure >= ENOUGH_COPIES])
-    unsure = unsure[(unsure["better"] >= corpus.num_known) & ~is_settled]
+    # The text of documents that are already in the stream cannot be read again.
+    unsure = unsure[unsure["better"] >= corpus.num_known]
+    # A document with enough sure pairs is compared further only if these pairs do not remove it, so that large groups
+    # of copies take little time.
+    names, num_sure = np.unique(sure["worse"], return_counts=True)
+    is_skipped = np.isin(unsure["worse"], names[num_sure >= ENOUGH_COPIES])
+    copies, now, number = sure, unsure[~is_skipped], 0
+    skipped = unsure[is_skipped]
+    while number == 0 or len(now):
+        copies = np.concatenate([copies, _compared(work, number, executor, corpus, sha256, now)])
+        removed, _ = removed_copies(copies["better"], copies["worse"])
+        is_settled = np.isin(skipped["worse"], removed)
+        now, skipped, number = skipped[~is_settled], skipped[is_settled], number + 1
+    return copies["better"], copies["worse"]
+
+
+def _compared(
+    work: Path, number: int, executor: Executor, corpus: Corpus, sha256: str, pairs: np.ndarray
+) -> np.ndarray:
+    """Compare the texts of pairs, and return the pairs that are near copies.
+
+    Args:
+        work: the work folder.
+        number: how often `find_near_copies` has called this function before.
+        executor: runs the tasks.
+        corpus: the signature files and the order of all documents.
+        sha256: digest of the corpus.
+        pairs: the pairs to compare.
+    """
     # Put all pairs of a worse document together. Its text is then read once, and the better documents are often the
     # same as those of the previous document, whose n-grams are still in the cache.
-    unsure = unsure[np.lexsort((unsure["better"], unsure["worse"]))]
-    path = work / "unsure_pairs.npy"
-    np.save(path, unsure)
+    pairs = pairs[np.lexsort((pairs["better"], pairs["worse"]))]
+    path = work / f"unsure_pairs_{number}.npy"
+    np.save(path, pairs)
     place = (str(corpus.folder), sha256, str(path), sha256_of(path))
-    tasks = [CompareTask(*place, start, end) for start, end in chunks_of_pairs(unsure, _TASK_PAIRS)]
-    step = Step(work / "compare", tasks)
-    with Bar("compare similar documents", len(unsure), "pairs") as bar:
-        step.run(executor, lambda number: bar.advance(tasks[number].end - tasks[number].start))
-    is_copy = [np.load(f"{step.prefix(number)}.copies.npy") for number in range(len(tasks))]
-    unsure = unsure[np.concatenate([np.empty(0, bool), *is_copy])]
-    copies = np.concatenate([sure, unsure])
-    return copies["better"], copies["worse"]
+    tasks = [CompareTask(*place, start, end) for start, end in chunks_of_pairs(pairs, _TASK_PAIRS)]
+    step = Step(work / f"compare_{number}", tasks)
+    with Bar("compare similar documents", len(pairs), "pairs") as bar:
+        step.run(executor, lambda task: bar.advance(tasks[task].end - tasks[task].start))
+    is_copy = [np.load(f"{step.prefix(task)}.copies.npy") for task in range(len(tasks))]
+    return pairs[np.concatenate([np.empty(0, bool), *is_copy])]
 
 
 class _Grams(NamedTuple):

@@ -24,11 +24,12 @@ from typing import Self
 import numpy as np
 
 from data_prep.cleaning import Cleaner, Cleaning
+from data_prep.dates import UNDATED
 from data_prep.heartbeat import Heartbeat
 from data_prep.progress import Bar
 from data_prep.repeated_lines import PAIR, hash_of, paragraphs_of
 from data_prep.sources import Part, Skipped, read_documents_of
-from data_prep.spool import SpoolTask
+from data_prep.spool import SpoolTask, date_of
 from data_prep.tasks import Executor, Step, Task
 from fairseq_alma.core.files import sha256_of
 
@@ -45,7 +46,10 @@ def without_repeated(tasks: Sequence[SpoolTask], min_words: int, folder: Path, e
         folder: the work folder.
         executor: runs the tasks, on this machine or on a Slurm cluster.
     """
-    firsts = [ParagraphTask(list(task.parts), task.cleaning, task.stamp, min_words) for task in tasks]
+    firsts = [
+        ParagraphTask(list(task.parts), task.cleaning, task.stamp, task.versions, min_words, task.needs_date)
+        for task in tasks
+    ]
     weights = [sum(part.end - part.start for part in task.parts) for task in firsts]
     step = Step(folder / "paragraphs", firsts)
     with Bar("read paragraphs", sum(weights), "bytes") as bar:
@@ -91,8 +95,12 @@ class ParagraphTask(Task):
     """The rules that documents must pass; None: all documents pass."""
     stamp: str
     """Digest of the sizes and modification times of the input files, see `SpoolTask.stamp`."""
+    versions: str
+    """Digest of the code that reads documents, see `SpoolTask.versions`."""
     min_words: int
     """Number of words from which a line counts as a paragraph."""
+    needs_date: bool
+    """Whether documents without a date are left out."""
 
     @classmethod
     def from_fields(cls, values: dict) -> Self:
@@ -113,7 +121,7 @@ class ParagraphTask(Task):
                 if isinstance(document, Skipped):
                     continue
                 text, reason, _ = cleaner.clean(document) if cleaner else (document.text, None, ())
-                if reason is None:
+                if reason is None and not (self.needs_date and date_of(document, part) == UNDATED):
                     identity = hash_of(text)
                     for _, paragraph in paragraphs_of(text, self.min_words):
                         found.append(paragraph)

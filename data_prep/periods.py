@@ -93,7 +93,7 @@ def lay_out_periods(
     if base is not None:
         _check_later(passages, dates, base)
         held_out, first = HeldOut(**base["held_out"]), base["num_mega_batches"] + 1
-        return Periods(chronological_layout(passages, dates, kinds, held_out, cut_at, None, first), held_out, {})
+        return Periods(chronological_layout(passages, dates, kinds, held_out, cut_at, valid_kind, first), held_out, {})
     words = int(passages["num_words"].sum(dtype=np.int64))
     num_periods = len(cut_at) + 1 if isinstance(cut_at, list) else cut_at
     held_out = held_out_fractions(words, valid_words, settings.test_words, num_periods)

@@ -282,6 +282,8 @@ def _without_copies(
         for source, removed in sorted(by_source.items())
     ]
     if settings.duplicates == "keep":
+        # An earlier call with other settings may have found copies.
+        save_copies(work.folder, *(np.empty(0, kind) for kind in (ENTRY, bool, bool)))
         return spooled.documents, None, table
     known = (base.keys, base.signatures, base.left_out) if base else (np.empty(0, "V16"), [], np.empty(0, RANGE))
     kept, found, rows = remove_copies(spooled, *known, seed, work, executor)
@@ -336,7 +338,8 @@ def _write_index(
     kind_names = [record["kind"] for record in spooled.records]
     known = sorted(set(kind_names))
     kinds = np.array([known.index(name) for name in kind_names])
-    valid_kind = known.index(settings.valid_source) if settings.valid_source is not None else None
+    valid_source = base.description["settings"].get("valid_source") if base else settings.valid_source
+    valid_kind = known.index(valid_source) if valid_source in known else None
     if _is_chronological(settings, base):
         description, valid_words = (base.description if base else None), plan.valid_words
         periods = _workable(

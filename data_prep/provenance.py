@@ -20,7 +20,8 @@ LIBRARIES = (
 # The modules of this package that determine which documents are read from a file, and their signatures.
 _READING_CODE = (
     "sources/*.py", "cleaning.py", "dates.py", "facts.py", "filters.py", "index.py", "ngrams.py", "quality.py",
-    "removed_file.py", "repeated_lines.py", "signatures.py", "spool.py", "words.py",
+    "removed_file.py", "repeated_lines.py", "signatures.py", "snapshots.py", "spool.py",
+    "words.py",
 )  # fmt: skip
 
 

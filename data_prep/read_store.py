@@ -64,8 +64,12 @@ class ReadStore:
         aside = entry.with_name(f"{entry.name}.{socket.gethostname()}.{os.getpid()}.part")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        for name, stored in names.items():
-            _link(step.folder / name, aside / stored)
+        try:
+            for name, stored in names.items():
+                _link(step.folder / name, aside / stored)
+        except FileNotFoundError:  # an earlier call was killed while it removed the files of the task
+            shutil.rmtree(aside, ignore_errors=True)
+            return
         files = {names[name]: digest for name, digest in mark["files"].items()}
         (aside / _MARK).write_text(json.dumps({"files": files, "result": mark["result"]}))
         # If the entry exists, its files differ from those of the finished task, so they are damaged. Another process

@@ -24,7 +24,7 @@ from data_prep.index import ENTRY, SPOOLED
 from data_prep.partition import Plan, cut_document, order_key
 from data_prep.removed_file import RemovedFile
 from data_prep.signatures import SignatureFiles, Signer
-from data_prep.sources import Part, Skipped, read_documents_of
+from data_prep.sources import Document, Part, Skipped, read_documents_of
 from data_prep.tasks import Task
 from fairseq_alma.core.files import sha256_of
 
@@ -106,8 +106,6 @@ class SpoolTask(Task):
         signing = Signer(SignatureFiles(prefix)) if self.sign else nullcontext()
         with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix) as facts, kept_aside, signing as signer:
             for number, part in enumerate(self.parts):
-                # The date of documents for which the source gives no date.
-                part_date = date_in_path(Path(part.name).name, part.path)
                 heartbeat.beat(part.name)
                 count = files.setdefault(part.name, [0, 0, 0])
                 for document in read_documents_of(part, prefix.parent, heartbeat.beat):
@@ -119,7 +117,7 @@ class SpoolTask(Task):
                     num_words = len(document.text.split())
                     _add(count, 1, num_words, len(content))
                     text, reason, changes = cleaner.clean(document) if cleaner else (document.text, None, ())
-                    date = parse_date(document.date) if document.date else part_date
+                    date = date_of(document, part)
                     if not reason and self.needs_date and date == UNDATED:
                         reason = NO_DATE
                         undated += [[document.id or part.name, document.date]] * (len(undated) < _UNDATED_SHOWN)
@@ -150,6 +148,11 @@ class SpoolTask(Task):
             "documents": len(rows),
             "documents_sha256": sha256_of(Path(f"{prefix}.documents.npy")),
         }
+
+
+def date_of(document: Document, part: Part) -> int:
+    """Return the date (see `dates`) of a document, or else that in the path of its file; UNDATED if there is none."""
+    return parse_date(document.date) if document.date else date_in_path(Path(part.name).name, part.path)
 
 
 def _add(counts: list[int], *more: int) -> None:

@@ -26,6 +26,10 @@ from data_prep.tasks import Step, run_task
 CONTEXT = multiprocessing.get_context("spawn")
 
 
+_EXIT_POLLS, _EXIT_POLL_SECONDS = 20, 0.1
+"""How often, and at what intervals in seconds, the exit codes of dead workers are asked for."""
+
+
 class Workers:
     """A context manager with a pool of worker processes. Each process starts when it is first needed.
 
@@ -81,7 +85,14 @@ class Workers:
     def died(self) -> dict[int, str]:
         """Return the processes that have died, each with what ended it, such as "SIGKILL" or "status 1"."""
         # If one process dies, the pool ends the others by SIGTERM. They are left out.
-        codes = {process.pid: process.exitcode for process in list((self._pool._processes or {}).values())}
+        processes = list((self._pool._processes or {}).values())
+        codes: dict[int | None, int | None] = {}
+        for _ in range(_EXIT_POLLS):
+            codes = {process.pid: process.exitcode for process in processes}
+            if None not in codes.values():
+                break
+            # A thread of the pool is just asking for the exit codes, too. Only one of the two gets them at once.
+            time.sleep(_EXIT_POLL_SECONDS)
         return {
             pid: signal.Signals(-code).name if code < 0 else f"status {code}"
             for pid, code in codes.items()

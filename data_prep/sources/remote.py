@@ -25,7 +25,7 @@ _ATTEMPTS = 4
 _WAIT_SECONDS = 2.0
 """Time to wait after the first failed attempt. It doubles with each further attempt."""
 # What the files of each kind of source in a folder are named.
-_PACKED = r"(\.(gz|bz2|zst))?$"
+_PACKED = r"(\.(gz|bz2|zst|xz))?$"
 _WANTED = {
     "common-crawl": ARCHIVE.pattern,
     "wikipedia": rf"\.xml{_PACKED}",

@@ -60,6 +60,7 @@ def test_text_that_was_read_survives_settings_that_do_not_fit_it(tmp_path, lines
     assert not work_of(tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_more_text_can_be_added_to_what_was_read(tmp_path, lines, alma_prep, folder_bytes):
     a, b = f"text:{lines}/a", f"text:{lines}/b"
     assert alma_prep(tmp_path / "wanted", a, b, num_mega_batches=12) == 0
@@ -69,6 +70,7 @@ def test_more_text_can_be_added_to_what_was_read(tmp_path, lines, alma_prep, fol
     assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "wanted")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_with_settings_on_which_reading_does_not_depend(
     tmp_path, lines, alma_prep, folder_bytes, monkeypatch, capsys
 ):
@@ -137,6 +139,7 @@ def num_entries(cache: Path) -> int:
     return len(list(cache.glob("*/*/mark.json")))
 
 
+@pytest.mark.slow
 def test_a_cache_gives_the_same_bytes_without_reading_again(tmp_path, lines, alma_prep, folder_bytes, monkeypatch):
     a, b, cache = f"text:{lines}/a", f"text:{lines}/b", tmp_path / "cache"
     other = [f"{b}@0.5", f"{a}@0.5"], {"num_mega_batches": 4, "vocab_size": 290}

@@ -53,6 +53,7 @@ def check_matrix(
     return json.loads((run_folder / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_part_of_the_messages_of_presidents(tmp_path, shared_data):
     lines = (shared_data / "dated" / "sotu.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]

@@ -289,3 +289,14 @@ def test_the_two_moby_dicks_are_one_book(tmp_path, shared_data):
     texts = [without_gutenberg(path.read_text(encoding="utf-8")) for path in books]
     [out] = np.flatnonzero(Copies(tmp_path, texts).near)
     assert "moby" in books[out].name
+
+
+def test_a_document_is_compared_again_if_its_sure_copies_are_removed_themselves(tmp_path):
+    """Three revisions, each a sure copy of the others, are all similar to one longer document, but not surely."""
+    rng = random.Random(7)
+    longest = english(rng, 620)
+    shorter = longest[30:590]
+    revisions = [changed(rng, shorter, 4, english) for _ in range(3)]
+    assert all(0.8 < similarity(longest, words) < 0.9 for words in revisions)
+    texts = [" ".join(words) for words in (longest, *revisions)]
+    assert Copies(tmp_path, texts).near.tolist() == [False, True, True, True]

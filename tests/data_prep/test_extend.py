@@ -68,6 +68,7 @@ def test_an_extension_reads_and_cleans_as_the_stream_does(tmp_path, alma_prep, c
     assert "other settings: language was  and is now de" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_text_that_shares_left_out_can_be_added_later(tmp_path, alma_prep, capsys):
     a, b, c = (write_texts(tmp_path / f"{name}.jsonl", 150, seed) for seed, name in enumerate("abc"))
     with open(tmp_path / "b.jsonl", "a") as file:  # near copies of texts, some of which are left out

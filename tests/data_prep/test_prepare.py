@@ -113,7 +113,7 @@ def test_fairseq_loads_every_split(stream_folder, read_passages):
         assert dataset.sizes.tolist() == [len(passage) + 1 for passage in passages]
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize("tokenizer", ["byte-bpe", pytest.param("sentencepiece", marks=pytest.mark.slow)])
 def test_bytes_depend_neither_on_workers_nor_on_files_and_their_order(
     tmp_path, books, alma_prep, folder_bytes, tokenizer
 ):

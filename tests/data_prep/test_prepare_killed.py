@@ -80,12 +80,14 @@ def uninterrupted(tmp_path_factory, large_text, folder_bytes):
     return folder_bytes(out)
 
 
-MOMENTS = ["spool/000000.*.part", "spool/000000.done", "cut/000000.*.part", "tokenizer/000000.*.part",
-           "encode/000000.done", "stream/mega_batch_1/train.bin"]  # fmt: skip
+MOMENTS = ["spool/000000.*.part", "stream/mega_batch_1/train.bin"]
+MORE_MOMENTS = ["spool/000000.done", "cut/000000.*.part", "tokenizer/000000.*.part", "encode/000000.done"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [*MOMENTS, *(pytest.param(moment, marks=pytest.mark.slow) for moment in MORE_MOMENTS)]
+)
 def test_a_killed_run_is_finished_by_the_same_command(tmp_path, large_text, uninterrupted, folder_bytes, moment):
     out = tmp_path / "out"
     argv = command(out, f"books:{large_text}")

@@ -73,6 +73,7 @@ def run_tasks(tmp_path, tasks, workers=4, stall_seconds=60.0):
     return [starts.count(str(number)) for number in range(len(tasks))]
 
 
+@pytest.mark.slow
 def test_a_cluster_makes_the_bytes_of_one_machine_also_when_jobs_and_the_command_are_killed(
     slurm, tmp_path, write_corpus, folder_bytes
 ):

@@ -400,7 +400,7 @@ def test_with_replay_experts_are_charged_for_all_validation_data_of_the_past(tmp
 def test_a_stage_cut_short_by_the_end_of_its_arrivals_is_ranked_on_itself(tmp_path):
     """Stages of 2 and 1 mega-batches, then two more arrive: the third stage ranks on mega-batch 3 alone."""
     changes = {"learner": "gmoe", "experts": 4, "wait": 2, "keep_stages": True, "mega_batches": 5}
-    small_run(tmp_path / "run", **changes, arrivals=3)
+    small_run(tmp_path / "run", **changes, arrivals=3, last_group="train")
     (rows,) = small_run(tmp_path / "run", **changes)
     assert [row.stage for row in rows] == [0, 0, 1, 2, 2, 3]
     ranked_on = rows[5].spent.validation_flops

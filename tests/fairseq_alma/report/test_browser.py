@@ -133,7 +133,8 @@ def test_the_page_opens_from_disk_without_a_network_or_a_message(opened):
     assert len(comparison.finished_groups) == 38
 
 
-def test_the_sliders_change_the_answer_to_the_one_that_python_computes(opened):
+@pytest.mark.parametrize("num_budgets", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_the_sliders_change_the_answer_to_the_one_that_python_computes(opened, num_budgets):
     view, comparison, numbers = opened
     finished = [n for n, group in zip(numbers, comparison.groups, strict=True) if group.is_finished]
     steps = {
@@ -143,7 +144,7 @@ def test_the_sliders_change_the_answer_to_the_one_that_python_computes(opened):
     }
     assert view.best() == best_within(numbers, Budget())
     rng, answers = random.Random(1), set()
-    for _ in range(200):
+    for _ in range(num_budgets):
         budget = {}
         for name, values in steps.items():
             step = rng.randint(0, len(values))
