@@ -1,6 +1,7 @@
 """Tasks as jobs of a real Slurm, which the fixture `slurm` starts. Skipped where it cannot be started."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -93,7 +94,9 @@ def test_a_cluster_makes_the_bytes_of_one_machine_also_when_jobs_and_the_command
     os.kill(killed, signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "Slurm jobs that an earlier alma-prep in the same folder has left" in errors
+    # The jobs of the killed command are cancelled, unless they had finished their tasks by then.
+    have_finished = re.search(r"read sources: [\d,]+ bytes in 0\.0 s", errors)
+    assert have_finished or "Slurm jobs that an earlier alma-prep in the same folder has left" in errors
     assert "It is tried again" in errors
     assert folder_bytes(tmp_path / "there") == folder_bytes(tmp_path / "here")
     assert not (tmp_path / "there" / ".alma-prep").exists()
