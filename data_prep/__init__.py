@@ -30,6 +30,6 @@ killed, its next call does only the unfinished tasks. While a task runs, the wor
 progress. `workers` runs tasks on this machine. `slurm` runs them as Slurm jobs: `slurm_job` is the program of a job,
 and `slurm_arrays` follows the jobs. `machine` contains the defaults that depend on where alma-prep runs.
 `dry_run` does all steps with a sample of the files (`sampling`), and `inspection` shows a finished stream.
-`options` and `settings` declare the command-line options, `cli` is the command, and `summary` formats the tables that
-the command prints at the end.
+`options`, `settings` and `cluster` declare the command-line options, `cli` is the command, and `summary`
+formats the tables that the command prints at the end.
 """

@@ -4,11 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from data_prep.cluster import Cluster
 from data_prep.dry_run import dry_run
 from data_prep.errors import PrepError
 from data_prep.options import add_options, given_settings, parsed_settings
 from data_prep.prepare import prepare
-from data_prep.settings import Cluster, PrepSettings
+from data_prep.settings import PrepSettings
 from data_prep.sources import Source
 from data_prep.summary import summary
 

@@ -99,7 +99,7 @@ def rows_by_shard(spool: Path, entries: np.ndarray) -> Iterator[tuple[int, np.nd
     shards, first = np.unique(entries["shard"][order], return_index=True)
     for shard, which in zip(shards.tolist(), np.split(order, first[1:]), strict=True):
         facts = np.load(facts_path(spool, shard))
-        # The first byte of a passage lies in the last document that begins at or before this byte.
+        # A passage belongs to the document with the largest start that is not after the start of the passage.
         rows = np.searchsorted(facts["offset"], entries["offset"][which], "right") - 1
         found = facts[rows]
         found["offset"] = rows

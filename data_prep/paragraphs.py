@@ -19,7 +19,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -28,8 +27,8 @@ from data_prep.dates import UNDATED
 from data_prep.heartbeat import Heartbeat
 from data_prep.progress import Bar
 from data_prep.repeated_lines import PAIR, hash_of, paragraphs_of
-from data_prep.sources import Part, Skipped, read_documents_of
-from data_prep.spool import SpoolTask, date_of
+from data_prep.sources import Skipped, read_documents_of
+from data_prep.spool import ReadingTask, SpoolTask, date_of
 from data_prep.tasks import Executor, Step, Task
 from fairseq_alma.core.files import sha256_of
 
@@ -83,16 +82,12 @@ def _sorted(pairs: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class ParagraphTask(Task):
+class ParagraphTask(ReadingTask):
     """Task that writes the paragraphs of all documents that pass the cleaning to PREFIX.paragraphs.npy.
 
     The file contains PAIR of each paragraph, sorted, without repetitions. PREFIX is the argument `prefix` of `run`.
     """
 
-    parts: list[Part]
-    """The parts of files to read."""
-    cleaning: Cleaning | None
-    """The rules that documents must pass; None: all documents pass."""
     stamp: str
     """Digest of the sizes and modification times of the input files, see `SpoolTask.stamp`."""
     versions: str
@@ -101,15 +96,6 @@ class ParagraphTask(Task):
     """Number of words from which a line counts as a paragraph."""
     needs_date: bool
     """Whether documents without a date are left out."""
-
-    @classmethod
-    def from_fields(cls, values: dict) -> Self:
-        parts = [
-            Part(kind, path, name, start, end, tuple(map(tuple, options)))
-            for kind, path, name, start, end, options in values["parts"]
-        ]
-        cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
-        return cls(**values | {"parts": parts, "cleaning": cleaning})
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning) if self.cleaning else None

@@ -1,14 +1,15 @@
 """The settings of alma-prep, each declared together with its command-line option.
 
-Creating a PrepSettings object checks the values. Long because every option of the command is declared here.
+Creating a PrepSettings object checks the values.
 """
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.chronological import parse_cut_dates
 from data_prep.cleaning import Cleaning, known_languages
+from data_prep.cluster import WHERE_IT_RUNS, Cluster
 from data_prep.filters import filter_sha256, parse_filters
 from data_prep.machine import default_stall_seconds, default_workers
 from data_prep.options import defaults_of, options_of, setting
@@ -21,39 +22,6 @@ _SOURCES = "sources"
 _CLEANING = "cleaning"
 _MEGA_BATCHES = "mega-batches"
 _TOKENIZER = "tokenizer"
-_WHERE_IT_RUNS = "where it runs"
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Settings of the Slurm jobs that run tasks."""
-
-    partition: str | None = setting(
-        None, "--slurm-partition", _WHERE_IT_RUNS, metavar="NAME",
-        help="Slurm partition of the jobs; default: the cluster's default partition",
-    )  # fmt: skip
-    time: str = setting(
-        "04:00:00", "--slurm-time", _WHERE_IT_RUNS, metavar="HH:MM:SS",
-        help="time limit of a job; default: %(default)s",
-    )  # fmt: skip
-    memory_gb: int = setting(
-        4, "--slurm-memory-gb", _WHERE_IT_RUNS, metavar="N",
-        help="memory of a job in GB per core; jobs use one core, except the job that trains the tokenizer; "
-        "default: %(default)s",
-    )  # fmt: skip
-    options: str = setting(
-        "", "--slurm-options", _WHERE_IT_RUNS, metavar="TEXT",
-        help="further options of sbatch for all jobs, written as on its command line: "
-        "--slurm-options='--account=my_project --qos=normal' (with the equals sign)",
-    )  # fmt: skip
-
-    def __post_init__(self):
-        try:
-            shlex.split(self.options)
-        except ValueError as error:
-            raise ValueError(
-                f"--slurm-options {self.options!r} cannot be split into options ({error}): check its quotation marks"
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -210,30 +178,30 @@ class PrepSettings:
         "with which the stream was first made, also if it was extended with other values since then",
     )  # fmt: skip
     workers: int = setting(
-        None, "--workers", _WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
+        None, "--workers", WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
         help="number of worker processes (default: the CPU cores that this process may use: its CPU affinity, and "
         "inside a Slurm job the cores of the job). With --executor slurm: number of jobs that run at the same time, "
         "each on one core (default: 64, whatever the number of cores of this machine; further jobs wait in the queue)",
     )  # fmt: skip
     """Never None: without the option, `__post_init__` sets the default."""
     stall_seconds: float = setting(
-        None, "--stall-seconds", _WHERE_IT_RUNS, metavar="S", minimum=2, shapes_stream=False, in_command=False,
+        None, "--stall-seconds", WHERE_IT_RUNS, metavar="S", minimum=2, shapes_stream=False, in_command=False,
         help="seconds without progress after which a worker counts as hung. The run then stops and reports which file "
         "the worker was reading; with --executor slurm, the task is first tried again. Default: 40 (with --executor "
         "slurm: 300, because a network file system may show changes only after a minute)",
     )  # fmt: skip
     """Never None: without the option, `__post_init__` sets the default."""
     cache: str | None = setting(
-        None, "--cache", _WHERE_IT_RUNS, metavar="FOLDER", shapes_stream=False, in_command=False,
+        None, "--cache", WHERE_IT_RUNS, metavar="FOLDER", shapes_stream=False, in_command=False,
         help="folder in which the text that was read, cleaned and compared is kept for other streams from the same "
         "files, for example with another seed, vocabulary, number of mega-batches or shares. Several processes can use "
         "it at the same time",
     )  # fmt: skip
     executor: str = setting(
-        "local", "--executor", _WHERE_IT_RUNS, choices=("local", "slurm"), shapes_stream=False, in_command=False,
+        "local", "--executor", WHERE_IT_RUNS, choices=("local", "slurm"), shapes_stream=False, in_command=False,
         help="where tasks run: in processes on this machine, or as jobs on a Slurm cluster; default: %(default)s",
     )  # fmt: skip
-    cluster: Cluster = Cluster()
+    cluster: Cluster = field(default_factory=Cluster)
     given: tuple[str, ...] = ()
     """Names of settings that the user has given. Settings whose values are not the defaults count as given, too."""
 

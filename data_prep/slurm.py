@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
+from data_prep.cluster import Cluster
 from data_prep.errors import PrepError
 from data_prep.interrupts import interrupts_delayed
 from data_prep.progress import note
-from data_prep.settings import Cluster
 from data_prep.slurm_arrays import JobArray, StepJobs
 from data_prep.slurm_job import NUMBERS
 from data_prep.tasks import Step

@@ -50,7 +50,26 @@ def signature_files(folder: Path, shard: int) -> SignatureFiles:
 
 
 @dataclass(frozen=True)
-class SpoolTask(Task):
+class ReadingTask(Task):
+    """Base class of tasks that read documents from parts of files, and clean them."""
+
+    parts: list[Part]
+    """The parts of files to read. All parts are of one source, and their paths are absolute."""
+    cleaning: Cleaning | None
+    """The rules that documents must pass; None: all documents pass."""
+
+    @classmethod
+    def from_fields(cls, values: dict) -> Self:
+        parts = [
+            Part(kind, path, name, start, end, tuple(map(tuple, options)))
+            for kind, path, name, start, end, options in values["parts"]
+        ]
+        cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
+        return cls(**values | {"parts": parts, "cleaning": cleaning})
+
+
+@dataclass(frozen=True)
+class SpoolTask(ReadingTask):
     """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
 
     The fields contain everything that the files of the task depend on, and nothing else: no seed, no share, and no
@@ -68,10 +87,6 @@ class SpoolTask(Task):
     cleaning removed, what was skipped, examples of documents without a date, and the digest of PREFIX.documents.npy.
     """
 
-    parts: list[Part]
-    """The parts of files to read. All parts are of one source, and their paths are absolute."""
-    cleaning: Cleaning | None
-    """The rules that documents must pass; None: all documents pass."""
     sign: bool
     """Whether to compute signatures, which are used to find near-duplicates."""
     stamp: str
@@ -83,15 +98,6 @@ class SpoolTask(Task):
     """Whether documents without a date are left out."""
     keep_removed: bool = False
     """Whether to write the documents that cleaning removes to a file (see `removed`)."""
-
-    @classmethod
-    def from_fields(cls, values: dict) -> Self:
-        parts = [
-            Part(kind, path, name, start, end, tuple(map(tuple, options)))
-            for kind, path, name, start, end, options in values["parts"]
-        ]
-        cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
-        return cls(**values | {"parts": parts, "cleaning": cleaning})
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
         cleaner = Cleaner(self.cleaning) if self.cleaning else None

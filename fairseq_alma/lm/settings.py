@@ -146,7 +146,7 @@ class LanguageModelSettings(RunSettings):
 
         Args:
             num_mega_batches: number of mega-batches that arrive.
-            more_will_follow: whether further mega-batches are to be expected in a later run.
+            more_will_follow: whether a later run will add more mega-batches.
         """
         last_group = self.last_group or ("wait" if more_will_follow else "train")
         return StreamSettings(num_mega_batches, self.wait, self.replay, last_group)

@@ -10,10 +10,11 @@ import pytest
 
 from data_prep.cleaning import Cleaning
 from data_prep.cli import _parser
+from data_prep.cluster import Cluster
 from data_prep.entries import EntriesTask, Shard
 from data_prep.machine import usable_cores
 from data_prep.options import options_of, parsed_settings
-from data_prep.settings import Cluster, PrepSettings
+from data_prep.settings import PrepSettings
 from data_prep.sources import Part, Source
 from data_prep.spool import CutTask, SpoolTask
 

@@ -14,8 +14,8 @@ import pytest
 
 from data_prep import slurm as executor
 from data_prep import slurm_arrays
+from data_prep.cluster import Cluster
 from data_prep.errors import PrepError
-from data_prep.settings import Cluster
 from data_prep.tasks import Step
 from launch.slurm import max_array_size, queue
 from tests.data_prep.slurm_tasks import Misbehave
