@@ -110,9 +110,9 @@ def measure_rates(data: Path, repeats: int) -> list[str]:
         repeats: number of measurements of each step.
     """
     sys.path.insert(0, str(ROOT))
-    from data_prep.cleaning import Cleaner, Cleaning
-    from data_prep.ngrams import unit_hashes
-    from data_prep.signatures import anchors, sign
+    from data_prep.cleaning.cleaner import Cleaner, Cleaning
+    from data_prep.reading.ngrams import unit_hashes
+    from data_prep.reading.signatures import anchors, sign
     from data_prep.sources import Document, Part, read_documents
 
     text = (data / "books" / "leo_tolstoy_war_and_peace.md").read_text(encoding="utf-8")

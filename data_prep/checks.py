@@ -10,15 +10,15 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from data_prep.cleaning.filters import filter_sha256, load_filter, parse_filters
+from data_prep.dividing.layout import check_shares
+from data_prep.dividing.partition import extension_plan, make_plan
 from data_prep.errors import PrepError
-from data_prep.filters import filter_sha256, load_filter, parse_filters
-from data_prep.layout import check_shares
-from data_prep.partition import extension_plan, make_plan
 from data_prep.settings import PrepSettings
-from data_prep.snapshots import groups_of
 from data_prep.sources import KINDS, Files, Source, fingerprint, list_files, needed_libraries
 from data_prep.sources.remote import is_remote
-from data_prep.tokenization import TOKENIZERS, given_tokenizer
+from data_prep.sources.snapshots import groups_of
+from data_prep.tokenization.tokenizers import TOKENIZERS, given_tokenizer
 
 # Files of which the number of words is at most half the number of bytes. Compressed files can have more words.
 _TEXT_KINDS = ("text", "books")

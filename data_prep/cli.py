@@ -4,14 +4,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from data_prep.cluster import Cluster
 from data_prep.dry_run import dry_run
 from data_prep.errors import PrepError
-from data_prep.options import add_options, given_settings, parsed_settings
+from data_prep.inspecting.summary import summary
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
+from data_prep.settings.cluster import Cluster
+from data_prep.settings.options import add_options, given_settings, parsed_settings
 from data_prep.sources import Source
-from data_prep.summary import summary
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _inspect(argv: list[str]) -> int:
     """Run the command `alma-prep inspect`, and return the exit code. `argv` contains the arguments after `inspect`."""
-    from data_prep import inspection
+    from data_prep.inspecting import inspection
 
     try:
         return inspection.main(argv)

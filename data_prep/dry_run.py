@@ -13,16 +13,16 @@ from typing import NamedTuple
 from data_prep.checks import check_filters, check_installed
 from data_prep.errors import PrepError, Unworkable
 from data_prep.extend import with_values_of_stream
-from data_prep.index import ENTRY
+from data_prep.inspecting.summary import removed_lines
 from data_prep.pipeline import build_stream
-from data_prep.reading import source_name
-from data_prep.sampling import sample_files
+from data_prep.reading.index import ENTRY
+from data_prep.reading.read import source_name
+from data_prep.running.stream_folder import read_stream
+from data_prep.running.tasks import Step, run_task
+from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
 from data_prep.sources import Source, list_files
-from data_prep.stream_folder import read_stream
-from data_prep.summary import removed_lines
-from data_prep.tasks import Step, run_task
-from data_prep.work_folder import WorkFolder
+from data_prep.sources.sampling import sample_files
 
 _READING = ("spool", "paragraphs")
 """Steps that read all sources."""

@@ -9,18 +9,18 @@ import json
 from collections.abc import Mapping
 
 from data_prep.checks import check_sizes
-from data_prep.deduplication import load_keys
+from data_prep.copies.deduplication import load_keys
+from data_prep.copies.left_out import load_ranges
 from data_prep.errors import PrepError
-from data_prep.executors import open_executor
-from data_prep.left_out import load_ranges
-from data_prep.options import options_of
 from data_prep.pipeline import BaseStream, build_stream
-from data_prep.progress import note
-from data_prep.provenance import inputs, versions
+from data_prep.reading.provenance import inputs, versions
+from data_prep.running.executors import open_executor
+from data_prep.running.progress import note
+from data_prep.running.stream_folder import MANIFEST, belongs_to_stream, check_bytes
+from data_prep.running.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
 from data_prep.settings import PrepSettings
+from data_prep.settings.options import options_of
 from data_prep.sources import Files, fingerprint
-from data_prep.stream_folder import MANIFEST, belongs_to_stream, check_bytes
-from data_prep.work_folder import full_disk_reported, publish, remove_finished_work, work_folder
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.stream_folder import StreamFolder
 

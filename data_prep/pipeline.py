@@ -13,35 +13,35 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from data_prep import layout, partition
-from data_prep.deduplication import record_documents, remove_copies
-from data_prep.dictionary import dictionary_size
-from data_prep.documents import write_documents
-from data_prep.encoding import TASK_BYTES, Encoded, encode
+from data_prep.copies.deduplication import record_documents, remove_copies
+from data_prep.copies.left_out import RANGE
+from data_prep.dividing import layout, partition
+from data_prep.dividing.cutting import CutTask
+from data_prep.dividing.hold_out import document_layout, keep_documents
+from data_prep.dividing.periods import Periods, is_chronological, lay_out_periods
+from data_prep.dividing.shares import share_rows, wanted_words_of, words_by_source
+from data_prep.encoding.documents import write_documents
+from data_prep.encoding.encode import TASK_BYTES, Encoded, encode
+from data_prep.encoding.mmap_writer import best_dtype
+from data_prep.encoding.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
 from data_prep.errors import PrepError, Unworkable
-from data_prep.hold_out import document_layout, keep_documents
-from data_prep.index import ENTRY, INDEX, Index, byte_ranges, write_index
-from data_prep.leakage import HeldOut, measure_leakage, removed_rows, without_overlaps
-from data_prep.left_out import RANGE
-from data_prep.mmap_writer import best_dtype
-from data_prep.periods import Periods, is_chronological, lay_out_periods
-from data_prep.progress import Bar
-from data_prep.reading import Spooled, read_sources, source_name
-from data_prep.removed import keep_removed, save_copies
+from data_prep.leakage.measure import HeldOut, measure_leakage, removed_rows, without_overlaps
+from data_prep.reading.index import ENTRY, INDEX, Index, byte_ranges, write_index
+from data_prep.reading.read import Spooled, read_sources, source_name
+from data_prep.reading.removed import keep_removed, save_copies
+from data_prep.reading.signatures import SignatureFiles
+from data_prep.running.progress import Bar
+from data_prep.running.tasks import Executor, Step
+from data_prep.running.work_folder import WorkFolder
 from data_prep.settings import PrepSettings
-from data_prep.shares import share_rows, wanted_words_of, words_by_source
-from data_prep.signatures import SignatureFiles
 from data_prep.sources import Files
-from data_prep.spool import CutTask
-from data_prep.stream_tokenizer import check_vocabulary, make_tokenizer, write_dictionary
-from data_prep.tasks import Executor, Step
-from data_prep.tokenization import TOKENIZERS
-from data_prep.work_folder import WorkFolder
+from data_prep.tokenization.dictionary import dictionary_size
+from data_prep.tokenization.tokenizers import TOKENIZERS
 from fairseq_alma.core.files import sha256_of
 from fairseq_alma.core.stream_folder import FORMAT_VERSION
 
 if TYPE_CHECKING:
-    from data_prep.duplicates import Duplicates
+    from data_prep.copies.duplicates import Duplicates
 
 Result = TypeVar("Result")
 

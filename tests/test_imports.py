@@ -24,7 +24,17 @@ ORDER = (
     ("fairseq_alma.criteria", "fairseq_alma.growth", "fairseq_alma.optim"),
     ("fairseq_alma",),  # the package itself, whose register() imports models, tasks and criteria by name
     ("fairseq_alma.evaluation",),
-    ("fairseq_alma.lm", "vision", "data_prep"),
+    ("fairseq_alma.lm", "vision"),
+    ("data_prep.errors",),
+    ("data_prep.sources",),
+    ("data_prep.cleaning", "data_prep.tokenization"),
+    ("data_prep.settings",),
+    ("data_prep.running",),
+    ("data_prep.reading",),
+    ("data_prep.copies", "data_prep.dividing"),
+    ("data_prep.encoding",),
+    ("data_prep.leakage", "data_prep.inspecting"),
+    ("data_prep",),  # the modules beside these packages
     ("fairseq_alma.demo",),
 )
 """Our packages from the lowest to the highest. A module may import from its own package and from lower lines only."""
@@ -153,11 +163,10 @@ def importers(*packages):
 
 def package_of(module):
     """Return the entry of ORDER to which one of our modules belongs, and its line."""
-    entries = [(entry, line) for line, packages in enumerate(ORDER) for entry in packages]
-    found = [(entry, line) for entry, line in entries if module == entry]
-    found = found or [(e, line) for e, line in entries if is_inside(module, e) and e != "fairseq_alma"]
-    assert len(found) == 1, f"{module} belongs to {len(found)} entries of ORDER"
-    return found[0]
+    found = [(entry, line) for line, entries in enumerate(ORDER) for entry in entries if is_inside(module, entry)]
+    entry, line = max(found, key=lambda entry_and_line: len(entry_and_line[0]))  # the innermost package
+    assert module == "fairseq_alma" or entry != "fairseq_alma", f"{module} belongs to no entry of ORDER"
+    return entry, line
 
 
 def test_the_reader_of_imports_sees_every_kind():
@@ -237,8 +246,8 @@ def test_the_mixture_modules_import_torch_and_themselves():
 
 def test_only_alma_lm_alma_prep_and_the_demo_use_the_launcher():
     assert {name for name in importers("launch") if not is_inside(name, "launch")} == {
-        "data_prep.slurm",
-        "data_prep.slurm_arrays",
+        "data_prep.running.slurm",
+        "data_prep.running.slurm_arrays",
         "fairseq_alma.demo",
         "fairseq_alma.lm.jobs",
         "fairseq_alma.lm.slurm_chain",

@@ -126,7 +126,7 @@ def test_new_versions_of_libraries_read_again(tmp_path, lines, alma_prep, monkey
     assert alma_prep(tmp_path / "out", source, num_mega_batches=12) == 2
     settings = work_of(tmp_path / "out") / "settings.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"versions": {"python": "2.7"}}))
-    monkeypatch.setattr("data_prep.reading.reading_digest", lambda: "other")
+    monkeypatch.setattr("data_prep.reading.read.reading_digest", lambda: "other")
     for path in lines.rglob("*.txt"):  # the text of the new version
         status = path.stat()
         path.write_text(path.read_text().replace("ban", "yyy"))

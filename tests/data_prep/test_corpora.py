@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.provenance import versions
-from data_prep.tokenization import load_tokenizer
+from data_prep.reading.provenance import versions
+from data_prep.tokenization.tokenizers import load_tokenizer
 from fairseq_alma.core.stream_folder import StreamFolder, split_prefix
-from tests.data_prep.sources import write_dump, write_warc
+from tests.data_prep.files import write_dump, write_warc
 
 pytest.importorskip("datatrove", reason="needs the extra `corpora`")
 

@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from data_prep import sampling
-from data_prep.sources import Source, list_files
-from tests.data_prep.sources import read_all
-from tests.data_prep.test_cleaning import GERMAN, of_words
+from data_prep.sources import Source, list_files, sampling
+from tests.data_prep.cleaning.test_cleaner import GERMAN, of_words
+from tests.data_prep.files import read_all
 
 NUM_PAGES = 1000
 

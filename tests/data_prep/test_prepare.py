@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from fairseq.data import Dictionary, indexed_dataset
 
-from data_prep.partition import cut_document
-from data_prep.tokenization import TOKENIZERS
+from data_prep.dividing.partition import cut_document
+from data_prep.tokenization.tokenizers import TOKENIZERS
 from fairseq_alma.core.stream_folder import split_names, split_prefix
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.heartbeat import Heartbeat, StallWatch
-from data_prep.provenance import versions
+from data_prep.reading.provenance import versions
+from data_prep.running.heartbeat import Heartbeat, StallWatch
+from data_prep.running.tasks import Step, Task, run_task
+from data_prep.running.workers import Workers
 from data_prep.settings import PrepSettings
 from data_prep.sources import Source
-from data_prep.tasks import Step, Task, run_task
-from data_prep.workers import Workers
 from tests.leases import beating
 
 DEADLINE_SECONDS = 30
@@ -418,7 +418,7 @@ def test_ctrl_c_is_delayed_until_the_block_ends():
     # In a process of its own: a thread of the test runner that does not block SIGINT would receive it.
     code = """
 import os, signal, time
-from data_prep.interrupts import interrupts_delayed
+from data_prep.running.interrupts import interrupts_delayed
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     with interrupts_delayed():

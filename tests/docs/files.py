@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.data_prep.sources import write_dump, write_warc
+from tests.data_prep.files import write_dump, write_warc
 from tests.streams import make_stream
 
 WORDS = """

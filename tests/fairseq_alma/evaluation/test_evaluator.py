@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from data_prep.mmap_writer import MMapWriter
+from data_prep.encoding.mmap_writer import MMapWriter
 from fairseq_alma.app.tables import ledger_table
 from fairseq_alma.checkpoints import read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import StreamError

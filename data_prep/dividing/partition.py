@@ -1,0 +1,156 @@
+"""Compute the sizes of splits, and cut long documents into passages (docs/design.md).
+
+The splits are the mega-batches, the validation set and the test set.
+"""
+
+import itertools
+import re
+from typing import NamedTuple
+
+from data_prep.errors import PrepError
+
+MIN_MEGA_BATCH_WORDS = 1000
+"""Minimum number of words in a mega-batch. The length of a passage is limited to 1% of a mega-batch, so passages of a
+smaller mega-batch would have fewer than ten words."""
+
+# Each pattern matches the characters between two paragraphs, lines or words. A text is cut where a match ends, which is
+# where the next paragraph, line or word begins. So no character is lost.
+PARAGRAPH_END = re.compile(r"\n(?:[^\S\n]*\n)+")
+LINE_END = re.compile(r"\n")
+WORD_END = re.compile(r"(?<=\S)\s+")
+
+
+class Plan(NamedTuple):
+    """The sizes of splits and passages, in words. A passage is a document, or a piece of a long document."""
+
+    valid_words: int
+    """Number of words in the validation set."""
+    mega_batch_words: int
+    """Number of words in each mega-batch and in the test set."""
+    passage_words: int
+    """Approximate length of the passages into which a long document is cut, in words."""
+    limit_words: int
+    """Maximum length of an uncut document, in words: 1% of a mega-batch. Longer documents are cut into passages, so
+    that mega-batches can have nearly equal sizes."""
+
+
+def default_valid_words(total_words: int) -> int:
+    """Return the default size of the validation set, in words."""
+    return max(1, min(500_000, total_words // 100))
+
+
+def default_passage_words(mega_batch_words: int) -> int:
+    """Return the default length of a passage, in words."""
+    return min(2000, mega_batch_words // 500)
+
+
+def make_plan(total_words: int, num_mega_batches: int, valid_words: int | None, passage_words: int | None) -> Plan:
+    """Return the sizes of the splits and passages of a new stream.
+
+    Args:
+        total_words: number of words in all documents.
+        num_mega_batches: number of mega-batches, B.
+        valid_words: number of words in the validation set; None: use `default_valid_words`.
+        passage_words: number of words in a passage of a long document; None: use `default_passage_words`.
+
+    Raises:
+        PrepError: if there is too little text, or `passage_words` is too large.
+    """
+    if valid_words is None:
+        valid_words = default_valid_words(total_words)
+    # Count the test set as an additional mega-batch, because it has as many words as a mega-batch.
+    shares = num_mega_batches + 1
+    needed_words = valid_words + shares * MIN_MEGA_BATCH_WORDS
+    if total_words < needed_words:
+        raise PrepError(
+            f"too little text: found {total_words:,} words, but {num_mega_batches} mega-batches and a test set "
+            f"(at least {MIN_MEGA_BATCH_WORDS:,} words each) and {valid_words:,} validation words need at least "
+            f"{needed_words:,}. Add sources, or lower --mega-batches or --valid-words."
+        )
+    mega_batch_words = (total_words - valid_words) // shares
+    limit_words = mega_batch_words // 100
+    if passage_words is None:
+        passage_words = default_passage_words(mega_batch_words)
+    if passage_words > limit_words:
+        raise PrepError(
+            f"passage_words={passage_words} is more than 1% of a mega-batch ({mega_batch_words:,} words), so "
+            f"mega-batches could not have equal sizes. Set --passage-words to at most {limit_words}."
+        )
+    return Plan(valid_words, mega_batch_words, passage_words, limit_words)
+
+
+def extension_plan(total_words: int, num_mega_batches: int, passage_words: int | None) -> Plan:
+    """Return the sizes of mega-batches and passages of an extension, which has no validation set and no test set.
+
+    Args:
+        total_words: number of words in all new documents.
+        num_mega_batches: number of mega-batches to add.
+        passage_words: number of words in a passage of a long document; None: use `default_passage_words`.
+
+    Raises:
+        PrepError: if there is too little text, or `passage_words` is too large.
+    """
+    needed_words = num_mega_batches * MIN_MEGA_BATCH_WORDS
+    if total_words < needed_words:
+        raise PrepError(
+            f"too little text: only {total_words:,} words of new text can be used, but {num_mega_batches} mega-batches "
+            f"need at least {needed_words:,}. Wait for more text, or add sources."
+        )
+    mega_batch_words = total_words // num_mega_batches
+    limit_words = mega_batch_words // 100
+    if passage_words is not None and passage_words > limit_words:
+        raise PrepError(
+            f"passage_words={passage_words} is more than 1% of a mega-batch: set --passage-words to at most "
+            f"{limit_words}."
+        )
+    return Plan(0, mega_batch_words, passage_words or default_passage_words(mega_batch_words), limit_words)
+
+
+def cut_document(text: str, passage_words: int, limit_words: int) -> list[str]:
+    """Cut a document into passages if the document is longer than `limit_words`.
+
+    The document is cut at paragraph ends. Only a paragraph longer than `limit_words` is also cut at line ends, and
+    only a line longer than `limit_words` is also cut between words. Then neighbouring parts are joined into passages of
+    up to `passage_words` words (see `_join_up_to`). No character is lost: joining all passages gives the exact text of
+    the document.
+    """
+    if _num_words(text) <= limit_words:
+        return [text]
+    parts = []
+    for paragraph in _split_after(PARAGRAPH_END, text):
+        if _num_words(paragraph) <= limit_words:
+            parts.append(paragraph)
+            continue
+        for line in _split_after(LINE_END, paragraph):
+            parts += [line] if _num_words(line) <= limit_words else _split_after(WORD_END, line)
+    return _join_up_to(passage_words, parts)
+
+
+def _num_words(text: str) -> int:
+    return len(text.split())
+
+
+def _split_after(pattern: re.Pattern, text: str) -> list[str]:
+    """Split a text at the end of each match of a pattern, and return the pieces."""
+    ends = [match.end() for match in pattern.finditer(text)]
+    bounds = sorted({0, *ends, len(text)})
+    return [text[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def _join_up_to(passage_words: int, parts: list[str]) -> list[str]:
+    """Join neighbouring parts of a document into passages of up to `passage_words` words.
+
+    A part with more than `passage_words` words is not cut, so its passage is longer than `passage_words` words. A part
+    without words, such as a blank line, is always joined with another part.
+    """
+    passages: list[str] = []
+    current: list[str] = []
+    current_words = 0
+    for part in parts:
+        num_words = _num_words(part)
+        if current_words and num_words and current_words + num_words > passage_words:
+            passages.append("".join(current))
+            current, current_words = [], 0
+        current.append(part)
+        current_words += num_words
+    return [*passages, "".join(current)]

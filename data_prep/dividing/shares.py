@@ -1,0 +1,64 @@
+"""Shares of sources: how many words of each source a stream uses (--source KIND:PATH@SHARE)."""
+
+import numpy as np
+
+from data_prep.dividing import layout
+from data_prep.errors import PrepError, Unworkable
+from data_prep.reading.read import Spooled, source_name
+from data_prep.sources import Files
+
+
+def words_by_source(entries: np.ndarray, num_sources: int) -> dict[int, int]:
+    """Return the number of words of each source, by source index.
+
+    Args:
+        entries: the index entry (`index.ENTRY`) of each document or passage.
+        num_sources: number of sources.
+    """
+    # Convert to float64, because `bincount` needs float64 weights. Float64 sums are exact up to 2^53 words.
+    counts = np.bincount(entries["source"], entries["num_words"].astype(np.float64), num_sources)
+    return dict(enumerate(counts.astype(np.int64).tolist()))
+
+
+def wanted_words_of(files: Files, words: dict[int, int]) -> dict[int, int]:
+    """Return how many words of each source to use so that every source provides its share.
+
+    The share of a source is the fraction of the stream's words that the source should provide (--source ...@SHARE).
+
+    Args:
+        files: the files of each source.
+        words: number of words of each source, by source index.
+
+    Raises:
+        Unworkable: if the shares are invalid, or if a source with a share has no text left.
+    """
+    shares = {number: source.share for number, source in enumerate(files)}
+    for number, source in enumerate(files):
+        if source.share is not None and not words[number]:
+            raise Unworkable(
+                f"{source.name} should provide {source.share:g} of the words, but none of its text is left: cleaning "
+                "removed all of its documents, or they are copies of other documents. Remove the source, or change "
+                "--language, --gopher or --duplicates."
+            )
+    try:
+        return layout.share_out(words, shares)
+    except PrepError as error:
+        raise Unworkable(str(error)) from error
+
+
+def share_rows(spooled: Spooled, before: dict[int, int], after: dict[int, int]) -> list[dict]:
+    """Return rows for the table "cleaning" in stream.json. A row says how many words of one source are left out.
+
+    Words are left out so that every source provides its share, which is the fraction of the stream's words that the
+    source should provide. A source of which no words are left out has no row.
+
+    Args:
+        spooled: the documents that were read, with the records of the sources.
+        before: number of words before shares were applied, by source index.
+        after: number of words after shares were applied, by source index.
+    """
+    return [
+        {"step": "share", "source": source_name(spooled.records[number]), "words": before[number] - after[number]}
+        for number in before
+        if before[number] > after[number]
+    ]

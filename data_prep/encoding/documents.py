@@ -1,0 +1,185 @@
+"""Write the folder `documents` of a stream, which says from which document each sequence of each split comes.
+
+documents/SPLIT.parquet has one row for each sequence of the split, in the order of the split. A sequence is a passage,
+or a piece of a very long passage (see `mmap_writer.sequence_sizes`). The columns:
+
+document    hash of the document's text: the first 16 bytes of its SHA-256 digest, in hexadecimal
+id          name of the document in its source, for example its URL; null if it has none
+date        date of the document as ISO 8601 text (see `dates`), else that of its file; null if there is none
+source      name of the source, KIND:PATH
+words       number of words of the passage; 0 for the second and later pieces of a very long passage
+passage     index of the passage in its document, from 0
+"""
+
+import binascii
+import itertools
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from data_prep.reading.facts import ids_path, rows_by_shard
+from data_prep.reading.index import Index, read_index
+from data_prep.running.heartbeat import Heartbeat
+from data_prep.running.progress import Bar
+from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.work_folder import WorkFolder
+from data_prep.sources.dates import date_text
+
+FOLDER = "documents"
+TASK_PASSAGES = 1 << 18
+"""Number of passages that one task looks up. They become one row group of the Parquet file."""
+SCHEMA = pyarrow.schema(
+    [
+        ("document", pyarrow.string()),
+        ("id", pyarrow.string()),
+        ("date", pyarrow.string()),
+        ("source", pyarrow.string()),
+        ("words", pyarrow.int32()),
+        ("passage", pyarrow.int32()),
+    ]
+)
+
+
+def write_documents(
+    index: Index,
+    sources: Sequence[str],
+    source_of_shard: Sequence[int],
+    num_sequences: np.ndarray,
+    work: WorkFolder,
+    executor: Executor,
+) -> None:
+    """Write documents/SPLIT.parquet for every split into the work folder.
+
+    Args:
+        index: the passages in their final order, and the splits.
+        sources: the name of each source.
+        source_of_shard: index of the source of each spool file.
+        num_sequences: (passage, number of sequences) of each passage that is stored as several sequences, int [n, 2],
+            ordered by passage.
+        work: the work folder.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
+    """
+    named = (list(sources), list(source_of_shard))
+    tasks: list[DocumentsTask] = []
+    tasks_of_split: dict[str, list[int]] = {}
+    for name, (start, end) in zip(index.splits, itertools.pairwise(index.cuts), strict=True):
+        tasks_of_split[name] = []
+        for first in range(start, end, TASK_PASSAGES):
+            last = min(first + TASK_PASSAGES, end)
+            bounds = np.searchsorted(num_sequences[:, 0], [first, last])
+            long = num_sequences[slice(*bounds)].tolist()
+            tasks_of_split[name].append(len(tasks))
+            tasks.append(DocumentsTask(str(index.spool), str(index.path), index.sha256, first, last, *named, long))
+    step = Step(work.folder / "documents", tasks)
+    with Bar("describe passages", index.cuts[-1], "passages") as bar:
+        step.run(executor, lambda number: bar.advance(tasks[number].end - tasks[number].start))
+    for name, members in index.unions.items():
+        tasks_of_split[name] = [number for member in members for number in tasks_of_split[member]]
+    names = list(tasks_of_split)
+    parts = [[str(step.prefix(number)) + ".arrow" for number in tasks_of_split[name]] for name in names]
+    digests = [[step.digest(number) for number in tasks_of_split[name]] for name in names]
+    joined = Step(work.folder / "join_documents", [JoinTask(*both) for both in zip(parts, digests, strict=True)])
+    joined.run(executor)
+    for number, name in enumerate(names):
+        target = work.stream / FOLDER / f"{name}.parquet"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(f"{joined.prefix(number)}.parquet", target)
+
+
+@dataclass(frozen=True)
+class DocumentsTask(Task):
+    """Task that writes the rows (see the module) of the passages from `start` (included) to `end` (excluded).
+
+    The rows are written to PREFIX.arrow, where PREFIX is the argument `prefix` of `run`.
+    """
+
+    spool: str
+    """Path of the spool folder, which contains the ids and dates of the documents."""
+    index: str
+    """Path of the index file, which lists all passages."""
+    index_sha256: str
+    """SHA-256 digest of the index file. If the file has changed, the task has changed, and is done again."""
+    start: int
+    end: int
+    sources: list[str]
+    """The name of each source."""
+    source_of_shard: list[int]
+    """Index of the source of each spool file."""
+    long: list[list[int]]
+    """[passage, number of sequences] for each passage in the range that is stored as several sequences."""
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        passages = np.asarray(read_index(Path(self.index))[self.start : self.end])
+        spool = Path(self.spool)
+        dates, sources = np.zeros(len(passages), np.int64), np.zeros(len(passages), np.int32)
+        ids, order = [], []
+        for shard, which, found in rows_by_shard(spool, passages):
+            heartbeat.beat("describe passages")
+            dates[which] = found["date"]
+            with pyarrow.memory_map(str(ids_path(spool, shard))) as file:
+                table = pyarrow.ipc.open_file(file).read_all()
+                ids.append(table.column("id").take(pyarrow.array(found["offset"])).combine_chunks())
+                sources[which] = self.source_of_shard[shard]
+                del table  # it refers to the mapped file
+            order.append(which)
+        place = np.empty(len(passages), np.int64)
+        place[np.concatenate(order)] = np.arange(len(passages))
+        known, number_of = np.unique(dates, return_inverse=True)
+        texts = pyarrow.array([date_text(int(date)) or None for date in known], pyarrow.string())
+        names = pyarrow.array(self.sources, pyarrow.string())
+        columns = {
+            "document": _hexadecimal(passages["document"]),
+            "id": pyarrow.concat_arrays(ids).take(pyarrow.array(place)),
+            "date": texts.take(pyarrow.array(number_of)),
+            "source": names.take(pyarrow.array(sources)),
+            "words": passages["num_words"],
+            "passage": passages["passage"],
+        }
+        table = self._with_pieces(pyarrow.table(columns, SCHEMA))
+        with pyarrow.OSFile(f"{prefix}.arrow", "wb") as file, pyarrow.ipc.new_file(file, SCHEMA) as writer:
+            writer.write_table(table)
+        return {}
+
+    def _with_pieces(self, table: pyarrow.Table) -> pyarrow.Table:
+        """Return the table with one row for each sequence, instead of one for each passage."""
+        if not self.long:
+            return table
+        counts = np.ones(len(table), np.int64)
+        for passage, count in self.long:
+            counts[passage - self.start] = count
+        table = table.take(pyarrow.array(np.repeat(np.arange(len(table)), counts)))
+        words = table.column("words").to_numpy().copy()
+        is_first = np.zeros(len(words), bool)
+        is_first[np.cumsum(counts) - counts] = True
+        words[~is_first] = 0
+        return table.set_column(SCHEMA.get_field_index("words"), SCHEMA.field("words"), pyarrow.array(words))
+
+
+@dataclass(frozen=True)
+class JoinTask(Task):
+    """Task that joins the rows that several tasks wrote into one Parquet file, PREFIX.parquet."""
+
+    parts: list[str]
+    """Paths of the files that `DocumentsTask` wrote."""
+    digests: list[str]
+    """SHA-256 digest of each file. If a file has changed, the task has changed, and is done again."""
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        with pyarrow.parquet.ParquetWriter(f"{prefix}.parquet", SCHEMA, compression="zstd") as writer:
+            for path in self.parts:
+                heartbeat.beat("join descriptions of passages")
+                with pyarrow.memory_map(path) as file:
+                    writer.write_table(pyarrow.ipc.open_file(file).read_all())
+        return {}
+
+
+def _hexadecimal(hashes: np.ndarray) -> pyarrow.Array:
+    """Return 16-byte hashes (NumPy type V16) as an array of texts of 32 hexadecimal digits."""
+    digits = binascii.hexlify(np.ascontiguousarray(hashes).tobytes())
+    offsets = np.arange(len(hashes) + 1, dtype=np.int32) * 32
+    return pyarrow.StringArray.from_buffers(len(hashes), pyarrow.py_buffer(offsets), pyarrow.py_buffer(digits))

@@ -1,0 +1,170 @@
+"""Encode passages as tokens, in the final order of the passages, and write fairseq's dataset files.
+
+The passages of a split are divided among several tasks, which write tokens to temporary files. `encode` runs the tasks,
+and joins the tokens of all tasks of a split into the files of the split.
+"""
+
+import functools
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.encoding.mmap_writer import MAX_SEQUENCE_TOKENS, MMapWriter, best_dtype, sequence_sizes
+from data_prep.reading.index import Index, byte_ranges, is_training, read_index
+from data_prep.reading.spool import read_text
+from data_prep.running.heartbeat import Heartbeat
+from data_prep.running.progress import Bar
+from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.work_folder import WorkFolder
+from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
+from data_prep.tokenization.tokenizers import AnyTokenizer, ByteBPE, SentencePiece, load_tokenizer
+from fairseq_alma.core.files import sha256_of
+from fairseq_alma.core.stream_folder import split_prefix
+
+BATCH_BYTES = 1 << 20
+"""Approximate number of bytes of text that a task encodes at a time."""
+TASK_BYTES = 16 << 20
+"""Approximate number of bytes of text that one task processes. A task encodes passages, or cuts documents into
+passages."""
+
+
+class Encoded(NamedTuple):
+    """The result of `encode`: what stream.json records about the splits, and token counts."""
+
+    splits: dict[str, dict]
+    """For each split, its entry in stream.json."""
+    counts: np.ndarray
+    """int [dictionary size]: number of occurrences of each fairseq id in the encoded mega-batches. The validation
+    set and the test set are not counted."""
+    num_sequences: np.ndarray
+    """int [n, 2]: (passage, number of sequences) of each passage that is stored as several sequences."""
+
+
+def encode(index: Index, tokenizer_file: Path, num_symbols: int, work: WorkFolder, executor: Executor) -> Encoded:
+    """Encode all passages and write the fairseq dataset of every split into the work folder.
+
+    Args:
+        index: the passages in their final order, and the splits.
+        tokenizer_file: the tokenizer file of the stream.
+        num_symbols: the size of the fairseq dictionary.
+        work: the work folder.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
+    """
+    dtype, passages = best_dtype(num_symbols), index.passages
+    tokenizer_sha256 = sha256_of(tokenizer_file)
+    tasks: list[EncodeTask] = []
+    weights: list[int] = []
+    tasks_of_split: dict[str, range] = {}
+    for name, (start, end) in zip(index.splits, itertools.pairwise(index.cuts), strict=True):
+        ranges = list(byte_ranges(passages["num_bytes"], start, end, TASK_BYTES))
+        tasks_of_split[name] = range(len(tasks), len(tasks) + len(ranges))
+        for first, last in ranges:
+            where = (str(index.spool), str(index.path), index.sha256, first, last)
+            tasks.append(EncodeTask(str(tokenizer_file), tokenizer_sha256, *where, dtype, num_symbols))
+            weights.append(int(passages["num_bytes"][first:last].sum(dtype=np.int64)))
+    step = Step(work.folder / "encode", tasks)
+    with Bar("encode", sum(weights), "bytes") as bar:
+        results = step.run(executor, lambda number: bar.advance(weights[number]))
+    counts = np.zeros(num_symbols, dtype=np.int64)
+    splits = {}
+    for name, members in [*((name, [name]) for name in index.splits), *index.unions.items()]:
+        prefix = split_prefix(work.stream, name)
+        prefix.parent.mkdir(exist_ok=True)
+        num_tokens = num_sequences = 0
+        with MMapWriter(prefix, dtype) as writer:
+            for number in itertools.chain.from_iterable(tasks_of_split[member] for member in members):
+                tokens = np.fromfile(f"{step.prefix(number)}.tokens", dtype)
+                sizes = np.fromfile(f"{step.prefix(number)}.sizes", np.int32)
+                writer.write(tokens, sizes)
+                num_tokens, num_sequences = num_tokens + len(tokens), num_sequences + len(sizes)
+                if is_training(name):
+                    counts += np.fromfile(f"{step.prefix(number)}.counts", np.int64)
+        start, end = index.cuts[index.splits.index(members[0])], index.cuts[index.splits.index(members[-1]) + 1]
+        splits[name] = _text_counts(passages[start:end])
+        splits[name] |= {"sequences": num_sequences, "tokens": num_tokens, "sha256": writer.sha256()}
+    long = [one for result in results for one in result["long"]]
+    return Encoded(splits, counts, np.array(long, np.int64).reshape(-1, 2))
+
+
+@dataclass(frozen=True)
+class EncodeTask(Task):
+    """Task that encodes the passages from `start` (included) to `end` (excluded) of the index file.
+
+    The task contains the digests of the tokenizer file and the index file. So if one of these files has changed, the
+    task has changed too, and is done again.
+
+    The task writes three files. PREFIX is the argument `prefix` of `run`.
+        PREFIX.tokens: the fairseq ids of all passages, with </s> after each passage.
+        PREFIX.sizes: int32, the number of tokens of each stored sequence. A sequence is a passage, or a piece of a very
+            long passage (see `sequence_sizes`).
+        PREFIX.counts: int64 [num_symbols], the number of occurrences of each fairseq id.
+
+    The result of the task contains [passage, number of sequences] for each passage that is stored as several sequences.
+    """
+
+    tokenizer_file: str
+    tokenizer_sha256: str
+    spool: str
+    index: str
+    index_sha256: str
+    start: int
+    end: int
+    dtype: str
+    num_symbols: int
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        tokenizer = _load_tokenizer(self.tokenizer_file, self.tokenizer_sha256)
+        passages = read_index(Path(self.index))
+        counts = np.zeros(self.num_symbols, np.int64)
+        long: list[list[int]] = []
+        with open(f"{prefix}.tokens", "wb") as tokens_file, open(f"{prefix}.sizes", "wb") as sizes_file:
+            for first, last in byte_ranges(passages["num_bytes"], self.start, self.end, BATCH_BYTES):
+                encoded = tokenizer.encode([read_text(Path(self.spool), passage) for passage in passages[first:last]])
+                # Add 1 to each length, because </s> is stored after each passage.
+                passage_tokens = np.array([len(ids) + 1 for ids in encoded], dtype=np.int64)
+                tokens = np.full(passage_tokens.sum(), EOS, dtype=self.dtype)
+                position = 0
+                for ids in encoded:
+                    tokens[position : position + len(ids)] = ids + NUM_SPECIAL
+                    position += len(ids) + 1
+                tokens_file.write(tokens.data)
+                sizes_file.write(sequence_sizes(passage_tokens).astype(np.int32).data)
+                for which in np.flatnonzero(passage_tokens > MAX_SEQUENCE_TOKENS).tolist():
+                    long.append([first + which, len(sequence_sizes(passage_tokens[which : which + 1]))])
+                counts += np.bincount(tokens, minlength=self.num_symbols)
+                heartbeat.beat("text encoding")
+        counts.tofile(f"{prefix}.counts")
+        return {"long": long}
+
+
+@functools.lru_cache(maxsize=1)  # cached, because a worker does many tasks with one tokenizer
+def _load_tokenizer(file: str, sha256: str) -> ByteBPE | SentencePiece | AnyTokenizer:
+    """Load a tokenizer, or return it from the cache.
+
+    Args:
+        file: the tokenizer file.
+        sha256: digest of the file. Only the cache uses this argument: if the digest has changed, the file is loaded
+            again.
+    """
+    return load_tokenizer(Path(file))
+
+
+def _text_counts(passages: np.ndarray) -> dict:
+    """Return the number of documents, passages, words and bytes of a split.
+
+    Args:
+        passages: the index entry (`index.ENTRY`) of each passage of the split.
+    """
+    # To count different documents, sort the hashes of their texts, and count how often the next hash is different.
+    documents = np.ascontiguousarray(passages["document"]).view(">u8").reshape(-1, 2)
+    order = np.lexsort((documents[:, 1], documents[:, 0]))
+    changes = (documents[order[1:]] != documents[order[:-1]]).any(axis=1)
+    return {
+        "documents": int(changes.sum()) + 1 if len(passages) else 0,
+        "passages": len(passages),
+        "words": int(passages["num_words"].sum(dtype=np.int64)),
+        "bytes": int(passages["num_bytes"].sum(dtype=np.int64)),
+    }

@@ -1,0 +1,1 @@
+"""Show what a stream contains, and what alma-prep did."""

@@ -1,0 +1,152 @@
+"""Measure the overlap of held-out text with training text, and remove training passages that overlap.
+
+Two texts overlap if they have an n-gram in common (see `ngrams` and `overlap`).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.dividing import layout
+from data_prep.dividing.partition import MIN_MEGA_BATCH_WORDS
+from data_prep.errors import Unworkable
+from data_prep.leakage.held_out import decoded_texts, read_benchmarks
+from data_prep.leakage.overlap import Texts, count_documents, count_overlaps, find_overlaps
+from data_prep.reading.index import INDEX, Index, is_training, write_index
+from data_prep.running.tasks import Executor
+from data_prep.running.work_folder import WorkFolder
+from data_prep.settings import PrepSettings
+from fairseq_alma.core.files import sha256_of
+
+NGRAM_WORDS = 13
+"""Number of words of the n-grams in the report."""
+MEASURED_BYTES = 64 << 20
+"""Approximate number of bytes of the validation set, and of the test set, that the report looks at. Of larger sets,
+every k-th passage is used."""
+HELD_OUT = ("valid", "test")
+
+
+class HeldOut(NamedTuple):
+    """Where to find the validation and test set."""
+
+    base: tuple[Path, Mapping] | None
+    """For --extend: the folder of the stream to extend, and the content of its stream.json. Its validation and test set
+    are used. None for a new stream."""
+    work: WorkFolder
+    executor: Executor
+    """Runs the tasks, on this machine or on a Slurm cluster."""
+
+    def texts(self, index: Index) -> dict[str, Texts]:
+        """Return the texts of the validation set and of the test set. `index` is the index of this call's passages."""
+        if self.base is not None:
+            folder, (stream, description) = self.work.folder / "held_out", self.base
+            return {name: decoded_texts(folder / name, stream, name, description, self.executor) for name in HELD_OUT}
+        return dict(zip(HELD_OUT, self.of_index(index), strict=True))
+
+    def of_index(self, index: Index) -> list[Texts]:
+        """Return the held-out texts among the passages of this call: none if a stream without periods is extended."""
+        texts = []
+        for name in HELD_OUT:
+            # In a chronological stream, the held-out text of all periods is stored together.
+            which = [number for number, split in enumerate(index.splits) if split.rpartition("/")[2] == name]
+            if which:
+                place = (str(index.path), index.sha256, str(index.spool))
+                texts.append(Texts(*place, index.cuts[which[0]], index.cuts[which[-1] + 1]))
+        return texts
+
+
+def measure_leakage(index: Index, where: HeldOut) -> dict:
+    """Return how much of the validation and test set overlaps with the mega-batches, for stream.json.
+
+    Args:
+        index: the passages of the stream, or of the extension.
+        where: where to find the validation and test set. With --extend, they are compared with the new mega-batches.
+    """
+    folder, executor = where.work.folder / "leakage", where.executor
+    start, end = index.training()
+    training = Texts(str(index.path), index.sha256, str(index.spool), start, end)
+    held_out = {}
+    for name, texts in where.texts(index).items():
+        num_bytes = int(texts.entries()["num_bytes"].sum(dtype=np.int64))
+        held_out[name] = texts._replace(step=max(1, -(-num_bytes // MEASURED_BYTES)))
+    found = find_overlaps(folder, NGRAM_WORDS, list(held_out.values()), training, executor, keep_ngrams=True)
+    counts = count_overlaps(folder, NGRAM_WORDS, held_out, found.ngrams, executor)
+    return {"ngram_words": NGRAM_WORDS} | {name: counts[name] | {"every": held_out[name].step} for name in HELD_OUT}
+
+
+def without_overlaps(
+    settings: PrepSettings, passages: np.ndarray, planned: layout.Layout, names: Sequence[str], where: HeldOut
+) -> tuple[layout.Layout, np.ndarray]:
+    """Leave out the training passages that overlap with the validation set, the test set or benchmarks.
+
+    If the mega-batches have equal sizes, the remaining training passages are divided again.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        passages: the index entry (`index.ENTRY`) of each passage.
+        planned: the order of the passages and the split boundaries.
+        names: the names of the splits.
+        where: where to find the validation and test set.
+
+    Returns:
+        The new layout, and the index entries of the passages that are left out.
+
+    Raises:
+        Unworkable: if too little text is left.
+    """
+    assert settings.decontaminate is not None
+    folder = where.work.folder / "decontaminate"
+    folder.mkdir(exist_ok=True)
+    path = folder / INDEX
+    write_index(path, passages, planned.order)
+    index = Index(path, sha256_of(path), where.work.spool, planned.cuts, list(names))
+    # An extension of a chronological stream has held-out text of its own, too.
+    of_extension = where.of_index(index) if where.base is not None else []
+    held_out = [
+        *where.texts(index).values(),
+        *of_extension,
+        *read_benchmarks(settings, folder / "benchmarks", where.executor),
+    ]
+    start, end = index.training()
+    training = Texts(str(path), index.sha256, str(index.spool), start, end)
+    found = find_overlaps(folder, settings.decontaminate, held_out, training, where.executor, keep_ngrams=False)
+    removed = np.zeros(len(planned.order), bool)
+    removed[start:end] = found.texts
+    order = planned.order[~removed]
+    words = passages["num_words"][order]
+    cuts = [cut - int(removed[:cut].sum()) for cut in planned.cuts]
+    if settings.partition == "equal" and not any("/" in name for name in names):
+        which = [number for number, name in enumerate(names) if is_training(name)]
+        first, last = which[0], which[-1] + 1
+        # Pass one mega-batch less, because `equal_cuts` makes one more split.
+        inner = layout.equal_cuts(words[cuts[first] : cuts[last]], len(which) - 1)
+        cuts[first : last + 1] = [cuts[first] + cut for cut in inner]
+    _check_sizes(words, cuts, names, settings.decontaminate)
+    return layout.Layout(order, cuts), passages[planned.order[removed]]
+
+
+def removed_rows(settings: PrepSettings, removed: np.ndarray, source_names: Sequence[str]) -> list[dict]:
+    """Return rows for the table "cleaning" in stream.json about passages that `without_overlaps` has left out."""
+    rows = []
+    for number, name in enumerate(source_names):
+        entries = removed[removed["source"] == number]
+        if len(entries):
+            words = int(entries["num_words"].sum(dtype=np.int64))
+            step = f"{settings.decontaminate}-gram overlap with held-out text"
+            documents = count_documents(entries["document"])
+            rows.append({"step": step, "source": name, "documents": documents, "words": words})
+    return rows
+
+
+def _check_sizes(words: np.ndarray, cuts: Sequence[int], names: Sequence[str], size: int) -> None:
+    """Raise Unworkable if a mega-batch has too few words."""
+    for number, name in enumerate(names):
+        found = int(words[cuts[number] : cuts[number + 1]].sum(dtype=np.int64))
+        if is_training(name) and found < MIN_MEGA_BATCH_WORDS:
+            raise Unworkable(
+                f"--decontaminate {size} leaves only {found:,} words in {name}, but a mega-batch needs at least "
+                f"{MIN_MEGA_BATCH_WORDS:,}: most of the training text overlaps with held-out text. Give a larger "
+                "number of words, add sources, or remove repeated text from the sources."
+            )

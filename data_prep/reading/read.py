@@ -1,0 +1,340 @@
+"""Read every document of all sources once, and copy the documents that pass cleaning to the spool.
+
+The spool is a folder of plain text files (see `spool`). Skipped content and removed documents are counted for
+stream.json.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.errors import PrepError, Unworkable
+from data_prep.reading.entries import Shard, make_entries
+from data_prep.reading.facts import dates_of, order_copies
+from data_prep.reading.paragraphs import without_repeated
+from data_prep.reading.provenance import reading_digest
+from data_prep.reading.read_store import ReadStore, keep_finished, take_finished
+from data_prep.reading.signatures import SignatureFiles
+from data_prep.reading.spool import NO_DATE, SpoolTask, signature_files
+from data_prep.running.progress import Bar, note
+from data_prep.running.tasks import Executor, Step
+from data_prep.running.work_folder import WorkFolder
+from data_prep.settings import PrepSettings
+from data_prep.sources import Files, Part, Skipped, Source, SourceFile, fingerprint, merge_skipped, split_into_parts
+from data_prep.sources.snapshots import groups_of
+
+MIN_SHARD_BYTES = 2 << 20
+"""Lower limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
+MAX_SHARD_BYTES = 256 << 20
+"""Upper limit for the number of input bytes that are copied into one spool file, a file with the text of documents."""
+USUAL_SHARDS = 500
+"""Target number of spool files, the files with the text of documents. Small corpora get fewer and large corpora get
+more, because of MIN_SHARD_BYTES and MAX_SHARD_BYTES."""
+SHOWN = 10
+"""Maximum number of skipped files, lines or pages that the error message about damaged files lists."""
+
+
+class Spooled(NamedTuple):
+    """All documents that passed cleaning, and counts of the documents that were skipped or removed."""
+
+    documents: np.ndarray
+    """The index entry (`index.ENTRY`) of each document, in the order in which the documents are stored in the spool."""
+    signatures: list[SignatureFiles] | None
+    """For each spool file (file with the text of documents), the files with the signatures of these documents; None
+    unless the setting `duplicates` is "near"."""
+    records: list[dict]
+    """For each source, its entry in stream.json, with counts of documents, words and skipped files."""
+    removed: dict[str, dict[str, list[int]]]
+    """What cleaning removed: removed[reason][source name] is [number of documents, number of words]."""
+    snapshots: list[str] | None
+    """Names of the snapshots (see `snapshots`), if the stream has one mega-batch per snapshot; else None."""
+    dates: np.ndarray | None = None
+    """int64: the date (see `dates`) of each document, if the stream is chronological; else None."""
+    source_of_shard: Sequence[int] = ()
+    """Index of the source of each spool file."""
+
+
+def source_name(record: Mapping) -> str:
+    """Return the name, KIND:PATH or KIND, of a source.
+
+    Args:
+        record: the entry of the source in stream.json.
+    """
+    return ":".join(filter(None, (record["kind"], record["path"])))
+
+
+def read_sources(
+    settings: PrepSettings,
+    seed: int,
+    files: Files,
+    work: WorkFolder,
+    executor: Executor,
+    chronological: bool = False,
+) -> Spooled:
+    """Copy all documents that pass cleaning into the spool, a folder of plain text files.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        seed: the seed of the stream. If mega-batches are added to a stream, this is the stream's seed, not
+            `settings.seed`.
+        files: the files of each source.
+        work: the work folder, which contains the spool folder.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
+        chronological: whether the stream is chronological (see `chronological`), so that documents need dates.
+
+    Raises:
+        PrepError: after all files were read, if too many are damaged, or dates are needed and missing.
+        Unworkable: if no document of a source is left.
+    """
+    groups, snapshots = groups_of(settings.partition, files)
+    # Order the tasks by the names of the sources, so that a call with other shares has the same tasks.
+    by_name = sorted(files, key=lambda source: source.name)
+    tasks_of = {source: _spool_tasks(settings, source, files[source], chronological) for source in by_name}
+    tasks = [task for source in by_name for task in tasks_of[source]]
+    if settings.duplicate_paragraphs is not None:
+        tasks = without_repeated(tasks, settings.duplicate_paragraphs, work.folder, executor)
+    all_results = _read(settings, tasks, work, executor)
+    numbered = iter(enumerate(all_results))
+    results = {source: list(itertools.islice(numbered, len(tasks_of[source]))) for source in by_name}
+    _warn_without_url(results)
+    records, removed = _records(files, results)
+    _check_damage(settings, records, work.folder)
+    shards = []
+    for number, source in enumerate(files):
+        group_of = {file.name: group for file, group in zip(files[source], groups[source], strict=True)}
+        for task, (shard, result) in zip(tasks_of[source], results[source], strict=True):
+            groups_of_parts = [group_of[part.name] for part in task.parts]
+            of_shard = groups_of_parts if len(set(groups_of_parts)) > 1 else groups_of_parts[:1]
+            shards.append(Shard(shard, result["documents"], result["documents_sha256"], number, of_shard))
+    documents = make_entries(seed, shards, work.spool, work.folder / "entries", executor)
+    _check_dates(settings, removed, all_results, len(documents))
+    order_copies(work.spool, documents, chronological)
+    for number, record in enumerate(records):
+        if not (documents["source"] == number).any():
+            raise Unworkable(_no_documents(record))
+    signatures = [signature_files(work.spool, shard.number) for shard in shards]
+    source_of_shard = [shard.source for shard in sorted(shards, key=lambda shard: shard.number)]
+    return Spooled(
+        documents,
+        signatures if settings.duplicates == "near" else None,
+        records,
+        removed,
+        snapshots,
+        dates_of(work.spool, documents) if chronological else None,
+        source_of_shard,
+    )
+
+
+def _read(settings: PrepSettings, tasks: Sequence[SpoolTask], work: WorkFolder, executor: Executor) -> list[dict]:
+    """Do the reading tasks, except those whose results are stored already. Return the result of each task."""
+    step = Step(work.spool, tasks)
+    kept, cache = ReadStore(work.kept), ReadStore(Path(settings.cache)) if settings.cache else None
+    keep_finished(step, kept)
+    take_finished(step, [kept, cache] if cache else [kept])
+    weights = [sum(part.end - part.start for part in task.parts) for task in tasks]
+    with Bar("read sources", sum(weights), "bytes") as bar:
+
+        def on_done(number: int) -> None:
+            bar.advance(weights[number])
+            if cache:
+                cache.put(step, number)
+
+        return step.run(executor, on_done)
+
+
+def _spool_tasks(
+    settings: PrepSettings, source: Source, found: Sequence[SourceFile], chronological: bool
+) -> list[SpoolTask]:
+    """Return the tasks that read the files of a source. In a chronological stream, documents need dates."""
+    total_bytes = sum(file.num_bytes for file in found)
+    shard_bytes = min(max(MIN_SHARD_BYTES, total_bytes // USUAL_SHARDS), MAX_SHARD_BYTES)
+    stamps = {file.name: (file.num_bytes, file.mtime_ns) for file in found}
+    parts = split_into_parts(source, found, shard_bytes, settings.field_options())
+    return [
+        SpoolTask(
+            parts=[_absolute(part) for part in batch],
+            cleaning=settings.cleaning(source.kind),
+            sign=settings.duplicates == "near",
+            stamp=hashlib.sha256(repr([stamps[part.name] for part in batch]).encode()).hexdigest(),
+            versions=reading_digest(),
+            needs_date=chronological,
+            keep_removed=settings.keep_removed,
+        )
+        for batch in _batches(parts, shard_bytes)
+    ]
+
+
+def _absolute(part: Part) -> Part:
+    """Return the part of a file with the absolute path of the file. A part of a remote file is not changed."""
+    if not Path(part.path).exists():
+        return part
+    return part._replace(path=str(Path(part.path).absolute()))
+
+
+def _warn_without_url(results: Mapping[Source, Sequence[tuple[int, dict]]]) -> None:
+    """Print a warning for each source with documents that --block-urls could not check, because they have no URL.
+
+    Args:
+        results: the number and the result of each task of a source.
+    """
+    for source, of_source in results.items():
+        count = sum(result["without_url"] for _, result in of_source)
+        if count:
+            note(
+                f"warning: {count:,} documents of source {source} were not compared with the list of --block-urls, "
+                "because their id is not a URL. If a field or column contains the URL, name it with --id-field."
+            )
+
+
+def _batches(parts: list[Part], most_bytes: int) -> Iterator[list[Part]]:
+    """Yield lists of neighbouring parts of files. The parts of one list are copied into the same spool file.
+
+    The parts in a list have up to `most_bytes` bytes in total. A part that is larger is in a list by itself.
+    """
+    batch: list[Part] = []
+    num_bytes = 0
+    for part in parts:
+        if batch and num_bytes + part.end - part.start > most_bytes:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(part)
+        num_bytes += part.end - part.start
+    yield batch
+
+
+def _records(
+    files: Files, results: Mapping[Source, Sequence[tuple[int, dict]]]
+) -> tuple[list[dict], dict[str, dict[str, list[int]]]]:
+    """Combine the results of all tasks.
+
+    Return two values. First, the entry of each source in stream.json (see `Spooled.records`). Second, what cleaning
+    removed (see `Spooled.removed`).
+
+    Args:
+        files: the files of each source.
+        results: for each source, the number and the result of each task that reads its files.
+    """
+    records: list[dict] = []
+    removed: dict[str, dict[str, list[int]]] = {}
+    for source, found in files.items():
+        results_of_source = [result for _, result in results[source]]
+        per_file: dict[str, list[int]] = {}
+        for result in results_of_source:
+            for name, counts in result["files"].items():
+                total = per_file.setdefault(name, [0, 0, 0])
+                total[:] = [before + more for before, more in zip(total, counts, strict=True)]
+            for reason, (num_documents, num_words) in result["removed"].items():
+                total = removed.setdefault(reason, {}).setdefault(source.name, [0, 0])
+                total[:] = [total[0] + num_documents, total[1] + num_words]
+        skipped = merge_skipped([Skipped(*entry) for result in results_of_source for entry in result["skipped"]])
+        records.append(
+            {
+                "kind": source.kind,
+                "path": source.path,
+                "files": len(found),
+                "fingerprint": fingerprint(found),
+                "documents": sum(counts[0] for counts in per_file.values()),
+                "words": sum(counts[1] for counts in per_file.values()),
+                "bytes": sum(counts[2] for counts in per_file.values()),
+                "skipped": [{"name": entry.name, "reason": entry.reason()} for entry in skipped],
+                "damaged_files": round(_num_damaged(skipped, per_file), 6),
+            }
+        )
+    return records, removed
+
+
+def _num_damaged(skipped: Sequence[Skipped], per_file: Mapping[str, list[int]]) -> float:
+    """Return the number of damaged files, which can be fractional.
+
+    A file that is skipped completely, or from the damage on, counts as 1. A file in which only some lines, records,
+    pages or rows are bad counts as num_bad / (num_bad + num_documents). num_bad is the number of bad lines, records,
+    pages or rows of the file. num_documents is the number of documents that were read from the file.
+
+    Args:
+        skipped: what was skipped in the files of a source.
+        per_file: for each file, by name, the numbers [documents, words, bytes] that were read from it.
+    """
+    bad: dict[str, float] = {}
+    for entry in skipped:
+        if entry.damaged:
+            bad[entry.name] = bad.get(entry.name, 0) + (entry.num_units or float("inf"))
+    return sum(
+        1.0 if units == float("inf") else units / (units + per_file.get(name, [0])[0]) for name, units in bad.items()
+    )
+
+
+def _check_damage(settings: PrepSettings, records: list[dict], work: Path) -> None:
+    """Raise PrepError if the fraction of damaged files is larger than the setting `max_bad`.
+
+    If no document was read from any file, the settings are probably wrong, so the error is Unworkable.
+
+    Before PrepError is raised, a list of everything that was skipped is written to damaged.txt in the folder `work`.
+    """
+    num_files = sum(record["files"] for record in records)
+    num_damaged = sum(record["damaged_files"] for record in records)
+    if num_damaged <= settings.max_bad * num_files:
+        return
+    lines = [
+        f"{record['kind']}:{record['path']} {entry['name']}: {entry['reason']}"
+        for record in records
+        for entry in record["skipped"]
+    ]
+    shown = "; ".join(lines[:SHOWN]) + (f"; and {len(lines) - SHOWN:,} more" if len(lines) > SHOWN else "")
+    if not any(record["documents"] for record in records):
+        raise Unworkable(
+            f"no document could be read from {num_files:,} input files: {shown}. Check the kind and the path of each "
+            f"--source, and --text-field (now {settings.text_field}), the name of the field or column with the text."
+        )
+    report = work / "damaged.txt"
+    report.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
+    raise PrepError(
+        f"{num_damaged:.3g} of {num_files:,} input files are damaged, more than --max-bad {settings.max_bad:g} allows: "
+        f"{shown}. The complete list is in {report}. Replace these files, or run the same command with a larger "
+        "--max-bad to continue this run."
+    )
+
+
+def _check_dates(
+    settings: PrepSettings, removed: Mapping[str, dict[str, list[int]]], results: Sequence[dict], num_dated: int
+) -> None:
+    """Raise PrepError if documents of a chronological stream have no date. Raise Unworkable if none has a date.
+
+    With the setting undated="drop", raise no error.
+
+    Args:
+        settings: the settings of this call of alma-prep.
+        removed: what was removed, see `Spooled.removed`.
+        results: the result of each SpoolTask.
+        num_dated: number of documents that have a date.
+    """
+    num_undated = sum(num_documents for num_documents, _ in removed.get(NO_DATE, {}).values())
+    if not num_undated or settings.undated == "drop":
+        return
+    examples = [example for result in results for example in result["undated"]][:3]
+    shown = ", ".join(f"{name} (its date is '{date}')" if date else name for name, date in examples)
+    message = (
+        f"{num_undated:,} documents have no date that can be read, for example {shown}. A date is a year from 1000 on, "
+        f"a month, a day or a time, as in ISO 8601: in the field --date-field (now {settings.date_field}) of JSON "
+        "lines and Parquet, in a web archive, or else in the path of the file. "
+    )
+    if not num_dated:
+        raise Unworkable(f"{message}No document has a date: check --date-field, or use another --partition.")
+    raise PrepError(
+        f"{message}Run the same command with --undated drop to leave these documents out; what has been read is kept."
+    )
+
+
+def _no_documents(record: dict) -> str:
+    """Return the error message for a source that has no documents left. `record` is its entry in stream.json."""
+    message = f"source {source_name(record)} contains no documents in {record['files']} files"
+    if record["documents"]:
+        message = f"none of the {record['documents']:,} documents of source {source_name(record)} passed the cleaning"
+    if record["skipped"]:
+        first = record["skipped"][0]
+        count = len(record["skipped"])
+        message += f"; skipped files or parts of files: {count:,}, the first is {first['name']}: {first['reason']}"
+    return f"{message}. Check the path and the kind of the source."

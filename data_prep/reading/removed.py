@@ -1,0 +1,117 @@
+"""Keep the documents that alma-prep removes, with the reason, so that a person can look at them (--keep-removed).
+
+The files are STREAM/removed/*.jsonl.zst: one JSON object per line, with these fields:
+
+reason      why the document was removed, as in the table of stream.json
+id, date    name and date of the document in its source
+file        name of the input file
+text        the text of the document when it was removed
+document    only for copies, which have no id, date and file: hash of the text. The document that is kept instead of an
+            exact copy has the same hash
+
+The names of files with copies contain the word "copies". alma-prep --extend adds files whose names begin with the
+number of the extension. A stream can be used without this folder.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.reading.index import ENTRY, byte_ranges
+from data_prep.reading.removed_file import RemovedFile
+from data_prep.reading.spool import read_text
+from data_prep.running.heartbeat import Heartbeat
+from data_prep.running.tasks import Executor, Step, Task
+from data_prep.running.work_folder import WorkFolder
+from fairseq_alma.core.files import sha256_of
+
+FOLDER = "removed"
+_TASK_BYTES = 64 << 20
+"""Approximate number of bytes of text that one task writes."""
+
+
+def removed_path(folder: Path, shard: int) -> Path:
+    """Return the path of the file with the documents that cleaning removed while it wrote spool file number `shard`."""
+    return folder / f"{shard:06d}.removed.jsonl.zst"
+
+
+def save_copies(folder: Path, documents: np.ndarray, exact: np.ndarray, near: np.ndarray) -> None:
+    """Write the index entries of the copies that are removed into two files in the work folder, for `keep_removed`.
+
+    Args:
+        folder: the work folder.
+        documents: the index entry (`index.ENTRY`) of each document, before copies were removed.
+        exact: bool [number of documents], True for exact copies.
+        near: bool [number of documents], True for near copies.
+    """
+    for name, which in (("exact", exact), ("near", near)):
+        np.save(folder / f"{name}_copies.npy", documents[which])
+
+
+def keep_removed(work: WorkFolder, num_shards: int, number: int, executor: Executor) -> None:
+    """Put the files with all removed documents into the folder `removed` of the new stream or extension.
+
+    Args:
+        work: the work folder.
+        num_shards: number of spool files.
+        number: 0 for a new stream, else the number of the extension, from 1.
+        executor: runs the tasks, on this machine or on a Slurm cluster.
+    """
+    target = work.stream / FOLDER
+    target.mkdir(exist_ok=True)
+    for shard in range(num_shards):
+        if removed_path(work.spool, shard).exists():
+            _link(removed_path(work.spool, shard), target / f"{number:04d}-{shard:06d}.jsonl.zst")
+    tasks = []
+    for name in ("exact", "near"):
+        path = work.folder / f"{name}_copies.npy"
+        if path.exists():
+            num_bytes = np.load(path, mmap_mode="r")["num_bytes"]
+            for start, end in byte_ranges(num_bytes, 0, len(num_bytes), _TASK_BYTES):
+                tasks.append(CopiesTask(str(work.spool), f"{name} copy", str(path), sha256_of(path), start, end))
+    step = Step(work.folder / "removed", tasks)
+    step.run(executor)
+    for task in range(len(tasks)):
+        _link(Path(f"{step.prefix(task)}.jsonl.zst"), target / f"{number:04d}-copies-{task:06d}.jsonl.zst")
+    if not any(target.iterdir()):
+        target.rmdir()
+
+
+def _link(path: Path, target: Path) -> None:
+    """Make a file available under a second path. It is copied if the file system has no hard links.
+
+    The file must stay under its first path, because the next call of alma-prep checks it, if this call is killed.
+    """
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+
+
+@dataclass(frozen=True)
+class CopiesTask(Task):
+    """Task that writes the texts of copies to PREFIX.jsonl.zst, where PREFIX is the argument `prefix` of `run`.
+
+    The copies are at the positions from `start` (included) to `end` (excluded) in the file `copies`.
+    """
+
+    spool: str
+    """Path of the spool folder, which contains the text of the documents."""
+    reason: str
+    copies: str
+    """Path of the file with the index entry (`index.ENTRY`) of each copy."""
+    sha256: str
+    """SHA-256 digest of the file `copies`. If the file has changed, the task has changed, and is done again."""
+    start: int
+    end: int
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        with RemovedFile(Path(f"{prefix}.jsonl.zst")) as file:
+            for entry in np.load(self.copies, mmap_mode="r")[self.start : self.end].astype(ENTRY):
+                heartbeat.beat("copies that are removed")
+                text = read_text(Path(self.spool), entry)
+                file.add(reason=self.reason, document=bytes(entry["document"]).hex(), text=text)
+        return {}

@@ -1,0 +1,189 @@
+"""The spool: a folder of plain files (spool files) with the text of all documents that pass cleaning.
+
+Beside each spool file, a file describes its documents (`index.SPOOLED`): the digest and the position of the text, and
+the number of words. The step `entries` makes the index entries of the documents from it.
+
+With the spool, each source (for example a folder with compressed files) is read only once. Later steps can read any
+document or passage by file and byte offset, in any order, without keeping the corpus in memory.
+"""
+
+import functools
+import hashlib
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import numpy as np
+
+from data_prep.cleaning.cleaner import Cleaner, Cleaning
+from data_prep.reading.facts import FactsWriter
+from data_prep.reading.index import SPOOLED
+from data_prep.reading.removed_file import RemovedFile
+from data_prep.reading.signatures import SignatureFiles, Signer
+from data_prep.running.heartbeat import Heartbeat
+from data_prep.running.tasks import Task
+from data_prep.sources import Document, Part, Skipped, read_documents_of
+from data_prep.sources.dates import UNDATED, date_in_path, parse_date
+from fairseq_alma.core.files import sha256_of
+
+NO_DATE = "no date"
+"""The reason for which a chronological stream leaves out documents without a date."""
+_UNDATED_SHOWN = 3
+"""Number of documents without a date that the result of a task names."""
+
+
+def text_path(folder: Path, shard: int) -> Path:
+    """Return the path of a spool file, which contains the text of documents one after another."""
+    return folder / f"{shard:06d}.text"
+
+
+def documents_path(folder: Path, shard: int) -> Path:
+    """Return the path of the file that describes each document (`index.SPOOLED`) in spool file number `shard`."""
+    return folder / f"{shard:06d}.documents.npy"
+
+
+def signature_files(folder: Path, shard: int) -> SignatureFiles:
+    """Return the files with the signature of each document in spool file number `shard`."""
+    return SignatureFiles(folder / f"{shard:06d}")
+
+
+@dataclass(frozen=True)
+class ReadingTask(Task):
+    """Base class of tasks that read documents from parts of files, and clean them."""
+
+    parts: list[Part]
+    """The parts of files to read. All parts are of one source, and their paths are absolute."""
+    cleaning: Cleaning | None
+    """The rules that documents must pass; None: all documents pass."""
+
+    @classmethod
+    def from_fields(cls, values: dict) -> Self:
+        parts = [
+            Part(kind, path, name, start, end, tuple(map(tuple, options)))
+            for kind, path, name, start, end, options in values["parts"]
+        ]
+        cleaning = Cleaning.from_fields(values["cleaning"]) if values["cleaning"] else None
+        return cls(**values | {"parts": parts, "cleaning": cleaning})
+
+
+@dataclass(frozen=True)
+class SpoolTask(ReadingTask):
+    """Task that reads parts of a source's files, and writes the documents that pass cleaning into one spool file.
+
+    The fields contain everything that the files of the task depend on, and nothing else: no seed, no share, and no
+    number of the task. So the files can be used again by each call of alma-prep that reads these parts in the same way.
+
+    The task writes these files. PREFIX is the argument `prefix` of `run`.
+        PREFIX.text: the spool file, which contains the text of the documents.
+        PREFIX.documents.npy: the description (`index.SPOOLED`) of each document in the spool file.
+        PREFIX.facts.npy, PREFIX.ids.arrow: the date and the id of each document in the spool file (see `facts`).
+        PREFIX.bands, PREFIX.sketches and PREFIX.anchors, only if `sign` is True: the signature of each document in the
+            spool file (see `signatures`).
+        PREFIX.removed.jsonl.zst, only if `keep_removed` is True: the documents that cleaning removed (see `removed`).
+
+    The result of the task contains the number of documents, words and bytes that were read from each input file, what
+    cleaning removed, what was skipped, examples of documents without a date, and the digest of PREFIX.documents.npy.
+    """
+
+    sign: bool
+    """Whether to compute signatures, which are used to find near-duplicates."""
+    stamp: str
+    """Digest of the sizes and modification times of the input files. If a file has changed, this digest has changed
+    too. Then the task counts as a different task and is done again (see `tasks`)."""
+    versions: str
+    """Digest of the versions of the libraries and of the code that reads documents (`provenance.reading_digest`)."""
+    needs_date: bool = False
+    """Whether documents without a date are left out."""
+    keep_removed: bool = False
+    """Whether to write the documents that cleaning removes to a file (see `removed`)."""
+
+    def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        cleaner = Cleaner(self.cleaning) if self.cleaning else None
+        rows, skipped, offset = [], [], 0
+        undated: list[list[str]] = []
+        # `files` maps the name of each input file to the numbers of documents, words and bytes read from the file.
+        # `removed` maps each reason to the numbers of documents and words that cleaning removed for this reason. If the
+        # text of documents was changed, it also maps the change to the numbers of documents and of words they lost.
+        files: dict[str, list[int]] = {}
+        removed: dict[str, list[int]] = {}
+        kept_aside = RemovedFile(Path(f"{prefix}.removed.jsonl.zst") if self.keep_removed else None)
+        signing = Signer(SignatureFiles(prefix)) if self.sign else nullcontext()
+        with open(f"{prefix}.text", "wb") as file, FactsWriter(prefix) as facts, kept_aside, signing as signer:
+            for number, part in enumerate(self.parts):
+                heartbeat.beat(part.name)
+                count = files.setdefault(part.name, [0, 0, 0])
+                for document in read_documents_of(part, prefix.parent, heartbeat.beat):
+                    heartbeat.beat()
+                    if isinstance(document, Skipped):
+                        skipped.append(document)
+                        continue
+                    content = document.text.encode("utf-8")
+                    num_words = len(document.text.split())
+                    _add(count, 1, num_words, len(content))
+                    text, reason, changes = cleaner.clean(document) if cleaner else (document.text, None, ())
+                    date = date_of(document, part)
+                    if not reason and self.needs_date and date == UNDATED:
+                        reason = NO_DATE
+                        undated += [[document.id or part.name, document.date]] * (len(undated) < _UNDATED_SHOWN)
+                    if reason:
+                        _add(removed.setdefault(reason, [0, 0]), 1, num_words)
+                        named = {"id": document.id, "date": document.date, "file": part.name}
+                        kept_aside.add(reason=reason, **named, text=text)
+                        continue
+                    for change, fewer_words in changes:
+                        _add(removed.setdefault(change, [0, 0]), 1, fewer_words)
+                    if changes:
+                        content, num_words = text.encode("utf-8"), len(text.split())
+                    # Identify a document by its text, because the stream must not depend on file names and their order.
+                    identity = hashlib.sha256(content).digest()
+                    rows.append((identity, offset, number, len(content), num_words))
+                    facts.add(offset, date, document.id)
+                    if signer:
+                        signer.add(text)
+                    offset += file.write(content)
+        with open(f"{prefix}.documents.npy", "wb") as file:
+            np.save(file, np.array(rows, dtype=SPOOLED))
+        return {
+            "files": files,
+            "removed": removed,
+            "skipped": skipped,
+            "undated": undated,
+            "without_url": cleaner.num_without_url if cleaner else 0,
+            "documents": len(rows),
+            "documents_sha256": sha256_of(Path(f"{prefix}.documents.npy")),
+        }
+
+
+def date_of(document: Document, part: Part) -> int:
+    """Return the date (see `dates`) of a document, or else that in the path of its file; UNDATED if there is none."""
+    return parse_date(document.date) if document.date else date_in_path(Path(part.name).name, part.path)
+
+
+def _add(counts: list[int], *more: int) -> None:
+    """Add each number in `more` to the number at the same position in the list `counts`, in place."""
+    counts[:] = [count + added for count, added in zip(counts, more, strict=True)]
+
+
+def read_text(folder: Path, entry: np.void) -> str:
+    """Return the text of one document or passage.
+
+    Args:
+        folder: the spool folder, which contains plain text files.
+        entry: the index entry (`index.ENTRY`) of the document or passage. It gives the file and the position.
+    """
+    return read_range(text_path(folder, int(entry["shard"])), int(entry["offset"]), int(entry["num_bytes"]))
+
+
+def read_range(path: Path, offset: int, num_bytes: int) -> str:
+    """Return the text between two positions in a spool file."""
+    file = _open(path)
+    file.seek(offset)
+    return file.read(num_bytes).decode("utf-8")
+
+
+# Keep spool files open, because passages are read in random order. At most 256 files are kept open, which is less than
+# systems usually allow. Python closes a file when the cache drops it.
+@functools.lru_cache(maxsize=256)
+def _open(path: Path) -> BinaryIO:
+    return open(path, "rb")

@@ -1,0 +1,363 @@
+"""The work folder OUT/.alma-prep, in which alma-prep makes a stream or an extension.
+
+If alma-prep is killed, the work folder is kept, and the next call of alma-prep continues there. When all shards (the
+files of the stream) are complete, they are moved into OUT by renaming. stream.json is moved last. Without stream.json,
+OUT does not count as a stream.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.errors import PrepError, Unworkable
+from data_prep.running.interrupts import interrupts_delayed
+from data_prep.running.progress import note
+from data_prep.running.stream_folder import MANIFEST, SHARD_NAME, WORK, belongs_to_stream, files_beside_work
+from data_prep.sources import Source
+from fairseq_alma.core.errors import RunError
+from fairseq_alma.core.files import read_json, sha256_of, sync, sync_folder, write_json, write_whole
+from fairseq_alma.core.lease import Lease
+from fairseq_alma.core.stream_folder import STREAM_FILE
+
+SETTINGS = "settings.json"
+_UNWORKABLE = "unworkable"
+"""Key in the settings file: the error message of a call whose settings did not fit the text."""
+_LEASE = "lease.json"
+_LEASE_TEMPORARIES = ".lease."
+"""Prefix of the names of files and folders that `Lease` (a lock) creates in addition to the lease file. These are
+temporary copies of the lease file, empty files whose times show the clock of the file system, and the folder
+.lease.claim, which exists while a process removes the lease of an
+ended process."""
+
+
+class WorkFolder(NamedTuple):
+    """The paths of a work folder and its subfolders."""
+
+    folder: Path
+    """The work folder itself. It is removed when the stream is finished."""
+
+    @property
+    def spool(self) -> Path:
+        """The spool folder, which contains the text of all documents in plain text files."""
+        return self.folder / "spool"
+
+    @property
+    def kept(self) -> Path:
+        """The store (see `read_store`) of reading tasks that earlier calls with other settings have finished."""
+        return self.folder / "kept"
+
+    @property
+    def stream(self) -> Path:
+        """The folder for finished shards. A shard at the relative path P in this folder is later moved to OUT/P, where
+        OUT is the stream folder."""
+        return self.folder / "stream"
+
+
+@contextmanager
+def work_folder(out: Path, settings: Mapping, reading: Collection[str], extend: bool) -> Iterator[WorkFolder]:
+    """Lock and yield the work folder of `out`, in which alma-prep makes a stream or adds mega-batches to it.
+
+    The work folder is new, unless an earlier call of alma-prep was interrupted or failed. At the end of the `with`
+    statement, the work folder is removed if there was no error. After an error it is kept, so that the next call of
+    alma-prep can continue. Exception: after an Unworkable error it is removed if nothing was read.
+
+    The next call must give the same values of the settings in `reading`, so that the text that was read is not lost by
+    mistake. Other settings can change, because a task is done again if a setting on which it depends has changed. After
+    an Unworkable error, which says that the settings do not fit the text, all settings can change.
+
+    Args:
+        out: the stream folder.
+        settings: the settings of this call of alma-prep, and the versions of the libraries.
+        reading: the names of the settings on which reading depends.
+        extend: True to extend the stream in `out`, False to make a new stream.
+
+    Raises:
+        PrepError: if another alma-prep is running in `out`, or if an interrupted call of alma-prep that reads other
+            text left a work folder there.
+    """
+    out_existed = out.is_dir()
+    work = WorkFolder(out / WORK)
+    try:
+        with _lease_held(out):
+            if (out / STREAM_FILE).exists() != extend:
+                raise PrepError(
+                    f"another alma-prep has just finished in {out}. Run the same command again: it only checks the "
+                    "finished stream and does not repeat the work."
+                )
+            resumes = _can_resume(out, settings, reading)
+            _remove_leftover_shards(out, settings, resumes)
+            write_json(work.folder / SETTINGS, settings)
+            shutil.rmtree(work.stream, ignore_errors=True)
+            work.spool.mkdir(exist_ok=True)
+            work.stream.mkdir()
+            try:
+                yield work
+            except Unworkable as error:
+                if not _has_read(work):
+                    _empty(work.folder)
+                    raise
+                write_json(work.folder / SETTINGS, {**settings, _UNWORKABLE: str(error)})
+                raise Unworkable(
+                    f"{error} The text that was read is kept in {work.folder}: the next call for {out} uses it again, "
+                    "also with other settings. To give up, remove this folder."
+                ) from error
+            _empty(work.folder)
+    except Unworkable:
+        if not out_existed:
+            # Ignore the error that rmdir raises if another alma-prep has just created files in the folder.
+            with suppress(OSError):
+                out.rmdir()
+        raise
+
+
+@contextmanager
+def full_disk_reported(out: Path) -> Iterator[None]:
+    """Context manager that turns a disk-full error into a PrepError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        # NumPy raises an error without a number if it can write only a part of an array.
+        is_numpy = error.errno is None and str(error).endswith(" written")
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not is_numpy:
+            raise
+        raise PrepError(
+            f"no space left on the disk of {out}. Finished tasks are stored in {out / WORK}. Free some space and run "
+            "the same command again. alma-prep needs space for a copy of the text and for its tokens, which take about "
+            "as much as the text."
+        ) from error
+
+
+def publish(out: Path, work: WorkFolder, stream: dict, manifest: dict) -> None:
+    """Move the finished shards from the work folder into `out`, then manifest.json, and then stream.json.
+
+    stream.json is moved last, because `out` counts as a finished stream (or extension) as soon as it contains the new
+    stream.json. If this process is killed earlier, the next call of alma-prep continues.
+
+    Args:
+        out: the stream folder.
+        work: the work folder.
+        stream: the content of stream.json.
+        manifest: the content of manifest.json. This function adds the size and SHA-256 digest of every shard to the
+            entry "outputs".
+    """
+    shards = sorted(path for path in work.stream.rglob("*") if path.is_file())
+    for path in shards:
+        name = path.relative_to(work.stream).as_posix()
+        manifest["outputs"][name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    sync(work.stream)
+    for path in shards:
+        target = out / path.relative_to(work.stream)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, target)
+    for folder in {(out / name).parent for name in manifest["outputs"]}:
+        if folder.is_dir():
+            sync_folder(folder)
+    sync_folder(out)
+    # Write manifest.json and stream.json in the work folder, and then move them, so that `out` never contains a
+    # temporary file, even if this process is killed.
+    write_json(work.folder / MANIFEST, manifest)
+    text = json.dumps(stream, indent=1, ensure_ascii=False) + "\n"
+    # If a path contains bytes that are not valid UTF-8, Python represents them as characters that UTF-8 cannot encode
+    # (lone surrogates). Therefore write these characters as escapes.
+    write_whole(work.folder / STREAM_FILE, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    for name in (MANIFEST, STREAM_FILE):
+        os.replace(work.folder / name, out / name)
+        sync_folder(out)
+
+
+def remove_finished_work(out: Path, num_extensions: int) -> None:
+    """Remove the work folder that alma-prep left because it was killed just after it had finished the stream.
+
+    The work folder is kept if another alma-prep is working in it, or if it contains an unfinished extension, that is,
+    unfinished mega-batches that alma-prep --extend was adding.
+
+    Args:
+        out: the stream folder.
+        num_extensions: how many times alma-prep --extend has added mega-batches to the stream.
+    """
+    if not (out / WORK).is_dir():
+        return
+    # If another alma-prep is running in `out`, `_lease_held` raises PrepError, and nothing is removed.
+    with suppress(PrepError), _lease_held(out):
+        # In the settings of an extension, "extension" is the number of the extension, counted from 1. If this number is
+        # at most `num_extensions`, the extension is finished, and its work folder is no longer needed. If the number is
+        # larger, keep the work folder, so that the next call of alma-prep --extend can continue the extension.
+        if _previous_settings(out).get("extension", 0) <= num_extensions:
+            _empty(out / WORK)
+
+
+@contextmanager
+def _lease_held(out: Path) -> Iterator[None]:
+    """Context manager that holds the lease (lock) of `out`'s work folder.
+
+    It creates the work folder if the folder does not exist. At the end, it removes the work folder if it is empty.
+
+    Raises:
+        PrepError: if another alma-prep holds the lease.
+    """
+    lease = Lease(out / WORK)
+    with ExitStack() as at_end:
+        try:
+            lease.wait()
+            # Delay Ctrl-C (SIGINT) until the lease is created and `_release` is registered. Otherwise, a Ctrl-C after
+            # the creation would leave the lease in the folder. `lease.__enter__` also starts a thread. SIGINT is
+            # blocked at this time, so the thread never receives SIGINT. If the thread received SIGINT, Python would
+            # interrupt the main thread, even while the main thread delays SIGINT.
+            with interrupts_delayed():
+                lease.__enter__()
+                at_end.callback(_release, lease)
+        except RunError as error:
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from None
+            raise PrepError(
+                f"another alma-prep is running in {out}{_holder(out)}. Wait for it, stop it, or choose another folder."
+            ) from error
+        yield
+
+
+def _release(lease: Lease) -> None:
+    """Release the lease (lock) of a work folder, and remove the work folder if it is then empty."""
+    with interrupts_delayed():
+        lease.__exit__(None, None, None)
+        _remove_if_empty(lease.path.parent)
+
+
+def _holder(out: Path) -> str:
+    """Return text for an error message that names the process that holds the lease of `out`'s work folder.
+
+    The text is ": process PID on HOST". It is "" if the process has released the lease in the meantime.
+    """
+    try:
+        holder = read_json(out / WORK / _LEASE)
+        return f": process {holder['pid']} on {holder['host']}"
+    except (OSError, RunError, KeyError, TypeError):
+        return ""
+
+
+def _empty(folder: Path) -> None:
+    """Remove everything in a work folder except the lease files, because this process still holds the lease (lock)."""
+    # Remove the settings file last. If this process is killed before it has removed all other files, the next call of
+    # alma-prep can still read which settings the remaining files belong to.
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == SETTINGS):
+        if path.name != _LEASE and not path.name.startswith(_LEASE_TEMPORARIES):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove a work folder if it is empty or contains only temporary lease files of killed processes."""
+    # Ignore errors, because another alma-prep may create or remove files in this folder at the same time.
+    with suppress(OSError):
+        left = list(folder.iterdir())
+        if all(path.name.startswith(_LEASE_TEMPORARIES) for path in left):
+            for path in left:
+                path.rmdir() if path.is_dir() else path.unlink()
+            folder.rmdir()
+
+
+def _previous_settings(out: Path) -> dict:
+    """Return the settings that are stored in the work folder, or {} if there are no readable settings."""
+    try:
+        found = json.loads((out / WORK / SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _has_read(work: WorkFolder) -> bool:
+    """Return True if a work folder contains text that this call or an earlier call has read."""
+    return any(work.spool.glob("*.done")) or any(work.kept.glob("*"))
+
+
+def _can_resume(out: Path, settings: Mapping, reading: Collection[str]) -> bool:
+    """Return True if the work folder contains the work of an earlier call of alma-prep that was interrupted.
+
+    If the work folder contains nothing that this call can use, remove all files except the lease files. Return False if
+    the earlier call was not interrupted, but ended because its settings did not fit the text: then it has not begun to
+    move shards into `out`.
+
+    Raises:
+        PrepError: if the earlier call was interrupted and had other values of the settings in `reading`. The message
+            lists the differences.
+    """
+    previous = _previous_settings(out)
+    # alma-prep extends only a finished stream. So if the settings in the work folder are those of the stream or of an
+    # earlier extension, that work is finished, and alma-prep was killed just before it removed the work folder. Then
+    # there is nothing to continue.
+    if previous.get("extension", 0) < settings.get("extension", 0):
+        previous = {}
+    if not previous:
+        _empty(out / WORK)
+        return False
+    changed = {
+        name: f"{name} was {previous.get(name)} and is now {value}"
+        for name, value in json.loads(json.dumps(settings)).items()
+        if previous.get(name) != value
+    }
+    was_interrupted = _UNWORKABLE not in previous
+    lost = [text for name, text in changed.items() if name in (*reading, "versions", "extension")]
+    if "sources" in changed and set(_names(previous.get("sources", []))) <= set(_names(settings["sources"])):
+        lost.remove(changed["sources"])  # other shares, or more sources: nothing that was read is lost
+    if lost and was_interrupted:
+        raise PrepError(
+            f"{out} contains an unfinished stream with other settings: {'; '.join(lost)}. Use the old values to "
+            f"continue it, choose another folder, or remove {out / WORK} to start again."
+        )
+    if changed:
+        for path in (out / WORK).glob("*/*.alive"):
+            # A step may now have fewer tasks. The heartbeat of a task that no longer exists would look like a worker
+            # that hangs.
+            path.unlink(missing_ok=True)
+        note(f"continuing the work in {out / WORK}. Changed settings: {'; '.join(changed.values())}")
+    if "versions" in changed:
+        # Only reading tasks contain the versions of the libraries, so the results of all other tasks are not used.
+        for path in out.joinpath(WORK).iterdir():
+            if path.is_dir() and path.name not in ("spool", "kept"):
+                shutil.rmtree(path, ignore_errors=True)
+    return was_interrupted
+
+
+def _names(sources: Sequence[str]) -> list[str]:
+    """Return the names, without shares, of sources that are written as KIND:PATH@SHARE."""
+    return [Source.parse(source).name for source in sources]
+
+
+def _remove_leftover_shards(out: Path, settings: Mapping, resumes: bool) -> None:
+    """Remove shards in `out` that alma-prep left because it was killed while it moved shards into `out`.
+
+    The removed shards will be made again. For a new stream, all shards in `out` are removed. For an extension
+    (mega-batches that are added to a stream), the shards of the existing stream are kept. A file at a path where the
+    extension will write a shard is removed if `resumes` is True, because the earlier call of alma-prep wrote the file.
+    If `resumes` is False, the file may belong to the user, and an error is raised.
+
+    Args:
+        out: the stream folder.
+        settings: the settings of this call of alma-prep. For an extension, the entry "extension" is the number of the
+            extension, from 1.
+        resumes: True if unfinished work of an earlier call of alma-prep is continued.
+
+    Raises:
+        PrepError: if `resumes` is False and a file exists where a shard of the extension will be written.
+    """
+    names = list(filter(SHARD_NAME.fullmatch, files_beside_work(out)))
+    if "extension" in settings:
+        num_mega_batches = json.loads((out / STREAM_FILE).read_text(encoding="utf-8"))["num_mega_batches"]
+        names = [name for name in names if not belongs_to_stream(name, num_mega_batches, settings["extension"] - 1)]
+        if names and not resumes:
+            raise PrepError(
+                f"{out} contains files that do not belong to its stream: {', '.join(names[:5])}. Extending the stream "
+                "would overwrite them, so nothing was changed. Move these files away."
+            )
+    for name in names:
+        (out / name).unlink()
+        folder = (out / name).parent
+        while folder != out and not any(folder.iterdir()):
+            folder.rmdir()
+            folder = folder.parent

@@ -1,0 +1,227 @@
+"""Run tasks in worker processes on this machine. If a worker dies or hangs, alma-prep ends with an error.
+
+This module uses the process pool of Python's standard library, which raises an error as soon as a worker is killed.
+datatrove's local executor is not used, because it would wait forever after a worker was killed.
+"""
+
+import collections
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, Self
+
+from data_prep.errors import PrepError
+from data_prep.running.heartbeat import StallWatch
+from data_prep.running.interrupts import interrupts_delayed
+from data_prep.running.tasks import Step, run_task
+
+# Start each worker as a new interpreter, because forking a process in which the tokenizers library runs threads can
+# deadlock.
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+_EXIT_POLLS, _EXIT_POLL_SECONDS = 20, 0.1
+"""How often, and at what intervals in seconds, the exit codes of dead workers are asked for."""
+
+
+class Workers:
+    """A context manager with a pool of worker processes. Each process starts when it is first needed.
+
+    Args:
+        processes: number of processes.
+        tokenizer_threads: number of threads that the tokenizers library may use in each process.
+    """
+
+    def __init__(self, processes: int, tokenizer_threads: int = 1):
+        self._processes = processes
+        arguments = (os.getpid(), tokenizer_threads)
+        with interrupts_delayed():
+            self._pool = ProcessPoolExecutor(processes, CONTEXT, _start_worker, arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error_type, error, traceback):
+        with interrupts_delayed():
+            if error_type is not None:
+                # Kill the workers, because a running task can take hours, and its result is no longer needed. From
+                # Python 3.14 on, the pool's method terminate_workers() could be used instead.
+                for process in list((self._pool._processes or {}).values()):
+                    # Use SIGKILL (kill) instead of SIGTERM (terminate), because a process that was suspended with
+                    # SIGSTOP does not react to SIGTERM.
+                    process.kill()
+            self._pool.shutdown(cancel_futures=True)
+
+    def run_in_order(
+        self, function: Callable, calls: Iterable[tuple], watch: Callable[[], None] = lambda: None
+    ) -> Iterator:
+        """Call a function in the workers, once for each tuple of arguments, and yield the results in the same order.
+
+        Args:
+            function: a function that worker processes can import.
+            calls: the arguments of each call. The iterable is read lazily: at most two calls per process are
+                waiting or running.
+            watch: a function that is called every second while waiting for a result. It may raise an exception to stop
+                waiting.
+
+        Raises:
+            PrepError: if a worker died.
+            Exception: any exception that `function` or `watch` raises.
+        """
+        in_flight: collections.deque[Future] = collections.deque()
+        for arguments in calls:
+            in_flight.append(self._submit(function, arguments))
+            if len(in_flight) >= 2 * self._processes:
+                yield _result(in_flight.popleft(), watch)
+        while in_flight:
+            yield _result(in_flight.popleft(), watch)
+
+    def died(self) -> dict[int, str]:
+        """Return the processes that have died, each with what ended it, such as "SIGKILL" or "status 1"."""
+        # If one process dies, the pool ends the others by SIGTERM. They are left out.
+        processes = list((self._pool._processes or {}).values())
+        codes: dict[int | None, int | None] = {}
+        for _ in range(_EXIT_POLLS):
+            codes = {process.pid: process.exitcode for process in processes}
+            if None not in codes.values():
+                break
+            # A thread of the pool is just asking for the exit codes, too. Only one of the two gets them at once.
+            time.sleep(_EXIT_POLL_SECONDS)
+        return {
+            pid: signal.Signals(-code).name if code < 0 else f"status {code}"
+            for pid, code in codes.items()
+            if pid is not None and code not in (None, 0, -signal.SIGTERM)
+        }
+
+    def _submit(self, function: Callable, arguments: tuple) -> Future:
+        # Delay Ctrl-C (SIGINT) while `submit` runs, because `submit` may start a worker process. A process that is
+        # started while SIGINT is blocked never receives SIGINT. So only this process is interrupted (after `submit`),
+        # and it ends its workers.
+        with interrupts_delayed(), _death_reported():
+            return self._pool.submit(function, *arguments)
+
+
+class Local:
+    """An executor that runs tasks in worker processes on this machine.
+
+    The executor is also a context manager: at the end of the `with` statement, it ends the processes. All steps use the
+    same processes. Exception: tasks that use more than one thread run in a new process.
+
+    Args:
+        processes: number of worker processes.
+        stall_seconds: seconds without progress after which a worker counts as hung.
+    """
+
+    def __init__(self, processes: int, stall_seconds: float):
+        self._processes, self._stall_seconds = processes, stall_seconds
+        self._workers = Workers(processes)
+
+    def __enter__(self) -> Self:
+        self._workers.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._workers.__exit__(*error)
+
+    def run(self, step: Step, numbers: Sequence[int], threads: int, on_done: Callable[[int], None]) -> None:
+        """Run some tasks of a step in worker processes. See `tasks.Executor` for the arguments."""
+        stall_watch = StallWatch(self._stall_seconds)
+        num_done = 0
+
+        def watch() -> None:
+            # Results arrive in order, so only these tasks can be running.
+            running = numbers[num_done : num_done + 2 * self._processes]
+            hung = step.stalled(running, stall_watch)
+            if hung:
+                raise PrepError(
+                    f"{hung}. Run the same command again to continue. If a worker hangs again at the same input "
+                    "file, check this file, or leave it out."
+                )
+
+        calls = [(str(step.folder), number) for number in numbers]
+        if threads == 1:
+            with _place_reported(step, self._workers):
+                for number in self._workers.run_in_order(run_task, calls, watch):
+                    num_done += 1
+                    on_done(number)
+            return
+        # Use a new process, which releases its memory at the end. The workers in `self._workers` cannot be used,
+        # because each of them is limited to one thread.
+        with Workers(1, tokenizer_threads=threads) as workers, _place_reported(step, workers):
+            for number in workers.run_in_order(run_task, calls, watch):
+                num_done += 1
+                on_done(number)
+
+
+def _result(future: Future, watch: Callable[[], None]) -> Any:
+    """Wait for the result of a call in a worker, and return the result. Meanwhile, call `watch` every second."""
+    with _death_reported():
+        while True:
+            try:
+                return future.result(timeout=1)
+            except TimeoutError:
+                # `future.result` raises TimeoutError after one second of waiting. But if the future is done, either the
+                # called function itself has raised TimeoutError, or the result has just arrived. In both cases, calling
+                # `future.result` again does not wait: it raises the function's error or returns the result.
+                if future.done():
+                    return future.result()
+                watch()
+
+
+class _WorkerDied(PrepError):  # noqa: N818, the name needs no suffix
+    """Raised if a worker process died."""
+
+
+@contextmanager
+def _place_reported(step: Step, workers: Workers) -> Iterator[None]:
+    """Context manager that adds to the error for a dead worker which input file it was processing."""
+    try:
+        yield
+    except _WorkerDied as error:
+        places = [f"{step.place_of(pid)}, ended by {what}" for pid, what in workers.died().items()]
+        if not places:
+            raise
+        raise PrepError(
+            f"{error} It died in {' and '.join(places)}. If a worker dies again at the same input file, check this "
+            "file, or leave it out."
+        ) from error
+
+
+@contextmanager
+def _death_reported() -> Iterator[None]:
+    """Context manager that turns the process pool's error for a dead worker into a PrepError that says what to do."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise _WorkerDied(
+            "a worker process died. Most often the system kills a process because memory is full. Finished tasks were "
+            "stored. Run the same command again, with fewer --workers if memory is short."
+        ) from error
+
+
+def _start_worker(parent: int, tokenizer_threads: int) -> None:
+    """Initialize a new worker process. This function runs in the worker process.
+
+    Args:
+        parent: process id of the parent process. The worker ends when the parent has ended.
+        tokenizer_threads: number of threads that the tokenizers library may use.
+    """
+    # Set these environment variables now, because the tokenizers library reads them when it is first used.
+    os.environ["RAYON_NUM_THREADS"] = str(tokenizer_threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if tokenizer_threads > 1 else "false"
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    """Wait until the parent process has ended, then end this process."""
+    # This function runs in a thread of each worker. Without it, workers would wait forever for tasks after their parent
+    # process was killed.
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

@@ -1,0 +1,375 @@
+"""The settings of alma-prep, each declared together with its command-line option.
+
+Creating a PrepSettings object checks the values.
+"""
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_prep.cleaning.cleaner import Cleaning, known_languages
+from data_prep.cleaning.filters import filter_sha256, parse_filters
+from data_prep.cleaning.quality import RULES, parse_rules
+from data_prep.settings.cluster import WHERE_IT_RUNS, Cluster
+from data_prep.settings.machine import default_stall_seconds, default_workers
+from data_prep.settings.options import defaults_of, options_of, setting
+from data_prep.sources import Source
+from data_prep.sources.dates import parse_cut_dates
+from data_prep.tokenization.tokenizers import TOKENIZERS, check_tokenizer
+from fairseq_alma.core.files import sha256_of
+
+_SOURCES = "sources"
+_CLEANING = "cleaning"
+_MEGA_BATCHES = "mega-batches"
+_TOKENIZER = "tokenizer"
+
+
+@dataclass(frozen=True)
+class PrepSettings:
+    """All settings of a run of alma-prep. Creating an object with an invalid value raises ValueError."""
+
+    out: Path
+    """The stream folder to write or, if `extend` is True, to extend."""
+    sources: tuple[Source, ...]
+    """Where to read text from. The order of sources matters only with `partition="as-given"`."""
+    num_mega_batches: int | None = setting(
+        None, "--mega-batches", _MEGA_BATCHES, metavar="B", minimum=1, always_in_command=True,
+        help="number of mega-batches of the stream; the test set has the same size as a mega-batch. With --extend: "
+        "number of mega-batches to add; default: 1. With --partition by-date or as-given, the default is one per "
+        "snapshot",
+    )  # fmt: skip
+    vocab_size: int = setting(
+        50_000, "--vocab-size", _TOKENIZER, metavar="V", always_in_command=True, fixed_by_stream=True,
+        help="number of symbols of a tokenizer that is trained here, without fairseq's four special symbols; "
+        "default: %(default)s",
+    )  # fmt: skip
+    seed: int = setting(
+        0, "--seed", _MEGA_BATCHES, metavar="S", minimum=0, always_in_command=True, fixed_by_stream=True,
+        help="seed for shuffling the passages; default: %(default)s",
+    )  # fmt: skip
+    tokenizer: str = setting(
+        "byte-bpe", "--tokenizer", _TOKENIZER, metavar="NAME|PATH", fixed_by_stream=True,
+        help="byte-bpe (GPT-2 style, lossless, as in the paper; default) or sentencepiece (BPE with byte fallback), "
+        "which are trained on mega-batches 1..B; or the path of an existing tokenizer: a tokenizer.json, a .model, or "
+        "GPT-2's vocab.bpe with encoder.json in the same folder",
+    )  # fmt: skip
+    tokenizer_words: int = setting(
+        200_000_000, "--tokenizer-words", _TOKENIZER, metavar="N", minimum=1000, fixed_by_stream=True,
+        help="maximum number of words used to train the tokenizer; from a larger training text, every n-th passage is "
+        "used; default: 200 million (for sentencepiece at most 50 million, because its trainer keeps the text in "
+        "memory)",
+    )  # fmt: skip
+    valid_words: int | None = setting(
+        None, "--valid-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
+        help="number of words in the validation set; default: min(500000, 1%% of all words)",
+    )  # fmt: skip
+    valid_source: str | None = setting(
+        None, "--valid-source", _MEGA_BATCHES, metavar="KIND", fixed_by_stream=True,
+        help="take the validation set only from sources of this kind, such as books; default: all kinds",
+    )  # fmt: skip
+    hold_out: str = setting(
+        "passages", "--hold-out", _MEGA_BATCHES, choices=("passages", "documents"), fixed_by_stream=True,
+        help="what the validation set and the test set consist of. passages (default): a long document, such as a "
+        "book, has passages in all splits. documents: complete documents, of which no passage is in any mega-batch; "
+        "the sets are then only about as large as wanted. Shares also apply to complete documents",
+    )  # fmt: skip
+    passage_words: int | None = setting(
+        None, "--passage-words", _MEGA_BATCHES, metavar="N", minimum=1,
+        help="length of a passage in words. Documents longer than 1%% of a mega-batch are cut at paragraph ends into "
+        "passages of about this length; default: min(2000, 0.2%% of a mega-batch)",
+    )  # fmt: skip
+    partition: str = setting(
+        "equal", "--partition", _MEGA_BATCHES, choices=("equal", "chronological", "by-date", "as-given"),
+        help="equal: all mega-batches have the same number of words and the same mix of sources (default). For streams "
+        "that drift: chronological sorts documents by date, and cuts the order into periods with equal numbers of "
+        "words or at --cut-dates, each with held-out text of its own; by-date makes one mega-batch per snapshot, which "
+        "is named by a date in the path (such as CC-MAIN-2019-13 or 20190325); as-given makes one mega-batch per "
+        "--source, in the given order",
+    )  # fmt: skip
+    cut_dates: str = setting(
+        "", "--cut-dates", _MEGA_BATCHES, metavar="DATE,DATE",
+        help="with --partition chronological: begin a new mega-batch at each of these dates, such as 1840,1890-07; "
+        "default: equal numbers of words",
+    )  # fmt: skip
+    test_words: int | None = setting(
+        None, "--test-words", _MEGA_BATCHES, metavar="N", minimum=1, fixed_by_stream=True,
+        help="with --partition chronological: number of words in the test set; default: as many as in a mega-batch",
+    )  # fmt: skip
+    undated: str = setting(
+        "error", "--undated", _MEGA_BATCHES, choices=("error", "drop"), shapes_stream=False,
+        help="with --partition chronological: what to do if documents have no date. error: stop after reading; drop: "
+        "leave them out; default: %(default)s",
+    )  # fmt: skip
+    language: str = setting(
+        "", "--language", _CLEANING, reads=True, metavar="CODE",
+        help="keep only documents in this language, such as en; default: keep all languages",
+    )  # fmt: skip
+    gopher: str = setting(
+        "crawls", "--gopher", _CLEANING, reads=True, choices=("crawls", "all", "off"),
+        help="sources to filter with the Gopher rules for quality and repetition; default: crawls, which means "
+        "common-crawl sources only",
+    )  # fmt: skip
+    rules: str = setting(
+        "", "--rules", _CLEANING, reads=True, metavar="NAME[:SCOPE],...",
+        help="further rules for quality, with commas between them: c4 (removes lines without punctuation at the end, "
+        "and documents with fewer than five sentences), fineweb (line ends, short and repeated lines, lists), or "
+        "gopher. SCOPE is crawls, which means common-crawl sources only (default), all or off; example: c4,fineweb:all",
+    )  # fmt: skip
+    block_urls: str = setting(
+        "", "--block-urls", _CLEANING, reads=True, metavar="FILE",
+        help="remove documents from the domains and URLs in this file, one per line. A document is compared by its id, "
+        "if the id is a URL (see --id-field)",
+    )  # fmt: skip
+    filters: str = setting(
+        "", "--filter", _CLEANING, reads=True, metavar="MODULE:FUNCTION,...",
+        help="your own filters: functions in Python modules in the current folder. A function receives a document "
+        "(text, id, date), and returns True to keep it, False or (False, reason) to remove it, or a new text",
+    )  # fmt: skip
+    mask_pii: bool = setting(
+        False, "--mask-pii", _CLEANING, reads=True,
+        help="replace email addresses and public IP addresses in the text with fixed ones",
+    )  # fmt: skip
+    duplicate_paragraphs: int | None = setting(
+        None, "--duplicate-paragraphs", _CLEANING, reads=True, metavar="N", minimum=1,
+        help="remove lines of at least N words that occur in several documents, such as menus and notices, except in "
+        "one of the documents. The sources are then read twice; default: keep them",
+    )  # fmt: skip
+    keep_removed: bool = setting(
+        False, "--keep-removed", _CLEANING, reads=True,
+        help="write every removed document, with the reason, to OUT/removed/*.jsonl.zst, so that you can look at them",
+    )  # fmt: skip
+    duplicates: str = setting(
+        "near", "--duplicates", _CLEANING, reads=True, choices=("near", "exact", "keep"),
+        help="which copies to remove across all sources. near: near and exact copies (default); exact: exact copies; "
+        "keep: none",
+    )  # fmt: skip
+    decontaminate: int | None = setting(
+        None, "--decontaminate", _CLEANING, metavar="N", minimum=5,
+        help="remove training passages that have N words in a row in common with the validation set, the test set, or "
+        "the files given by --decontaminate-against; 13 is usual; default: only report overlaps of 13 words",
+    )  # fmt: skip
+    decontaminate_against: tuple[str, ...] = setting(
+        (), "--decontaminate-against", _CLEANING, metavar="PATH",
+        help="benchmark text that --decontaminate looks for: a text file (one document per line), JSON lines, or a "
+        "folder of such files; can be given several times",
+    )  # fmt: skip
+    text_field: str = setting(
+        "text", "--text-field", _SOURCES, reads=True, metavar="NAME",
+        help="name of the field (JSON lines) or column (Parquet) that contains the text; default: %(default)s",
+    )  # fmt: skip
+    id_field: str = setting(
+        "", "--id-field", _SOURCES, reads=True, metavar="NAME",
+        help="name of the field or column that names a document; default: id, or else url",
+    )  # fmt: skip
+    date_field: str = setting(
+        "date", "--date-field", _SOURCES, reads=True, metavar="NAME",
+        help="name of the field or column with the date of a document; default: %(default)s",
+    )  # fmt: skip
+    max_bad: float = setting(
+        0.01, "--max-bad", _SOURCES, metavar="FRACTION", shapes_stream=False,
+        help="maximum fraction of damaged input files. If more are damaged, the run fails after it has read all files; "
+        "default: %(default)s",
+    )  # fmt: skip
+    extend: bool = setting(
+        False, "--extend", "options", shapes_stream=False, in_command=False,
+        help="add --mega-batches mega-batches (default: 1) to the stream in OUT. They are encoded with the stream's "
+        "tokenizer. Existing split files do not change, and copies of documents in the stream are left out. If the "
+        "options --language, --gopher, --duplicates and those that name fields are not given, they have the values "
+        "with which the stream was first made, also if it was extended with other values since then",
+    )  # fmt: skip
+    workers: int = setting(
+        None, "--workers", WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
+        help="number of worker processes (default: the CPU cores that this process may use: its CPU affinity, and "
+        "inside a Slurm job the cores of the job). With --executor slurm: number of jobs that run at the same time, "
+        "each on one core (default: 64, whatever the number of cores of this machine; further jobs wait in the queue)",
+    )  # fmt: skip
+    """Never None: without the option, `__post_init__` sets the default."""
+    stall_seconds: float = setting(
+        None, "--stall-seconds", WHERE_IT_RUNS, metavar="S", minimum=2, shapes_stream=False, in_command=False,
+        help="seconds without progress after which a worker counts as hung. The run then stops and reports which file "
+        "the worker was reading; with --executor slurm, the task is first tried again. Default: 40 (with --executor "
+        "slurm: 300, because a network file system may show changes only after a minute)",
+    )  # fmt: skip
+    """Never None: without the option, `__post_init__` sets the default."""
+    cache: str | None = setting(
+        None, "--cache", WHERE_IT_RUNS, metavar="FOLDER", shapes_stream=False, in_command=False,
+        help="folder in which the text that was read, cleaned and compared is kept for other streams from the same "
+        "files, for example with another seed, vocabulary, number of mega-batches or shares. Several processes can use "
+        "it at the same time",
+    )  # fmt: skip
+    executor: str = setting(
+        "local", "--executor", WHERE_IT_RUNS, choices=("local", "slurm"), shapes_stream=False, in_command=False,
+        help="where tasks run: in processes on this machine, or as jobs on a Slurm cluster; default: %(default)s",
+    )  # fmt: skip
+    cluster: Cluster = field(default_factory=Cluster)
+    given: tuple[str, ...] = ()
+    """Names of settings that the user has given. Settings whose values are not the defaults count as given, too."""
+
+    def __post_init__(self):
+        # These defaults depend on the machine and on another setting. The class is frozen, hence `object.__setattr__`.
+        if self.workers is None:
+            object.__setattr__(self, "workers", default_workers(self.executor))
+        if self.stall_seconds is None:
+            object.__setattr__(self, "stall_seconds", default_stall_seconds(self.executor))
+        self._check_sources()
+        for name, option in options_of(self).items():
+            if option.choices and getattr(self, name) not in option.choices:
+                known = ", ".join(option.choices)
+                raise ValueError(f"{name}={getattr(self, name)} is unknown: use one of {known}")
+        if self.language and self.language not in known_languages():
+            raise ValueError(f"language={self.language} is unknown: give a code such as en, de, bg (ISO 639-1)")
+        if self.valid_source is not None and self.valid_source not in {source.kind for source in self.sources}:
+            known = ", ".join(sorted({source.kind for source in self.sources}))
+            raise ValueError(f"valid_source={self.valid_source}: no source of this kind is given. Use one of {known}")
+        parse_rules(self.rules)
+        parse_filters(self.filters)
+        if self.block_urls and not Path(self.block_urls).is_file():
+            raise ValueError(f"block_urls={self.block_urls}: there is no such file")
+        if self.hold_out == "documents" and self.duplicates == "keep":
+            raise ValueError(
+                "hold_out=documents needs duplicates=near or exact: a copy of a held-out document could be in a "
+                "mega-batch, and a later extension could not find it"
+            )
+        check_tokenizer(self.tokenizer)
+        self._check_partition()
+        self._check_numbers()
+
+    def _check_sources(self) -> None:
+        if not self.sources:
+            raise ValueError("no source given: add --source KIND:PATH")
+        names = [source.name for source in self.sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"source {name} is given more than once")
+
+    def _check_partition(self) -> None:
+        if self.extend:
+            defaults = defaults_of(self)
+            for name, option in options_of(self).items():
+                if option.fixed_by_stream and getattr(self, name) != defaults[name]:
+                    raise ValueError(f"an extension uses the {name} of the existing stream: omit {option.flag}")
+        is_counted = self.partition in ("equal", "chronological") and not self.cut_dates
+        if self.num_mega_batches is None and is_counted and not self.extend:
+            raise ValueError("the number of mega-batches is missing: give --mega-batches")
+        self._check_periods()
+        if self.extend and self.partition != "equal":
+            raise ValueError(
+                f"--extend does not support --partition {self.partition}, because new mega-batches have equal numbers "
+                "of words: run alma-prep --extend once for each snapshot, oldest first"
+            )
+
+    def _check_periods(self) -> None:
+        for name in ("cut_dates", "test_words", "undated"):
+            is_given = getattr(self, name) != defaults_of(self)[name]
+            if is_given and self.partition != "chronological" and not self.extend:
+                raise ValueError(f"{name} is used only with a chronological stream: add --partition chronological")
+        if self.cut_dates:
+            num_periods = len(parse_cut_dates(self.cut_dates)) + 1
+            if self.num_mega_batches not in (None, num_periods):
+                raise ValueError(
+                    f"num_mega_batches={self.num_mega_batches}, but cut_dates={self.cut_dates} makes {num_periods} "
+                    "mega-batches: omit --mega-batches"
+                )
+
+    def _check_numbers(self) -> None:
+        if self.decontaminate_against and self.decontaminate is None:
+            raise ValueError("--decontaminate-against needs the number of words: give --decontaminate 13")
+        if not 0 <= self.max_bad <= 1:
+            raise ValueError(f"max_bad={self.max_bad} is not a fraction: it must be between 0 and 1")
+        minima = {name: option.minimum for name, option in options_of(self).items()}
+        if self.tokenizer in TOKENIZERS:
+            minima["vocab_size"] = TOKENIZERS[self.tokenizer].smallest_vocab_size
+        for name, minimum in minima.items():
+            value = getattr(self, name)
+            if minimum is not None and value is not None and value < minimum:
+                raise ValueError(f"{name}={value} is too small: it must be at least {minimum}")
+
+    def command(self) -> str:
+        """Return the command line that makes the same stream again, or that adds the same mega-batches again."""
+        words = ["alma-prep", *(["--extend"] if self.extend else []), str(self.out)]
+        for source in self.sources:
+            words += ["--source", str(source)]
+        defaults = defaults_of(self)
+        for name, option in options_of(self).items():
+            value = getattr(self, name)
+            # An extension takes some values from the stream, so a given default must be named.
+            is_named = option.in_command and (value != defaults[name] or (self.extend and name in self.given))
+            if isinstance(value, tuple):
+                words += [word for each in value for word in (option.flag, each)]
+            elif value is not None and (is_named or (option.always_in_command and not self.extend)):
+                words.append(option.flag)
+                if not isinstance(value, bool):
+                    words.append(f"{value:g}" if isinstance(value, float) else str(value))
+        return shlex.join(words)
+
+    def is_given(self, name: str) -> bool:
+        """Return True if the user has given this setting, or its value is not the default."""
+        return name in self.given or getattr(self, name) != defaults_of(self)[name]
+
+    def identity(self) -> dict:
+        """Return all settings that affect the bytes of the stream.
+
+        They must be equal in all calls of alma-prep for one stream folder.
+
+        A setting that the user did not give, and whose default alma-prep computes from the text, is None. `out`,
+        `workers`, `max_bad` and the executor settings are not included, because they do not affect the bytes. Sources
+        are sorted, except with partition="as-given", where their order matters.
+        """
+        sources = list(map(str, self.sources))
+        values = {name: getattr(self, name) for name, option in options_of(self).items() if option.shapes_stream}
+        return {
+            "sources": sources if self.partition == "as-given" else sorted(sources),
+            # The order of values of an option that can be given several times does not matter.
+            **{name: sorted(value) if isinstance(value, tuple) else value for name, value in values.items()},
+        }
+
+    def reading_settings(self) -> list[str]:
+        """Return the names of the settings in `identity()` on which it depends which documents are read."""
+        return ["sources", *(name for name, option in options_of(self).items() if option.reads)]
+
+    def recorded(self, num_mega_batches: int, valid_words: int, passage_words: int) -> dict:
+        """Return the settings that stream.json records: the result of `identity()`, with three values replaced.
+
+        The arguments are the values with which the stream was made. They replace the values in `identity()`, which are
+        None for settings that the user did not give.
+        """
+        return self.identity() | {
+            **self.digests(),
+            "num_mega_batches": num_mega_batches,
+            "valid_words": valid_words,
+            "passage_words": passage_words,
+        }
+
+    def field_options(self) -> dict[str, str]:
+        """Return the names of the fields of JSON objects and Parquet files that are read, by option name."""
+        return {"text_field": self.text_field, "id_field": self.id_field, "date_field": self.date_field}
+
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 digests of the files that the cleaning uses: the list of URLs and the user's filters.
+
+        Raises:
+            PrepError: if the module of a filter is missing.
+        """
+        found = {f"sha256 of {name}": filter_sha256(name) for name in parse_filters(self.filters)}
+        return found | ({"sha256 of block_urls": sha256_of(Path(self.block_urls))} if self.block_urls else {})
+
+    def rules_for(self, kind: str) -> tuple[str, ...]:
+        """Return the names of the rules for quality that apply to sources of this kind, in the order of RULES."""
+        scopes = {"gopher": self.gopher} | parse_rules(self.rules)
+        return tuple(
+            name
+            for name in RULES
+            if scopes.get(name) == "all" or (scopes.get(name) == "crawls" and kind == "common-crawl")
+        )
+
+    def cleaning(self, kind: str) -> Cleaning | None:
+        """Return the cleaning of documents from sources of this kind; None: all documents are kept as they are."""
+        digests = self.digests()
+        cleaning = Cleaning(
+            block_urls=(self.block_urls, digests["sha256 of block_urls"]) if self.block_urls else (),
+            language=self.language,
+            rules=self.rules_for(kind),
+            filters=tuple((name, digests[f"sha256 of {name}"]) for name in parse_filters(self.filters)),
+            mask_pii=self.mask_pii,
+        )
+        return cleaning if any(cleaning) else None

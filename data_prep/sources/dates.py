@@ -1,0 +1,122 @@
+"""Read the dates of documents and of files, and write them as text.
+
+A date is stored as one number, YYYYMMDDhhmmss in UTC, in which missing parts are 0: 18630000000000 is the year 1863.
+Sorting the numbers sorts the dates, and a year comes before its months and days. 0 means that there is no date. Years
+from 1000 to 9999 are read.
+"""
+
+import itertools
+import re
+from datetime import UTC, date, datetime
+
+from data_prep.sources.snapshots import snapshot_of
+
+UNDATED = 0
+"""The number that stands for a missing date."""
+
+_YEAR_OR_MONTH = re.compile(r"([1-9]\d{3})(?:-(0[1-9]|1[0-2]))?")
+# Dates of digits only, as in web archives, which write 14 digits. The number of digits says which parts there are.
+_DIGITS = {6: "%Y%m", 8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+# In the name of a file: 1863-11-19, 18631119 or 1863-11. Six digits count as a month only from 1900 to 2099 (see
+# `snapshots`), because other numbers with six digits, such as those of parts of a corpus, are more frequent than dates.
+_DAY_IN_NAME = r"(?<!\d)([1-9]\d{3})(-?)(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?!\d)"
+_MONTH_IN_NAME = r"(?<!\d)([1-9]\d{3}-(?:0[1-9]|1[0-2]))(?![-\d])"
+_IN_NAME = re.compile(f"{_DAY_IN_NAME}|{_MONTH_IN_NAME}")
+# A year by itself, such as 1863 in 1863_speech.txt.
+_YEAR_IN_NAME = re.compile(r"(?<!\d)(1\d{3}|20\d{2})(?!\d)")
+
+
+def parse_date(text: str) -> int:
+    """Return the number of a date (see the module), or UNDATED if the text is not a date that can be read.
+
+    ISO 8601 dates of any precision are read: 1863, 1863-11, 1863-11-19, 1863-11-19T15:00:00Z, with any time zone. Times
+    without a time zone are UTC. Dates of 6, 8, 12 or 14 digits are read too, for example those in web archives.
+    """
+    text = text.strip()
+    short = _YEAR_OR_MONTH.fullmatch(text)
+    if short:
+        return _number(int(short[1]), int(short[2] or 0))
+    try:
+        if text.isdecimal() and text.isascii():
+            layout = _DIGITS.get(len(text))
+            moment = datetime.strptime(text, layout) if layout else None
+            if moment is not None and layout == "%Y%m":
+                return _number(moment.year, moment.month)
+        else:
+            moment = datetime.fromisoformat(re.sub(r" ?(?:UTC|GMT)$", "Z", text))
+        if moment is not None and moment.tzinfo is not None:
+            moment = moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return UNDATED
+    if moment is None or moment.year < 1000:
+        return UNDATED
+    return _number(moment.year, moment.month, moment.day, moment.hour, moment.minute, moment.second)
+
+
+def date_text(number: int) -> str:
+    """Return a date as ISO 8601 text, such as 1863, 1863-11, 1863-11-19 or 1863-11-19T15:00:00Z.
+
+    A time of exactly 0 o'clock is left out, because the number does not say whether the source gave it.
+
+    Args:
+        number: what `parse_date` returned. For UNDATED, the text is empty.
+    """
+    if number == UNDATED:
+        return ""
+    digits = f"{number:014d}"
+    year, month, day, time = digits[:4], digits[4:6], digits[6:8], digits[8:]
+    if time != "000000":
+        return f"{year}-{month}-{day}T{time[:2]}:{time[2:4]}:{time[4:]}Z"
+    return "-".join([year, *(part for part in (month, day) if part != "00")])
+
+
+def date_in_path(name: str, path: str) -> int:
+    """Return the number of the date that the path of a file contains, or UNDATED if there is none.
+
+    The first of these that exists is used: a crawl name (CC-MAIN-2019-13, the Monday of that week), a day or a month in
+    the file name, a year from 1000 to 2099 in the file name, a crawl name, day or month in the complete path.
+
+    Args:
+        name: the name of the file, without folders.
+        path: the complete path of the file.
+    """
+    return _crawl_or_day(name) or _year(name) or _crawl_or_day(path)
+
+
+def _crawl_or_day(text: str) -> int:
+    """Return the number of a crawl's date, or of a day or month, in a text; UNDATED if there is none."""
+    if "CC-MAIN-" not in text:
+        for found in _IN_NAME.finditer(text):
+            number = parse_date(found[5] or f"{found[1]}-{found[3]}-{found[4]}")
+            if number:
+                return number
+    return parse_date(snapshot_of(text) or "")
+
+
+def _year(name: str) -> int:
+    found = _YEAR_IN_NAME.search(name)
+    return parse_date(found[1]) if found else UNDATED
+
+
+def _number(year: int, month: int = 0, day: int = 0, hour: int = 0, minute: int = 0, second: int = 0) -> int:
+    if day:
+        date(year, month, day)  # raises ValueError for a day that does not exist
+    number = 0
+    for part in (year, month, day, hour, minute, second):
+        number = number * 100 + part
+    return number
+
+
+def parse_cut_dates(text: str) -> list[int]:
+    """Return the dates (see the module) in a text such as 1840,1890. A period begins at each of these dates.
+
+    Raises:
+        ValueError: if a date cannot be read, or the dates are not in order.
+    """
+    dates = [parse_date(part) for part in text.split(",")]
+    for part, number in zip(text.split(","), dates, strict=True):
+        if not number:
+            raise ValueError(f"cut_dates={text}: '{part}' is not a date such as 1890, 1890-07 or 1890-07-02")
+    if any(after <= before for before, after in itertools.pairwise(dates)):
+        raise ValueError(f"cut_dates={text}: the dates must be in order, the earliest first")
+    return dates

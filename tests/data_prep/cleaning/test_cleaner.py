@@ -1,0 +1,85 @@
+"""What is removed, and why: a planted document for each rule."""
+
+import random
+
+import pytest
+
+from data_prep.cleaning.cleaner import Cleaner, Cleaning, known_languages
+from data_prep.sources import Document
+
+pytest.importorskip("datatrove", reason="needs the extra `corpora`")
+
+ENGLISH = (
+    "The whale is the largest animal of the sea, and it has to come up to breathe. That is why sailors "
+    "have always seen it from afar with their glasses. In the old days they hunted it for oil, which lit "
+    "the lamps of the cities until petroleum was found. Nowadays most countries protect whales, although "
+    "some of them still allow a small hunt."
+)
+GERMAN = (
+    "Der Wal ist das größte Tier des Meeres und muss zum Atmen auftauchen. Deshalb sehen ihn die Seeleute schon von "
+    "weitem. Früher jagte man ihn wegen des Öls, das die Lampen der Städte erleuchtete, bis man Erdöl fand."
+)
+WORDS = [word.strip(".,").lower() for word in ENGLISH.split()]
+
+
+def reason(text, **cleaning):
+    return Cleaner(Cleaning(**cleaning)).clean(Document(text)).reason
+
+
+def of_words(count, seed=0):
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+
+def test_the_language_that_was_asked_for_is_kept():
+    assert (reason(ENGLISH, language="en"), reason(GERMAN, language="en")) == (None, "language")
+    assert (reason(ENGLISH, language="de"), reason(GERMAN, language="de")) == ("language", None)
+    assert reason(GERMAN) is None
+    # Of a long document the middle tells, and too little text tells nothing.
+    assert reason("Startseite Über uns Kontakt\n" * 3 + ENGLISH * 30, language="en") is None
+    assert reason("Guten Tag", language="en") is None
+
+
+PLANTED = {
+    "gopher quality: short_doc": "The whale and the sea that be with you.",
+    "gopher quality: below_avg_threshold": "a b c of to be it is " * 20,
+    "gopher quality: above_avg_threshold": "the and " + "internationalization " * 60,
+    "gopher quality: too_many_hashes": of_words(60) + " #" * 10,
+    "gopher quality: too_many_ellipsis": of_words(60) + " ..." * 10,
+    "gopher quality: too_many_bullets": "\n".join(f"- {of_words(12, n)} the and" for n in range(10)),
+    "gopher quality: too_many_end_ellipsis": "\n".join(f"{of_words(30, n)}..." for n in range(10)),
+    "gopher quality: below_alpha_threshold": of_words(60) + " 1984" * 20,
+    "gopher quality: enough_stop_words": "whale sea ship oil lamp city sailor glass hunt animal country days " * 6,
+    "gopher repetition: dup_line_frac": "\n".join(
+        [of_words(40), *["a line that comes again and again"] * 3, of_words(60, 1)]
+    ),
+    "gopher repetition: top_2_gram": " ".join(of_words(6, n) + " moby dick moby dick" for n in range(12)),
+}
+
+
+@pytest.mark.parametrize("why", PLANTED)
+def test_every_rule_of_gopher_removes_its_planted_document(why):
+    text, language = PLANTED[why], ""
+    if "stop_words" in why:
+        assert "stop_words" not in str(reason(text, rules=("gopher",)))  # of no language in particular
+        language = "en"
+    assert reason(text, language=language, rules=("gopher",)) == why
+    assert reason(text) is None
+
+
+def test_prose_passes():
+    for rules in (("gopher",), ("gopher", "fineweb"), ("c4",)):
+        text = f"{ENGLISH} This is an old story of the sea."
+        assert reason(text, language="en", rules=rules) is None
+        assert reason(text.replace(". ", ".\n\n"), language="en", rules=rules) is None
+
+
+def test_stop_words_are_required_only_of_english():
+    assert reason(f"{GERMAN} {GERMAN.swapcase()}", language="de", rules=("gopher",)) is None
+    assert {"en", "de", "bg"} <= known_languages()
+
+
+def test_real_books_pass_and_real_pages_are_sorted_out(shared_data):
+    cleaner = Cleaner(Cleaning(language="en", rules=("gopher",)))
+    text = (shared_data / "books" / "jane_austen_emma.md").read_text(encoding="utf-8")
+    chapters = [text[start : start + 8000] for start in range(0, len(text), 8000)]
+    assert sum(cleaner.clean(Document(chapter)).reason is None for chapter in chapters) > 0.97 * len(chapters)

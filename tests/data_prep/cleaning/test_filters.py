@@ -1,0 +1,216 @@
+"""C4's and FineWeb's rules, lists of URLs, masked personal data, and filters of the user."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from data_prep.cleaning.cleaner import Cleaner, Cleaning
+from data_prep.cleaning.filters import BlockedUrls, mask_personal_data
+from data_prep.cleaning.quality import RULES, parse_rules
+from data_prep.errors import PrepError
+from data_prep.settings import PrepSettings
+from data_prep.sources import Document, Source
+from tests.data_prep.cleaning.test_cleaner import ENGLISH, of_words
+
+pytest.importorskip("datatrove", reason="needs the extra `corpora`")
+
+PROSE = f"{ENGLISH} This is an old story of the sea."
+LINES = PROSE.replace(". ", ".\n")
+FILTERS = """
+import re
+
+def no_lists(document):
+    return not document.text.startswith("-")
+
+def no_old_pages(document):
+    return (False, "before 2000") if document.date < "2000" else True
+
+def no_digits(document):
+    return re.sub("[0-9]", "", document.text)
+
+def of_page_7(document):
+    if document.id == "7":
+        raise KeyError("colour")
+    return True
+
+def of_no_use(document):
+    return 3
+"""
+
+
+@pytest.fixture
+def my_filters(tmp_path, monkeypatch):
+    """A module in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("my_filters", None)
+    (tmp_path / "my_filters.py").write_text(FILTERS)
+    return tmp_path
+
+
+def clean(text, identity="", date="", **cleaning):
+    return Cleaner(Cleaning(**cleaning)).clean(Document(text, identity, date))
+
+
+@pytest.mark.parametrize(
+    ("why", "text"),
+    {
+        "too_few_sentences": "The whale breathes air.\nThe sea is deep and wide.",
+        "lorem_ipsum": f"{LINES}\nThen lorem ipsum dolor sit amet.",
+        "curly_bracket": f"{LINES}\nThis line is code {{ of a program }}.",
+    }.items(),
+)
+def test_every_rule_of_c4_removes_its_planted_document(why, text):
+    assert clean(text, rules=("c4",)).reason == f"c4: {why}"
+
+
+def test_c4_removes_lines_and_counts_their_words():
+    menu = "Home About Contact"
+    lines = ["Please enable Javascript in your browser.", "Read our privacy policy first of all.", "Too short."]
+    cleaned = clean("\n".join([menu, LINES, *lines]), rules=("c4",))
+    assert cleaned.reason is None
+    assert cleaned.text == LINES
+    assert cleaned.changes == (("c4: changed text", 3 + 6 + 7 + 2),)
+
+
+@pytest.mark.parametrize(
+    ("why", "text"),
+    {
+        "line_punct_ratio": "\n".join(of_words(20, n) for n in range(10)),
+        "short_line_ratio": "\n".join(f"{of_words(4, n)}." for n in range(10)),
+        "char_dup_ratio": "\n".join([f"{of_words(20, n)}." for n in range(10)] + [f"{of_words(20)}."]),
+        "list_ratio": "\n\n\n".join(f"{of_words(7, n)} internationally." for n in range(10)),
+    }.items(),
+)
+def test_every_rule_of_fineweb_removes_its_planted_document(why, text):
+    assert clean(text, rules=("fineweb",)).reason == f"fineweb: {why}"
+
+
+def test_rules_have_scopes_and_the_order_of_fineweb():
+    assert parse_rules("c4, fineweb:all") == {"c4": "crawls", "fineweb": "all"}
+    assert list(RULES) == ["gopher", "c4", "fineweb"]
+    for wrong in ("c5", "c4:some", "c4,c4:all"):
+        with pytest.raises(ValueError, match="rules="):
+            parse_rules(wrong)
+
+    def rules(kind, **more):
+        return PrepSettings("out", (Source("books", "x"),), 1, **more).rules_for(kind)
+
+    assert rules("text") == ()
+    assert rules("common-crawl") == ("gopher",)
+    assert rules("common-crawl", rules="fineweb,c4", gopher="off") == ("c4", "fineweb")
+    assert rules("text", rules="fineweb:all,gopher:all") == ("gopher", "fineweb")
+
+
+def test_a_list_of_urls_covers_subdomains_and_pages_below(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text("# spam\nSpam.example\n\nhttps://forum.org/Bad/\nshop.net/item?id=3\nbücher.de\n", encoding="utf-8")
+    blocked = BlockedUrls(path)
+    inside = (
+        "http://spam.example http://www.spam.example:80/a?b#c https://forum.org/Bad https://www.forum.org/Bad/1?x=y "
+    )
+    inside += "http://shop.net/item?id=3 https://xn--bcher-kva.de/x https://bücher.de"
+    outside = "http://example http://notspam.example http://spam.example.com https://forum.org/Badge https://forum.org "
+    outside += "http://shop.net/item http://shop.net/item?id=30 http://[broken http://"
+    assert [url for url in inside.split() if not blocked.has(url)] == []
+    assert [url for url in outside.split() if blocked.has(url)] == []
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    assert not BlockedUrls(empty).has("http://spam.example")
+
+
+def test_masking_does_not_depend_on_earlier_documents_and_takes_linear_time():
+    text = "Write to jane.doe+x@mail.example.co.uk or <joe@x.org>, from 8.8.8.8 or 192.168.0.1, not a@b or @joe."
+    masked = "Write to email@example.com or <email@example.com>, from 22.214.171.124 or 192.168.0.1, not a@b or @joe."
+    assert mask_personal_data(text) == mask_personal_data(text) == masked
+    start = time.process_time()
+    attack = "a-" * 200_000
+    assert mask_personal_data(f"{attack} joe@x.org a@b@{attack}").startswith(f"{attack} email@example.com")
+    assert time.process_time() - start < 5
+    assert clean("ask joe@x.org", mask_pii=True).changes == (("masked personal data", 0),)
+
+
+def test_filters_of_the_user(my_filters):
+    def by(name, text="- one 1", **more):
+        return clean(text, filters=((f"my_filters:{name}", ""),), **more)[:2]
+
+    assert by("no_lists") == ("- one 1", "my_filters:no_lists")
+    assert by("no_lists", "one 1") == ("one 1", None)
+    assert by("no_old_pages", date="1999-12-31")[1] == "my_filters:no_old_pages: before 2000"
+    assert by("no_old_pages", date="2019-01-01")[1] is None
+    assert by("no_digits") == ("- one ", None)
+    assert by("no_digits", "42")[1] == "my_filters:no_digits: no text left"
+    with pytest.raises(PrepError, match=r"my_filters:of_page_7 failed on the document 7: KeyError: 'colour'"):
+        by("of_page_7", identity="7")
+    with pytest.raises(PrepError, match=r"of_no_use returned '3' for the document"):
+        by("of_no_use")
+
+
+def write_pages(path, count=300):
+    rows = [
+        {
+            "text": f"- {of_words(40, n)}" if n % 10 == 0 else f"Page {n} of joe@x{n}.org. {of_words(40, n)}",
+            "id": f"http://{'spam.example' if n % 10 == 1 else 'good.example'}/{n}",
+        }
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_stream_with_filters_in_worker_processes(my_filters, alma_prep, capsys):
+    write_pages(my_filters / "pages.jsonl")
+    (my_filters / "spam.txt").write_text("spam.example\n")
+    more = ["--filter", "my_filters:no_lists", "--block-urls", "spam.txt", "--mask-pii", "--duplicates", "keep"]
+    assert alma_prep("out", "text:pages.jsonl", num_mega_batches=1, more=more) == 0
+    stream = json.loads((my_filters / "out" / "stream.json").read_text())
+    found = {row["step"]: row["documents"] for row in stream["cleaning"]}
+    assert found == {"blocked URL": 30, "my_filters:no_lists": 30, "masked personal data": 240}
+    assert sum(split["documents"] for split in stream["splits"].values()) == 240
+    assert "--filter my_filters:no_lists" in stream["command"]
+    assert stream["command"].count("--mask-pii") == 1
+    capsys.readouterr()
+    assert alma_prep("out", "text:pages.jsonl", num_mega_batches=1, more=more) == 0  # complete: only checked
+    assert "nothing to do" in capsys.readouterr().err
+    (my_filters / "my_filters.py").write_text(FILTERS + "\n")
+    assert alma_prep("out", "text:pages.jsonl", num_mega_batches=1, more=more) == 2
+    assert "my_filters:no_lists setting has changed" in capsys.readouterr().err
+
+
+def test_a_filter_that_fails_is_named_and_the_mended_one_continues(my_filters, alma_prep, capsys):
+    rows = [{"text": of_words(40, n), "id": str(n)} for n in range(60)]
+    (my_filters / "pages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = {"num_mega_batches": 1, "more": ["--filter", "my_filters:of_page_7", "--duplicates", "keep"]}
+    assert alma_prep("out", "text:pages.jsonl", **arguments) == 2
+    assert "--filter my_filters:of_page_7 failed on the document 7: KeyError" in capsys.readouterr().err
+    (my_filters / "my_filters.py").write_text(FILTERS.replace('"7"', '"no"'))
+    sys.modules.pop("my_filters", None)
+    assert alma_prep("out", "text:pages.jsonl", **arguments) == 0
+    missing = {"no_such:f": "no module no_such", "my_filters:f": "no function f", "f": "write MODULE:FUNCTION"}
+    for name, why in missing.items():
+        assert alma_prep("x", "text:pages.jsonl", num_mega_batches=1, more=["--filter", name]) == 2
+        assert why in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_documents_without_a_url_are_reported(tmp_path, alma_prep, capsys):
+    (tmp_path / "pages.txt").write_text("".join(f"{of_words(40, n)}\n" for n in range(60)))
+    (tmp_path / "spam.txt").write_text("spam.example\n")
+    more = ["--block-urls", tmp_path / "spam.txt", "--duplicates", "keep"]
+    assert alma_prep(tmp_path / "out", f"text:{tmp_path / 'pages.txt'}", num_mega_batches=1, more=more) == 0
+    assert "warning: 60 documents of source text:" in capsys.readouterr().err
+    assert alma_prep(tmp_path / "x", "text:x", more=["--block-urls", tmp_path / "no.txt"]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_rules_download_nothing():
+    code = "import socket\nsocket.socket.connect = None\n"
+    code += "from data_prep.cleaning.cleaner import *\n"
+    code += f"text = {PROSE!r}\n"
+    code += "cleaner = Cleaner(Cleaning(language='en', rules=('gopher', 'c4', 'fineweb'), mask_pii=True))\n"
+    code += "print(cleaner.clean(Document(text)).reason)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.stdout.strip() == "None", found.stderr

@@ -1,0 +1,239 @@
+"""Streams in order of time: periods, and the held-out text of each."""
+
+import json
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from data_prep.dividing.chronological import HeldOut, chronological_layout
+from data_prep.errors import PrepError
+from data_prep.reading.index import ENTRY
+from data_prep.settings import PrepSettings
+from data_prep.sources import Source
+from data_prep.sources.dates import parse_cut_dates
+from fairseq_alma.core.stream_folder import StreamFolder
+from tests.data_prep.encoding.test_documents import check_documents, prose, rows_of, splits_of, write_lines
+
+CHRONOLOGICAL = ("--partition", "chronological", "--duplicates", "exact")
+
+
+def lines(num_documents: int, first_year: int = 1800, seed: int = 0) -> list[dict]:
+    """One document a year, of 100 to 300 words."""
+    lengths = random.Random(seed).choices(range(100, 300), k=num_documents)
+    return [
+        {"id": f"doc-{first_year + n}", "date": str(first_year + n), "text": prose(length, 1000 * first_year + n)}
+        for n, length in enumerate(lengths)
+    ]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """100 documents of the years 1800 to 1899, in no order."""
+    rows = lines(100)
+    random.Random(5).shuffle(rows)
+    return write_lines(tmp_path_factory.mktemp("dated") / "lines.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory, corpus, alma_prep):
+    """A stream of four periods of the corpus."""
+    out = tmp_path_factory.mktemp("streams") / "chronological"
+    assert alma_prep(out, f"text:{corpus}", num_mega_batches=4, more=CHRONOLOGICAL) == 0
+    return out
+
+
+def test_periods_follow_one_another_and_have_equal_words(stream, corpus):
+    rows = [json.loads(line) for line in corpus.read_text().splitlines()]
+    check_documents(stream, {(row["id"], row["date"]): row["text"] for row in rows}, f"text:{corpus}")
+    periods = json.loads((stream / "stream.json").read_text())["periods"]
+    splits = splits_of(stream)
+    last = "0"
+    for t, period in enumerate(periods, start=1):
+        names = (f"mega_batch_{t}", f"mega_batch_{t}/valid", f"mega_batch_{t}/test")
+        dates = [row["date"] for name in names for row in rows_of(stream, name)]
+        assert last < min(dates)
+        assert (min(dates), max(dates)) == (period["first_date"], period["last_date"])
+        last = max(dates)
+        # 20 000 words; the longest document has 300.
+        words = [splits[name]["words"] for name in names]
+        assert abs(sum(words) - sum(len(row["text"].split()) for row in rows) / 4) <= 300
+        assert abs(words[2] - sum(words) / 5) <= 300
+    documents = [{row["document"] for row in rows_of(stream, name)} for name in splits if name not in ("valid", "test")]
+    assert sum(map(len, documents)) == len(set().union(*documents)) == 100
+
+
+def test_validation_and_test_set_are_the_text_of_the_periods(stream):
+    folder = StreamFolder.open(stream)
+    folder.verify_bytes()
+    assert (folder.num_mega_batches, folder.num_periods) == (4, 4)
+    for part in ("valid", "test"):
+        parts = [f"mega_batch_{t}/{part}" for t in range(1, 5)]
+        whole = folder.prefix(part).with_suffix(".bin").read_bytes()
+        assert whole == b"".join(folder.prefix(name).with_suffix(".bin").read_bytes() for name in parts)
+        assert rows_of(stream, part) == [row for name in parts for row in rows_of(stream, name)]
+        for count in ("tokens", "words", "documents", "sequences", "bytes"):
+            assert folder.counts(part)[count] == sum(folder.counts(name)[count] for name in parts)
+    assert folder.place_in_test(1)[0] == 0
+    assert folder.place_in_test(4)[1] == folder.counts("test")["tokens"]
+
+
+def test_a_period_file_that_is_cut_short_is_noticed(stream, tmp_path):
+    import shutil
+
+    from fairseq_alma.core.errors import StreamError
+
+    copy = shutil.copytree(stream, tmp_path / "copy")
+    path = copy / "mega_batch_2" / "test.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(StreamError, match=r"mega_batch_2/test\.bin has .* bytes, stream.json says"):
+        StreamFolder.open(copy)
+    with pytest.raises(StreamError, match="no split mega_batch_5/test: it has valid, mega_batch_1"):
+        StreamFolder.open(stream).counts("mega_batch_5/test")
+
+
+def test_the_bytes_do_not_depend_on_files_and_workers(tmp_path, stream, corpus, alma_prep, folder_bytes):
+    rows = [json.loads(line) for line in corpus.read_text().splitlines()]
+    for part in range(3):
+        write_lines(tmp_path / "lines" / f"{part}.jsonl", sorted(rows[part::3], key=lambda row: row["text"]))
+    out = tmp_path / "out"
+    assert alma_prep(out, f"text:{tmp_path / 'lines'}", num_mega_batches=4, workers=3, more=CHRONOLOGICAL) == 0
+    assert folder_bytes(out, named=False) == folder_bytes(stream, named=False)
+    for split in splits_of(stream):
+        both = [[(row["id"], row["date"]) for row in rows_of(one, split)] for one in (out, stream)]
+        assert both[0] == both[1]
+
+
+def test_periods_begin_at_given_dates(tmp_path, corpus, alma_prep):
+    more = [*CHRONOLOGICAL, "--cut-dates", "1830,1840-06", "--test-words", "2000", "--valid-words", "900"]
+    argv = [str(tmp_path / "out"), "--source", f"text:{corpus}", "--vocab-size", "300", *more]
+    from data_prep.cli import main
+
+    assert main(argv) == 0
+    stream = json.loads((tmp_path / "out" / "stream.json").read_text())
+    dates = [(period["first_date"], period["last_date"]) for period in stream["periods"]]
+    assert dates == [("1800", "1829"), ("1830", "1840"), ("1841", "1899")]
+    # Of each period the same share is held out, within a document of up to 300 words.
+    total = sum(split["words"] for split in stream["splits"].values())
+    for t, period in enumerate(stream["periods"], start=1):
+        words = stream["splits"][f"mega_batch_{t}"]["words"] + period["valid"]["words"] + period["test"]["words"]
+        assert abs(period["test"]["words"] - 2000 * words / total) <= 300
+        assert abs(period["valid"]["words"] - 900 * words / total) <= 300
+    assert main(argv) == 0  # the same command finds the stream complete
+
+
+def test_the_earliest_copy_is_kept(tmp_path, alma_prep):
+    rows = lines(100)
+    later = [{"id": f"copy-{n}", "date": f"{1900 + n}-01-01", "text": row["text"]} for n, row in enumerate(rows[:20])]
+    near = [
+        {"id": f"near-{n}", "date": f"{1900 + n}", "text": row["text"] + " one more word"}
+        for n, row in enumerate(rows[20:40])
+    ]
+    source = f"text:{write_lines(tmp_path / 'lines.jsonl', [*near, *later, *rows])}"
+    assert alma_prep(tmp_path / "out", source, more=["--partition", "chronological"]) == 0
+    names = Counter(row["id"] for split in splits_of(tmp_path / "out") for row in rows_of(tmp_path / "out", split))
+    assert set(names) == {row["id"] for row in rows}
+
+
+def test_a_source_without_dates_is_named_and_can_be_left_out(tmp_path, alma_prep, capsys):
+    rows = [
+        *lines(60),
+        {"id": "a", "text": prose(200, 7)},
+        {"id": "b", "date": "a long time ago", "text": prose(99, 8)},
+    ]
+    source = f"text:{write_lines(tmp_path / 'lines.jsonl', rows)}"
+    out = tmp_path / "out"
+    assert alma_prep(out, source, more=CHRONOLOGICAL) == 2
+    message = capsys.readouterr().err
+    assert "2 documents have no date that can be read, for example a, b (its date is 'a long time ago')" in message
+    assert alma_prep(out, source, more=[*CHRONOLOGICAL, "--undated", "drop"]) == 0
+    stream = json.loads((out / "stream.json").read_text())
+    assert [row for row in stream["cleaning"] if row["step"] == "no date"] == [
+        {"step": "no date", "source": source, "documents": 2, "words": 299}
+    ]
+    assert {row["id"] for split in splits_of(out) for row in rows_of(out, split)} == {row["id"] for row in rows[:60]}
+    # No document has a date in this field.
+    assert alma_prep(tmp_path / "other", source, more=[*CHRONOLOGICAL, "--date-field", "when"]) == 2
+    assert "No document has a date: check --date-field" in capsys.readouterr().err
+    assert not (tmp_path / "other" / "stream.json").exists()
+
+
+def test_the_date_of_the_file_is_used_where_the_document_has_none(tmp_path, alma_prep):
+    for row in lines(60):
+        path = tmp_path / "speeches" / f"{row['id']}-03.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(row["text"])
+    assert alma_prep(tmp_path / "out", f"books:{tmp_path / 'speeches'}", more=CHRONOLOGICAL) == 0
+    for split in splits_of(tmp_path / "out"):
+        assert all(row["id"] == f"doc-{row['date']}.txt" for row in rows_of(tmp_path / "out", split))
+
+
+def test_later_periods_are_added(tmp_path, corpus, alma_prep, folder_bytes, capsys):
+    out = tmp_path / "out"
+    assert alma_prep(out, f"text:{corpus}", num_mega_batches=3, more=CHRONOLOGICAL) == 0
+    before = folder_bytes(out)
+    later = write_lines(tmp_path / "later.jsonl", lines(60, 1899, seed=1))
+    from data_prep.cli import main
+
+    argv = ["--extend", str(out), "--source", f"text:{later}", "--mega-batches", "2", "--duplicates", "exact"]
+    assert main(argv) == 0
+    assert {name: content for name, content in folder_bytes(out).items() if name in before} == before
+    folder = StreamFolder.open(out)
+    assert (folder.num_mega_batches, folder.num_periods, folder.place_in_test(4)) == (5, 5, None)
+    dates = [(period["first_date"], period["last_date"]) for period in folder.description["periods"][3:]]
+    assert dates[0][0] == "1899" and dates[0][1] < dates[1][0] and dates[1][1] == "1958"
+    rows = lines(60, 1899, seed=1)
+    found = {row["id"] for split in splits_of(out) if split[11:12] in ("4", "5") for row in rows_of(out, split)}
+    assert found == {row["id"] for row in rows}
+    assert all(folder.counts(f"mega_batch_{t}/{part}")["words"] for t in (4, 5) for part in ("valid", "test"))
+    assert main(argv) == 0
+    assert "already contains the text of these input files" in capsys.readouterr().err
+    earlier = write_lines(tmp_path / "earlier.jsonl", lines(30, 1950, seed=2))
+    assert main(["--extend", str(out), "--source", f"text:{earlier}", "--duplicates", "exact"]) == 2
+    message = capsys.readouterr().err
+    assert (
+        "8 of the new documents are earlier than 1958, the last date in the stream; the earliest is of 1950" in message
+    )
+
+
+def test_too_few_documents_in_a_period_are_an_error(tmp_path, alma_prep, capsys):
+    rows = [{"id": str(n), "date": str(1800 + n), "text": prose(3000, n)} for n in range(6)]
+    source = f"text:{write_lines(tmp_path / 'lines.jsonl', rows)}"
+    assert alma_prep(tmp_path / "out", source, num_mega_batches=3, more=CHRONOLOGICAL) == 2
+    assert "the period of mega_batch_1 (1800 to 1801) has too few documents" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"partition": "chronological"}, "the number of mega-batches is missing"),
+        ({"partition": "chronological", "cut_dates": "1840,1830"}, "the dates must be in order"),
+        ({"partition": "chronological", "cut_dates": "1840,soon"}, "'soon' is not a date such as 1890"),
+        ({"partition": "chronological", "cut_dates": "1840", "num_mega_batches": 3}, "makes 2 mega-batches"),
+        ({"num_mega_batches": 2, "cut_dates": "1840"}, "add --partition chronological"),
+        ({"num_mega_batches": 2, "undated": "drop"}, "add --partition chronological"),
+    ],
+)
+def test_settings_of_periods_are_checked(tmp_path, more, message):
+    with pytest.raises(ValueError, match=message):
+        PrepSettings(tmp_path, (Source("python-docs"),), **more)
+
+
+def test_documents_of_one_date_are_in_the_order_of_their_text():
+    """Nothing but text and dates decides which period a document is in."""
+    rng = np.random.default_rng(1)
+    passages = np.zeros(400, ENTRY)
+    passages["num_words"] = 50
+    passages["document"] = passages["key"] = [rng.bytes(16) for _ in range(400)]
+    dates = np.repeat([18000000000000, 18010000000000], 200)
+    layouts = []
+    for order in (np.arange(400), rng.permutation(400)):
+        found = chronological_layout(passages[order], dates[order], np.array([0]), HeldOut(0.02, 0.1), 4)
+        assert [period["first_date"] for period in found.periods] == ["1800", "1800", "1801", "1801"]
+        assert found.splits[4:8] == ["mega_batch_1", "mega_batch_2", "mega_batch_3", "mega_batch_4"]
+        assert np.diff(found.cuts).tolist() == [2] * 4 + [88] * 4 + [10] * 4
+        layouts.append(passages[order][found.order]["key"].tolist())
+    assert layouts[0] == layouts[1]
+    with pytest.raises(PrepError, match="mega_batch_3 contains no document"):
+        chronological_layout(passages, dates, np.array([0]), HeldOut(0.1, 0.1), parse_cut_dates("1801,1802"))

@@ -1,0 +1,173 @@
+"""Overlap of held-out text with training text: what is reported, and what --decontaminate removes."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from data_prep.cli import main
+from data_prep.leakage.overlap import Texts, count_overlaps, find_overlaps
+from data_prep.reading.index import ENTRY
+from data_prep.reading.spool import text_path
+from fairseq_alma.core.files import sha256_of
+from tests.data_prep.copies.test_duplicates import Here, chinese, english
+from tests.data_prep.test_corpora import load, texts_of, word_ngrams
+
+
+def write_texts(folder, texts):
+    """Texts in the form of the spool."""
+    folder.mkdir()
+    rows, offset = [], 0
+    with open(text_path(folder, 0), "wb") as file:
+        for number, text in enumerate(texts):
+            content = text.encode()
+            rows.append((b"", number.to_bytes(16), offset, 0, len(content), len(text.split()), 0, 0, 0))
+            offset += file.write(content)
+    np.save(folder / "index.npy", np.array(rows, ENTRY))
+    return Texts(str(folder / "index.npy"), sha256_of(folder / "index.npy"), str(folder), 0, len(texts))
+
+
+@pytest.mark.parametrize(("maker", "space"), [(english, " "), (chinese, "")])
+def test_planted_overlaps_of_13_words_are_found_and_nothing_else(tmp_path, monkeypatch, maker, space):
+    rng = random.Random(0)
+    held_out = [maker(rng, 150) for _ in range(300)]
+    training = [maker(rng, 150) for _ in range(400)]
+    for number in range(200):
+        start = rng.randrange(130)
+        training[number][start : start + 13] = held_out[number][50:63]
+        training[number + 200][start : start + 10] = held_out[number][20:30]  # too few words
+    monkeypatch.setattr("data_prep.leakage.overlap.TASK_BYTES", 20_000)  # several tasks
+    monkeypatch.setattr("data_prep.leakage.overlap._MERGED_NGRAMS", 9_000)  # several files of hashes
+    texts = write_texts(tmp_path / "held_out", [space.join(words) for words in held_out])
+    scanned = write_texts(tmp_path / "training", [space.join(words) for words in training])
+    found = find_overlaps(tmp_path, 13, [texts._replace(end=250)], scanned, Here(), keep_ngrams=True)
+    assert found.texts.tolist() == [number < 200 for number in range(400)]
+    assert len(list((tmp_path / "merge").glob("*.ngrams"))) > 2
+    assert 200 <= len(found.ngrams) < 215  # the words around an overlap can be equal by chance
+    whole = {"a": texts._replace(end=250), "b": texts._replace(start=100, step=7)}
+    counts = count_overlaps(tmp_path, 13, whole, found.ngrams, Here())
+    assert 200 * 13 <= counts["a"].pop("overlapping_words") < 215 * 13
+    assert counts["a"] == {"documents": 250, "overlapping_documents": 200, "words": 250 * 150}
+    assert counts["b"]["documents"] == len(range(100, 300, 7))
+    assert counts["b"]["overlapping_documents"] == len(range(100, 200, 7))
+
+
+@pytest.fixture(scope="module")
+def quotes(tmp_path_factory):
+    """700 documents of 60 words. Each of 60 quotes of 14 words is in four documents. A benchmark has two of them."""
+    rng = random.Random(1)
+    folder = tmp_path_factory.mktemp("quotes")
+    documents = [english(rng, 60) for _ in range(700)]
+    quoted = [english(rng, 14) for _ in range(60)]
+    for number in range(240):
+        documents[number][20:34] = quoted[number % 60]
+    lines = [json.dumps({"text": " ".join(words)}) + "\n" for words in documents]
+    (folder / "a.jsonl").write_text("".join(lines[:600]))
+    (folder / "later.jsonl").write_text("".join(lines[600:] + lines[:3]))
+    more = [english(rng, 20) + quote + english(rng, 20) for quote in quoted]
+    (folder / "new.jsonl").write_text(
+        "".join(
+            json.dumps({"text": " ".join(words)}) + "\n" for words in [*more, *(english(rng, 60) for _ in range(90))]
+        )
+    )
+    quiz = [documents[650][10:30], documents[300][5:25]]
+    (folder / "quiz.txt").write_text("".join(" ".join(words) + "\n" for words in quiz))
+    return folder
+
+
+def overlaps(out, held_out, training):
+    """For each held-out text, whether it has 13 words in a row in common with training text."""
+    known = set().union(*(word_ngrams(text, 13) for split in training for text in texts_of(out, split)))
+    return [bool(word_ngrams(text, 13) & known) for text in texts_of(out, held_out)]
+
+
+@pytest.fixture(scope="module")
+def leaky(tmp_path_factory, quotes, alma_prep):
+    out = tmp_path_factory.mktemp("leaky") / "stream"
+    assert alma_prep(out, f"text:{quotes}/a.jsonl", num_mega_batches=2) == 0
+    return out
+
+
+def test_the_report_says_what_a_comparison_of_all_texts_finds(leaky, capsys, alma_prep, quotes):
+    report = load(leaky)["leakage"]
+    assert report["ngram_words"] == 13
+    for name in ("valid", "test"):
+        expected = overlaps(leaky, name, ["mega_batch_1", "mega_batch_2"])
+        assert report[name]["documents"] == len(expected)
+        assert report[name]["overlapping_documents"] == sum(expected)
+        assert report[name]["words"] == load(leaky)["splits"][name]["words"]
+        assert 13 * sum(expected) <= report[name]["overlapping_words"] <= 16 * sum(expected)
+    assert report["test"]["overlapping_documents"] > 20
+    capsys.readouterr()
+    assert alma_prep(leaky, f"text:{quotes}/a.jsonl", num_mega_batches=2) == 0
+    share = report["test"]["overlapping_documents"] / report["test"]["documents"]
+    assert f"{share:.2%} of the documents in test have 13 words in a row" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory, quotes, alma_prep):
+    out = tmp_path_factory.mktemp("clean") / "stream"
+    more = ["--decontaminate", 13, "--decontaminate-against", quotes / "quiz.txt"]
+    assert alma_prep(out, f"text:{quotes}/a.jsonl", num_mega_batches=2, more=more) == 0
+    return out, more
+
+
+def test_decontamination_removes_all_overlaps_and_keeps_sizes_equal(clean, leaky, quotes, folder_bytes):
+    out, _ = clean
+    batches = ["mega_batch_1", "mega_batch_2"]
+    for name in ("valid", "test"):
+        assert texts_of(out, name) == texts_of(leaky, name)
+        assert not any(overlaps(out, name, batches))
+        assert load(out)["leakage"][name]["overlapping_words"] == 0
+    quiz = [word_ngrams(line, 13) for line in (quotes / "quiz.txt").read_text().splitlines()]
+    training = [text for name in batches for text in texts_of(out, name)]
+    assert not any(word_ngrams(text, 13) & grams for text in training for grams in quiz)
+    before = [text for name in batches for text in texts_of(leaky, name)]
+    held_out = [text for name in ("valid", "test") for text in texts_of(out, name)]
+    known = set().union(*quiz, *(word_ngrams(text, 13) for text in held_out))
+    assert sorted(training) == sorted(text for text in before if not word_ngrams(text, 13) & known)
+    words = [load(out)["splits"][name]["words"] for name in batches]
+    assert abs(words[0] - words[1]) <= 60
+    [row] = [row for row in load(out)["cleaning"] if "overlap" in row["step"]]
+    assert row["documents"] == len(before) - len(training) > 20
+    assert row["words"] == 60 * row["documents"]
+    assert "--decontaminate-against" in load(out)["command"]
+
+
+def test_neither_workers_nor_the_order_of_files_show(tmp_path, clean, quotes, alma_prep, folder_bytes):
+    out, more = clean
+    lines = (quotes / "a.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.jsonl").write_text("".join(lines[400:]))
+    (tmp_path / "a" / "2.jsonl").write_text("".join(lines[:400]))
+    assert alma_prep(tmp_path / "out", f"text:{tmp_path}/a", num_mega_batches=2, workers=2, more=more) == 0
+    assert folder_bytes(tmp_path / "out", named=False) == folder_bytes(out, named=False)
+
+
+def test_an_extension_is_compared_with_the_held_out_text_of_the_stream(clean, quotes, capsys):
+    out, more = clean
+    again = ["--extend", str(out), "--source", f"text:{quotes}/new.jsonl", "--workers", "1", *map(str, more)]
+    assert main(again) == 0
+    assert not any(overlaps(out, "test", ["mega_batch_3"]))
+    [extension] = load(out)["extensions"]
+    removed = sum(row["documents"] for row in extension["cleaning"] if "overlap" in row["step"])
+    assert removed > 20
+    assert len(texts_of(out, "mega_batch_3")) == 150 - removed
+    assert extension["leakage"]["test"]["overlapping_documents"] == 0
+    assert extension["leakage"]["test"]["documents"] == len(texts_of(out, "test"))
+    assert "0.00% of the documents in test" in capsys.readouterr().out
+
+
+def test_what_cannot_work_is_refused_before_anything_is_read(tmp_path, quotes, alma_prep, capsys):
+    source = f"text:{quotes}/a.jsonl"
+    assert alma_prep(tmp_path / "o", source, more=["--decontaminate-against", quotes / "quiz.txt"]) == 2
+    assert "give --decontaminate 13" in capsys.readouterr().err
+    missing = ["--decontaminate", 13, "--decontaminate-against", quotes / "none.txt"]
+    assert alma_prep(tmp_path / "o", source, more=missing) == 2
+    assert "none.txt does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+    (tmp_path / "empty.jsonl").write_text('{"question": "no text"}\n')
+    empty = ["--decontaminate", 13, "--decontaminate-against", tmp_path / "empty.jsonl"]
+    assert alma_prep(tmp_path / "o", source, more=empty) == 2
+    assert "empty.jsonl contains no text" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""--keep-removed: every document that is removed can be read, with the reason."""
+
+import json
+import shutil
+
+import pytest
+
+from data_prep.cleaning.cleaner import known_languages
+from data_prep.sources import Source
+from tests.data_prep.cleaning.test_cleaner import GERMAN, of_words
+from tests.data_prep.files import read_all, read_all_documents
+
+pytest.importorskip("datatrove", reason="needs the extra `corpora`")
+
+
+def write_pages(path):
+    """20 German pages, 20 exact and 20 near copies, and 60 other pages."""
+    english = [f"The {n}th page. {of_words(60, n)}" for n in range(60)]
+    texts = [*english, *(f"{n}. {GERMAN}" for n in range(20)), *english[:20]]
+    texts += [f"{text} and more" for text in english[20:40]]
+    rows = [{"text": text, "id": f"page {n}", "date": "2020-01-01"} for n, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return texts
+
+
+def test_every_removed_document_is_kept_with_its_reason(tmp_path, alma_prep, capsys, folder_bytes):
+    texts = write_pages(tmp_path / "pages.jsonl")
+    out, plain = tmp_path / "out", tmp_path / "plain"
+    more = ["--language", "en", "--keep-removed"]
+    assert alma_prep(out, f"text:{tmp_path / 'pages.jsonl'}", num_mega_batches=1, more=more) == 0
+    stream = json.loads((out / "stream.json").read_text())
+    table = {row["step"]: row["documents"] for row in stream["cleaning"]}
+    assert table == {"language": 20, "exact copy": 20, "near copy": 20}
+    # The files are themselves a source.
+    found, skipped = read_all_documents(Source("text", str(out / "removed")))
+    assert not skipped
+    by_reason, _ = read_all(Source("text", str(out / "removed")), text_field="reason")
+    assert {reason: by_reason.count(reason) for reason in table} == table
+    assert {one.text for one in found if one.id.startswith("page")} == set(texts[60:80])
+    assert {one.date for one in found} == {"2020-01-01", ""}
+    kept_near = [one.text for one, reason in zip(found, by_reason, strict=True) if reason == "near copy"]
+    assert len({text.removesuffix(" and more") for text in kept_near}) == 20
+    # The stream itself is the same, can be checked, and does without the folder.
+    assert alma_prep(plain, f"text:{tmp_path / 'pages.jsonl'}", num_mega_batches=1, more=more[:2]) == 0
+    files = {name: content for name, content in folder_bytes(out).items() if not name.startswith("removed/")}
+    assert files == folder_bytes(plain)
+    shutil.rmtree(out / "removed")
+    assert alma_prep(out, f"text:{tmp_path / 'pages.jsonl'}", num_mega_batches=1, more=more) == 0
+    # An extension adds files of its own.
+    write_pages(tmp_path / "more.jsonl")
+    new = [json.dumps({"text": of_words(50, n)}) for n in range(100, 160)]
+    (tmp_path / "more.jsonl").write_text((tmp_path / "pages.jsonl").read_text() + "\n".join(new))
+    capsys.readouterr()
+    extension = ["--extend", "--source", f"text:{tmp_path / 'more.jsonl'}", *more, "--workers", "1"]
+    from data_prep.cli import main
+
+    assert main([str(out), *extension]) == 0, capsys.readouterr().err
+    names = {path.name[:11] for path in (out / "removed").iterdir()}
+    assert names == {"0001-000000", "0001-copies"}
+    reasons, _ = read_all(Source("text", str(out / "removed")), text_field="reason")
+    assert reasons.count("exact copy") == 100
+    assert reasons.count("language") == 21  # one of the new ones too
+    assert {"en", "de"} <= known_languages()
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_if_the_run_is_interrupted(tmp_path, alma_prep, monkeypatch):
+    import data_prep.pipeline
+
+    write_pages(tmp_path / "pages.jsonl")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    arguments = {"num_mega_batches": 1, "more": ["--language", "en", "--keep-removed"]}
+    with monkeypatch.context() as patch:
+        patch.setattr(data_prep.pipeline, "make_tokenizer", interrupt)  # after the files were put into place
+        assert alma_prep(tmp_path / "out", f"text:{tmp_path / 'pages.jsonl'}", **arguments) == 130
+    assert alma_prep(tmp_path / "out", f"text:{tmp_path / 'pages.jsonl'}", **arguments) == 0
+    assert len(read_all(Source("text", str(tmp_path / "out" / "removed")))[0]) == 60

@@ -1,0 +1,239 @@
+"""Pages, books, tables and file names that attack, and files that people have."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import struct
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from data_prep.sources import Source, bounded
+from data_prep.sources import books as books_module
+from tests.data_prep.files import DUMP_HEAD, read_all, write_dump, write_epub, write_warc, write_zip
+
+pytest.importorskip("fastwarc", reason="needs the extra `corpora`")
+
+ATTRIBUTES = " ".join(f"a{number}=1" for number in range(130_000))  # 30 seconds of CPU time and more
+PAGE = f"<html><body><main><p>Before.</p><div {ATTRIBUTES}>inside</div></main></body></html>"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A second is enough for the small pages here."""
+    monkeypatch.setattr(bounded, "SECONDS", 1)
+    monkeypatch.setattr(bounded, "BATCH_SECONDS", 1)
+
+
+def test_a_page_with_130_000_attributes_is_set_aside_by_name_and_the_archive_is_not_damaged(tmp_path, impatient):
+    write_warc(tmp_path / "a.warc", ["First.", PAGE.encode(), "Second.", "Third."])
+    texts, [skipped] = read_all(Source("common-crawl", str(tmp_path)))
+    assert texts == ["First.", "Second.", "Third."]
+    assert (skipped.num_units, skipped.damaged) == (1, False)
+    assert skipped.reason().startswith("1 record: parsing takes more than 1 s of CPU time (the first at byte ")
+    assert skipped.reason().endswith("http://example.com/1)")
+
+
+@pytest.mark.slow
+def test_a_book_with_130_000_attributes_is_set_aside(tmp_path, impatient):
+    with zipfile.ZipFile(write_epub(tmp_path / "b.epub", ["two"])) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    chapter = next(name for name in members if name.endswith("c0.xhtml"))
+    write_zip(tmp_path / "a.epub", members | {chapter: PAGE.encode()})
+    texts, [skipped] = read_all(Source("books", str(tmp_path)))
+    assert [" ".join(text.split()) for text in texts] == ["Chapter 0 two"]
+    assert (skipped.name, skipped.why, skipped.damaged) == ("a.epub", "parsing takes more than 1 s of CPU time", False)
+
+
+def test_an_article_that_is_slow_to_parse_is_set_aside(tmp_path, impatient):
+    slow = "".join(f"<b{number}>{{{{a|" for number in range(3000)) + "x" * 10_000
+    write_dump(tmp_path / "d.xml", [("Bomb", 0, None, slow), ("Whale", 0, None, "A whale.")])
+    texts, skipped = read_all(Source("wikipedia", str(tmp_path)))
+    assert texts[-1] == "Whale\n\nA whale."
+    assert sum(one.num_units for one in skipped) + len(texts) == 2
+
+
+def test_a_page_that_fills_the_memory_is_set_aside(tmp_path, monkeypatch):
+    bounded._child._end()
+    monkeypatch.setattr(bounded, "MEMORY_BYTES", 64 << 20)
+    try:
+        write_warc(tmp_path / "a.warc", ["First.", b"<html><body>" + b"<p>x" * 1_500_000, "Second."])
+        texts, [skipped] = read_all(Source("common-crawl", str(tmp_path)))
+    finally:
+        bounded._child._end()
+    assert texts == ["First.", "Second."]
+    assert (skipped.num_units, skipped.damaged) == (1, False)
+
+
+def test_a_dump_whose_page_never_ends_is_not_read_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_prep.sources.wikipedia._MAX_PAGE_BYTES", 4 << 20)
+    before = write_dump(tmp_path / "a.xml", [("A", 0, None, "An article.")]).read_text().removesuffix("</mediawiki>\n")
+    (tmp_path / "a.xml").write_text(before + "<page><title>" + "x" * (8 << 20))
+    texts, [skipped] = read_all(Source("wikipedia", str(tmp_path)))
+    assert texts == ["A\n\nAn article."]
+    assert skipped.why == "a page of the dump has more than 4 MiB"
+    assert DUMP_HEAD in before
+
+
+def test_an_epub_is_read_without_its_pictures_and_not_beyond_a_limit(tmp_path, monkeypatch):
+    epub = write_epub(tmp_path / "a.epub", ["It was the best of times."])
+    with zipfile.ZipFile(epub) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    opf = next(name for name in members if name.endswith(".opf"))
+    item = b'<item href="big.png" id="big" media-type="image/png"/></manifest>'
+    members[opf] = members[opf].replace(b"</manifest>", item)
+    noise = os.urandom(1 << 20) * 8
+    write_zip(epub, members | {opf.replace(opf.rpartition("/")[2], "big.png"): noise})
+    [text], skipped = read_all(Source("books", str(tmp_path)))
+    assert "best of times" in text
+    assert not skipped
+    monkeypatch.setattr(books_module, "_MAX_UNPACKED_BYTES", 100)
+    with pytest.raises(Exception, match="decompress to more than the 100 bytes"):
+        books_module._epub_text(str(epub))
+
+
+@pytest.mark.parametrize("dictionary", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_a_small_parquet_file_with_large_texts_is_a_bomb(tmp_path, dictionary):
+    """In a process of its own, which measures its memory and that of its child."""
+    code = f"""
+import multiprocessing, pyarrow, pyarrow.parquet, resource
+if __name__ == "__main__":
+    from data_prep.sources import Source
+    from tests.data_prep.files import read_all
+    texts = pyarrow.array(["x" * (8 << 20)] * 50)
+    path = {str(tmp_path)!r} + "/a.parquet"
+    table = pyarrow.table({{"text": texts}})
+    pyarrow.parquet.write_table(table, path, compression="zstd", use_dictionary={dictionary})
+    del table
+    del texts
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    texts, [skipped] = read_all(Source("text", {str(tmp_path)!r}))
+    print(len(texts), skipped.why)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (300 << 10)
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": "."}
+    )
+    # With a dictionary, the library needs more than the child process may allocate, before any text is known.
+    assert ("more than 1,024 MiB of memory" if dictionary else "decompression bomb") in done.stdout, done.stderr
+    assert (tmp_path / "a.parquet").stat().st_size < 100_000
+
+
+def test_a_parquet_file_that_fills_the_memory_is_set_aside(tmp_path, monkeypatch):
+    import pyarrow
+    import pyarrow.parquet
+
+    bounded._child._end()
+    monkeypatch.setattr(bounded, "MEMORY_BYTES", 100 << 20)
+    texts = [os.urandom(6 << 20).hex() for _ in range(6)]  # no bomb: random, 12 MiB each
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", data_page_size=1 << 30)
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one"]}), tmp_path / "b.parquet")
+    try:
+        found, [skipped] = read_all(Source("text", str(tmp_path)))
+    finally:
+        bounded._child._end()
+    assert found[-1] == "one"
+    assert skipped.name == "a.parquet"
+    assert skipped.damaged
+
+
+PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "ndjson"])
+@pytest.mark.parametrize("packed", [*PACK, ".zst"])
+def test_json_lines_have_many_endings(tmp_path, ending, packed):
+    import zstandard
+
+    content = b'{"text": "one", "url": "x"}\n{"text": "two"}\n'
+    pack = PACK.get(packed, zstandard.compress)
+    (tmp_path / f"c4-train.00000.{ending}{packed}").write_bytes(pack(content))
+    for path in (tmp_path, f"{tmp_path}/*.{ending}{packed}"):
+        assert read_all(Source("text", str(path))) == (["one", "two"], [])
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_json_array_is_refused_and_the_message_says_how_to_convert_it(tmp_path, indent, pack):
+    rows = [{"text": f"number {number}"} for number in range(20)]
+    name = f"a.json{'' if pack is bytes else '.gz'}"
+    (tmp_path / name).write_bytes(pack(json.dumps(rows, indent=indent).encode()))
+    for part_bytes in (50, 1 << 20):
+        texts, skipped = read_all(Source("text", str(tmp_path)), part_bytes)
+        assert texts == []
+        assert {one.why for one in skipped} == {
+            "the file is one JSON array, not one JSON object per line. Convert it with: jq -c '.[]' FILE > FILE.jsonl"
+        }
+
+
+def test_a_json_file_that_describes_the_corpus_is_skipped_by_name_and_is_no_damage(tmp_path):
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"text": "no document", "b": 1}, indent=2))
+    (tmp_path / "a.jsonl").write_text('[1]\n{"text": "one"}\n')
+    texts, skipped = read_all(Source("text", str(tmp_path)))
+    assert texts == ["one"]
+    assert [(one.name, one.damaged) for one in skipped] == [("a.jsonl", True), ("dataset_info.json", False)]
+
+
+def test_a_run_on_a_json_array_says_what_to_do(tmp_path, alma_prep, capsys):
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "one"}]))
+    assert alma_prep(tmp_path / "out", f"text:{tmp_path}/*.json") == 2
+    assert "one JSON array" in capsys.readouterr().err
+
+
+def skippable(num_bytes, number=0):
+    return struct.pack("<II", 0x184D2A50 + number, num_bytes) + b"x" * num_bytes
+
+
+def test_zstd_files_of_pzstd_and_of_many_frames_are_read(tmp_path):
+    import zstandard
+
+    pack = zstandard.ZstdCompressor().compress
+    one, two, empty = pack(b'{"text": "one"}\n'), pack(b'{"text": "two"}\n'), pack(b"")
+    for number, content in enumerate([
+        one + two, skippable(4) + one + skippable(4) + two, one + skippable(0, 15) + two + skippable(9000),
+        empty + one + empty + two + empty, skippable(300_000) + one + two,
+    ]):  # fmt: skip
+        (tmp_path / f"{number}.jsonl.zst").write_bytes(content)
+        source = Source("text", f"{tmp_path}/{number}.jsonl.zst")
+        assert read_all(source) == (["one", "two"], []), number
+        (tmp_path / "cut.jsonl.zst").write_bytes(content + skippable(9)[:-3])
+        assert "cut short" in read_all(Source("text", f"{tmp_path}/cut.jsonl.zst"))[1][0].why
+    if subprocess.run(["which", "pzstd"], capture_output=True).returncode == 0:
+        (tmp_path / "p.jsonl").write_bytes(b'{"text": "one"}\n' * 10_000)
+        subprocess.run(["pzstd", "-q", "-p", "2", tmp_path / "p.jsonl"], check=True, capture_output=True)
+        assert len(read_all(Source("text", f"{tmp_path}/p.jsonl.zst"))[0]) == 10_000
+
+
+def test_an_error_page_under_the_name_of_an_archive_is_named(tmp_path):
+    (tmp_path / "a.warc.wet.gz").write_text("<?xml version='1.0'?><Error><Code>SlowDown</Code></Error>")
+    _, [skipped] = read_all(Source("common-crawl", str(tmp_path)))
+    assert skipped.why == "the file name says gzip, but the content does not begin like a gzip file"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", pytest.param("ascii", marks=pytest.mark.slow)])
+def test_a_file_name_outside_utf_8_does_not_end_the_summary(tmp_path, encoding):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / os.fsdecode(b"bad\xe9 \xc3\xa9.txt")).write_bytes(b"not utf-8 \xff\n")
+    words = [f"word{number}" for number in range(50)]
+    for number in range(8):
+        (tmp_path / "in" / f"{number}.txt").write_text(" ".join(words * 20) + f" {number}")
+    command = [
+        sys.executable,
+        "-m",
+        "data_prep",
+        tmp_path / "out",
+        "--source",
+        f"books:{tmp_path}/in",
+        "--workers",
+        "1",
+    ]
+    command += ["--mega-batches", "2", "--vocab-size", "300", "--max-bad", "1", "--duplicates", "keep"]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0, done.stderr
+    assert b"skipped bad\\udce9" in done.stdout
