@@ -17,10 +17,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 
 from data_prep.reading.facts import ids_path, rows_by_shard
 from data_prep.reading.index import Index, read_index
@@ -30,19 +29,21 @@ from data_prep.running.tasks import Executor, Step, Task
 from data_prep.running.work_folder import WorkFolder
 from data_prep.sources.dates import date_text
 
+if TYPE_CHECKING:
+    import pyarrow
+
 FOLDER = "documents"
 TASK_PASSAGES = 1 << 18
 """Number of passages that one task looks up. They become one row group of the Parquet file."""
-SCHEMA = pyarrow.schema(
-    [
-        ("document", pyarrow.string()),
-        ("id", pyarrow.string()),
-        ("date", pyarrow.string()),
-        ("source", pyarrow.string()),
-        ("words", pyarrow.int32()),
-        ("passage", pyarrow.int32()),
-    ]
-)
+_COLUMNS = {
+    "document": "string",
+    "id": "string",
+    "date": "string",
+    "source": "string",
+    "words": "int32",
+    "passage": "int32",
+}
+"""The columns of the Parquet files: name -> type of pyarrow."""
 
 
 def write_documents(
@@ -114,6 +115,8 @@ class DocumentsTask(Task):
     """[passage, number of sequences] for each passage in the range that is stored as several sequences."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        import pyarrow  # in the worker and not above, because alma-prep itself never needs it
+
         passages = np.asarray(read_index(Path(self.index))[self.start : self.end])
         spool = Path(self.spool)
         dates, sources = np.zeros(len(passages), np.int64), np.zeros(len(passages), np.int32)
@@ -140,13 +143,15 @@ class DocumentsTask(Task):
             "words": passages["num_words"],
             "passage": passages["passage"],
         }
-        table = self._with_pieces(pyarrow.table(columns, SCHEMA))
-        with pyarrow.OSFile(f"{prefix}.arrow", "wb") as file, pyarrow.ipc.new_file(file, SCHEMA) as writer:
+        table = self._with_pieces(pyarrow.table(columns, _schema()))
+        with pyarrow.OSFile(f"{prefix}.arrow", "wb") as file, pyarrow.ipc.new_file(file, _schema()) as writer:
             writer.write_table(table)
         return {}
 
-    def _with_pieces(self, table: pyarrow.Table) -> pyarrow.Table:
+    def _with_pieces(self, table: "pyarrow.Table") -> "pyarrow.Table":
         """Return the table with one row for each sequence, instead of one for each passage."""
+        import pyarrow
+
         if not self.long:
             return table
         counts = np.ones(len(table), np.int64)
@@ -157,7 +162,8 @@ class DocumentsTask(Task):
         is_first = np.zeros(len(words), bool)
         is_first[np.cumsum(counts) - counts] = True
         words[~is_first] = 0
-        return table.set_column(SCHEMA.get_field_index("words"), SCHEMA.field("words"), pyarrow.array(words))
+        number = table.schema.get_field_index("words")
+        return table.set_column(number, table.schema.field(number), pyarrow.array(words))
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,9 @@ class JoinTask(Task):
     """SHA-256 digest of each file. If a file has changed, the task has changed, and is done again."""
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
-        with pyarrow.parquet.ParquetWriter(f"{prefix}.parquet", SCHEMA, compression="zstd") as writer:
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetWriter(f"{prefix}.parquet", _schema(), compression="zstd") as writer:
             for path in self.parts:
                 heartbeat.beat("join descriptions of passages")
                 with pyarrow.memory_map(path) as file:
@@ -178,8 +186,16 @@ class JoinTask(Task):
         return {}
 
 
-def _hexadecimal(hashes: np.ndarray) -> pyarrow.Array:
+def _schema() -> "pyarrow.Schema":
+    import pyarrow
+
+    return pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in _COLUMNS.items()])
+
+
+def _hexadecimal(hashes: np.ndarray) -> "pyarrow.Array":
     """Return 16-byte hashes (NumPy type V16) as an array of texts of 32 hexadecimal digits."""
+    import pyarrow
+
     digits = binascii.hexlify(np.ascontiguousarray(hashes).tobytes())
     offsets = np.arange(len(hashes) + 1, dtype=np.int32) * 32
     return pyarrow.StringArray.from_buffers(len(hashes), pyarrow.py_buffer(offsets), pyarrow.py_buffer(digits))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import pyarrow
 
 FACT = np.dtype(
     [
@@ -47,15 +46,17 @@ class FactsWriter:
     """
 
     def __init__(self, prefix: Path):
-        self._prefix = prefix
+        import pyarrow  # here and not above, because the import takes as long as a small task
+
+        self._prefix, self._pyarrow = prefix, pyarrow
         self._schema = pyarrow.schema([("id", pyarrow.string())])
         self._facts: list[tuple[int, int, int]] = []
         self._ids: list[str | None] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as files:
-            file = files.enter_context(pyarrow.OSFile(f"{self._prefix}.ids.arrow", "wb"))
-            self._file = files.enter_context(pyarrow.ipc.new_file(file, self._schema))
+            file = files.enter_context(self._pyarrow.OSFile(f"{self._prefix}.ids.arrow", "wb"))
+            self._file = files.enter_context(self._pyarrow.ipc.new_file(file, self._schema))
             self._files = files.pop_all()
         return self
 
@@ -80,7 +81,8 @@ class FactsWriter:
             self._write_ids()
 
     def _write_ids(self) -> None:
-        self._file.write_batch(pyarrow.record_batch([pyarrow.array(self._ids, pyarrow.string())], schema=self._schema))
+        ids = self._pyarrow.array(self._ids, self._pyarrow.string())
+        self._file.write_batch(self._pyarrow.record_batch([ids], schema=self._schema))
         self._ids = []
 
 

@@ -2,15 +2,7 @@
 
 import sys
 import time
-from typing import Self
-
-from tqdm import tqdm
-
-
-class _Tqdm(tqdm):
-    # The value 0 disables tqdm's monitor thread. This is needed because, if the monitor thread received Ctrl-C, Python
-    # would raise KeyboardInterrupt in the main thread at once, even inside a `with interrupts_delayed()` statement.
-    monitor_interval = 0
+from typing import Any, Self
 
 
 class Bar:
@@ -26,32 +18,37 @@ class Bar:
 
     def __init__(self, name: str, total: int, unit: str):
         self._name, self._unit, self._start_seconds = name, unit, time.monotonic()
-        self._bar = _Tqdm(
-            total=total,
-            desc=name,
-            unit=f" {unit}",
-            unit_scale=True,
-            file=sys.stderr,
-            disable=not sys.stderr.isatty(),
-            leave=True,
-        )
+        self._bar = _terminal_bar(name, total, unit) if sys.stderr.isatty() else None
         self._done = 0
 
     def advance(self, count: int) -> None:
         """Add `count` to the amount of finished work."""
         self._done += count
-        self._bar.update(count)
+        if self._bar is not None:
+            self._bar.update(count)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
-        # Read `disable` before calling `close`, because `close` sets `disable` to True.
-        in_log = self._bar.disable
-        self._bar.close()
-        if in_log and error_type is None:
+        if self._bar is not None:
+            self._bar.close()
+        elif error_type is None:
             wall_seconds = time.monotonic() - self._start_seconds
             note(f"{self._name}: {self._done:,} {self._unit} in {wall_seconds:.1f} s")
+
+
+def _terminal_bar(name: str, total: int, unit: str) -> Any:
+    """Return a progress bar of tqdm. tqdm is imported only here, because its import takes a tenth of a second."""
+    from tqdm import tqdm
+
+    class Tqdm(tqdm):
+        # The value 0 disables tqdm's monitor thread. This is needed because, if the monitor thread received Ctrl-C,
+        # Python would raise KeyboardInterrupt in the main thread at once, even inside a `with interrupts_delayed()`
+        # statement.
+        monitor_interval = 0
+
+    return Tqdm(total=total, desc=name, unit=f" {unit}", unit_scale=True, file=sys.stderr, leave=True)
 
 
 def note(text: str) -> None:

@@ -8,12 +8,15 @@ import collections
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any, Self
 
 from data_prep.errors import PrepError
@@ -21,11 +24,16 @@ from data_prep.running.heartbeat import StallWatch
 from data_prep.running.interrupts import interrupts_delayed
 from data_prep.running.tasks import Step, run_task
 
-# Start each worker as a new interpreter, because forking a process in which the tokenizers library runs threads can
-# deadlock.
-CONTEXT = multiprocessing.get_context("spawn")
-
-
+# This process is not forked, because forking a process in which the tokenizers library runs threads can deadlock.
+# On Linux, workers are forks of a server process (multiprocessing's fork server). It imports _PRELOADED once, and
+# has a single thread, so it can be forked safely. The first worker of this process starts the server. All workers of
+# this process are forks of it, also those of later calls of `prepare`. The server ends when this process has ended.
+CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+_PRELOADED = ["data_prep.pipeline"]
+"""Modules that import all tasks. This is a name, because a module of this package may not import higher packages."""
+_SERVER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+"""Environment variables of the server. numpy's library OpenBLAS must not start threads; modules in the current folder
+must not replace others. A worker gets the environment variables of this process instead."""
 _EXIT_POLLS, _EXIT_POLL_SECONDS = 20, 0.1
 """How often, and at what intervals in seconds, the exit codes of dead workers are asked for."""
 
@@ -40,8 +48,9 @@ class Workers:
 
     def __init__(self, processes: int, tokenizer_threads: int = 1):
         self._processes = processes
-        arguments = (os.getpid(), tokenizer_threads)
+        arguments = (dict(os.environ), tokenizer_threads)
         with interrupts_delayed():
+            _start_server()
             self._pool = ProcessPoolExecutor(processes, CONTEXT, _start_worker, arguments)
 
     def __enter__(self) -> Self:
@@ -205,23 +214,45 @@ def _death_reported() -> Iterator[None]:
         ) from error
 
 
-def _start_worker(parent: int, tokenizer_threads: int) -> None:
+def _start_server() -> None:
+    """Start the server of which workers are forks, if it is not running."""
+    if CONTEXT.get_start_method() != "forkserver":
+        return
+    CONTEXT.set_forkserver_preload(_PRELOADED)
+    # The server finds modules as this process does, also if a script has changed sys.path.
+    changed = _SERVER_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _start_worker(environment: Mapping[str, str], tokenizer_threads: int) -> None:
     """Initialize a new worker process. This function runs in the worker process.
 
     Args:
-        parent: process id of the parent process. The worker ends when the parent has ended.
+        environment: the environment variables of the parent process.
         tokenizer_threads: number of threads that the tokenizers library may use.
     """
+    os.environ.clear()
+    os.environ.update(environment)
     # Set these environment variables now, because the tokenizers library reads them when it is first used.
     os.environ["RAYON_NUM_THREADS"] = str(tokenizer_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if tokenizer_threads > 1 else "false"
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _end_with_parent(parent: int) -> None:
-    """Wait until the parent process has ended, then end this process."""
+def _end_with_parent() -> None:
+    """Wait until the process that started this worker has ended, then end this process."""
     # This function runs in a thread of each worker. Without it, workers would wait forever for tasks after their parent
-    # process was killed.
-    while os.getppid() == parent:
-        time.sleep(1)
+    # process was killed. (The parent of a fork of the server, as the system sees it, is the server.)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
