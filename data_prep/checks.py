@@ -71,7 +71,10 @@ def check_filters(settings: PrepSettings) -> None:
 
 
 def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
-    """Raise PrepError if the stream folder contains input files or the cache, or is inside the folder of a source."""
+    """Raise PrepError if the stream folder contains input files or the cache, or is inside the folder of a source.
+
+    Also raise it if the cache is inside the folder of a source.
+    """
     out = settings.out.resolve()
     if settings.cache and Path(settings.cache).resolve().is_relative_to(out):
         raise PrepError(f"the cache {settings.cache} is in the stream folder {settings.out}: choose another folder.")
@@ -81,17 +84,16 @@ def check_out_is_not_a_source(settings: PrepSettings, files: Files) -> None:
                 f"input files of the source {source} are in the stream folder {settings.out}: choose another stream "
                 "folder."
             )
+    inside = {"stream folder": settings.out} | ({"cache": Path(settings.cache)} if settings.cache else {})
     for source in settings.sources:
-        if (
-            KINDS[source.kind].wants_path
-            and source.kind != "hf"
-            and not is_remote(source.path)
-            and out.is_relative_to(Path(source.path).resolve())
-        ):
-            raise PrepError(
-                f"the stream folder {settings.out} is inside the source {source}: the next call of alma-prep would "
-                "read the stream as input text. Choose a stream folder outside the source."
-            )
+        if not KINDS[source.kind].wants_path or source.kind == "hf" or is_remote(source.path):
+            continue
+        for name, folder in inside.items():
+            if folder.resolve().is_relative_to(Path(source.path).resolve()):
+                raise PrepError(
+                    f"the {name} {folder} is inside the source {source}: the next call of alma-prep would read its "
+                    "files as input text. Choose a folder outside the source."
+                )
 
 
 def check_sizes(settings: PrepSettings, files: Files) -> None:
@@ -149,9 +151,9 @@ def check_same_stream(settings: PrepSettings, files: Files, stream: Mapping) -> 
         if name not in before or now in (given.get(name), before[name]) or (now is None and "given" not in stream):
             continue
         changed.append(f"{name} was {before[name]} and is now {'the default' if now is None else now}")
-    for name, now in settings.digests().items():
+    for name, now in (settings.digests() | settings.benchmark_digest()).items():
         if before.get(name, now) != now:
-            changed.append(f"the file of the {name.removeprefix('sha256 of ')} setting has changed")
+            changed.append(f"a file of the {name.removeprefix('sha256 of ')} setting has changed")
     if settings.tokenizer not in TOKENIZERS:
         content = given_tokenizer(settings.tokenizer)[1]
         if hashlib.sha256(content).hexdigest() != stream["tokenizer"]["sha256"]:

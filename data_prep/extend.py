@@ -7,6 +7,7 @@ left out.
 import dataclasses
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from data_prep.checks import check_sizes
 from data_prep.copies.deduplication import load_keys
@@ -28,20 +29,22 @@ from fairseq_alma.core.stream_folder import StreamFolder
 def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettings:
     """Return the settings of an extension, in which the settings that the user has not given are those of the stream.
 
-    This concerns only the settings on which it depends which documents are read and pass the cleaning, such as the
-    language. So the added text is of the same sort as the text of the stream. The values are those with which the
-    stream was first made.
+    This concerns only the settings on which it depends which text can be in the stream, such as the language and
+    --decontaminate (`Option.is_inherited`). So the added text is of the same sort as the text of the stream. The values
+    are those with which the stream was first made.
 
     Args:
         settings: the settings of this call of alma-prep, with extend=True.
         stream: the content of stream.json.
     """
     given = tuple(name for name in options_of(settings) if settings.is_given(name))
-    of_stream = {
-        name: stream["settings"][name]
-        for name, option in options_of(settings).items()
-        if option.reads and name not in given and name in stream["settings"]
+    of_stream: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in stream["settings"].items()
+        if name in options_of(settings) and options_of(settings)[name].is_inherited and name not in given
     }
+    if "decontaminate" in given and settings.decontaminate is None:  # --decontaminate 0
+        of_stream["decontaminate_against"] = ()
     changed = {name: value for name, value in of_stream.items() if value != getattr(settings, name)}
     if changed:
         note(f"settings taken from the stream: {', '.join(f'{name} {value}' for name, value in changed.items())}")
@@ -49,8 +52,6 @@ def with_values_of_stream(settings: PrepSettings, stream: Mapping) -> PrepSettin
         settings = dataclasses.replace(settings, **of_stream, given=given)
     except ValueError as error:  # for example, the list of URLs has been removed since then
         raise PrepError(f"the settings of the stream cannot be used: {error}. Give other values.") from error
-    if stream["settings"].get("decontaminate") and settings.decontaminate is None:
-        note("warning: the stream was made with --decontaminate, but this extension is not: give the option again")
     if settings.cut_dates and "periods" not in stream:
         raise PrepError("--cut-dates is used only with a chronological stream, which this stream is not.")
     holds_out_documents = stream["settings"].get("hold_out") == "documents" or "periods" in stream
@@ -166,7 +167,8 @@ def _check_finished_extension(settings: PrepSettings, stream: Mapping, extension
         f"{name} was {value} and is now {identity[name]}"
         for name, value in extension["given"].items()
         # A setting that is taken from the stream unless it is given is compared only if it is given.
-        if value != identity[name] and not (name in options and options[name].reads and name not in settings.given)
+        if value != identity[name]
+        and not (name in options and options[name].is_inherited and name not in settings.given)
     ]
     if changed:
         raise PrepError(

@@ -47,11 +47,11 @@ def prepare(settings: PrepSettings) -> dict:
         # If partition is "as-given", keep the given order, because it is the order of the mega-batches.
         files = dict(sorted(files.items(), key=lambda item: _content_key(*item)))
     check_out_is_not_a_source(settings, files)
-    check_filters(settings)
-    check_benchmarks(settings)
     finished = read_stream(settings.out)
     if settings.extend and finished is not None:
         settings = with_values_of_stream(settings, finished.description)
+    check_filters(settings)
+    check_benchmarks(settings)
     check_installed(settings, files)
     if settings.extend:
         return extend(settings, files, finished)

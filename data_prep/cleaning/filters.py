@@ -3,6 +3,7 @@
 These are the options --block-urls, --filter and --mask-pii. The rules for quality that have a name are in `quality`.
 """
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -155,7 +156,10 @@ def parse_filters(text: str) -> list[str]:
 
 
 def filter_sha256(name: str) -> str:
-    """Return the SHA-256 digest of the source file of the module of a filter MODULE:FUNCTION.
+    """Return the SHA-256 digest of the source of a filter MODULE:FUNCTION.
+
+    The source is the file of the module, and the files in the same folder that it imports, directly or through others.
+    If it imports none, the digest is that of the file.
 
     Raises:
         PrepError: if there is no such module.
@@ -171,7 +175,31 @@ def filter_sha256(name: str) -> str:
             f"--filter {name}: there is no module {module} in the current folder {Path.cwd()} or in this Python "
             "environment. Check the name, or run the command in the folder of the module."
         )
-    return sha256_of(Path(spec.origin))
+    paths = _with_imported_neighbours(Path(spec.origin))
+    if len(paths) == 1:
+        return sha256_of(paths[0])
+    return hashlib.sha256("".join(f"{path.name} {sha256_of(path)}\n" for path in paths).encode()).hexdigest()
+
+
+def _with_imported_neighbours(path: Path) -> list[Path]:
+    """Return the path of a module, and the paths of the modules in the same folder that it imports, sorted."""
+    found, waiting = {path}, [path]
+    while waiting:
+        try:
+            tree = ast.parse(waiting.pop().read_bytes())
+        except (SyntaxError, ValueError):  # a library without source, or an error that the import will report
+            continue
+        names: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {node.module} if node.module else {alias.name for alias in node.names}
+        neighbours = {path.parent / f"{name.partition('.')[0]}.py" for name in names}
+        new = {neighbour for neighbour in neighbours if neighbour.is_file()} - found
+        found |= new
+        waiting += new
+    return sorted(found)
 
 
 def load_filter(name: str) -> Callable[[Document], object]:

@@ -18,9 +18,10 @@ from data_prep.reading.index import ENTRY
 from data_prep.reading.provenance import reading_digest
 from data_prep.reading.spool import SpoolTask, documents_path
 from data_prep.running.heartbeat import Heartbeat
+from data_prep.running.progress import note
 from data_prep.running.tasks import Executor, Step, Task
 from data_prep.settings import PrepSettings
-from data_prep.sources import Source, list_files, split_into_parts
+from data_prep.sources import Skipped, Source, list_files, merge_skipped, split_into_parts
 from data_prep.tokenization.dictionary import EOS, NUM_SPECIAL
 from data_prep.tokenization.tokenizers import load_tokenizer
 from fairseq_alma.core.files import sha256_of
@@ -53,6 +54,11 @@ def read_benchmarks(settings: PrepSettings, folder: Path, executor: Executor) ->
                 f"--decontaminate-against {settings.decontaminate_against[number]} contains no text{why}. Give text "
                 f"files with one document per line, or JSON lines with the text in the field {settings.text_field} "
                 "(--text-field)."
+            )
+        for skipped in merge_skipped([Skipped(*entry) for entry in result["skipped"]]):
+            note(
+                f"warning: --decontaminate-against {settings.decontaminate_against[number]}: {skipped.name} is not "
+                f"compared completely: {skipped.reason()}"
             )
         shard = Shard(number, count, result["documents_sha256"], 0, [0])
         entries = make_entries(0, [shard], folder, folder / f"entries_{number}", executor)

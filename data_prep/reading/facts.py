@@ -116,6 +116,20 @@ def dates_of(spool: Path, entries: np.ndarray) -> np.ndarray:
     return dates
 
 
+def names_of(spool: Path, entries: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Return the id ("" if there is none) and the date, int64, of each document or passage. See `rows_by_shard`."""
+    import pyarrow
+
+    ids, dates = [""] * len(entries), np.zeros(len(entries), np.int64)
+    for shard, which, found in rows_by_shard(spool, entries):
+        dates[which] = found["date"]
+        with pyarrow.memory_map(str(ids_path(spool, shard))) as file:
+            known = pyarrow.ipc.open_file(file).read_all().column("id").take(pyarrow.array(found["offset"])).to_pylist()
+        for place, identity in zip(which.tolist(), known, strict=True):
+            ids[place] = identity or ""
+    return ids, dates
+
+
 def order_copies(spool: Path, documents: np.ndarray, by_date: bool) -> None:
     """Put the exact copies of each text into a fixed order, in place. Other documents keep their positions.
 

@@ -113,8 +113,22 @@ class ReadStore:
         """Return the paths of the entries that contain the result of a task, if they exist: first its own entry."""
         # A result with signatures also serves a task without: the signatures are not read.
         tasks = [task] if task.sign else [task, replace(task, sign=True)]
-        keys = [hashlib.sha256(each.description().encode()).hexdigest() for each in tasks]
+        keys = [hashlib.sha256(_without_paths(each).description().encode()).hexdigest() for each in tasks]
         return [self._folder / key[:2] / key for key in keys]
+
+
+def _without_paths(task: SpoolTask) -> SpoolTask:
+    """Return the task without the paths of the files that the cleaning uses. Their digests stay.
+
+    So the result is found also if the list of URLs has been moved, or the file with repeated paragraphs is in the work
+    folder of another stream.
+    """
+    cleaning = task.cleaning
+    if cleaning is None:
+        return task
+    block_urls = ("", *cleaning.block_urls[1:]) if cleaning.block_urls else ()
+    paragraphs = ("", *cleaning.paragraphs[1:]) if cleaning.paragraphs else ()
+    return replace(task, cleaning=cleaning._replace(block_urls=block_urls, paragraphs=paragraphs))  # type: ignore[arg-type]
 
 
 def keep_finished(step: Step, store: ReadStore) -> None:

@@ -3,11 +3,10 @@
 The files are STREAM/removed/*.jsonl.zst: one JSON object per line, with these fields:
 
 reason      why the document was removed, as in the table of stream.json
-id, date    name and date of the document in its source
-file        name of the input file
+id, date    name and date of the document in its source; for copies, the date in the form in which it is stored
+file        name of the input file; copies have none, but without an id field their id contains it
 text        the text of the document when it was removed
-document    only for copies, which have no id, date and file: hash of the text. The document that is kept instead of an
-            exact copy has the same hash
+document    only for copies: hash of the text. The document that is kept instead of an exact copy has the same hash
 
 The names of files with copies contain the word "copies". alma-prep --extend adds files whose names begin with the
 number of the extension. A stream can be used without this folder.
@@ -20,12 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.reading.facts import names_of
 from data_prep.reading.index import ENTRY, byte_ranges
 from data_prep.reading.removed_file import RemovedFile
 from data_prep.reading.spool import read_text
 from data_prep.running.heartbeat import Heartbeat
 from data_prep.running.tasks import Executor, Step, Task
 from data_prep.running.work_folder import WorkFolder
+from data_prep.sources.dates import date_text
 from fairseq_alma.core.files import sha256_of
 
 FOLDER = "removed"
@@ -109,9 +110,12 @@ class CopiesTask(Task):
     end: int
 
     def run(self, prefix: Path, heartbeat: Heartbeat) -> dict:
+        spool, entries = Path(self.spool), np.load(self.copies, mmap_mode="r")[self.start : self.end].astype(ENTRY)
+        ids, dates = names_of(spool, entries)
         with RemovedFile(Path(f"{prefix}.jsonl.zst")) as file:
-            for entry in np.load(self.copies, mmap_mode="r")[self.start : self.end].astype(ENTRY):
+            for number, entry in enumerate(entries):
                 heartbeat.beat("copies that are removed")
-                text = read_text(Path(self.spool), entry)
-                file.add(reason=self.reason, document=bytes(entry["document"]).hex(), text=text)
+                named = {"id": ids[number], "date": date_text(int(dates[number]))}
+                text = read_text(spool, entry)
+                file.add(reason=self.reason, **named, document=bytes(entry["document"]).hex(), text=text)
         return {}

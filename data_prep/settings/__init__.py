@@ -3,6 +3,7 @@
 Creating a PrepSettings object checks the values.
 """
 
+import hashlib
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from data_prep.cleaning.quality import RULES, parse_rules
 from data_prep.settings.cluster import WHERE_IT_RUNS, Cluster
 from data_prep.settings.machine import default_stall_seconds, default_workers
 from data_prep.settings.options import defaults_of, options_of, setting
-from data_prep.sources import Source
+from data_prep.sources import Source, fingerprint, list_files
 from data_prep.sources.dates import parse_cut_dates
 from data_prep.tokenization.tokenizers import TOKENIZERS, check_tokenizer
 from fairseq_alma.core.files import sha256_of
@@ -144,12 +145,12 @@ class PrepSettings:
         "keep: none",
     )  # fmt: skip
     decontaminate: int | None = setting(
-        None, "--decontaminate", _CLEANING, metavar="N", minimum=5,
+        None, "--decontaminate", _CLEANING, metavar="N", minimum=5, inherited=True,
         help="remove training passages that have N words in a row in common with the validation set, the test set, or "
-        "the files given by --decontaminate-against; 13 is usual; default: only report overlaps of 13 words",
+        "the files given by --decontaminate-against; 13 is usual; default, or 0: only report overlaps of 13 words",
     )  # fmt: skip
     decontaminate_against: tuple[str, ...] = setting(
-        (), "--decontaminate-against", _CLEANING, metavar="PATH",
+        (), "--decontaminate-against", _CLEANING, metavar="PATH", inherited=True,
         help="benchmark text that --decontaminate looks for: a text file (one document per line), JSON lines, or a "
         "folder of such files; can be given several times",
     )  # fmt: skip
@@ -174,8 +175,8 @@ class PrepSettings:
         False, "--extend", "options", shapes_stream=False, in_command=False,
         help="add --mega-batches mega-batches (default: 1) to the stream in OUT. They are encoded with the stream's "
         "tokenizer. Existing split files do not change, and copies of documents in the stream are left out. If the "
-        "options --language, --gopher, --duplicates and those that name fields are not given, they have the values "
-        "with which the stream was first made, also if it was extended with other values since then",
+        "options --language, --gopher, --duplicates, --decontaminate and those that name fields are not given, they "
+        "have the values with which the stream was first made, also if it was extended with other values since then",
     )  # fmt: skip
     workers: int = setting(
         None, "--workers", WHERE_IT_RUNS, metavar="N", minimum=1, shapes_stream=False, in_command=False,
@@ -211,6 +212,9 @@ class PrepSettings:
             object.__setattr__(self, "workers", default_workers(self.executor))
         if self.stall_seconds is None:
             object.__setattr__(self, "stall_seconds", default_stall_seconds(self.executor))
+        if self.decontaminate == 0:  # so that an extension can do without, although its stream has a value
+            object.__setattr__(self, "decontaminate", None)
+            object.__setattr__(self, "given", (*self.given, "decontaminate"))
         self._check_sources()
         for name, option in options_of(self).items():
             if option.choices and getattr(self, name) not in option.choices:
@@ -335,6 +339,7 @@ class PrepSettings:
         """
         return self.identity() | {
             **self.digests(),
+            **self.benchmark_digest(),
             "num_mega_batches": num_mega_batches,
             "valid_words": valid_words,
             "passage_words": passage_words,
@@ -352,6 +357,11 @@ class PrepSettings:
         """
         found = {f"sha256 of {name}": filter_sha256(name) for name in parse_filters(self.filters)}
         return found | ({"sha256 of block_urls": sha256_of(Path(self.block_urls))} if self.block_urls else {})
+
+    def benchmark_digest(self) -> dict[str, str]:
+        """Return a digest of the names, sizes and modification times of the files of --decontaminate-against."""
+        found = [fingerprint(list_files(Source("text", path))) for path in sorted(self.decontaminate_against)]
+        return {"sha256 of decontaminate_against": hashlib.sha256("".join(found).encode()).hexdigest()} if found else {}
 
     def rules_for(self, kind: str) -> tuple[str, ...]:
         """Return the names of the rules for quality that apply to sources of this kind, in the order of RULES."""

@@ -40,8 +40,15 @@ class Option:
     reads: bool = False
     """Whether it depends on the option which documents are read and pass the cleaning.
 
-    If so, an interrupted run cannot continue with another value, because the text would have to be read again. And if
-    the option is not given, alma-prep --extend takes the value from the existing stream."""
+    If so, an interrupted run cannot continue with another value, because the text would have to be read again."""
+    inherited: bool | None = None
+    """Whether alma-prep --extend takes the value from the existing stream if the option is not given. None: if `reads`
+    is True."""
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether alma-prep --extend takes the value from the existing stream if the option is not given."""
+        return self.reads if self.inherited is None else self.inherited
 
 
 def setting(default: Any, flag: str, group: str, help: str, **more: Any) -> Any:

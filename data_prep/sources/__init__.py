@@ -110,7 +110,9 @@ def list_files(source: Source) -> list[SourceFile]:
     if source.kind == "hf":
         return list_dataset(source.path)
     if is_remote(source.path):
-        return list_remote(source.kind, source.path)
+        files = list_remote(source.kind, source.path)
+        _check_readable(source, KINDS[source.kind], [Path(file.name) for file in files])
+        return files
     kind = KINDS[source.kind]
     root = Path(source.path) if kind.wants_path else stdlib_root()
     if not root.exists() and glob.has_magic(source.path):

@@ -11,6 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.cleaning.cleaner import Cleaning
+from data_prep.reading.read_store import ReadStore
+from data_prep.reading.spool import SpoolTask
+from data_prep.sources import Part
+from fairseq_alma.core.files import sha256_of
+
 WORDS = [a + b + c for a in "bdfgklm" for b in "aeiou" for c in "nrst"]
 
 
@@ -137,6 +143,18 @@ def test_new_versions_of_libraries_read_again(tmp_path, lines, alma_prep, monkey
 
 def num_entries(cache: Path) -> int:
     return len(list(cache.glob("*/*/mark.json")))
+
+
+def test_an_entry_of_a_cache_depends_on_the_content_of_the_list_of_urls_and_not_on_its_path(tmp_path):
+    def entry(name, content, folder):
+        (tmp_path / name).write_text(content)
+        paragraphs = (f"{tmp_path}/{folder}/repeated_paragraphs.npy", "digest", 5)
+        cleaning = Cleaning(block_urls=(f"{tmp_path}/{name}", sha256_of(tmp_path / name)), paragraphs=paragraphs)
+        part = Part("text", "/data/a.txt", "a.txt", 0, 9, ())
+        return ReadStore(tmp_path / "cache")._entries(SpoolTask([part], cleaning, True, "stamp", "versions"))
+
+    assert entry("urls.txt", "example.com", "one") == entry("moved.txt", "example.com", "two")
+    assert entry("urls.txt", "example.com", "one") != entry("urls.txt", "example.org", "one")
 
 
 @pytest.mark.slow

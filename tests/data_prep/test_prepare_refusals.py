@@ -153,6 +153,13 @@ def test_a_stream_folder_inside_its_source(finished, refused):
     assert "is inside the source" in refused(finished / "books" / "out", f"books:{finished}/books")
 
 
+def test_a_cache_inside_a_source(finished, refused, tmp_path):
+    cache = finished / "books" / "cache"
+    message = refused(tmp_path / "out", f"books:{finished}/books", more=["--cache", cache])
+    assert f"the cache {cache} is inside the source books:" in message
+    assert not cache.exists()
+
+
 def test_an_empty_folder_is_accepted_and_prepare_returns_stream_json(finished, tmp_path):
     (tmp_path / "out").mkdir()
     settings = PrepSettings(

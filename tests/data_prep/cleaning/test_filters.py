@@ -8,11 +8,12 @@ import time
 import pytest
 
 from data_prep.cleaning.cleaner import Cleaner, Cleaning
-from data_prep.cleaning.filters import BlockedUrls, mask_personal_data
+from data_prep.cleaning.filters import BlockedUrls, filter_sha256, mask_personal_data
 from data_prep.cleaning.quality import RULES, parse_rules
 from data_prep.errors import PrepError
 from data_prep.settings import PrepSettings
 from data_prep.sources import Document, Source
+from fairseq_alma.core.files import sha256_of
 from tests.data_prep.cleaning.test_cleaner import ENGLISH, of_words
 
 pytest.importorskip("datatrove", reason="needs the extra `corpora`")
@@ -177,6 +178,22 @@ def test_a_stream_with_filters_in_worker_processes(my_filters, alma_prep, capsys
     (my_filters / "my_filters.py").write_text(FILTERS + "\n")
     assert alma_prep("out", "text:pages.jsonl", num_mega_batches=1, more=more) == 2
     assert "my_filters:no_lists setting has changed" in capsys.readouterr().err
+
+
+def test_the_digest_of_a_filter_covers_the_modules_beside_it(my_filters):
+    alone = filter_sha256("my_filters:no_lists")
+    assert alone == sha256_of(my_filters / "my_filters.py")
+    (my_filters / "words.py").write_text("from lists import KNOWN\n")
+    (my_filters / "lists.py").write_text("KNOWN = 1\n")
+    (my_filters / "other.py").write_text("")
+    (my_filters / "my_filters.py").write_text(f"import json\nimport words\n{FILTERS}")
+    found = [filter_sha256("my_filters:no_lists")]
+    for name in ("words.py", "lists.py", "my_filters.py"):  # `lists` is imported by `words`
+        (my_filters / name).write_text((my_filters / name).read_text() + "\n")
+        found.append(filter_sha256("my_filters:no_lists"))
+    assert len({alone, *found}) == 5
+    (my_filters / "other.py").write_text("\n")
+    assert filter_sha256("my_filters:no_lists") == found[-1]
 
 
 def test_a_filter_that_fails_is_named_and_the_mended_one_continues(my_filters, alma_prep, capsys):

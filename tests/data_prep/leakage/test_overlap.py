@@ -11,6 +11,7 @@ from data_prep.leakage.overlap import Texts, count_overlaps, find_overlaps
 from data_prep.reading.index import ENTRY
 from data_prep.reading.spool import text_path
 from fairseq_alma.core.files import sha256_of
+from tests.data_prep.cleaning.test_cleaner import of_words
 from tests.data_prep.copies.test_duplicates import Here, chinese, english
 from tests.data_prep.test_corpora import load, texts_of, word_ngrams
 
@@ -147,8 +148,9 @@ def test_neither_workers_nor_the_order_of_files_show(tmp_path, clean, quotes, al
 
 def test_an_extension_is_compared_with_the_held_out_text_of_the_stream(clean, quotes, capsys):
     out, more = clean
-    again = ["--extend", str(out), "--source", f"text:{quotes}/new.jsonl", "--workers", "1", *map(str, more)]
-    assert main(again) == 0
+    again = ["--extend", str(out), "--source", f"text:{quotes}/new.jsonl", "--workers", "1"]
+    assert main(again) == 0  # --decontaminate and its files are those of the stream
+    assert f"decontaminate 13, decontaminate_against ('{more[-1]}',)" in capsys.readouterr().err
     assert not any(overlaps(out, "test", ["mega_batch_3"]))
     [extension] = load(out)["extensions"]
     removed = sum(row["documents"] for row in extension["cleaning"] if "overlap" in row["step"])
@@ -156,7 +158,27 @@ def test_an_extension_is_compared_with_the_held_out_text_of_the_stream(clean, qu
     assert len(texts_of(out, "mega_batch_3")) == 150 - removed
     assert extension["leakage"]["test"]["overlapping_documents"] == 0
     assert extension["leakage"]["test"]["documents"] == len(texts_of(out, "test"))
-    assert "0.00% of the documents in test" in capsys.readouterr().out
+    assert main(again) == 0
+    shown = capsys.readouterr()
+    assert "nothing to do" in shown.err
+    assert "0.00% of the documents in test" in shown.out
+    off = [*again[:3], f"text:{quotes}/more.jsonl", *again[4:], "--decontaminate", "0"]
+    (quotes / "more.jsonl").write_text("".join(json.dumps({"text": of_words(60, n)}) + "\n" for n in range(5000, 5030)))
+    assert main(off) == 0
+    assert load(out)["extensions"][1]["settings"]["decontaminate"] is None
+    assert load(out)["extensions"][1]["settings"]["decontaminate_against"] == []
+
+
+def test_benchmark_files_that_are_damaged_or_have_changed_are_named(tmp_path, quotes, alma_prep, capsys):
+    quiz, source = tmp_path / "quiz.jsonl", f"text:{quotes}/a.jsonl"
+    quiz.write_text('{"text": "a question that no document contains"}\n{"text": \n')
+    more = ["--decontaminate", 13, "--decontaminate-against", quiz]
+    assert alma_prep(tmp_path / "o", source, num_mega_batches=2, more=more) == 0
+    warning = f"--decontaminate-against {quiz}: quiz.jsonl is not compared completely: 1 line is not valid JSON"
+    assert warning in capsys.readouterr().err
+    quiz.write_text('{"text": "another question"}\n')
+    assert alma_prep(tmp_path / "o", source, num_mega_batches=2, more=more) == 2
+    assert "a file of the decontaminate_against setting has changed" in capsys.readouterr().err
 
 
 def test_what_cannot_work_is_refused_before_anything_is_read(tmp_path, quotes, alma_prep, capsys):

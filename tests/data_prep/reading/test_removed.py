@@ -36,8 +36,11 @@ def test_every_removed_document_is_kept_with_its_reason(tmp_path, alma_prep, cap
     assert not skipped
     by_reason, _ = read_all(Source("text", str(out / "removed")), text_field="reason")
     assert {reason: by_reason.count(reason) for reason in table} == table
-    assert {one.text for one in found if one.id.startswith("page")} == set(texts[60:80])
-    assert {one.date for one in found} == {"2020-01-01", ""}
+    of_language = [one for one, reason in zip(found, by_reason, strict=True) if reason == "language"]
+    assert {one.text for one in of_language} == set(texts[60:80])
+    assert {one.date for one in found} == {"2020-01-01"}  # that of copies, too
+    of_copies = [one.id for one, reason in zip(found, by_reason, strict=True) if reason != "language"]
+    assert len(set(of_copies)) == 40 and all(one.startswith("page ") for one in of_copies)
     kept_near = [one.text for one, reason in zip(found, by_reason, strict=True) if reason == "near copy"]
     assert len({text.removesuffix(" and more") for text in kept_near}) == 20
     # The stream itself is the same, can be checked, and does without the folder.

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.sources import Source
+from data_prep.sources import Source, list_files, read_documents_of, split_into_parts
+from data_prep.sources.base import no_report
 from tests.data_prep.files import read_all, write_dump, write_epub, write_warc
 
 pytest.importorskip("fastwarc", reason="needs the extra `corpora`")
@@ -119,6 +120,26 @@ def test_mutated_files_for_a_minute(tmp_path, kind):
     print(f"seed {seed}")
     until = time.monotonic() + 60
     assert fuzz(tmp_path, kind, random.Random(seed), lambda count: time.monotonic() < until) > 20
+
+
+@pytest.mark.parametrize("kind", ["common-crawl", "text"])
+def test_mutated_files_behind_a_url_give_what_local_files_give(tmp_path, kind):
+    pytest.importorskip("fsspec", reason="needs the extra `corpora`")
+    rng, seeds = random.Random(3), seeds_of(tmp_path / "seeds")[kind]
+    (tmp_path / "work").mkdir()
+    for number in range(60):
+        name, content = rng.choice(seeds)
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(mutated(content, rng))
+        part_bytes = rng.choice([7, 100, 1 << 20])
+        found = []
+        for path in (str(tmp_path / "in"), f"file://{tmp_path}/in"):
+            source = Source(kind, path)
+            parts = split_into_parts(source, list_files(source), part_bytes, {"text_field": "text"})
+            found.append([one for part in parts for one in read_documents_of(part, tmp_path / "work", no_report)])
+        assert found[0] == found[1], f"{number}: {name}"
+        assert not any((tmp_path / "work").iterdir())
+        (tmp_path / "in" / name).unlink()
 
 
 @pytest.mark.parametrize("kind", ["common-crawl", "wikipedia"])

@@ -71,6 +71,15 @@ def test_files_patterns_and_other_kinds(tmp_path):
     assert fingerprint(list_files(source)) != before
 
 
+def test_a_remote_file_with_an_unknown_ending_is_refused(tmp_path):
+    folder = write_files(tmp_path / "files")
+    (folder / "page.html").write_text("<p>text</p>")
+    for path in ("page.html", "*.html", "*"):
+        with pytest.raises(PrepError, match=r"it is unknown how to read page\.html.*\.jsonl"):
+            list_files(Source("text", f"file://{folder}/{path}"))
+    assert "page.html" not in {file.name for file in list_files(Source("text", f"file://{folder}"))}
+
+
 @pytest.mark.slow
 def test_a_stream_from_a_remote_folder_has_the_bytes_of_a_local_one(tmp_path, alma_prep, folder_bytes, capsys):
     folder = write_files(tmp_path / "files")
