@@ -17,6 +17,7 @@ from typing import IO, Any
 from data_prep.errors import PrepError
 from data_prep.sources.base import MAX_DOCUMENT_BYTES, Part, ReportProgress, SourceFile
 from data_prep.sources.common_crawl import ARCHIVE, METADATA
+from data_prep.sources.text import HEAD_BYTES, JSON_LINES
 
 _CHUNK_BYTES = 4 << 20
 """Number of bytes that are downloaded at a time."""
@@ -131,8 +132,9 @@ def _message(error: Exception) -> str:
 def local_part(part: Part, folder: Path, report_progress: ReportProgress) -> Iterator[Part]:
     """Context manager that yields a part of a local file. If the file is remote, the part is downloaded first.
 
-    The local file has the bytes of the part at the same positions. The bytes before the part are missing. If the last
-    line of the part continues after it, the rest of the line is downloaded, too.
+    The local file has the bytes of the part at the same positions. The bytes before the part are missing, except for
+    the first line of a JSON file. If the last line of the part continues after it, the rest of the line is downloaded,
+    too.
 
     Args:
         part: a part of a local or remote file.
@@ -176,6 +178,12 @@ def _download(part: Part, target: Path, report_progress: ReportProgress) -> None
     # Readers look at the byte before the part, to know whether a line begins with the part.
     position = max(0, part.start - 1)
     with system.open(path, "rb") as source, open(target, "wb") as file:
+        if position and part.name.lower().endswith(JSON_LINES):
+            # Readers look at the first line of the file, to know whether the file contains JSON lines.
+            head = b""
+            while b"\n" not in head.lstrip() and len(head) < HEAD_BYTES and (content := source.read(1 << 16)):
+                head += content
+            file.write(head)
         source.seek(position)
         file.seek(position)
         last = b""

@@ -109,9 +109,9 @@ def _other_json(part: Part) -> Skipped | None:
     """Return a Skipped object if a file contains one JSON array or object over many lines, instead of JSON lines."""
     try:
         with _opened(part) as file:
-            line = file.readline(_HEAD_BYTES).removeprefix(BOM)
+            line = file.readline(HEAD_BYTES).removeprefix(BOM)
             while line.isspace():
-                line = file.readline(_HEAD_BYTES)
+                line = file.readline(HEAD_BYTES)
     except DamagedFile:  # the reader reports the damage, after the lines before it
         return None
     if line.strip() == b"{":
@@ -124,7 +124,7 @@ def _other_json(part: Part) -> Skipped | None:
         return None
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):  # the array has several lines, or its first line is longer than _HEAD_BYTES
+    except (ValueError, RecursionError):  # the array has several lines, or its first line is longer than HEAD_BYTES
         row = [{}]
     if not any(isinstance(value, dict) for value in row):
         return None
@@ -132,7 +132,7 @@ def _other_json(part: Part) -> Skipped | None:
     return Skipped(part.name, why)
 
 
-_HEAD_BYTES = 1 << 20
+HEAD_BYTES = 1 << 20
 """Maximum number of bytes that are read to see whether a file contains JSON lines."""
 
 

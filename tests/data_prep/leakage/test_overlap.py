@@ -174,7 +174,7 @@ def test_benchmark_files_that_are_damaged_or_have_changed_are_named(tmp_path, qu
     quiz.write_text('{"text": "a question that no document contains"}\n{"text": \n')
     more = ["--decontaminate", 13, "--decontaminate-against", quiz]
     assert alma_prep(tmp_path / "o", source, num_mega_batches=2, more=more) == 0
-    warning = f"--decontaminate-against {quiz}: quiz.jsonl is not compared completely: 1 line is not valid JSON"
+    warning = f"--decontaminate-against {quiz}: quiz.jsonl is not compared completely: 1 line: not valid JSON"
     assert warning in capsys.readouterr().err
     quiz.write_text('{"text": "another question"}\n')
     assert alma_prep(tmp_path / "o", source, num_mega_batches=2, more=more) == 2
