@@ -4,7 +4,9 @@ This module uses the process pool of Python's standard library, which raises an 
 datatrove's local executor is not used, because it would wait forever after a worker was killed.
 """
 
+import atexit
 import collections
+import functools
 import multiprocessing
 import os
 import signal
@@ -14,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Self
@@ -225,12 +227,33 @@ def _start_server() -> None:
     os.environ.update(changed)
     try:
         forkserver.ensure_running()
+        _end_server_at_exit(os.getpid())
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@functools.cache
+def _end_server_at_exit(parent: int) -> None:
+    """Let the server end with this process, whose id is `parent`, and not some moments later.
+
+    Then the CPU time of the server and of the workers counts as that of this process, for example for `time alma-prep`.
+    """
+
+    def end() -> None:
+        server: Any = forkserver._forkserver
+        if os.getpid() != parent or server._forkserver_pid is None:
+            return
+        os.close(server._forkserver_alive_fd)  # the server ends when nobody has this end of the pipe open
+        deadline = time.monotonic() + _EXIT_POLLS * _EXIT_POLL_SECONDS
+        with suppress(ChildProcessError):
+            while os.waitpid(server._forkserver_pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+    atexit.register(end)
 
 
 def _start_worker(environment: Mapping[str, str], tokenizer_threads: int) -> None:

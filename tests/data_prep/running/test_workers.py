@@ -1,12 +1,15 @@
 """Worker processes on this machine: forks of one server, which get the environment of the process that needs them."""
 
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from data_prep.running.workers import Workers
+from tests.commands import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, workers are new interpreters")
 
@@ -38,3 +41,23 @@ def test_workers_of_all_calls_are_forks_of_one_server_with_the_environment_of_no
 def test_the_server_has_a_single_thread():
     [(server, *_)] = states("HOME")
     assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+
+
+def compute(seconds):
+    """Use the CPU for some seconds. Return the process id of the server."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return os.getppid()
+
+
+def test_the_server_ends_with_its_process_and_the_cpu_time_of_workers_counts():
+    code = (
+        "from tests.data_prep.running.test_workers import Workers, compute\n"
+        "with Workers(1) as workers: print(*workers.run_in_order(compute, [(2,)]))"
+    )
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    after = os.times()
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
+    assert after.children_user - before.children_user > 2
