@@ -31,11 +31,17 @@ from data_prep.running.tasks import Step, run_task
 # has a single thread, so it can be forked safely. The first worker of this process starts the server. All workers of
 # this process are forks of it, also those of later calls of `prepare`. The server ends when this process has ended.
 CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-_PRELOADED = ["data_prep.pipeline"]
-"""Modules that import all tasks. This is a name, because a module of this package may not import higher packages."""
-_SERVER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
-"""Environment variables of the server. numpy's library OpenBLAS must not start threads; modules in the current folder
-must not replace others. A worker gets the environment variables of this process instead."""
+_PRELOADED = ["data_prep.pipeline", "pyarrow.parquet"]
+"""A module that imports all tasks, and the library that the first and the last of them use. These are names, because a
+module of this package may not import higher packages, and this process itself does not need pyarrow."""
+_SERVER_ENVIRONMENT = {
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONSAFEPATH": "1",
+}
+"""Environment variables of the server. pyarrow's memory allocator and numpy's library OpenBLAS must not start threads;
+modules in the current folder must not replace others. A worker gets the environment variables of this process instead.
+"""
 _EXIT_POLLS, _EXIT_POLL_SECONDS = 20, 0.1
 """How often, and at what intervals in seconds, the exit codes of dead workers are asked for."""
 

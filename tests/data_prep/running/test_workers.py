@@ -30,7 +30,7 @@ def test_workers_of_all_calls_are_forks_of_one_server_with_the_environment_of_no
     [(server, _, value, modules)] = states("ALMA_TEST")
     assert server != os.getpid()
     assert value is None
-    assert modules == ["data_prep.pipeline"]  # nothing that takes long and not every task needs
+    assert modules == ["data_prep.pipeline", "pyarrow"]  # and nothing that takes long and not every call needs
     monkeypatch.setenv("ALMA_TEST", "now")
     monkeypatch.chdir(tmp_path)
     assert states("ALMA_TEST") == [(server, tmp_path, "now", modules)]
