@@ -5,6 +5,7 @@ running_averages    average perplexity so far, against three kinds of cost (figu
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -179,14 +180,16 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
     style = appearance_of(group.learner)
     is_short = comparison.num_arrivals <= FEW_ARRIVALS
     # Open markers distinguish a curve whose size differs from that of the other curves in the panel.
-    marks = {"marker": style.marker, "markevery": max(1, len(times) // 8), "markerfacecolor": "white"} if size else {}
+    marks: dict[str, Any] = {"marker": style.marker if is_short else None}
+    if size:
+        marks = {"marker": style.marker, "markevery": max(1, len(times) // 8), "markerfacecolor": "white"}
     # On a short stream, draw a marker at each arrival and join the markers by straight lines. On a long stream, draw
     # a step curve without markers, because so many markers would overlap. A step curve fits, because the error rate or
     # perplexity changes only when a stage ends.
     axes.plot(
         times, mean, color=style.colour, linestyle=dashes, linewidth=1.3,
         drawstyle="default" if is_short else "steps-post", markersize=4,
-        **(marks or {"marker": style.marker if is_short else None}),
+        **marks,
     )  # fmt: skip
     if not is_short:
         # Mark the end of the curve. The curve of a learner that waits for the complete stream changes only there, and
