@@ -159,12 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
     )
-    parser.add_argument(
-        "--stage",
-        type=int,
-        metavar="K",
-        help="score the predictor that RUN had after stage K (default: the last stage)",
-    )
+    parser.add_argument("--stage", type=int, metavar="K", help="score RUN after stage K (default: the last stage)")
     parser.add_argument("--stream", type=Path, help="the stream folder (default: the stream of the run)")
     parser.add_argument(
         "--split",

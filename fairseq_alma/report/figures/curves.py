@@ -26,6 +26,7 @@ from fairseq_alma.report.figures.style import (
     new_figure,
     note_left_out,
     scale_axis,
+    spread_labels,
     waits_of,
 )
 from fairseq_alma.report.labels import group_label
@@ -141,20 +142,29 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     waits = waits_of(comparison.groups)
     drawn_values: list[float] = []
     for axes, (title, curves) in zip(axes_of_panels, joined.items(), strict=True):
+        others = 0  # number of curves so far whose size differs from that in the title
         for group, size in curves:
-            drawn_values += _draw_curve(axes, comparison, group, matplotlib_dashes(group.wait, waits), size)
+            others += bool(size)
+            fill = marker_fill(group.learner, others)
+            drawn_values += _draw_curve(axes, comparison, group, matplotlib_dashes(group.wait, waits), size, fill)
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("mega-batches arrived", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    first, last = (0 if comparison.is_vision else 1), comparison.num_arrivals
+    margin = 0.05 * max(1, last - first)
     for axes in axes_of_panels:
         scale_axis(axes, "y", drawn_values)
+        axes.set_xlim(first - margin, last + margin)
+        spread_labels(axes)
     axes_of_panels[0].set_ylabel("test error, %" if comparison.is_vision else "test perplexity", fontsize=9)
     add_learners_and_waits(figure, [group for groups in panels.values() for group in groups])
     note_left_out(figure, num_left_out)
     return figure
 
 
-def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: object, size: str = "") -> list[float]:
+def _draw_curve(
+    axes: Axes, comparison: Comparison, group: RunGroup, dashes: object, size: str, fill: str
+) -> list[float]:
     """Draw the curve of one group of runs: the mean over seeds at each arrival.
 
     Args:
@@ -163,6 +173,7 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
         group: the group whose curve is drawn.
         dashes: matplotlib line style.
         size: text that is written at the end of the curve.
+        fill: colour inside the markers of a curve with a size.
 
     Returns:
         The values of the curve that are finite, to scale the y axis. For a language model without a finished stage,
@@ -179,10 +190,10 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
     mean, error = values[:, first_t:].mean(axis=0), standard_error(values[:, first_t:])
     style = appearance_of(group.learner)
     is_short = comparison.num_arrivals <= FEW_ARRIVALS
-    # Open markers distinguish a curve whose size differs from that of the other curves in the panel.
+    # Markers with another filling distinguish curves whose size differs from that of the other curves in the panel.
     marks: dict[str, Any] = {"marker": style.marker if is_short else None}
     if size:
-        marks = {"marker": style.marker, "markevery": max(1, len(times) // 8), "markerfacecolor": "white"}
+        marks = {"marker": style.marker, "markevery": max(1, len(times) // 8), "markerfacecolor": fill}
     # On a short stream, draw a marker at each arrival and join the markers by straight lines. On a long stream, draw
     # a step curve without markers, because so many markers would overlap. A step curve fits, because the error rate or
     # perplexity changes only when a stage ends.

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fairseq_alma.core import catalogue
@@ -92,6 +93,26 @@ def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) ->
     axis.set_minor_locator(LogLocator(subs=tuple(range(2, 10)), numticks=100))
     axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(FuncFormatter(lambda value, _: with_unit(value)))
+
+
+def spread_labels(axes: Axes, height_points: float = 8.0) -> None:
+    """Move the annotations of a panel apart, so that none covers another. Call it when the axes are scaled.
+
+    Args:
+        axes: the panel. Its annotations are at the right ends of curves, at an offset in points.
+        height_points: smallest distance of two annotations.
+    """
+    panel_points = HEIGHT * 72 * 0.75  # approximately: the layout is computed when the figure is written
+    labels = []
+    for text in axes.texts:
+        if isinstance(text, Annotation):
+            pixels = axes.transData.transform(text.xy)
+            labels.append((float(axes.transAxes.inverted().transform(pixels)[1]) * panel_points, text))
+    lowest = -float("inf")
+    for position, text in sorted(labels, key=lambda label: label[0]):
+        placed = max(position, lowest + height_points)
+        text.set_position((text.get_position()[0], placed - position))
+        lowest = placed
 
 
 def name_logarithmic_axes(figure: Figure) -> None:

@@ -143,6 +143,17 @@ def test_a_curve_that_would_be_alone_joins_the_panel_of_another_size(tmp_path):
     assert [text.get_text() for text in panels["replay"].texts] == ["width 4", "width 8"]
 
 
+def test_sizes_at_the_ends_of_curves_do_not_cover_each_other(tmp_path):
+    for width in (1, 2, 3, 4):
+        write_vision(tmp_path / str(width), [0.9, 0.5, 0.3 + width / 1e6], width=width)
+    [axes] = visible(over_the_stream(*compare(tmp_path)))
+    offsets = sorted(text.get_position()[1] for text in axes.texts)
+    assert [text.get_text() for text in axes.texts] == [f"width {width}" for width in (1, 2, 3, 4)]
+    assert np.diff(offsets).min() > 7
+    fills = [line.get_markerfacecolor() for line in axes.lines if len(line.get_xdata()) > 1]
+    assert len(set(fills)) == 4
+
+
 def test_replay_segments_name_their_sizes(tmp_path):
     for width in (4, 8):
         for replay in (False, "all"):
