@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from fairseq_alma.app.command import Command, print_errors, run_job
 from fairseq_alma.app.plugins import load_plugin
 from fairseq_alma.app.sweep import score_key
-from fairseq_alma.app.tables import ledger_table, waiting_message, wide_console
+from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, waiting_message, wide_console
 from fairseq_alma.core.allocator import keep_freed_memory
 from vision.api import run
 from vision.presets import CONFIGS
@@ -39,6 +39,7 @@ def run_and_show(settings: VisionSettings) -> float:
     """
     keep_freed_memory()
     console, out = wide_console(), Path(settings.out)
+    before = rows_in(out)
     result = run(settings)
     title = f"{settings.out}: learner={settings.learner} wait={settings.wait}"
     summary, num_seeds = result.summary, settings.seeding.seeds
@@ -54,6 +55,8 @@ def run_and_show(settings: VisionSettings) -> float:
         )
     if message := waiting_message(result.ledger, settings.wait):
         console.print(message)
+    if before == dict(zip(result.folders, result.ledgers, strict=True)):
+        console.print(NOTHING_TO_DO)
     console.print(f"ledger {out}{'' if num_seeds == 1 else '/seed_*'}/ledger.jsonl, summary {out}/summary.json")
     return summary[score_key([summary])]
 
@@ -66,7 +69,8 @@ def quickstart() -> None:
     out = Path("runs/quickstart")
     for folder in (out / "sm", out / "ens"):
         settings = VisionSettings(out=str(folder), learner=folder.name, preset="quickstart")
-        print(f"\n$ alma-vision preset=quickstart learner={settings.learner} out={folder}", flush=True)
+        sys.argv = ["alma-vision", "preset=quickstart", f"learner={settings.learner}", f"out={folder}"]
+        print(f"\n$ {' '.join(sys.argv)}", flush=True)  # provenance.json contains the same
         run_and_show(settings)
     print(f"\n$ alma-report {out} --out {out / 'report'}", flush=True)
     make([str(out)], out / "report")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fairseq_alma.app.plugins import load_plugin, source_digest
 from fairseq_alma.core.errors import RunError, SettingError
 from fairseq_alma.core.files import read_json, sha256_of, write_json
+from fairseq_alma.core.predictors import predictor_file, stages_with_predictor
 from vision.checkpoints import read_checkpoint
 from vision.datasets import Dataset, Pixels
 from vision.networks.architectures import find_architecture
@@ -164,8 +165,10 @@ class Predictor:
         return sum_members(logits_NbC, 1, self._combine).probabilities()[0]
 
 
-def load_predictor(folder: str | Path, device: str | torch.device = "cpu") -> Predictor:
-    """Return a predictor with the networks of a run after its last finished stage.
+def load_predictor(
+    folder: str | Path, device: str | torch.device = "cpu", stage: int | None = None
+) -> Predictor:  # fmt: skip
+    """Return a predictor with the networks of a run after its last finished stage, or after an earlier stage.
 
     If a function of yours made the networks, its module must be importable. A function from a notebook must be defined
     again before this call. If the run used a plugin, the plugin is imported.
@@ -173,6 +176,7 @@ def load_predictor(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     Args:
         folder: the run folder of one seed.
         device: device on which the networks are placed.
+        stage: index of a finished stage, from 1. The run needs the setting `keep_stages`. By default the last stage.
 
     Raises:
         RunError: if the folder contains no trained network, or if a file has changed since the run wrote it.
@@ -180,7 +184,7 @@ def load_predictor(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         SettingError: if a module of yours is not found.
     """
     folder = Path(folder)
-    description = _description(folder)
+    description = _description(folder, stage)
     image_format = ImageFormat.read(folder)
     settings = read_json(folder / "settings.json")
     if settings.get("plugin"):
@@ -215,11 +219,16 @@ def _check_source(settings: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _description(folder: Path) -> Mapping[str, Any]:
-    """Return the content of predictor.json. For the errors, see `load_predictor`."""
-    path = folder / "predictor.json"
+def _description(folder: Path, stage: int | None) -> Mapping[str, Any]:
+    """Return the content of predictor.json, or of that of a stage. For the errors, see `load_predictor`."""
+    path = folder / predictor_file(stage)
     if path.exists():
         return read_json(path)
+    if stage is not None and (folder / "predictor.json").exists():
+        raise RunError(
+            f"{folder} has no predictor of stage {stage}: {stages_with_predictor(folder)}. alma-vision keeps the "
+            f"networks of all stages with keep_stages=true"
+        )
     if of_seeds := sorted(folder.glob("seed_*/predictor.json")):
         raise RunError(
             f"{folder} contains the runs of several seeds: give the folder of one seed, for example "

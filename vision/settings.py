@@ -1,5 +1,6 @@
 """Settings that all runs of alma-vision have. `fairseq_alma.core.learner_settings` has the settings of each learner."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -9,7 +10,7 @@ from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
-from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, Settings
+from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors, Settings
 from vision.dataset_names import check_order, default_backbone, default_mega_batches, is_function, kind_of
 
 SelectBy = Literal["validation_loss", "validation_accuracy"]
@@ -268,17 +269,26 @@ class VisionSettings(RunSettings):
     own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
     """Settings that only the chosen learner has. If `own` is None, these settings get their default values."""
 
+    if_missing: ClassVar[Mapping[str, str]] = {"out": "out= is missing: give the run folder, e.g. out=runs/mnist/sm"}
+
     def __post_init__(self) -> None:
-        if not self.out or not isinstance(self.out, str):
-            raise SettingError("out= is missing: give the run folder, e.g. out=runs/mnist/sm")
-        super().__post_init__()
-        kind_of(self.dataset)
-        check_order(self.order, self.drift_overlap)
+        errors = SettingErrors(self.type_errors())
+        for check in (
+            lambda: kind_of(self.dataset),
+            lambda: check_order(self.order, self.drift_overlap),
+            lambda: object.__setattr__(self, "recipe", self.recipe.for_network(self.network)),
+            self._check_values,
+            self.stream_settings,
+            self._complete_and_check_own,
+        ):
+            errors.collect(check)
+        errors.raise_all()
+
+    def _check_values(self) -> None:
         if self.transform is not None and not is_function(self.transform):
             raise SettingError(
                 f"transform={self.transform!r} must have the form MODULE:FUNCTION, for example transform=mine:transform"
             )
-        object.__setattr__(self, "recipe", self.recipe.for_network(self.network))
         if not 0 < self.validation_share < 1:
             raise SettingError(f"validation_share={self.validation_share} must be above 0 and below 1")
         if self.routing_examples > 5000:
@@ -292,8 +302,6 @@ class VisionSettings(RunSettings):
             raise SettingError("cuda_graphs=true cannot be used with backbone=mlp: give cuda_graphs=false")
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
-        self.stream_settings()
-        self._complete_and_check_own()
 
     @property
     def num_mega_batches(self) -> int:

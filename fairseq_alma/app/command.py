@@ -10,16 +10,32 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from fairseq_alma.app.arguments import (
+    checked_out,
+    default_out,
+    is_sweep,
+    job_arguments,
+    missing_folders,
+    name_and_value,
+    quoted,
+    remove_empty,
+    version_text,
+)
 from fairseq_alma.app.help import help_text
 from fairseq_alma.app.plugins import load_plugin, plugin_named_by
+from fairseq_alma.app.sweep import ERROR_FILE
 from fairseq_alma.app.tables import ledger_table, wide_console
 from fairseq_alma.core.catalogue import RunSettings, learners, own_settings
 from fairseq_alma.core.errors import AlmaError, RunError, SettingError, StoppedError
@@ -27,9 +43,9 @@ from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import holder_of
 from fairseq_alma.core.ledger import Ledger
 from fairseq_alma.core.run_record import find_runs
-from fairseq_alma.core.settings import Settings, describe, refuse_unknown_keys
+from fairseq_alma.core.settings import SettingErrors, Settings, describe, refuse_unknown_keys
 
-FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c", "--version"}
+FLAGS_WITHOUT_RUN = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
 """Hydra flags that print something and start no run. With these flags, out= is not needed."""
 CONFIG_GROUPS = ("preset", "arch", "launch")
 """Settings whose value is the name of a YAML file. Hydra then reads further settings from this file."""
@@ -39,7 +55,7 @@ class Command:
     """The command alma-lm or the command alma-vision. A command uses Hydra to read its settings.
 
     Args:
-        name: name of the command, for messages.
+        name: name of the command, for messages. With underscores, it is also the name of its main YAML file.
         introduction: description and usage of the command, for `--help`.
         settings: class of the command's settings.
         configs: folder with the YAML files of the command.
@@ -51,6 +67,7 @@ class Command:
             gets a folder and returns the exit status.
         groups: for `--help`, the groups of settings whose names begin with the name of the group.
         texts: settings whose value is any text. It need not be quoted for Hydra.
+        data_setting: name of the setting that names the data. The default of `out=` contains its value.
     """
 
     def __init__(
@@ -66,12 +83,13 @@ class Command:
         subcommands: Mapping[str, Callable[[Path], int]] | None = None,
         groups: Mapping[str, type[Settings]] | None = None,
         texts: Sequence[str] = (),
+        data_setting: str = "dataset",
     ):
         self.name, self.introduction, self.settings, self.configs = name, introduction, settings, configs
         self._hydra_main, self._example_out, self._other_keys = hydra_main, example_out, other_keys
         self._when_stopped = when_stopped
         self._groups = groups
-        self._texts = texts
+        self._texts, self._data_setting = texts, data_setting
         self._subcommands = {"status": status, **(subcommands or {})}
 
     def main(self) -> None:
@@ -90,6 +108,9 @@ class Command:
                 store_settings(self.settings)
             if {"--help", "-h"} & set(arguments):
                 print(help_text(self.introduction, self.settings, self._presets(), self._groups), end="")
+                return
+            if "--version" in arguments:
+                print(version_text(self.name))
                 return
             self._check_arguments(arguments)
         try:
@@ -110,57 +131,70 @@ class Command:
         return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
     def _check_arguments(self, arguments: Sequence[str]) -> None:
-        """Check the setting names and the path in `out=`. If Hydra needs quotes around this path, add them in sys.argv.
+        """Check the names of the settings and the path in `out=`. Add `out=` if it is missing, and quotes for Hydra.
+
+        The checked command line replaces sys.argv. If there are errors, the values of the settings are checked too, so
+        that all errors are reported together. If there are none, the values are checked when Hydra has read them.
 
         Raises:
-            SettingError: if a setting is unknown, or if `out=` is missing or cannot be a folder.
+            SettingError: if a setting is unknown, or if the path in `out=` cannot be a folder.
         """
-        groups = [name for name in CONFIG_GROUPS if (self.configs / name).is_dir()]
-        known = dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys])
-        for group, cls in (self._groups or {}).items():
-            dotted = [found[1] for argument in arguments if (found := re.match(rf"({group}\.\w+)=", argument))]
-            refuse_unknown_keys(dotted, [f"{group}.{one.name}" for one in describe(cls)])
-            if dotted and f"{group}=slurm" not in arguments:
-                raise SettingError(f"{dotted[0]}= needs {group}=slurm: add it, or leave out {dotted[0]}=")
-        plain_keys = [found[1] for argument in arguments if (found := re.match(r"([A-Za-z_]\w*)=", argument))]
-        refuse_unknown_keys(plain_keys, list(known))
-        # Check out= before Hydra starts, because Hydra creates the folder before it calls our code.
+        errors = SettingErrors()
+        errors.collect(lambda: self._refuse_unknown(arguments))
         has_out = any(argument.startswith(("out=", "hydra.sweep.dir=")) for argument in arguments)
-        if not has_out and not FLAGS_WITHOUT_RUN & set(arguments):
-            raise SettingError(
-                f"out= is missing: give the folder of the run, e.g. out={self._example_out}\n\n{self.introduction}"
-            )
-        is_sweep = bool({"-m", "--multirun"} & set(arguments))
-        for number, argument in enumerate(arguments, start=1):
-            if argument.startswith("out="):
-                sys.argv[number] = self._quoted_out(argument, is_sweep)
+        needs_out = not has_out and not FLAGS_WITHOUT_RUN & set(arguments)
+        if needs_out:
+            out = f"out={default_out(arguments, self.settings, self._data_setting, self._groups or {})}"
+            sys.argv.append(out)
+        for number, argument in enumerate(sys.argv):
+            if number and argument.startswith("out="):
+                errors.collect(partial(self._quote_out, number, argument))
             elif argument.startswith(tuple(f"{name}=" for name in self._texts)):
                 # The value is free text with characters that are special in Hydra, such as "=" and ";".
                 name, _, value = argument.partition("=")
                 if not re.fullmatch(r"'.*'|\".*\"", value, re.DOTALL):
-                    quoted = value.replace('"', '\\"').replace("${", "\\${")
-                    sys.argv[number] = f'{name}="{quoted}"'
+                    escaped = value.replace('"', '\\"').replace("${", "\\${")
+                    sys.argv[number] = f'{name}="{escaped}"'
+        if errors.messages and not is_sweep(arguments):
+            errors.collect(lambda: self._check_values(arguments))
+        errors.raise_all()
+        if needs_out:
+            print(f"{self.name}: no out= is given: using {out}", file=sys.stderr)
 
-    def _quoted_out(self, argument: str, is_sweep: bool) -> str:
-        """Return the argument `out=PATH`, with quotes around PATH if Hydra needs them.
+    def _quote_out(self, number: int, argument: str) -> None:
+        path = checked_out(argument.partition("=")[2], self._example_out)
+        sys.argv[number] = quoted(argument, "out", path, sys.argv)
+
+    def _refuse_unknown(self, arguments: Sequence[str]) -> None:
+        """Raise SettingError if an argument names an unknown setting, or is no setting."""
+        named = {pair[0] for argument in arguments if (pair := name_and_value(argument))}
+        for group, cls in (self._groups or {}).items():
+            dotted = sorted(name for name in named if name.startswith(f"{group}."))
+            refuse_unknown_keys(dotted, [f"{group}.{one.name}" for one in describe(cls)])
+            if dotted and f"{group}=slurm" not in arguments:
+                raise SettingError(f"{dotted[0]}= needs {group}=slurm: add it, or leave out {dotted[0]}=")
+        refuse_unknown_keys([name for name in named if "." not in name], self._known())
+
+    def _known(self) -> list[str]:
+        """Return all names that may stand before "=" on the command line, without dots."""
+        groups = [name for name in CONFIG_GROUPS if (self.configs / name).is_dir()]
+        return list(dict.fromkeys([*all_keys(self.settings), *groups, *self._other_keys]))
+
+    def _check_values(self, arguments: Sequence[str]) -> None:
+        """Check the values of the known settings on the command line, like those of a run.
 
         Raises:
-            SettingError: if PATH is empty, or if PATH or one of its parent folders is an existing file.
+            SettingError: if a value is invalid.
         """
-        value = argument.removeprefix("out=").strip()
-        plain = value.strip("'\"")
-        if plain in ("", "null"):
-            raise SettingError(f"out= is empty: give the folder of the run, e.g. out={self._example_out}")
-        for path in (Path(plain), *Path(plain).parents):
-            if path.is_file():
-                raise SettingError(f"out={plain}: {path} is a file: give a folder, e.g. out={self._example_out}")
-        # Add quotes if the PATH in out=PATH contains characters that are special in Hydra, such as "=" and ",". Inside
-        # quotes, these characters are not special. For example, folders that a sweep created have such names. Do not
-        # add quotes in two cases: in a sweep, because commas in PATH may separate several values; and if PATH contains
-        # ${...}, because Hydra must replace ${...} by the value of a setting.
-        if value == plain and not is_sweep and re.search(r"[=,(){}\[\]]", plain) and "${" not in plain:
-            return f"out='{plain}'"
-        return argument
+        known = {*self._known(), *self._texts}
+        valid = [one for one in arguments if (pair := name_and_value(one)) and pair[0] in known and pair[0] != "out"]
+        try:
+            with initialize_config_dir(version_base="1.1", config_dir=str(self.configs.resolve())):
+                config = compose(self.name.replace("-", "_"), overrides=[*valid, "out=unknown"])
+                values = setting_values(config, self._other_keys)
+        except (HydraException, OmegaConfBaseException):
+            return  # Hydra reports it after the other errors have been corrected
+        self.settings.from_mapping(values, {pair[0] for one in valid if (pair := name_and_value(one))})
 
 
 def all_keys(cls: type[RunSettings]) -> list[str]:
@@ -220,19 +254,28 @@ def run_job(
         hydra = HydraConfig.get()
         typed = {re.split(r"[=@]", override.lstrip("+~"))[0] for override in hydra.overrides.task}
         is_slurm_job = "SUBMITIT_EXECUTOR" in os.environ
-        if is_slurm_job:
-            # For provenance.json. In a job of Hydra's launcher for Slurm, sys.argv is a command of submitit.
-            sys.argv = [command, *hydra.overrides.task]
+        values = setting_values(config, other_keys)
+        if hydra.mode == RunMode.MULTIRUN:
+            # Hydra has chosen and created a separate folder inside out= for each job.
+            out = Path(hydra.runtime.output_dir)
+            (out / ERROR_FILE).unlink(missing_ok=True)
+            # For provenance.json: the command of this job alone. It can be given again as it is.
+            sys.argv = [command, *job_arguments(hydra.overrides.task, out)]
+        else:
+            out = Path(str(values["out"])).absolute()
+        missing = missing_folders(out)
         try:
-            # Take the folder from Hydra, because in a sweep Hydra chooses a separate folder inside out= for each job.
-            return run({**setting_values(config, other_keys), "out": str(Path(hydra.runtime.output_dir))}, typed)
+            return run({**values, "out": str(out)}, typed)
         except Exception as error:
+            remove_empty(missing)
             is_disk_error = isinstance(error, OSError) and not is_slurm_job
             if hydra.mode != RunMode.MULTIRUN or is_disk_error or _is_of_submitit(error):
                 raise
             if not isinstance(error, AlmaError):
                 traceback.print_exc()
             print(f"{command}: {error}", file=sys.stderr)
+            # The process that prints the table of the sweep may be another one, and reads this file.
+            (out / ERROR_FILE).write_text(f"{error}\n", encoding="utf-8")
             if is_slurm_job and isinstance(error, StoppedError):
                 # Slurm ends the job. Without a result, the job is continued when Slurm starts it again.
                 sys.exit(1)

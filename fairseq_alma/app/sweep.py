@@ -5,6 +5,7 @@ table has one line per job and is sorted by the prequential validation score, if
 final validation score. If a job has several seeds, the mean over the seeds is used.
 """
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,13 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.table import Table
 
-from fairseq_alma.app.tables import wide_console
+from fairseq_alma.app.tables import flops_unit, wide_console
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.ledger import PREQUENTIAL_KEYS
 from fairseq_alma.core.run_record import find_runs
+
+ERROR_FILE = "error.txt"
+"""File in the folder of a job that failed. It contains the error message."""
 
 
 class BestByValidation(Callback):
@@ -38,6 +42,11 @@ class BestByValidation(Callback):
         if finished:
             write_json(folder / "sweep.json", finished)
             wide_console().print(_table(finished))
+        if failed := _failed_jobs(folder):
+            wide_console(sys.stderr).print(f"failed, with the message in {ERROR_FILE}: {'; '.join(failed)}")
+            # Hydra has no way to report failed jobs of a sweep, because the sweep continues after them. It catches
+            # exceptions of callbacks, but not SystemExit.
+            sys.exit(1)
 
 
 def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -63,6 +72,16 @@ def _runs_of(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
         key = score_key(finished)
         finished.sort(key=lambda summary: value if isfinite(value := _number(summary.get(key))) else inf)
     return finished, unfinished
+
+
+def _failed_jobs(folder: Path) -> list[str]:
+    """Return the names of the jobs of a sweep whose last start failed."""
+    failed = []
+    for path, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in ("stages", "tensorboard", "evaluated")]
+        if ERROR_FILE in files:
+            failed.append(str(Path(path).relative_to(folder)))
+    return sorted(failed)
 
 
 def score_key(summaries: Sequence[Mapping[str, Any]]) -> str:
@@ -93,7 +112,8 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
     scores = ["final_validation", "final"] if score == "final" else [key, "final_validation", "final"]
     names = ["validation", "test"] if score == "final" else ["prequential", "validation", "test"]
-    for column in ("run", *names, *(["CER"] if is_vision else []), "TFLOP"):
+    unit, flops_of_unit = flops_unit([run["comp"] for run in runs])
+    for column in ("run", *names, *(["CER"] if is_vision else []), unit):
         table.add_column(column, justify="left" if column == "run" else "right")
     # The name of a job lists its settings. Leave out the settings that all jobs have in common, so that the table is
     # not too wide.
@@ -103,7 +123,7 @@ def _table(runs: list[dict[str, Any]]) -> Table:
             ",".join(part for part in run["run"].split(",") if part not in common),
             *(f"{_number(run.get(key)):.{4 if is_vision else 3}f}" for key in scores),
             *([f"{run['cer']:.2f}"] if is_vision else []),
-            f"{run['comp'] / 1e12:.3g}",
+            f"{run['comp'] / flops_of_unit:.4g}",
         )
     return table
 

@@ -2,12 +2,20 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 
-from fairseq_alma.core.ledger import LedgerRow
+from fairseq_alma.core.ledger import Ledger, LedgerRow
+from fairseq_alma.core.run_record import find_runs
+
+NOTHING_TO_DO = "nothing was left to do: the run had been finished before"
+"""What is printed if a command finds a finished run."""
+
+FLOPS_UNITS = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6))
+"""Units of training cost, the largest first."""
 
 
 def wide_console(stream: TextIO | None = None) -> Console:
@@ -19,6 +27,17 @@ def wide_console(stream: TextIO | None = None) -> Console:
     output = stream or sys.stdout
     is_terminal = Console(file=output).is_terminal
     return Console(file=output, highlight=False, markup=False, soft_wrap=True, width=None if is_terminal else 120)
+
+
+def rows_in(out: Path) -> dict[Path, list[LedgerRow]]:
+    """Return run folder -> rows of its ledger, for each run in the folder `out`."""
+    return {folder: Ledger(folder / "ledger.jsonl").rows() for folder in find_runs(out)}
+
+
+def flops_unit(flops: Sequence[float]) -> tuple[str, float]:
+    """Return the unit in which the largest of some numbers of FLOPs is at least 1: its name, and its FLOPs."""
+    largest = max(flops, default=0)
+    return next((unit for unit in FLOPS_UNITS if largest >= unit[1]), FLOPS_UNITS[-1])
 
 
 def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = None) -> Table:
@@ -34,8 +53,6 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
     quality = ["error rate", "validation"] if is_vision else ["perplexity", "per word", "validation"]
     caption = "* untrained" if any(row.stage == 0 for row in rows) else None
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for name in ("t", "stage", *quality, "params", "updates", "train TFLOP", "seconds"):
-        table.add_column(name, justify="right")
     shown = rows
     if at_most is not None and len(rows) > at_most + 1:
         # Show only arrivals at which a stage was trained, because scores do not change at the other arrivals.
@@ -46,11 +63,13 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
             shown = [*shown, rows[-1]]
     # Some arrivals are not shown. Their cost is added to the next line that is shown, so that the columns still sum to
     # the total cost.
-    start = 0
-    for row in shown:
+    starts = [0, *(row.t + 1 for row in shown)]
+    costs_of = [[one.spent for one in rows[start : row.t + 1]] for start, row in zip(starts, shown, strict=False)]
+    unit, flops_of_unit = flops_unit([sum(cost.train_flops for cost in costs) for costs in costs_of])
+    for name in ("t", "stage", *quality, "params", "updates", f"train {unit}", "seconds"):
+        table.add_column(name, justify="right")
+    for row, costs in zip(shown, costs_of, strict=True):
         scores, trained = row.scores, row.stage > 0
-        costs = [earlier.spent for earlier in rows[start : row.t + 1]]
-        start = row.t + 1
         if is_vision:
             numbers = [f"{scores.error_rate:.2%}", f"{scores.validation_error_rate or 0:.2%}"]
         else:
@@ -63,7 +82,7 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
             *(numbers if trained else ["*"] * len(numbers)),
             f"{scores.num_params:,}" if is_vision else f"{scores.num_params / 1e6:.2f}M",
             f"{sum(cost.num_updates for cost in costs):,}",
-            f"{sum(cost.train_flops for cost in costs) / 1e12:,.{4 if is_vision else 2}f}",
+            f"{sum(cost.train_flops for cost in costs) / flops_of_unit:,.4g}",
             f"{seconds:,.1f}" if is_vision else f"{seconds:,.0f}",
         )
     return table

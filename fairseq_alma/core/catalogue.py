@@ -25,7 +25,7 @@ from fairseq_alma.core.learner_settings import (
     MixtureSettings,
     UnionMixSettings,
 )
-from fairseq_alma.core.settings import Settings, defaults_of, describe, nearest_key, refuse_unknown_keys
+from fairseq_alma.core.settings import SettingErrors, Settings, defaults_of, describe, nearest_key, refuse_unknown_keys
 
 Half = Literal["vision", "language model"]
 """Name of one half of the project: "vision" (command `alma-vision`) or "language model" (command `alma-lm`)."""
@@ -240,25 +240,34 @@ class RunSettings(Settings):
                 "the preset file has no effect: its first line must be '# @package _global_', before any other "
                 "comment, because otherwise Hydra does not read its keys as settings"
             )
-        common = [one.name for one in describe(cls)]
+        errors = SettingErrors()
         learner = values.get("learner", defaults_of(cls)["learner"])
-        kind = find_learner(learner, cls.half).settings(cls.half)
-        # `kind` cannot be None, because find_learner accepts only learners with a settings class for `half`. The
-        # assert is for the type checker.
-        assert kind is not None
-        own = own_settings(learner, cls.half)
+        errors.collect(lambda: find_learner(learner, cls.half))
+        kind = None if errors.messages else find_learner(learner, cls.half).settings(cls.half)
+        common, own = [one.name for one in describe(cls)], own_settings(learner, cls.half) if kind else []
         of_others = {name for entry in learners(cls.half) for name in own_settings(entry.name, cls.half)} - set(own)
-        refuse_unknown_keys(values, [*common, *own, *of_others])
-        for name in sorted(of_others & values.keys()):
+        errors.collect(lambda: refuse_unknown_keys(values, [*common, *own, *of_others]))
+        for name in sorted(of_others & values.keys()) if kind else []:
             if values[name] is not None and (given is None or name in given):
                 takers = ", ".join(learners_that_take(name, cls.half))
-                raise SettingError(
+                errors.messages.append(
                     f"{name}={values[name]} is for learner={takers}, not for learner={learner}: leave out {name}, or "
                     f"choose another learner"
                 )
-        arguments = cls._arguments({name: values[name] for name in common if name in values})
-        arguments["own"] = kind(**{name: values[name] for name in own if values.get(name) is not None})
-        return cls(**arguments)
+        arguments = cls._arguments({name: values[name] for name in common if name in values}, errors)
+        if kind is None:
+            # Check the other settings with the default learner, because the settings of this one are not known.
+            arguments.pop("learner", None)
+        else:
+            errors.collect(
+                lambda: arguments.update(
+                    own=kind(**{name: values[name] for name in own if values.get(name) is not None})
+                )
+            )
+        settings: list[Self] = []
+        errors.collect(lambda: settings.append(cls(**arguments)))
+        errors.raise_all()
+        return settings[0]
 
     @classmethod
     def defaults_for(cls, learner: str) -> dict[str, Any]:

@@ -1,13 +1,20 @@
 """What is needed to reproduce a run: command, commit, package versions, machine and seed."""
 
+import hashlib
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+SOURCES = ("fairseq_alma", "vision", "launch", "data_prep", "pyproject.toml")
+"""Files of the repository on which the result of a run depends."""
+MAX_DIFFERENCE = 20_000
+"""Maximum length of a difference that provenance.json contains, in characters."""
 
 
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,8 +26,8 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "commit": _commit(),
+        "command": [Path(sys.argv[0]).name, *map(_unquoted, sys.argv[1:])],
+        **_commit(),
         "versions": versions,
         "machine": {
             "host": platform.node(),
@@ -33,19 +40,44 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """Return the git commit of this source code; None if git is missing or fails.
+def _unquoted(word: str) -> str:
+    """Return an argument such as `out='a=b'` without the quotes that Hydra needs. The commands add them again."""
+    name, _, value = word.partition("=")
+    return f"{name}={value[1:-1]}" if name == "out" and len(value) > 1 and value[0] == value[-1] == "'" else word
 
-    "-dirty" is appended if there are uncommitted changes.
+
+@cache
+def _commit() -> dict[str, Any]:
+    """Return the git commit of this source code, and what the source code contains beyond it.
+
+    The key "commit" is None if git is missing or fails. "-dirty" is appended if the source code has uncommitted
+    changes. Then the key "uncommitted" says which: the lines of `git status`, the digest of the difference, and the
+    difference itself if it is short. Other files of the repository, such as results, do not count.
     """
-    here = Path(__file__).parent
+    root = Path(__file__).resolve().parents[2]
+    commit = _git(root, "describe", "--always", "--abbrev=12")
+    if not commit:
+        return {"commit": None}
+    sources = [name for name in SOURCES if (root / name).exists()]
+    changed = _git(root, "status", "--porcelain", "--", *sources)
+    if not changed:
+        return {"commit": commit}
+    difference = _git(root, "diff", "HEAD", "--", *sources) or ""
+    found: dict[str, Any] = {
+        "files": changed.splitlines(),
+        "sha256": hashlib.sha256(difference.encode("utf-8", "surrogateescape")).hexdigest(),
+    }
+    if len(difference) <= MAX_DIFFERENCE:
+        found["difference"] = difference
+    return {"commit": f"{commit}-dirty", "uncommitted": found}
+
+
+def _git(root: Path, *words: str) -> str | None:
+    """Return the output of git in the folder `root`; None if git is missing or fails."""
     try:
         answer = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
+            ["git", "-C", str(root), *words], capture_output=True, text=True, errors="surrogateescape", timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None
+    return answer.stdout.strip("\n") if answer.returncode == 0 else None

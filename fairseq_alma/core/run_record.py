@@ -9,6 +9,7 @@ RUN/summary.json        metrics of the run
 RUN/arrivals.json       digest of each mega-batch
 RUN/decisions.jsonl     for each arrival, whether a stage was trained, and the prequential score
 RUN/errors.jsonl        if error_matrix=true: error rate on each mega-batch and each class, for each stage
+RUN/predictor.json      checkpoints of the current predictor; RUN/predictors/stage_001.json ...: those after each stage
 RUN/stages/stage_001/   logs and checkpoints of stage 1, and a done mark for each finished step of the stage
 
 A done mark is a file with the result of a finished step: grow.done.json, train.done.json or evaluate.done.json.

@@ -4,11 +4,11 @@ import ast
 import difflib
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from functools import cache
+from functools import cache, partial
 from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from fairseq_alma.core.errors import SettingError
 
@@ -31,6 +31,53 @@ NonNegative = Annotated[int, AtLeast(0)]
 """Type of an integer setting with a minimum of 0."""
 
 
+class SettingErrors:
+    """Collects the errors of several checks of settings, so that one message reports all of them.
+
+    Args:
+        errors: name of a setting -> message, for errors that are known already.
+    """
+
+    def __init__(self, errors: Mapping[str, str] | None = None):
+        self._names = set(errors or {})
+        self.messages = list((errors or {}).values())
+
+    def collect(self, check: Callable[[], Any]) -> None:
+        """Call `check`. If it raises a SettingError, keep the message.
+
+        A message about a setting that has an error already is not kept. A check may fail in other ways because of an
+        earlier error, for example of a value with the wrong type. Then its error is ignored.
+        """
+        try:
+            check()
+        except SettingError as error:
+            messages = error.messages if isinstance(error, ManySettingsError) else [str(error)]
+            self.messages += [one for one in messages if one.partition("=")[0] not in self._names]
+        except (TypeError, ValueError, AttributeError, AssertionError):
+            if not self.messages:
+                raise
+
+    def raise_all(self) -> None:
+        """Raise one SettingError with all messages. Do nothing if there are none."""
+        messages = list(dict.fromkeys(self.messages))
+        if len(messages) == 1:
+            raise SettingError(messages[0])
+        if messages:
+            raise ManySettingsError(messages)
+
+
+class ManySettingsError(SettingError):
+    """Several settings are invalid. The message has a line for each error.
+
+    Args:
+        messages: the messages of the errors.
+    """
+
+    def __init__(self, messages: Sequence[str]):
+        super().__init__("\n- ".join([f"{len(messages)} errors:", *messages]))
+        self.messages = tuple(messages)
+
+
 class Settings:
     """Base class for all settings. Subclasses are frozen dataclasses.
 
@@ -38,12 +85,29 @@ class Settings:
     settings.json, the settings of a group are written like all other settings, without the name of the group.
 
     When an object is created, each value is checked against the type of its field. The types `Count`, `NonNegative`,
-    `float`, `bool`, `str` and `Literal[...]` are checked, also in combination with `| None`.
+    `float`, `bool`, `str` and `Literal[...]` are checked, also in combination with `| None`. All errors are reported
+    together.
     """
 
+    if_missing: ClassVar[Mapping[str, str]] = {}
+    """Name of a required setting -> message if its value is None or empty."""
+
     def __post_init__(self) -> None:
+        SettingErrors(self.type_errors()).raise_all()
+
+    def type_errors(self) -> dict[str, str]:
+        """Check each value against the type of its field. Return name -> message for each invalid value."""
+        errors = {}
         for name, hint in _types_of(type(self)).items():  # type: ignore[arg-type]
-            _check(name, getattr(self, name), hint)
+            value = getattr(self, name)
+            if value in (None, "") and name in self.if_missing:
+                errors[name] = self.if_missing[name]
+                continue
+            try:
+                _check(name, value, hint)
+            except SettingError as error:
+                errors[name] = str(error)
+        return errors
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -52,8 +116,13 @@ class Settings:
         Raises:
             SettingError: if a name is unknown or a value is invalid.
         """
-        refuse_unknown_keys(values, [one.name for one in describe(cls)])
-        return cls(**cls._arguments(values))
+        errors = SettingErrors()
+        errors.collect(lambda: refuse_unknown_keys(values, [one.name for one in describe(cls)]))
+        arguments = cls._arguments({one.name: values[one.name] for one in describe(cls) if one.name in values}, errors)
+        settings: list[Self] = []
+        errors.collect(lambda: settings.append(cls(**arguments)))
+        errors.raise_all()
+        return settings[0]
 
     def to_json(self) -> dict[str, Any]:
         """Return a mapping of setting names to values. It is flat: the settings of a group are not nested."""
@@ -64,17 +133,17 @@ class Settings:
         return flat
 
     @classmethod
-    def _arguments(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _arguments(cls, values: Mapping[str, Any], errors: SettingErrors) -> dict[str, Any]:
         """Return the keyword arguments to create an object of this class from a flat mapping of names to values.
 
         If a field is a group of settings (see the docstring of `Settings`), its argument is an object that contains the
-        settings of the group.
+        settings of the group. Invalid values of a group are added to `errors`, and the group is left out.
         """
         arguments: dict[str, Any] = {}
         for field in _fields(cls):
             if (group := _group(field)) is not None:
-                own = {one.name for one in describe(group)} & values.keys()
-                arguments[field.name] = group(**{name: values[name] for name in own})
+                own = {one.name: values[one.name] for one in describe(group) if one.name in values}
+                errors.collect(partial(_set_group, arguments, field.name, group, own))
             elif field.name in values:
                 arguments[field.name] = values[field.name]
         return arguments
@@ -108,19 +177,31 @@ def defaults_of(cls: type[Settings]) -> dict[str, Any]:
 
 
 def refuse_unknown_keys(keys: Iterable[str], known: Sequence[str]) -> None:
-    """Raise SettingError if one of `keys` is not in `known`. The message suggests the most similar known key."""
+    """Raise SettingError if one of `keys` is not in `known`.
+
+    The message suggests the most similar known key. If there is none, the message lists all known keys.
+    """
     unknown = sorted(set(keys) - set(known))
     if not unknown:
         return
-    suggestions = [nearest_key(key, known) for key in unknown]
-    meant = "; ".join(f"did you mean {near}?" for near in suggestions if near)
-    hint = f"{meant} " if meant else ""
-    raise SettingError(f"unknown settings {', '.join(unknown)}: {hint}the settings are {', '.join(sorted(known))}")
+    near = {key: nearest_key(key, known) for key in unknown}
+    hints = [f"did you mean {found}?" if len(unknown) == 1 else f"for {key}, did you mean {found}?"
+             for key, found in near.items() if found]  # fmt: skip
+    if None in near.values():
+        hints.append(f"the settings are {', '.join(sorted(known))}")
+    else:
+        hints.append("--help lists all settings")
+    raise SettingError(f"unknown settings {', '.join(unknown)}: {' '.join(hints)}")
 
 
 def nearest_key(key: str, known: Sequence[str]) -> str | None:
     """Return the known key that is most similar to the mistyped key `key`; None if no known key is similar."""
     return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=0.6)), None)
+
+
+def _set_group(arguments: dict[str, Any], name: str, cls: type[Settings], values: Mapping[str, Any]) -> None:
+    """Add the argument `name` to `arguments`: an object of a class with a group of settings."""
+    arguments[name] = cls(**values)
 
 
 def _fields(cls: type[Settings]) -> tuple[Field[Any], ...]:

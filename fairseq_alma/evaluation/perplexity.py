@@ -22,6 +22,7 @@ import fairseq_alma
 from fairseq_alma.checkpoints import read_checkpoint
 from fairseq_alma.core.errors import AlmaError, StreamError
 from fairseq_alma.core.files import read_json
+from fairseq_alma.core.predictors import predictor_file, stages_with_predictor
 from fairseq_alma.core.stream_folder import StreamFolder
 from fairseq_alma.evaluation.by_source import tokens_by_source
 from fairseq_alma.evaluation.devices import parse_devices
@@ -158,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "path", nargs="+", type=Path, metavar="RUN|CHECKPOINT", help="a run folder, or the checkpoints of an ensemble"
     )
+    parser.add_argument("--stage", type=int, metavar="K", help="score RUN after stage K (default: the last stage)")
     parser.add_argument("--stream", type=Path, help="the stream folder (default: the stream of the run)")
     parser.add_argument(
         "--split",
@@ -181,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Libraries that fairseq imports print such warnings. Their user can do nothing about them.
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
-        checkpoints, stream_path = _resolve(arguments.path, arguments.stream)
+        checkpoints, stream_path = _resolve(arguments.path, arguments.stream, arguments.stage)
         stream = StreamFolder.open(stream_path)
         _check_split(arguments.split, stream)
         devices = parse_devices(arguments.device)
@@ -238,7 +240,7 @@ def _print_score(
         print(f"{name}: perplexity {score.perplexity:.4f} per token, {score.num_tokens:,} tokens")
 
 
-def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Path]:
+def _resolve(paths: Sequence[Path], stream: Path | None, stage: int | None) -> tuple[list[Path], Path]:
     """Return the checkpoint files and the stream folder that alma-eval uses.
 
     If `paths` contains only a run folder, return the checkpoint files of the run's predictor. In this case, `stream`
@@ -260,7 +262,9 @@ def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Pa
                 f"{run} has no predictor.json, so it is not a run with a finished stage: "
                 f"give another folder, or let alma-lm finish a stage of this run"
             )
-        checkpoints = [run / entry["path"] for entry in read_json(predictor)["checkpoints"]]
+        if not (run / predictor_file(stage)).is_file():
+            raise StreamError(f"{run} has no predictor of stage {stage}: {stages_with_predictor(run)}")
+        checkpoints = [run / entry["path"] for entry in read_json(run / predictor_file(stage))["checkpoints"]]
         settings = read_json(run / "settings.json")
         if "stream" not in settings:
             raise StreamError(
@@ -268,6 +272,8 @@ def _resolve(paths: Sequence[Path], stream: Path | None) -> tuple[list[Path], Pa
                 f"models"
             )
         return checkpoints, stream or Path(settings["stream"])
+    if stage is not None:
+        raise StreamError("--stage needs a run folder, not checkpoint files: omit --stage")
     if missing := [str(path) for path in paths if not path.exists()]:
         raise StreamError(f"there is no run and no checkpoint at {', '.join(missing)}: check the path")
     if stream is None:

@@ -131,6 +131,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     try:
+        if arguments.experts < 1:
+            raise SettingError(
+                f"cannot add {arguments.experts} experts to {arguments.source}: give --experts 1 or more"
+            )
+        if arguments.target.exists():
+            raise SettingError(
+                f"{arguments.target} exists already: choose another name for the grown checkpoint, or remove the file"
+            )
         growth = num_experts(arguments.source) if arguments.stage is None else arguments.stage
         seed = growth_seed(arguments.seed, growth)
         grow_checkpoint(arguments.source, arguments.target, arguments.experts, arguments.router, arguments.noise, seed)

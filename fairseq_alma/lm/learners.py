@@ -10,6 +10,7 @@ from fairseq_alma.core.errors import StageError
 from fairseq_alma.core.files import read_json, sha256_of, write_json
 from fairseq_alma.core.learner_settings import LanguageModelEnsembleSettings, LanguageModelGrowingMixtureSettings
 from fairseq_alma.core.ledger import Spent
+from fairseq_alma.core.predictors import predictor_file
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.growth.checkpoint import grow_checkpoint, growth_seed
@@ -87,12 +88,17 @@ class LanguageModelLearner:
         return sum((spent for _, spent in trained.values()), Spent())
 
     def save(self, folder: Path) -> None:
-        """Write the state of the learner to `folder`, and the checkpoints of the predictor to RUN/predictor.json."""
+        """Write the state of the learner to `folder`, and the checkpoints of the predictor to RUN/predictor.json.
+
+        After the training of a stage, also write RUN/predictors/STAGE.json, which later stages do not change.
+        """
         predictor = [self._entry(path) for path in self.predictor]
         trainees = [{"member": number, **self._entry(path)} for number, path in self._trainees.items()]
         write_json(folder / "learner.json", {"predictor": predictor, "trainees": trainees})
         deployed = {"combine": "mean of probabilities", "checkpoints": predictor}
         write_json(self.run_folder / "predictor.json", deployed)
+        if folder.name == "train":
+            write_json(self.run_folder / predictor_file(folder.parent.name), deployed)
 
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote to `folder`.

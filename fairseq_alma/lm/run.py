@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from fairseq_alma.app.command import Command, run_job, store_settings
 from fairseq_alma.app.scalars import RunScalars
 from fairseq_alma.app.sweep import score_key
-from fairseq_alma.app.tables import ledger_table, waiting_message, wide_console
+from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, waiting_message, wide_console
 from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
@@ -127,10 +127,13 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
     """
     console = wide_console()
     if settings.seeds == 1:
+        before = rows_in(Path(settings.out))
         rows = run(settings, chain)
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
         if message := waiting_message(rows, settings.wait):
             console.print(message)
+        if before == {Path(settings.out): rows}:
+            console.print(NOTHING_TO_DO)
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
         summary = read_json(Path(settings.out) / "summary.json")
         return summary[score_key([summary])]
@@ -194,6 +197,7 @@ def main() -> None:
         subcommands={"status": print_status, "cancel": cancel_runs, "logs": follow_logs},
         groups={"launch": SlurmSettings},
         texts=("launch.sbatch", "launch.setup"),
+        data_setting="stream",
     ).main()
 
 

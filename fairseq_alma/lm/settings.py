@@ -4,6 +4,7 @@ The settings that only one learner has are in `fairseq_alma.core.learner_setting
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -11,7 +12,7 @@ from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
-from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative
+from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors
 
 Precision = Literal["auto", "float32", "bfloat16"]
 """Value of the setting `precision`."""
@@ -112,26 +113,41 @@ class LanguageModelSettings(RunSettings):
     own: LearnerSettings | None = field(default=None, metadata={"is_setting": False})
     """Settings that only the chosen learner has."""
 
+    if_missing: ClassVar[Mapping[str, str]] = {
+        "stream": "stream= is missing: give the folder that alma-prep wrote, e.g. stream=streams/books",
+        "out": "out= is missing: give the run folder, e.g. out=runs/sm_w1",
+    }
+
     def __post_init__(self) -> None:
-        if not self.stream:
-            raise SettingError("stream= is missing: give the folder that alma-prep wrote, e.g. stream=streams/books")
-        if not isinstance(self.fairseq, str):
-            raise SettingError(f"fairseq={self.fairseq!r} must be options of fairseq-train, e.g. '--weight-decay 0.01'")
-        super().__post_init__()
+        errors = SettingErrors(self.type_errors())
+        for check in (
+            self._check_updates,
+            self._check_optimisation,
+            self._check_values,
+            self._complete_and_check_own,
+        ):
+            errors.collect(check)
+        errors.raise_all()
+
+    def _check_updates(self) -> None:
         if (self.updates is None) == (self.updates_per_mega_batch is None):
             raise SettingError(
                 "give exactly one of updates= (updates per stage) and updates_per_mega_batch= (updates for each "
                 f"mega-batch of a stage): now updates={self.updates}, updates_per_mega_batch="
                 f"{self.updates_per_mega_batch}. If a preset sets the wrong one, set that one to null"
             )
-        if self.seed >= MAX_SEED:
-            raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
+
+    def _check_optimisation(self) -> None:
         if not 0 < self.lr < math.inf:
             raise SettingError(f"lr={self.lr} must be a finite number above 0")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"dropout={self.dropout} must be at least 0 and below 1")
         if not 0 <= self.clip_norm < math.inf:
             raise SettingError(f"clip_norm={self.clip_norm} must be a finite number, and not negative")
+
+    def _check_values(self) -> None:
+        if self.seed >= MAX_SEED:
+            raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
         if self.expert_parallel > self.experts:
             raise SettingError(
                 f"expert_parallel={self.expert_parallel} needs at least {self.expert_parallel} experts, but experts="
@@ -139,7 +155,6 @@ class LanguageModelSettings(RunSettings):
             )
         if not 0 < self.checkpoint_minutes < math.inf:
             raise SettingError(f"checkpoint_minutes={self.checkpoint_minutes} must be a finite number above 0")
-        self._complete_and_check_own()
 
     def stream_settings(self, num_mega_batches: int, more_will_follow: bool = False) -> StreamSettings:
         """Return the stream settings: wait, replay, and what happens to the last mega-batches.

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from fairseq_alma.core.errors import AlmaError
+from fairseq_alma.core.errors import AlmaError, RunError
 from fairseq_alma.report.reading import is_any_run_held, read_runs
 from fairseq_alma.report.runs import ReportData
 from fairseq_alma.report.write import write_report
@@ -39,6 +39,7 @@ def main() -> None:
     if arguments.watch is not None and not arguments.watch >= 1:
         parser.error(f"--watch {arguments.watch:g}: give at least 1 second")
     try:
+        _refuse_run_folder(arguments.runs, arguments.out)
         if arguments.watch is None:
             make(arguments.runs, arguments.out, page_only=arguments.page_only)
         else:
@@ -86,6 +87,19 @@ def make(runs: list[str], out: Path, page_only: bool = False, reload_seconds: fl
         print(f"  {comparison.name}: {_count(len(comparison.groups), 'run')}, {num_finished} finished")
     print(f"wrote {_count(num_files, 'file')}: open {out / 'index.html'} in a browser", flush=True)
     return data
+
+
+def _refuse_run_folder(runs: list[str], out: Path) -> None:
+    """Raise RunError if the report would be written into a folder that contains the files of a run.
+
+    Args:
+        runs: run folders, or folders that contain run folders.
+        out: folder for the report.
+    """
+    is_given = out.resolve() in [Path(run).resolve() for run in runs]
+    if is_given or any((out / name).exists() for name in ("settings.json", "ledger.jsonl", "stages", "stream.json")):
+        what = "is a folder with runs" if is_given else "is a run folder or a stream folder"
+        raise RunError(f"--out {out} {what}: give another folder for the report, for example --out report")
 
 
 def _count(number: int, noun: str) -> str:

@@ -169,9 +169,16 @@ class RunGroup:
 
     @property
     def command(self) -> list[str]:
-        """The command line of the first run, as a list of words; empty if provenance.json contains no command."""
+        """The command line of the first run, as a list of words; empty if provenance.json contains no command.
+
+        It contains `out=`. The command line of a committed run may lack it. Then it is runs/NAME, where NAME is the
+        name of the run folder.
+        """
         command = self.runs[0].provenance.get("command", [])
-        return [str(word) for word in command] if isinstance(command, list) else []
+        words = [str(word) for word in command] if isinstance(command, list) else []
+        if words and words[0] in ("alma-lm", "alma-vision") and not any(word.startswith("out=") for word in words):
+            words.append(f"out=runs/{self.folder.name}")
+        return words
 
     def column(self, name: str) -> Array:
         """Return the values of a `Run` attribute for all runs in `counted_runs`, up to arrival `last_t`.

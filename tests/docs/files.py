@@ -83,3 +83,25 @@ def own_years(folder: Path) -> None:
             for index in range(count):
                 pixels = generator.integers(60 * number, 160 + 60 * number, (8, 8), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / "my_years" / part / name / f"{index}.png")
+
+
+def months_of_text(folder: Path) -> None:
+    """Write texts/MONTH.jsonl, one file of 100 documents for each month from 2026-01 to 2026-08."""
+    (folder / "texts").mkdir()
+    for month in range(1, 9):
+        lines = [json.dumps({"text": english(60, 1000 * month + number)}) for number in range(100)]
+        (folder / f"texts/2026-0{month}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def weeks_of_images(folder: Path) -> None:
+    """Write photos/train/WEEK/CLASS/*.png for three weeks, photos/test/CLASS/*.png, and incoming/2026-W04."""
+    from PIL import Image
+
+    generator = np.random.default_rng(2)
+    weeks = [f"photos/train/2026-W0{week}" for week in (1, 2, 3)]
+    for part, count in (*((week, 30) for week in weeks), ("photos/test", 20), ("incoming/2026-W04", 30)):
+        for number, name in enumerate(("cat", "dog")):
+            (folder / part / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = generator.integers(60 * number, 160 + 60 * number, (8, 8), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{index}.png")

@@ -20,6 +20,7 @@ LONG_PAGES = [
         "docs/first-steps/text.md",
         "docs/first-steps/images.md",
         "docs/corpora.md",
+        "docs/deployment.md",
         "docs/fairseq.md",
     )
 ]

@@ -1,6 +1,7 @@
 """Streams that drift: class after class, by a column, by folder, and with neighbours that overlap. On real digits."""
 
 import itertools
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -193,6 +194,10 @@ def test_a_run_on_folders_is_continued_after_a_folder_was_added(tmp_path):
     write_classes(tmp_path / "train/2021", {"a": 3, "b": 1}, first=50)
     (more,) = small_run(tmp_path / "run", **how, epochs=2)
     assert (len(more), more[:3]) == (4, rows)
+    write_classes(tmp_path / "train/2020b", {"a": 3, "b": 1}, first=70)  # between the others
+    with pytest.raises(RunError, match="used another stream: mega-batch 3 differs"):
+        small_run(tmp_path / "run", **how, epochs=2)
+    shutil.rmtree(tmp_path / "train/2020b")
     write_classes(tmp_path / "train/2019", {"c": 1}, first=60)
     write_classes(tmp_path / "test", {"c": 1}, first=60)
     with pytest.raises(RunError, match="the test set has changed"):

@@ -41,6 +41,24 @@ def test_it_predicts_as_the_evaluator_does(tmp_path, learner, own):
         assert float((probabilities.argmax(1) != TEST.labels.numpy()).mean()) == rows[-1].scores.error_rate
 
 
+@pytest.mark.parametrize(("learner", "keep"), [("sm", True), ("gens", True), ("gmoe", True), ("sm", False)])
+def test_the_predictor_of_each_stage_can_be_loaded_if_stages_are_kept(tmp_path, learner, keep):
+    ledgers = small_run(tmp_path, seeds=2, epochs=2, keep_stages=keep, **taken(learner, grow_every=1))
+    for seed, rows in enumerate(ledgers):
+        run = tmp_path / f"seed_{seed}"
+        if not keep:
+            with pytest.raises(RunError, match=r"no predictor of stage 2: no earlier predictor is stored.*keep_stages"):
+                vision.load_predictor(run, stage=2)
+            continue
+        for row in rows[1:]:
+            probabilities = vision.load_predictor(run, stage=row.stage)(IMAGES)
+            assert float((probabilities.argmax(1) != TEST.labels.numpy()).mean()) == row.scores.error_rate
+        with pytest.raises(
+            RunError, match="no predictor of stage 9: predictors of these stages are stored: 1, 2, 3, 4"
+        ):
+            vision.load_predictor(run, stage=9)
+
+
 @pytest.mark.parametrize("learner", ["sm", "gmoe", "gens", "ff"])
 def test_networks_for_images(tmp_path, learner):
     (rows,) = small_vgg_run(tmp_path, learner, seeds=1)

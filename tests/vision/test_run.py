@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,8 @@ def test_a_finished_run_is_passed_over(tmp_path, alma_vision):
     before = files_of(tmp_path)
     again = alma_vision(*arguments)
     assert (first.status, again.status) == (0, 0)
-    assert again.out == first.out
+    assert again.out.replace("nothing was left to do: the run had been finished before\n", "") == first.out
+    assert again.out != first.out
     assert files_of(tmp_path) == before
 
 
@@ -395,6 +397,9 @@ def test_a_sweep_ends_in_a_table_ordered_by_validation(tmp_path, alma_vision):
 def test_a_bad_value_in_a_sweep_is_told_and_the_others_are_run_and_ranked(tmp_path, alma_vision):
     said = alma_vision("-m", *as_arguments(epochs=1), "wait=1,99,2", f"out={tmp_path / 'sweep'}")
     assert "wait=99 must lie between" in said.err
+    assert said.status == 1
+    (error,) = (tmp_path / "sweep").rglob("error.txt")
+    assert error.read_text() == "wait=99 must lie between 1 and 4 mega-batches\n"
     runs = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert len(runs) == 2
     assert "CER" in said.out[said.out.index("best first") :]
@@ -438,13 +443,49 @@ def test_training_that_diverges_is_told(tmp_path, caplog):
     assert rows[2].scores.error_rate == rows[0].scores.error_rate
 
 
-def test_a_missing_out_is_told_with_the_usage(alma_vision):
-    said = alma_vision("dataset=digits")
+def test_all_errors_of_a_command_line_are_reported_together(alma_vision, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = alma_vision("+datset=digits", "wait=0", "lr=-1", "learner=ans", "out=/proc/x")
     assert said.status == 2
-    assert "out= is missing" in said.err
-    assert "alma-vision status RUN" in said.err
+    lines = said.err.splitlines()
+    assert lines[0] == "alma-vision: 5 errors:"
+    assert [line[:20] for line in lines[1:]] == [
+        "- unknown settings d", "- out=/proc/x cannot", "- learner='ans' is n", "- wait=0 must be an ",
+        "- lr=-1 must be abov",
+    ]  # fmt: skip
+    assert "did you mean dataset? --help" in said.err
+    # Without a mistyped name, Hydra reads the command line, and the values are checked together all the same.
+    said = alma_vision("wait=0", "lr=-1", "momentum=2", "seeds=0", "out=run")
+    assert [line.partition("=")[0] for line in said.err.splitlines()[1:]] == ["- seeds", "- wait", "- lr"]
+    assert not any(tmp_path.iterdir())
+
+
+def test_without_out_the_run_has_a_folder_named_after_its_settings(alma_vision, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = as_arguments(epochs=1, seeds=2)
+    said = alma_vision(*words)
+    assert said.status == 0, said.err
+    (run,) = (tmp_path / "runs/digits").iterdir()
+    assert f"no out= is given: using out=runs/digits/{run.name}" in said.err
+    assert "epochs=1," in run.name and "seeds=2" in run.name
+    assert "nothing was left to do" not in said.out
+    command = json.loads((run / "seed_0/provenance.json").read_text())["command"]
+    assert command == ["alma-vision", *words, f"out=runs/digits/{run.name}"]
+    assert "nothing was left to do: the run had been finished before" in alma_vision(*command[1:]).out
+
+
+def test_a_job_of_a_sweep_records_the_command_that_repeats_it_alone(alma_vision, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert alma_vision("-m", *as_arguments(epochs=1), "wait=2,4").status == 0
+    command = json.loads(next((tmp_path / "runs/digits/sweep").glob("*wait=4*/provenance.json")).read_text())["command"]
+    assert command[-1].startswith("out=runs/digits/sweep/") and "wait=4" in command
+    assert "nothing was left to do" in alma_vision(*command[1:]).out
+
+
+def test_usage(alma_vision):
     assert "usage:" in alma_vision("status").err
     assert "best run first" in alma_vision("--help").out
+    assert alma_vision("--version").out.startswith(f"alma-vision {metadata.version('fairseq-alma')} (Hydra 1.")
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_seeds_are_one_unless_they_are_given_apart():
         ({"learner": "sm", "members": 9}, "members=9 is for learner=ens, umix, not for learner=sm"),
         ({"hard_gates": True}, "hard_gates=True is for learner=gmoe, moe, gmoe_flat, ens_moe, not for learner=sm"),
         ({"colour": "red"}, "unknown settings colour: the settings are arrivals, backbone, bagging"),
-        ({"epoch": 3}, "unknown settings epoch: did you mean epochs? the settings are arrivals"),
+        ({"epoch": 3}, "unknown settings epoch: did you mean epochs? --help lists all settings"),
         ({"grow_depth": 3, "learner": "ff"}, "grow_depth=3 is too large: the network mlp has 2 layers"),
     ],
 )

@@ -38,11 +38,11 @@ def test_six_runs_are_jobs_and_a_preempted_one_continues_and_failed_ones_cost_no
     other = slurm.submit("--partition=high", f"--nodelist={NODES[0]}", "--exclusive", "--output=/dev/null",
                          "--wrap=sleep 1", folder=tmp_path)  # fmt: skip
     output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors[-3000:]
+    assert process.returncode == 1, errors[-3000:]  # because two jobs failed
     slurm.wait_for(lambda: slurm.job(other)["JobState"] == "COMPLETED")
     local = start(tmp_path / "local")
     local.communicate(timeout=300)
-    assert local.returncode == 0
+    assert local.returncode == 1
     assert ledgers(out) == ledgers(tmp_path / "local")
     assert len(ledgers(out)) == 4
     assert [run["run"] for run in json.loads((out / "sweep.json").read_text())] == [

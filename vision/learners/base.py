@@ -83,7 +83,7 @@ class VisionLearner:
         self._files = StackFiles(settings.keep_stages)
         out = Path(settings.out)
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
-        self._predictor_file = PredictorFile(folders, self.networks_per_seed)
+        self._predictor_file = PredictorFile(folders, self.networks_per_seed, settings.keep_stages)
         self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
 
     # ---- Subclasses may override the following methods and properties.
@@ -312,7 +312,7 @@ class VisionLearner:
         write_json(folder / "learner.json", state, durable=False)
         needed = self.predictor_files()
         if folder.name == "train":
-            self._predictor_file.write(needed, self.predictor_combine, self.settings.dataset)
+            self._predictor_file.write(needed, self.predictor_combine, self.settings.dataset, folder.parent.name)
         self._files.delete_unneeded(needed)
 
     def load(self, folder: Path) -> None:

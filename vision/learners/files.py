@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from fairseq_alma.core.files import sha256_of, write_json
+from fairseq_alma.core.predictors import predictor_file
 from vision.checkpoints import read_checkpoint, write_checkpoint
 from vision.networks import Stack
 
@@ -73,16 +74,19 @@ class PredictorFile:
     Args:
         run_folders: run folder of each seed.
         networks_per_seed: number of networks per seed in each checkpoint.
+        keep_all: whether to write predictors/STAGE.json too, because the checkpoints of all stages are kept.
     """
 
-    def __init__(self, run_folders: Sequence[Path], networks_per_seed: int):
+    def __init__(self, run_folders: Sequence[Path], networks_per_seed: int, keep_all: bool = False):
+        self._keep_all = keep_all
         self._run_folders, self._networks_per_seed = run_folders, networks_per_seed
         self._digests: list[str] = []
 
-    def write(self, paths: Sequence[Path], combine: str, dataset: str) -> None:
+    def write(self, paths: Sequence[Path], combine: str, dataset: str, stage: str) -> None:
         """Write the predictor.json of each seed.
 
         Args:
+            stage: name of the folder of the stage that was trained.
             paths: checkpoints, ordered by stage. The last one may have changed since the previous call. The others
                 must not have changed, because their digests are cached.
             combine: how the networks form one prediction (see `vision.predictor.Predictor`).
@@ -98,8 +102,6 @@ class PredictorFile:
                 {"path": os.path.relpath(path, folder), "sha256": digest, "networks": networks}
                 for path, digest in zip(paths, self._digests, strict=True)
             ]
-            write_json(
-                folder / "predictor.json",
-                {"combine": combine, "dataset": dataset, "checkpoints": checkpoints},
-                durable=False,
-            )
+            description = {"combine": combine, "dataset": dataset, "checkpoints": checkpoints}
+            for name in (None, stage) if self._keep_all else (None,):
+                write_json(folder / predictor_file(name), description, durable=False)

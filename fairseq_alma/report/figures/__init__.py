@@ -16,6 +16,7 @@ from fairseq_alma.report.figures.errors import error_maps
 from fairseq_alma.report.figures.experts import expert_loads
 from fairseq_alma.report.figures.radar import radar
 from fairseq_alma.report.figures.routing import routing_maps
+from fairseq_alma.report.figures.style import name_logarithmic_axes
 from fairseq_alma.report.figures.tradeoffs import (
     against_compute,
     against_parameters,
@@ -74,6 +75,7 @@ def figures_or_errors(comparison: Comparison, numbers: Sequence[Numbers]) -> Ite
         with rc_context(PLAIN_TEXT):
             figure = draw(comparison, numbers)
         if figure:
+            name_logarithmic_axes(figure)
             yield name, figure
     for name, draw_map in (*routing_maps(comparison, numbers), *error_maps(comparison, numbers)):
         try:

@@ -4,7 +4,8 @@ over_the_stream     error rate or perplexity after each arrival (figures 1, 3, 7
 running_averages    average perplexity so far, against three kinds of cost (figure 5 of the paper)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fairseq_alma.core.catalogue import GROWTH_SETTINGS
+from fairseq_alma.core.catalogue import GROWTH_SETTINGS, SIZE_SETTINGS
 from fairseq_alma.report.appearance import FEW_ARRIVALS, appearance_of, matplotlib_dashes
 from fairseq_alma.report.figures.style import (
     MAX_LINES,
@@ -21,13 +22,15 @@ from fairseq_alma.report.figures.style import (
     add_legend,
     add_note,
     legend_entry,
+    marker_fill,
     new_figure,
     note_left_out,
     scale_axis,
+    spread_labels,
     waits_of,
 )
 from fairseq_alma.report.labels import group_label
-from fairseq_alma.report.numbers import Numbers, running_average, standard_error
+from fairseq_alma.report.numbers import Numbers, standard_error
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 
@@ -80,6 +83,46 @@ def panels_of(
     return shown, sum(map(len, panels.values())) - num_shown
 
 
+def join_single_curves(
+    comparison: Comparison, panels: Mapping[str, Sequence[RunGroup]]
+) -> dict[str, list[tuple[RunGroup, str]]]:
+    """Move a group that has a panel of its own to a panel of groups that differ from it only in size, if there is one.
+
+    The size is one of SIZE_SETTINGS, such as `width`. The group is moved to the panel with the most groups.
+
+    Returns:
+        A dictionary panel title -> (group, size) of each group in the panel. The size is a text such as "width 8" for
+        a group whose size differs from that in the title of the panel, and empty for the others.
+    """
+
+    def title_without_size(group: RunGroup) -> str:
+        names = [name for name in comparison.varied_settings if name not in (*SIZE_SETTINGS, *GROWTH_SETTINGS)]
+        return group_label(group, [name for name in names if name not in ("learner", "wait")]).partition(", ")[2]
+
+    def size_of(group: RunGroup) -> str:
+        names = [name for name in comparison.varied_settings if name in SIZE_SETTINGS]
+        return group_label(group, names).partition(", ")[2]
+
+    titles: dict[str, list[str]] = {}
+    for title, groups in panels.items():
+        titles.setdefault(title_without_size(groups[0]), []).append(title)
+    joined: dict[str, list[tuple[RunGroup, str]]] = {}
+    for title, groups in panels.items():
+        shared = title_without_size(groups[0])
+        largest = max(titles[shared], key=lambda other: len(panels[other]))
+        if len(panels[largest]) == 1 < len(titles[shared]):
+            target, size = shared, size_of(groups[0])  # no panel has several curves: one panel without a size
+        elif len(groups) == 1:
+            target, size = largest, size_of(groups[0]) if title != largest else ""
+        else:
+            target, size = title, ""
+        joined.setdefault(target, []).extend((group, size) for group in groups)
+    # Sort the panels by title as in `panels`. A moved curve may have come before the panel to which it was moved.
+    order = {title: number for number, title in enumerate(panels)}
+    positions = {title: order.get(title, number) for number, title in enumerate(joined)}
+    return dict(sorted(joined.items(), key=lambda item: positions[item[0]]))
+
+
 def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the test error rate or perplexity after each arrival. Shaded bands show the standard error over seeds.
 
@@ -87,28 +130,41 @@ def over_the_stream(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
 
     Perplexities are drawn from the first stage on. The perplexity of an untrained model is about the size of the
     vocabulary. On an axis with such large values, differences between trained models would not be visible.
+
+    A group that would be alone in a panel is drawn in the panel of groups that differ from it only in size. The size is
+    written at the end of its curve.
     """
     panels, num_left_out = panels_of(comparison, numbers)
     if not panels:
         return None
-    figure, axes_of_panels = new_figure(len(panels))
+    joined = join_single_curves(comparison, panels)
+    figure, axes_of_panels = new_figure(len(joined))
     waits = waits_of(comparison.groups)
     drawn_values: list[float] = []
-    for axes, (title, groups) in zip(axes_of_panels, panels.items(), strict=True):
-        for group in groups:
-            drawn_values += _draw_curve(axes, comparison, group, matplotlib_dashes(group.wait, waits))
+    for axes, (title, curves) in zip(axes_of_panels, joined.items(), strict=True):
+        others = 0  # number of curves so far whose size differs from that in the title
+        for group, size in curves:
+            others += bool(size)
+            fill = marker_fill(group.learner, others)
+            drawn_values += _draw_curve(axes, comparison, group, matplotlib_dashes(group.wait, waits), size, fill)
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("mega-batches arrived", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    first, last = (0 if comparison.is_vision else 1), comparison.num_arrivals
+    margin = 0.05 * max(1, last - first)
     for axes in axes_of_panels:
         scale_axis(axes, "y", drawn_values)
+        axes.set_xlim(first - margin, last + margin)
+        spread_labels(axes)
     axes_of_panels[0].set_ylabel("test error, %" if comparison.is_vision else "test perplexity", fontsize=9)
     add_learners_and_waits(figure, [group for groups in panels.values() for group in groups])
     note_left_out(figure, num_left_out)
     return figure
 
 
-def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: object) -> list[float]:
+def _draw_curve(
+    axes: Axes, comparison: Comparison, group: RunGroup, dashes: object, size: str, fill: str
+) -> list[float]:
     """Draw the curve of one group of runs: the mean over seeds at each arrival.
 
     Args:
@@ -116,6 +172,8 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
         comparison: the comparison that contains the group.
         group: the group whose curve is drawn.
         dashes: matplotlib line style.
+        size: text that is written at the end of the curve.
+        fill: colour inside the markers of a curve with a size.
 
     Returns:
         The values of the curve that are finite, to scale the y axis. For a language model without a finished stage,
@@ -132,17 +190,27 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
     mean, error = values[:, first_t:].mean(axis=0), standard_error(values[:, first_t:])
     style = appearance_of(group.learner)
     is_short = comparison.num_arrivals <= FEW_ARRIVALS
+    # Markers with another filling distinguish curves whose size differs from that of the other curves in the panel.
+    marks: dict[str, Any] = {"marker": style.marker if is_short else None}
+    if size:
+        marks = {"marker": style.marker, "markevery": max(1, len(times) // 8), "markerfacecolor": fill}
     # On a short stream, draw a marker at each arrival and join the markers by straight lines. On a long stream, draw
     # a step curve without markers, because so many markers would overlap. A step curve fits, because the error rate or
     # perplexity changes only when a stage ends.
     axes.plot(
         times, mean, color=style.colour, linestyle=dashes, linewidth=1.3,
-        drawstyle="default" if is_short else "steps-post", marker=style.marker if is_short else None, markersize=4,
+        drawstyle="default" if is_short else "steps-post", markersize=4,
+        **marks,
     )  # fmt: skip
     if not is_short:
         # Mark the end of the curve. The curve of a learner that waits for the complete stream changes only there, and
         # without the marker this change would be hard to see.
         axes.plot(times[-1], mean[-1], style.marker, color=style.colour, markersize=4, clip_on=False)
+    if size and np.isfinite(mean[-1]):
+        axes.annotate(
+            size, (times[-1], mean[-1]), xytext=(5, 0), textcoords="offset points", fontsize=7, color=style.colour,
+            verticalalignment="center", annotation_clip=False,
+        )  # fmt: skip
     if error is not None:
         axes.fill_between(
             times, mean - error, mean + error, color=style.colour, alpha=0.2, linewidth=0,
@@ -153,6 +221,9 @@ def _draw_curve(axes: Axes, comparison: Comparison, group: RunGroup, dashes: obj
 
 def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the average perplexity so far against three costs, each in a separate panel, like figure 5 of the paper.
+
+    The average is the geometric mean over all arrivals t = 1, 2, ... so far, as on the page. It includes the arrivals
+    before the first stage, at the perplexity of the untrained model. The paper draws an arithmetic mean.
 
     The costs are the training TFLOPs so far, the number of parameters, and the number of experts. Each curve shows one
     group of runs (runs that differ only in the seed).
@@ -175,40 +246,60 @@ def running_averages(comparison: Comparison, numbers: Sequence[Numbers]) -> Figu
     waits = waits_of(groups)
     drawn_x: list[list[float]] = [[], [], []]
     drawn_y: list[float] = []
+    looks: dict[tuple[str, int], int] = {}
     for group in groups:
-        averages = np.stack(
-            [running_average(run.quality[: group.last_t + 1], run.stage[: group.last_t + 1])
-             for run in group.counted_runs]
-        )  # fmt: skip
-        trained = ~np.isnan(averages[0])
+        averages = np.stack([geometric_average(run.quality[: group.last_t + 1]) for run in group.counted_runs])
+        trained = group.counted_runs[0].stage[: group.last_t + 1] > 0
         mean, error = averages.mean(axis=0), standard_error(averages)
         num_experts = group.mean_column("num_experts") * group.mean_column("num_members")
         costs = (np.cumsum(group.mean_column("train_flops")) / 1e12, group.mean_column("num_params"), num_experts)
         dashes = matplotlib_dashes(group.wait, waits)
+        # Groups of one learner and wait have the same colour, marker and dashes. The filling of the markers differs.
+        fill = marker_fill(group.learner, looks.get((group.learner, group.wait), 0))
+        looks[group.learner, group.wait] = looks.get((group.learner, group.wait), 0) + 1
         for axes, cost, values in zip(panels, costs, drawn_x, strict=True):
             _draw_growing_markers(
-                axes, cost[trained], mean[trained], None if error is None else error[trained], group.learner, dashes
-            )
+                axes, cost[trained], mean[trained], None if error is None else error[trained], group.learner, dashes,
+                fill,
+            )  # fmt: skip
             values += cost[trained][np.isfinite(cost[trained])].tolist()
         drawn_y += mean[trained].tolist()
-        handles.append(legend_entry(comparison, group, dashes))
+        handles.append(legend_entry(comparison, group, dashes, fill))
     x_labels = ("training TFLOPs so far", "parameters", "experts of all members")
     for axes, values, label in zip(panels, drawn_x, x_labels, strict=True):
         scale_axis(axes, "x", values)
         scale_axis(axes, "y", drawn_y)
         axes.set_xlabel(label, fontsize=9)
-    panels[0].set_ylabel("average test perplexity so far", fontsize=9)
+    panels[0].set_ylabel("test perplexity so far, geometric mean", fontsize=9)
     add_legend(figure, handles[: MAX_LINES // 2])
-    add_note(figure, "averages start at the first stage; one marker per arrival, larger markers are later")
+    add_note(
+        figure,
+        "averages over all arrivals so far: until the first stage, an arrival is charged the untrained perplexity; one "
+        "marker per arrival from the first stage on, larger markers are later",
+    )
     return figure
 
 
+def geometric_average(quality: np.ndarray) -> np.ndarray:
+    """Return the geometric mean of the perplexities at t = 1..t for each arrival t: [B + 1] -> [B + 1], NaN at t = 0.
+
+    Args:
+        quality: perplexity at t = 0..B, with that of the untrained model where no stage has been finished.
+    """
+    averages = np.full(len(quality), np.nan)
+    averages[1:] = np.exp(np.cumsum(np.log(quality[1:])) / np.arange(1, len(quality)))
+    return averages
+
+
 def _draw_growing_markers(
-    axes: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray | None, learner: str, dashes: object
+    axes: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray | None, learner: str, dashes: object, fill: str
 ) -> None:
-    """Draw a line with one marker per arrival. Markers of later arrivals are larger."""
+    """Draw a line with one marker per arrival, filled with the colour `fill`. Markers of later arrivals are larger."""
     style = appearance_of(learner)
     axes.plot(x, y, color=style.colour, linestyle=dashes, linewidth=1)
     if error is not None:
         axes.errorbar(x, y, yerr=error, color=style.colour, fmt="none", capsize=2, linewidth=1)
-    axes.scatter(x, y, s=np.linspace(10, 40, len(x)), color=style.colour, marker=style.marker, zorder=3)
+    axes.scatter(
+        x, y, s=np.linspace(10, 40, len(x)), facecolor=fill, edgecolor=style.colour, linewidth=1, marker=style.marker,
+        zorder=3,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fairseq_alma.report.appearance import appearance_of
+from fairseq_alma.report.figures.curves import panels_of
 from fairseq_alma.report.figures.style import add_note, legend_entry
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison
@@ -20,20 +21,16 @@ COST_AXES = ("Mem\n(training)", "Comp\n(training)", "parameters\n(test)", "FLOPs
 def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw a radar plot with one polygon per learner. A small polygon is good.
 
-    Each polygon shows the group of runs that has the best validation score of its learner. The function `radar_shares`
-    computes the corners of the polygon: one position on each axis.
+    The polygons show runs of one recipe: they differ in the learner and the wait, but not in the size, the number of
+    epochs or other settings. It is the recipe with the most learners; if several have as many, the one with the best
+    validation score. Each polygon shows the group of runs that has the best validation score of its learner. The
+    function `radar_shares` computes the corners of the polygon: one position on each axis.
 
     Returns:
-        The figure, or None if fewer than two learners have a finished group with a validation score and a finite CER or
-        average perplexity.
+        The figure, or None if no recipe has two learners with a finished group with a validation score and a finite CER
+        or average perplexity.
     """
-    best: dict[str, int] = {}
-    for index, result in enumerate(numbers):
-        if result.validation_score is None or result.quality is None or not np.isfinite(result.quality.mean):
-            continue
-        learner = comparison.groups[index].learner
-        if learner not in best or result.validation_score < (numbers[best[learner]].validation_score or 0.0):
-            best[learner] = index
+    recipe, best = _best_of_a_recipe(comparison, numbers)
     if len(best) < 2:
         return None
     shares, is_log = radar_shares([numbers[index] for index in best.values()])
@@ -59,8 +56,31 @@ def radar(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     axes.set_ylim(0, 1.05)
     axes.tick_params(axis="x", pad=9)
     figure.legend(handles=handles, loc="upper right", fontsize=8, frameon=False)
-    add_note(figure, "values as shares of the largest; smaller is better; for each learner, its best run by validation")
+    note = "values as shares of the largest; smaller is better; for each learner, its best wait by validation"
+    add_note(figure, f"{note}\nall runs with {recipe}" if recipe else note)
     return figure
+
+
+def _best_of_a_recipe(comparison: Comparison, numbers: Sequence[Numbers]) -> tuple[str, dict[str, int]]:
+    """Return the recipe that the radar plot shows, and learner -> index of its best group of runs of this recipe."""
+    index_of = {id(group): index for index, group in enumerate(comparison.groups)}
+    scores: dict[int, float] = {
+        index: result.validation_score
+        for index, result in enumerate(numbers)
+        if result.validation_score is not None and result.quality and np.isfinite(result.quality.mean)
+    }
+    recipes: dict[str, dict[str, int]] = {}
+    for recipe, groups in panels_of(comparison, numbers, max_groups=len(numbers))[0].items():
+        best: dict[str, int] = {}
+        for group in groups:
+            index = index_of[id(group)]
+            if index in scores and scores[index] < scores.get(best.get(group.learner, -1), np.inf):
+                best[group.learner] = index
+        if best:
+            recipes[recipe] = best
+    if not recipes:
+        return "", {}
+    return min(recipes.items(), key=lambda item: (-len(item[1]), min(scores[index] for index in item[1].values())))
 
 
 def radar_shares(numbers: Sequence[Numbers]) -> tuple[list[list[float]], list[bool]]:

@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.text import Annotation
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fairseq_alma.core import catalogue
 from fairseq_alma.report.appearance import appearance_of, matplotlib_dashes
@@ -88,8 +89,39 @@ def scale_axis(axes: Axes, which: Literal["x", "y"], values: Iterable[float]) ->
     # Label the axis at 1, 2, 5, 10, 20, ... If the largest value is at least 300 times the smallest, these would be too
     # many labels, so label the axis only at 1, 10, 100, ...
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if ratio < 300 else (1.0,)))
-    axis.set_minor_locator(NullLocator())
+    # Minor ticks at 2, 3, ... 9, 20, ..., whose distances show that the axis is logarithmic.
+    axis.set_minor_locator(LogLocator(subs=tuple(range(2, 10)), numticks=100))
+    axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(FuncFormatter(lambda value, _: with_unit(value)))
+
+
+def spread_labels(axes: Axes, height_points: float = 8.0) -> None:
+    """Move the annotations of a panel apart, so that none covers another. Call it when the axes are scaled.
+
+    Args:
+        axes: the panel. Its annotations are at the right ends of curves, at an offset in points.
+        height_points: smallest distance of two annotations.
+    """
+    panel_points = HEIGHT * 72 * 0.75  # approximately: the layout is computed when the figure is written
+    labels = []
+    for text in axes.texts:
+        if isinstance(text, Annotation):
+            pixels = axes.transData.transform(text.xy)
+            labels.append((float(axes.transAxes.inverted().transform(pixels)[1]) * panel_points, text))
+    lowest = -float("inf")
+    for position, text in sorted(labels, key=lambda label: label[0]):
+        placed = max(position, lowest + height_points)
+        text.set_position((text.get_position()[0], placed - position))
+        lowest = placed
+
+
+def name_logarithmic_axes(figure: Figure) -> None:
+    """Add "(log)" to the label of each axis that is logarithmic and has a label."""
+    for axes in figure.axes:
+        if axes.get_xscale() == "log" and axes.get_xlabel():
+            axes.set_xlabel(f"{axes.get_xlabel()} (log)")
+        if axes.get_yscale() == "log" and axes.get_ylabel():
+            axes.set_ylabel(f"{axes.get_ylabel()} (log)")
 
 
 def with_unit(value: float) -> str:
@@ -118,11 +150,29 @@ def add_learners_and_waits(figure: Figure, groups: Sequence[RunGroup], dashed_wa
     add_legend(figure, handles)
 
 
-def legend_entry(comparison: Comparison, group: RunGroup, dashes: Any = "-") -> Line2D:
-    """Return the legend entry of one group of runs: a line with the colour, marker and label of the group."""
+def marker_fill(learner: str, number: int) -> str:
+    """Return the colour inside the markers of the curve `number` of a learner, counted from 0.
+
+    The curves of one learner have the same colour and marker. The filling tells up to four of them apart: the colour
+    itself, white, half of the colour, and black.
+    """
+    colour = appearance_of(learner).colour
+    half = "#" + "".join(f"{(int(colour[i : i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
+    return (colour, "#ffffff", half, "#000000")[number % 4]
+
+
+def legend_entry(comparison: Comparison, group: RunGroup, dashes: Any = "-", fill: str | None = None) -> Line2D:
+    """Return the legend entry of one group of runs: a line with the colour, marker and label of the group.
+
+    Args:
+        comparison: the comparison that contains the group.
+        group: the group.
+        dashes: matplotlib line style.
+        fill: colour inside the marker; by default that of the line.
+    """
     style = appearance_of(group.learner)
     return Line2D(
-        [], [], color=style.colour, marker=style.marker, markersize=4, linestyle=dashes,
+        [], [], color=style.colour, marker=style.marker, markersize=4, linestyle=dashes, markerfacecolor=fill,
         label=group_label(group, comparison.varied_settings),
     )  # fmt: skip
 

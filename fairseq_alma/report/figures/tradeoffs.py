@@ -22,6 +22,7 @@ from fairseq_alma.report.figures.style import (
     scale_axis,
     waits_of,
 )
+from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
@@ -154,8 +155,9 @@ def series_of(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
 def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figure | None:
     """Draw the effect of replay: CER or average perplexity against training TFLOPs, without and with replay.
 
-    A line joins each group of runs without replay to each group that differs from it only in replay. The result is
-    None if there are no two finished groups that differ only in replay.
+    A line joins each group of runs without replay to each group that differs from it only in replay. The settings in
+    which the segments differ, such as `width`, are written at the end with replay; those that they share, in the title.
+    The result is None if there are no two finished groups that differ only in replay.
     """
     pairs = replay_pairs(comparison, numbers)
     if not pairs:
@@ -163,7 +165,18 @@ def replay_segments(comparison: Comparison, numbers: Sequence[Numbers]) -> Figur
     figure, [axes] = new_figure(1)
     axes.set_box_aspect(0.8)
     waits = waits_of([group for group, _, _ in pairs])
-    for group, without, with_replay in pairs:
+    names = [name for name in comparison.varied_settings if name not in ("learner", "wait", "replay")]
+    texts = [group_label(group, names).partition(", ")[2] for group, _, _ in pairs]
+    if len(set(texts)) == 1:
+        axes.set_title(texts[0], fontsize=9)
+        texts = [""] * len(pairs)
+    for (group, without, with_replay), text in zip(pairs, texts, strict=True):
+        if text:
+            axes.annotate(
+                text, (with_replay.comp / 1e12, _quality(with_replay)), xytext=(7, 0), textcoords="offset points",
+                fontsize=7, color=appearance_of(group.learner).colour, verticalalignment="center",
+                annotation_clip=False,
+            )  # fmt: skip
         style, ends = appearance_of(group.learner), (without, with_replay)
         axes.plot(
             [result.comp / 1e12 for result in ends], [_quality(result) for result in ends], color=style.colour,

@@ -69,7 +69,7 @@ def test_a_setting_without_a_default_has_none():
         ({"rate": "fast"}, "rate='fast' must be a number"),
         ({"rate": True}, "rate=True must be a number"),
         ({"name": None}, "name=None must be a string"),
-        ({"cout": 1}, "unknown settings cout: did you mean count? the settings are count"),
+        ({"cout": 1}, "unknown settings cout: did you mean count? --help lists all settings"),
         ({"zzz": 1}, "unknown settings zzz: the settings are count"),
     ],
 )

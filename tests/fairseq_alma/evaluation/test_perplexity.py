@@ -224,6 +224,7 @@ def test_bad_input_gives_one_message(stream, trained, tmp_path, capsys):
         ([str(trained), "--stream", str(other_words)], "dictionary of 24 entries"),
         ([str(trained), "--stream", str(same_size)], "another dictionary"),
         ([str(tmp_path)], "no predictor.json"),
+        ([str(trained), "--stream", str(stream), "--stage", "1"], "--stage needs a run folder"),
     ]:
         assert main(arguments) == 2
         output = capsys.readouterr().err
@@ -236,3 +237,21 @@ def test_members_of_other_dictionaries_make_no_ensemble(stream, trained, tmp_pat
     other = make_stream(tmp_path / "other", num_words=30, tokens=400)
     with pytest.raises(StreamError, match="dictionary of 24 entries"):
         load_member(trained, StreamFolder.open(other), CPU)
+
+
+def test_the_predictor_of_an_earlier_stage_is_scored(stream, trained, second, tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "predictors").mkdir(parents=True)
+    (run / "settings.json").write_text(json.dumps({"stream": str(stream)}))
+    for name, path in (("predictor", second), ("predictors/stage_001", trained), ("predictors/stage_002", second)):
+        (run / f"{name}.json").write_text(json.dumps({"checkpoints": [{"path": str(path)}]}))
+
+    def loss(*arguments):
+        assert main([*map(str, arguments), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["loss"]
+
+    first, last = (loss(path, "--stream", stream) for path in (trained, second))
+    assert first != last
+    assert [loss(run), loss(run, "--stage", 1), loss(run, "--stage", 2)] == [last, first, last]
+    assert main([str(run), "--stage", "3"]) == 2
+    assert "no predictor of stage 3: predictors of these stages are stored: 1, 2" in capsys.readouterr().err

@@ -177,7 +177,9 @@ def test_bad_input_to_the_command_gives_one_message_and_nothing_is_written(train
         ((tmp_path / "none.pt", target, "--experts", 1), "no complete checkpoint at"),
         ((cut_short, target, "--experts", 1), "no complete checkpoint at"),
         ((not_ours, target, "--experts", 1), "is not a checkpoint of a switch_lm"),
-        ((trained, target, "--experts", -1), "cannot add -1 experts: give 0 or more"),
+        ((trained, target, "--experts", -1), "cannot add -1 experts to"),
+        ((trained, target, "--experts", 0), "give --experts 1 or more"),
+        ((trained, trained, "--experts", 1), "exists already: choose another name"),
         ((trained, target, "--experts", 5), "cannot copy 5 of 4 experts"),
         ((trained, target, "--experts", 1, "--noise", 0), "noise=0.0 must be above 0"),
         # Grown and not validated since: the experts have no losses.

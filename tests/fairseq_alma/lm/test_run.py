@@ -418,7 +418,8 @@ def test_bad_streams_are_refused_before_anything_is_written(own_stream, tmp_path
 
 
 def test_a_missing_argument_is_reported_with_the_usage(stream, tmp_path):
-    for arguments, message in [((), "out= is missing"), (("updates=5",), "out= is missing"), (("status",), "usage:")]:
+    expected = {(): "stream= is missing", ("lr=0",): "\n- stream= is missing", ("status",): "usage:"}
+    for arguments, message in expected.items():
         result = run_command("alma-lm", *arguments)
         assert result.returncode != 0
         assert message in result.stderr

@@ -45,6 +45,16 @@ def test_a_stream_whose_name_is_not_unicode_is_reported(tmp_path, monkeypatch):
     assert "caf\\udce9" in next((tmp_path / "report/tables").rglob("summary.md")).read_text()
 
 
+def test_a_report_is_not_written_into_a_run_folder(tmp_path, monkeypatch, capsys):
+    run = write_vision(tmp_path / "runs/a", [0.9, 0.5])
+    for out in (run, tmp_path / "runs"):
+        before = sorted(tmp_path.rglob("*"))
+        assert alma_report(monkeypatch, out, "--out", out) == 2
+        assert "give another folder for the report" in capsys.readouterr().err
+        assert sorted(tmp_path.rglob("*")) == before
+    assert alma_report(monkeypatch, tmp_path / "runs", "--out", run) == 2
+
+
 def test_the_page_alone(tmp_path, monkeypatch):
     write_vision(tmp_path / "a", [0.9, 0.5])
     assert alma_report(monkeypatch, tmp_path / "a", "--out", tmp_path / "report", "--page-only") == 0

@@ -109,8 +109,76 @@ def test_running_averages_against_three_costs(tmp_path):
     )
     flops, params, experts = visible(running_averages(*compare(tmp_path)))
     assert [lines_of(axes)[0][2:] for axes in (flops, params, experts)] == [
-        ([1, 2], [60, 50]), ([10, 20], [60, 50]), ([2, 4], [60, 50]),
+        ([1, 2], pytest.approx([60, 2400**0.5])), ([10, 20], pytest.approx([60, 2400**0.5])),
+        ([2, 4], pytest.approx([60, 2400**0.5])),
     ]  # fmt: skip
+
+
+def test_a_running_average_charges_the_untrained_arrivals(tmp_path):
+    write_text(tmp_path / "a", [900.0, 900.0, 40.0, 10.0], wait=2)
+    axes = visible(running_averages(*compare(tmp_path)))[0]
+    assert lines_of(axes)[0][3] == pytest.approx([(900 * 40) ** 0.5, (900 * 40 * 10) ** (1 / 3)])
+    assert "geometric mean" in axes.get_ylabel()
+
+
+def test_curves_of_one_learner_and_wait_have_different_markers(tmp_path):
+    for experts in (4, 8, 12):
+        write_text(tmp_path / str(experts), [900.0, 60.0, 40.0], experts=experts)
+    figure = running_averages(*compare(tmp_path))
+    fills = [line.get_markerfacecolor() for line in figure.legends[0].get_lines()]
+    assert len(set(fills)) == 3
+    drawn = [part.get_facecolor()[0].tolist() for part in visible(figure)[0].collections]
+    assert len({tuple(colour) for colour in drawn}) == 3
+
+
+def test_a_curve_that_would_be_alone_joins_the_panel_of_another_size(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], width=8)
+    write_vision(tmp_path / "b", [0.9, 0.4, 0.3], width=8, learner="ens")
+    write_vision(tmp_path / "c", [0.9, 0.6, 0.5], width=4)
+    write_vision(tmp_path / "d", [0.9, 0.6, 0.5], width=4, replay="all")
+    write_vision(tmp_path / "e", [0.9, 0.6, 0.5], width=8, replay="all")
+    panels = {axes.get_title(): axes for axes in visible(over_the_stream(*compare(tmp_path)))}
+    assert list(panels) == ["replay", "width 8"]
+    assert [text.get_text() for text in panels["width 8"].texts] == ["width 4"]
+    assert [text.get_text() for text in panels["replay"].texts] == ["width 4", "width 8"]
+
+
+def test_sizes_at_the_ends_of_curves_do_not_cover_each_other(tmp_path):
+    for width in (1, 2, 3, 4):
+        write_vision(tmp_path / str(width), [0.9, 0.5, 0.3 + width / 1e6], width=width)
+    [axes] = visible(over_the_stream(*compare(tmp_path)))
+    offsets = sorted(text.get_position()[1] for text in axes.texts)
+    assert [text.get_text() for text in axes.texts] == [f"width {width}" for width in (1, 2, 3, 4)]
+    assert np.diff(offsets).min() > 7
+    fills = [line.get_markerfacecolor() for line in axes.lines if len(line.get_xdata()) > 1]
+    assert len(set(fills)) == 4
+
+
+def test_replay_segments_name_their_sizes(tmp_path):
+    for width in (4, 8):
+        for replay in (False, "all"):
+            write_vision(tmp_path / f"{width}{replay}", [0.9, 0.5], width=width, replay=replay)
+    [axes] = visible(replay_segments(*compare(tmp_path)))
+    assert [text.get_text() for text in axes.texts] == ["width 4", "width 8"]
+
+
+def test_logarithmic_axes_are_named_and_have_ticks_between_the_labels(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5], flops=10**12)
+    write_vision(tmp_path / "b", [0.9, 0.4], flops=10**13, learner="ens")
+    figure = dict(all_figures(*compare(tmp_path)))["against_compute"]
+    [axes] = visible(figure)
+    assert axes.get_xlabel() == "training TFLOPs over the stream (log)"
+    assert axes.get_ylabel() == "CER over 1 mega-batches"
+    assert {3e0, 4e0, 6e0} <= set(axes.xaxis.get_minorticklocs().round(6))
+
+
+def test_the_radar_shows_runs_of_one_recipe(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5], epochs=10)
+    write_vision(tmp_path / "b", [0.9, 0.4], epochs=10, learner="ens")
+    write_vision(tmp_path / "c", [0.9, 0.1], epochs=100)  # better, but of another recipe
+    figure = FIGURES["radar"](*compare(tmp_path))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SM, epochs 10", "Ens, epochs 10"]
+    assert "all runs with epochs 10" in figure.get_supxlabel()
 
 
 def test_the_radar_is_a_share_of_the_largest(vision):

@@ -1,0 +1,101 @@
+"""The default of `out=`, the command of a job, units of FLOPs, and what a settings class says about several errors."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_alma.app.arguments import checked_out, default_out, job_arguments, name_and_value
+from fairseq_alma.app.tables import flops_unit
+from fairseq_alma.core import provenance
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.lm.settings import LanguageModelSettings
+from vision.settings import VisionSettings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "runs/digits/default"),
+        (["wait=10", "dataset=mnist", "learner=ens"], "runs/mnist/learner=ens,wait=10"),
+        (["dataset=/data/my photos/", "threads=2", "arrivals=3"], "runs/my_photos/default"),
+        (["backbone=torchvision.models:resnet18"], "runs/digits/backbone=torchvision.models_resnet18"),
+        (["-m", "dataset=mnist", "wait=1,10"], "runs/mnist/sweep"),
+    ],
+)
+def test_the_default_folder_of_a_run_of_images(arguments, expected):
+    assert default_out(arguments, VisionSettings, "dataset", ()) == expected
+
+
+def test_the_default_folder_of_a_language_model():
+    words = ["stream=streams/books", "learner=gmoe", "grow_experts=[2,2,4]", "launch=slurm", "launch.time=10"]
+    assert (
+        default_out(words, LanguageModelSettings, "stream", ["launch"]) == "runs/books/grow_experts=2_2_4,learner=gmoe"
+    )
+
+
+def test_a_long_name_is_cut_and_stays_different():
+    names = [default_out([f"plugin={'x' * 300}{end}"], VisionSettings, "dataset", ()) for end in "ab"]
+    assert names[0] != names[1]
+    assert max(len(Path(name).name) for name in names) < 200
+
+
+def test_a_prefix_of_hydra_is_no_part_of_a_name():
+    assert name_and_value("++wait=1") == ("wait", "1")
+    assert name_and_value("+launch.time=a=b") == ("launch.time", "a=b")
+    assert name_and_value("-m") is None
+
+
+def test_a_folder_that_cannot_be_created_is_refused_and_one_that_can_is_not_left(tmp_path):
+    with pytest.raises(SettingError, match="out=/proc/x cannot be created"):
+        checked_out("/proc/x", "runs/x")
+    assert checked_out(f"'{tmp_path}/a/b'", "runs/x") == f"{tmp_path}/a/b"
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_command_of_a_job_names_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert job_arguments(["wait=1", "out=sweep"], tmp_path / "sweep/wait=1") == ["wait=1", "out=sweep/wait=1"]
+    assert job_arguments(["wait=1"], Path("/elsewhere/x")) == ["wait=1", "out=/elsewhere/x"]
+
+
+@pytest.mark.parametrize(
+    ("flops", "unit"), [([], "MFLOP"), ([5], "MFLOP"), ([2e6, 3e9], "GFLOP"), ([1e12], "TFLOP"), ([9e18], "PFLOP")]
+)
+def test_the_largest_cost_is_at_least_one_in_its_unit(flops, unit):
+    assert flops_unit(flops)[0] == unit
+
+
+def test_provenance_shows_what_differed_from_the_commit(tmp_path, monkeypatch):
+    """In a repository with a committed file, only changes of source files make the commit dirty."""
+    source = tmp_path / "fairseq_alma/core/provenance.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("a = 1\n")
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=b", "commit", "-qm", "first"]):
+        os.spawnlp(os.P_WAIT, "git", "git", "-C", str(tmp_path), *words)
+    monkeypatch.setattr(provenance, "__file__", str(source))
+    commit = provenance._commit.__wrapped__
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/new.txt").write_text("b")
+    clean = commit()
+    assert list(clean) == ["commit"] and len(clean["commit"]) == 12
+    source.write_text("a = 2\n")
+    dirty = commit()
+    assert dirty["commit"] == f"{clean['commit']}-dirty"
+    assert dirty["uncommitted"]["files"] == [" M fairseq_alma/core/provenance.py"]
+    assert "-a = 1\n+a = 2" in dirty["uncommitted"]["difference"]
+
+
+def test_the_quotes_that_hydra_needs_are_not_recorded(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/bin/alma-vision", "out='runs/wait=1'", "plugin='x'"])
+    assert provenance.provenance({})["command"] == ["alma-vision", "out=runs/wait=1", "plugin='x'"]
+
+
+def test_several_errors_are_one_message():
+    with pytest.raises(SettingError) as error:
+        LanguageModelSettings.from_mapping({"stream": None, "out": "", "lr": -1, "wait": "x", "experts": 2.5})
+    assert str(error.value).splitlines()[0] == "6 errors:"
+    assert [line.partition("=")[0] for line in str(error.value).splitlines()[1:]] == [
+        "- stream", "- out", "- wait", "- experts", "- give exactly one of updates", "- lr",
+    ]  # fmt: skip
