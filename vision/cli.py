@@ -52,7 +52,7 @@ def run_and_show(settings: VisionSettings) -> float:
             f"{summary['final']:.2%} +- {stderr['final']:.2%} (mean +- standard error), {summary['comp']:.3g} FLOPs "
             f"per seed"
         )
-    if message := waiting_message(result.ledger, settings.wait):
+    if message := waiting_message(result.ledger, settings.stream_settings()):
         console.print(message)
     console.print(f"ledger {out}{'' if num_seeds == 1 else '/seed_*'}/ledger.jsonl, summary {out}/summary.json")
     return summary[score_key([summary])]

@@ -99,14 +99,13 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
             fork=settings.fork,
             on_rows=scalars.rows,
         )
-        # With wait=1, no metric includes the perplexity of the untrained learner, so the untrained learner is scored on
-        # a sample of tokens only. With a larger wait, the average perplexity includes the perplexity of the untrained
-        # learner, so the untrained learner is scored on all tokens.
+        # If the first stage is trained at arrival 1, no metric includes the perplexity of the untrained learner, so it
+        # is scored on a sample of tokens only. Otherwise the average perplexity includes it, and all tokens are scored.
         evaluator = PerplexityEvaluator(
             stream_folder,
             Path(settings.out) / "evaluated",
             shared=Path(settings.share) / "evaluated" if settings.share else None,
-            untrained_tokens=settings.untrained_tokens if settings.wait == 1 else None,
+            untrained_tokens=settings.untrained_tokens if stream_settings.arrivals_of_stages[:1] == [1] else None,
         )
         return run_stream(stream, learner, evaluator, stream_settings, record)
 
@@ -129,7 +128,7 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
     if settings.seeds == 1:
         rows = run(settings, chain)
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
-        if message := waiting_message(rows, settings.wait):
+        if message := waiting_message(rows, settings.stream_settings(rows[-1].t)):
             console.print(message)
         console.print(f"ledger {settings.out}/ledger.jsonl, summary {settings.out}/summary.json")
         summary = read_json(Path(settings.out) / "summary.json")

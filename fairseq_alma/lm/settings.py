@@ -12,6 +12,7 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative
+from fairseq_alma.core.waiting import Wait
 
 Precision = Literal["auto", "float32", "bfloat16"]
 """Value of the setting `precision`."""
@@ -29,12 +30,19 @@ class LanguageModelSettings(RunSettings):
     """The run folder."""
     learner: str = "sm"
     """Name of the learner."""
-    wait: Count = 1
-    """Number of mega-batches that are gathered before each stage, w."""
+    wait: Wait = 1
+    """Number of mega-batches that are gathered before each stage, w; or `geometric` (a stage waits for `wait_ratio`
+    times as many mega-batches as all earlier stages have trained on)."""
+    wait_ratio: float | None = None
+    """wait=geometric: the ratio. By default 0.5, so that stages are trained at arrivals 1, 2, 3, 5, 8, 12, 18, ..."""
     replay: Replay = False
-    """Replay of earlier mega-batches: `false` (none), `all` (a stage also trains on all earlier mega-batches), or a
-    number between 0 and 1 (the share of each batch that comes from earlier mega-batches; the number of updates does
-    not change)."""
+    """Replay of earlier mega-batches: `false` (none), `all` (a stage also trains on all earlier mega-batches),
+    `uniform`, or a number between 0 and 1 (the share of each batch that comes from earlier mega-batches). With
+    `uniform`, the share grows, so that all mega-batches that have arrived have an equal part in each batch. With
+    `uniform` and a number, the number of updates is the same as without replay."""
+    replay_memory: Count | None = None
+    """replay=uniform or a share: largest number of tokens of earlier mega-batches that are kept for training. They are
+    a random sample of blocks. By default, all are kept."""
     last_group: LastGroup | None = None
     """What happens to the last mega-batches if they are fewer than `wait`: `train` (a stage trains on them) or `wait`
     (they wait for the mega-batches that will arrive later). By default `train`, but `wait` if the stream was
@@ -149,7 +157,7 @@ class LanguageModelSettings(RunSettings):
             more_will_follow: whether a later run will add more mega-batches.
         """
         last_group = self.last_group or ("wait" if more_will_follow else "train")
-        return StreamSettings(num_mega_batches, self.wait, self.replay, last_group)
+        return StreamSettings(num_mega_batches, self.wait, self.replay, last_group, self.wait_ratio, self.replay_memory)
 
     def updates_of_stage(self, num_mega_batches: int) -> int:
         """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""
