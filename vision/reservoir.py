@@ -17,6 +17,17 @@ from vision.seeds import generator
 from vision.stream import Arrival
 
 
+def num_kept_examples(past: Sequence[MegaBatch], limit: int | None) -> int:
+    """Return the number of examples of earlier mega-batches that are kept, per seed.
+
+    Args:
+        past: the earlier mega-batches.
+        limit: the setting `replay_memory`. None: all examples are kept.
+    """
+    count = sum(sum(one.counts.values()) for one in past)
+    return count if limit is None else min(count, limit)
+
+
 def kept_examples(past: Sequence[MegaBatch], num_kept: int, seeds: Sequence[int]) -> tuple[MegaBatch, ...]:
     """Return the examples of earlier mega-batches that are kept, as one mega-batch.
 

@@ -66,6 +66,9 @@ class Scores:
     """Number of experts in each mixture of experts."""
     num_members: int | None = None
     """Number of networks whose outputs are combined into one prediction."""
+    num_stored: int | None = None
+    """With replay: number of examples (vision, per seed) or tokens (language models) of the mega-batches that stages
+    have trained on, which are kept so that later stages can replay them."""
     expert_load: list[list[float]] | None = None
     """For learners with mixtures of experts: expert_load[layer][expert] is the fraction of the validation tokens or
     examples that are routed to this expert. For an ensemble, the list contains first the layers of the first member,

@@ -66,7 +66,9 @@ def check_wait(wait: object, ratio: float | None, num_mega_batches: int) -> None
     """
     is_number = isinstance(wait, int) and not isinstance(wait, bool)
     if not (wait == "geometric" or (is_number and 1 <= wait <= num_mega_batches)):  # type: ignore[operator]
-        raise SettingError(f"wait={wait!r} must be a number from 1 to {num_mega_batches} (mega-batches), or geometric")
+        raise SettingError(
+            f"wait={wait!r} must lie between 1 and {num_mega_batches} mega-batches, or have the value geometric"
+        )
     if ratio is not None and wait != "geometric":
         raise SettingError(f"wait_ratio={ratio} is for wait=geometric, but wait={wait}: leave out wait_ratio")
     if ratio is not None and not ratio > 0:

@@ -7,12 +7,14 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from fairseq_alma.core.averaging import AverageSettings
 from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative
 from fairseq_alma.core.waiting import Wait
+from fairseq_alma.lm.schedules import Schedule
 
 Precision = Literal["auto", "float32", "bfloat16"]
 """Value of the setting `precision`."""
@@ -83,8 +85,17 @@ class LanguageModelSettings(RunSettings):
     """Number of sequences in one forward pass on one device. An update accumulates gradients over several passes if
     necessary. By default, on a GPU the largest number that fits into the memory, and on a CPU at most 4096 tokens."""
     lr: float = 5e-4
-    """Maximum learning rate. In each stage, the learning rate rises linearly from 0 to this value (warm-up) and then
-    falls linearly to 0."""
+    """Maximum learning rate. By default, the learning rate rises linearly from 0 to this value in each stage (warm-up)
+    and then falls linearly to 0."""
+    schedule: Schedule = "per_stage"
+    """Learning rate over the stream: `per_stage` (warm-up, then decay to 0 in each stage; the paper), `autoregressive`
+    (the same, with a lower peak in later stages: lr / sqrt(1 + number of earlier mega-batches)), `constant` (warm-up,
+    then constant), or `rsqrt` (lr / sqrt(number of mega-batches seen))."""
+    optimizer_state: Literal["reset", "keep"] = "reset"
+    """Whether each stage begins with a new state of the optimizer (`reset`; the paper) or goes on with that of the
+    previous stage (`keep`). With `keep`, a stage goes on from the last weights of the previous stage, not from its best
+    checkpoint, and with schedule=constant or rsqrt there is no warm-up after the first stage."""
+    average: AverageSettings = field(default_factory=AverageSettings)
     warmup_updates: NonNegative | None = None
     """Number of warm-up updates in each stage. By default 5% of the updates of the stage, but at most 4000."""
     dropout: float = 0.1
@@ -145,9 +156,34 @@ class LanguageModelSettings(RunSettings):
                 f"expert_parallel={self.expert_parallel} needs at least {self.expert_parallel} experts, but experts="
                 f"{self.experts}: lower expert_parallel= or raise experts="
             )
+        self._check_average()
         if not 0 < self.checkpoint_minutes < math.inf:
             raise SettingError(f"checkpoint_minutes={self.checkpoint_minutes} must be a finite number above 0")
         self._complete_and_check_own()
+
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether a stage goes on with the state of the optimizer of the previous stage."""
+        return self.optimizer_state == "keep"
+
+    def _check_average(self) -> None:
+        """Raise SettingError if the other settings do not allow the average of the weights."""
+        if not self.average.averages and not self.keeps_optimizer:
+            return
+        given = f"predict_with={self.average.predict_with} optimizer_state={self.optimizer_state}"
+        if self.average.average_window is not None:
+            raise SettingError(
+                f"average_window={self.average.average_window} is for alma-vision: give average_decay= instead"
+            )
+        if self.expert_parallel > 1:
+            raise SettingError(
+                f"{given} cannot be combined with expert_parallel={self.expert_parallel}: leave one of them out"
+            )
+        if self.learner == "gens":
+            raise SettingError(
+                f"{given} cannot be used with learner={self.learner}, whose stages train new members and keep the "
+                f"others: leave it out"
+            )
 
     def stream_settings(self, num_mega_batches: int, more_will_follow: bool = False) -> StreamSettings:
         """Return the stream settings: wait, replay, and what happens to the last mega-batches.

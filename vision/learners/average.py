@@ -36,12 +36,22 @@ class AveragedPredictor:
 
     def __init__(self, settings: AverageSettings, out: Path, keep_all: bool):
         self._settings, self._out, self._files = settings, out, StackFiles(keep_all)
-        self.stack: Stack | None = None
-        """The averaged networks. None before the first stage."""
+        self._stack: Stack | None = None
+        self._read: Callable[[], None] | None = None
+        """After `load`: function that reads the networks from their files. A run that continues calls `load` for each
+        finished step, and the files of old steps do not exist any more, so they are read when they are needed."""
         self.count = 0
         """Number of parameters that were averaged so far: of stages, or of updates."""
         self._window: deque[Tensor] = deque(maxlen=settings.average_window)
         """With `average_window`: the parameters of the last stages."""
+
+    @property
+    def stack(self) -> Stack | None:
+        """The averaged networks. None before the first stage."""
+        if self._read is not None:
+            read, self._read = self._read, None
+            read()
+        return self._stack
 
     @property
     def of_updates(self) -> bool:
@@ -77,16 +87,20 @@ class AveragedPredictor:
             device: device on which the networks are placed.
             prepared: function that is called with each network stack that was read, and returns it.
         """
-        self.stack, self.count = None, state.get("num_averaged", 0)
+        self._stack, self._read, self.count = None, None, state.get("num_averaged", 0)
         self._window.clear()
         if "averaged_networks" not in state:
             return
         self._files.use(self._out / state["averaged_networks"])
-        self.stack = prepared(self._files.read(device))
-        for path in self.window_files(state["stage"]):
-            trained = read_checkpoint(path, device)
-            if have_same_shape(trained, self.stack):
-                self._window.append(trained.parameters.flat)
+
+        def read() -> None:
+            self._stack = prepared(self._files.read(device))
+            for path in self.window_files(state["stage"]):
+                trained = read_checkpoint(path, device)
+                if have_same_shape(trained, self._stack):
+                    self._window.append(trained.parameters.flat)
+
+        self._read = read
 
     def window_files(self, last: int) -> list[Path]:
         """Return the files with the trained networks of the stages that the average still needs, oldest first.
@@ -101,7 +115,7 @@ class AveragedPredictor:
     def begin_stage(self, trained: Stack) -> None:
         """Take note of the networks that will be trained next. If they have a new shape, begin a new average."""
         if self.stack is None or not have_same_shape(self.stack, trained):
-            self.stack, self.count = copy_of(trained), 0
+            self._stack, self.count = copy_of(trained), 0
             self._window.clear()
 
     def add(self, trained: Stack) -> None:

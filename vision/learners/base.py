@@ -28,6 +28,7 @@ from vision.learners.average import AveragedPredictor
 from vision.learners.files import PredictorFile, StackFiles
 from vision.networks import GatedStack, Stack
 from vision.optimizers import learning_rates, new_optimizer
+from vision.reservoir import num_kept_examples
 from vision.seeds import generator
 from vision.settings import VisionSettings
 from vision.training import OwnLoss, Patience, TrainingCounts, Watcher, train_stage
@@ -74,6 +75,8 @@ class VisionLearner:
         None before stage 1. Also None if the evaluator computes these scores, as for growing ensembles."""
         self.validated_on = (0, 0)
         """First and last mega-batch, counted from 1, whose validation data the most recent stage used."""
+        self.num_stored: int | None = None if not settings.replay else 0
+        """With replay: number of examples per seed that are kept for replay, for training and validation together."""
         self.expert_load: list[list[list[float]]] | None = None
         """Mean weight of each expert over the validation examples, indexed by seed, mixture and expert.
 
@@ -243,6 +246,8 @@ class VisionLearner:
         self.stage_index, self.stage_length = stage.index, len(stage.new)
         self.validated_on = (1 if stage.replay else stage.new[0].t, stage.new[-1].t)
         self.validation = list(self._validate(data))
+        if stage.replay:
+            self.num_stored = num_kept_examples([*stage.past, *stage.new], stage.replay_memory)
         seconds = (time.perf_counter() - began) / len(self.seeds)
         # The pass for the statistics of the averaged networks is training, too.
         flops = stack.flops.forward * num_averaged * self.networks_per_seed
@@ -327,6 +332,7 @@ class VisionLearner:
             "stage_length": self.stage_length,
             "validation": self.validation,
             "validated_on": self.validated_on,
+            "num_stored": self.num_stored,
             **self.extra_state(),
         }
         write_json(folder / "learner.json", state, durable=False)
@@ -347,6 +353,7 @@ class VisionLearner:
         self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)
         self.validation = [None if scores is None else tuple(scores) for scores in state["validation"]]
         self.validated_on = tuple(state.get("validated_on", (0, 0)))
+        self.num_stored = state.get("num_stored")
         if self._average is not None:
             self._average.load(state, self.device, self._prepared)
         self.set_extra_state(state)
