@@ -27,6 +27,10 @@ class AverageSettings(Settings):
     average_decay: float | None = None
     """predict_with=average: factor by which the weight of older parameters falls with each stage or update (an
     exponential moving average). By default, all have the same weight."""
+    average_power: float = 0.0
+    """predict_with=average: exponent p, so that the parameters after stage or update k have a weight proportional to
+    about k to the power p. In contrast to `average_decay`, the average is over a constant part of the training so far,
+    however long it is: about the last 1 / (p + 1) of it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,17 +38,20 @@ class AverageSettings(Settings):
             "average_every": None if self.average_every == "stage" else self.average_every,
             "average_window": self.average_window,
             "average_decay": self.average_decay,
+            "average_power": self.average_power or None,
         }
         given = [f"{name}={value}" for name, value in options.items() if value is not None]
         if self.predict_with == "last" and given:
             raise SettingError(f"{' '.join(given)} needs predict_with=average, but predict_with={self.predict_with}")
         if self.average_decay is not None and not 0 < self.average_decay < 1:
             raise SettingError(f"average_decay={self.average_decay} must be above 0 and below 1")
-        if self.average_window is not None and self.average_decay is not None:
-            raise SettingError(
-                f"average_window={self.average_window} and average_decay={self.average_decay} exclude each other: give "
-                f"one of them"
-            )
+        weights = [
+            f"{name}={options[name]}" for name in options if name != "average_every" and options[name] is not None
+        ]
+        if len(weights) > 1:
+            raise SettingError(f"{' and '.join(weights)} exclude each other: give one of them")
+        if not 0 <= self.average_power < 1000:
+            raise SettingError(f"average_power={self.average_power} must be at least 0 and below 1000")
         if self.average_window is not None and self.average_every == "update":
             raise SettingError(
                 f"average_window={self.average_window} counts stages, but average_every={self.average_every}: give "
@@ -62,8 +69,12 @@ class AverageSettings(Settings):
         With a decay d, the first parameters would dominate the average for about 1 / (1 - d) steps. So at first, all
         parameters have the same weight.
 
+        With a power p, the newest of n parameters has the weight (p + 1) / (n + p): polynomial-decay averaging (Shamir
+        and Zhang 2013, "Stochastic gradient descent for non-smooth optimization").
+
         Args:
             count: number of parameters that were averaged so far, with the newest, at least 1.
         """
-        equal = 1 / count
-        return equal if self.average_decay is None else max(equal, 1 - self.average_decay)
+        if self.average_decay is not None:
+            return max(1 / count, 1 - self.average_decay)
+        return (self.average_power + 1) / (count + self.average_power)

@@ -38,8 +38,8 @@ class SharedStages:
     """
 
     FILES = (BEST, TRAINED, "log.txt", "done.json")
-    """The files that are copied for a member, in this order, if they exist. If done.json exists, the other files are complete,
-because done.json is copied last."""
+    """The files that are copied for a member, in this order, if they exist. If done.json exists, the other files are
+    complete, because done.json is copied last."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
