@@ -152,12 +152,12 @@ class TrainingCounts:
     """Number of optimizer updates in an epoch."""
     examples_per_epoch: int
     """Number of training examples that each network processes in an epoch."""
-    validated: int
+    validated_per_epoch: int
     """Number of validation examples that each network processes after an epoch that is validated."""
-    only_last_is_validated: bool
-    """Whether only the last epoch is validated, not each epoch."""
     num_diverged: int = 0
     """Number of units without any epoch whose validation loss was a finite number. They keep their old parameters."""
+    only_last_is_validated: bool = False
+    """Whether only the last epoch is validated, not each epoch."""
 
     def warn_if_diverged(self, stage_index: int) -> None:
         """Log a warning if the training of a unit diverged, so that the stage did not change its networks."""
@@ -237,8 +237,8 @@ def train_stage(
             break
     best.restore()
     stack.free_activations()
-    sizes = (num_updates // max(epoch, 1), num_examples, validation.num_examples, select_by == "last")
-    return TrainingCounts(best.epochs_U.tolist(), *sizes, best.num_diverged)
+    sizes = (num_updates // max(epoch, 1), num_examples, validation.num_examples)
+    return TrainingCounts(best.epochs_U.tolist(), *sizes, best.num_diverged, select_by == "last")
 
 
 def _validation_logits(stack: Stack, validation: Rows, x_valid: Tensor | None) -> Tensor:

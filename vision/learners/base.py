@@ -272,7 +272,7 @@ class VisionLearner:
             train_flops=stack.flops.training * trained.examples_per_epoch * of_networks,
             num_updates=trained.updates_per_epoch * num_epochs,
             train_seconds=seconds,
-            validation_flops=stack.flops.forward * trained.validated * validations,
+            validation_flops=stack.flops.forward * trained.validated_per_epoch * validations,
         )
 
     @contextmanager
