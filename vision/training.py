@@ -212,20 +212,11 @@ def train_stage(
     y_valid_Un = loss.unit_labels(validation.labels)
     # Convert the validation examples only once, and not after each epoch.
     x_valid = None if validation.is_large else validation.examples
-    compute_gradient = GraphedGradient(stack) if cuda_graphs else stack.compute_gradient
+    updates = _Updates(stack, loss, optimizer, rates, cuda_graphs, after_update)
     best = _BestEpoch(stack, loss, len(y_valid_Un), patience)
-    epoch = num_updates = num_examples = 0
+    epoch = num_examples = 0
     for epoch in range(1, epochs + 1):
-        num_examples = 0
-        for x, one_hot in batches.epoch():
-            if rates is not None:
-                optimizer.lr = rates[num_updates]
-            compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
-            optimizer.step(stack.gradient.flat)
-            if after_update is not None:
-                after_update()
-            num_updates += 1
-            num_examples += x.shape[1]
+        num_examples = updates.epoch(batches)
         if select_by == "last" and epoch < epochs:
             best.epochs_U += 1
             continue
@@ -237,8 +228,41 @@ def train_stage(
             break
     best.restore()
     stack.free_activations()
-    sizes = (num_updates // max(epoch, 1), num_examples, validation.num_examples)
+    sizes = (updates.count // max(epoch, 1), num_examples, validation.num_examples)
     return TrainingCounts(best.epochs_U.tolist(), *sizes, best.num_diverged, select_by == "last")
+
+
+class _Updates:
+    """Does the updates of a stage. For the arguments, see `train_stage`."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        loss: OwnLoss,
+        optimizer: Optimizer,
+        rates: Sequence[float] | None,
+        cuda_graphs: bool,
+        after_update: Callable[[], None] | None,
+    ):
+        self._stack, self._loss, self._optimizer, self._rates = stack, loss, optimizer, rates
+        self._compute_gradient = GraphedGradient(stack) if cuda_graphs else stack.compute_gradient
+        self._after_update = after_update
+        self.count = 0
+        """Number of updates that were done."""
+
+    def epoch(self, batches: Batches) -> int:
+        """Do the updates of one epoch, and return the number of examples that each network has processed."""
+        stack, loss, num_examples = self._stack, self._loss, 0
+        for x, one_hot in batches.epoch():
+            if self._rates is not None:
+                self._optimizer.lr = self._rates[self.count]
+            self._compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
+            self._optimizer.step(stack.gradient.flat)
+            if self._after_update is not None:
+                self._after_update()
+            self.count += 1
+            num_examples += x.shape[1]
+        return num_examples
 
 
 def _validation_logits(stack: Stack, validation: Rows, x_valid: Tensor | None) -> Tensor:

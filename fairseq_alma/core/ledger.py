@@ -67,8 +67,7 @@ class Scores:
     num_members: int | None = None
     """Number of networks whose outputs are combined into one prediction."""
     num_stored: int | None = None
-    """With replay: number of examples (vision, per seed) or tokens (language models) of the mega-batches that stages
-    have trained on, which are kept so that later stages can replay them."""
+    """With replay: number of examples (vision) or tokens (language models) that are kept for replay by later stages."""
     expert_load: list[list[float]] | None = None
     """For learners with mixtures of experts: expert_load[layer][expert] is the fraction of the validation tokens or
     examples that are routed to this expert. For an ensemble, the list contains first the layers of the first member,

@@ -64,11 +64,11 @@ def check_wait(wait: object, ratio: float | None, num_mega_batches: int) -> None
         ratio: the setting `wait_ratio`; None if it is not given.
         num_mega_batches: number of mega-batches that arrive.
     """
-    is_number = isinstance(wait, int) and not isinstance(wait, bool)
-    if not (wait == "geometric" or (is_number and 1 <= wait <= num_mega_batches)):  # type: ignore[operator]
-        raise SettingError(
-            f"wait={wait!r} must lie between 1 and {num_mega_batches} mega-batches, or have the value geometric"
-        )
+    is_number = isinstance(wait, int) and not isinstance(wait, bool) and wait >= 1
+    if not is_number and wait != "geometric":
+        raise SettingError(f"wait={wait!r} must be an integer of at least 1, or geometric")
+    if is_number and wait > num_mega_batches:  # type: ignore[operator]
+        raise SettingError(f"wait={wait} must lie between 1 and {num_mega_batches} mega-batches")
     if ratio is not None and wait != "geometric":
         raise SettingError(f"wait_ratio={ratio} is for wait=geometric, but wait={wait}: leave out wait_ratio")
     if ratio is not None and not ratio > 0:

@@ -160,14 +160,9 @@ class MemberTraining:
             folder = self._folder(stage, member)
             if (folder / DONE).exists():
                 continue
-            try:
-                Lease(folder).wait()
-            except RunError as error:
+            if reason := _reason_to_wait(folder):
                 busy.add(member.number)
-                failures.append(
-                    f"member {member.number} of stage {stage.index} is trained by another process: {error}. When it "
-                    f"has ended, give the same command again to continue"
-                )
+                failures.append(f"member {member.number} of stage {stage.index} is {reason}")
                 continue
             if (job := self._prepare(stage, member, start, num_devices, updates)) is not None:
                 jobs[member.number] = job
@@ -355,6 +350,15 @@ class MemberTraining:
             train_seconds=round(float(last["extra_state"]["previous_training_time"]) - seconds_before, 3),
             validation_flops=forward_flops.total(validation["tokens"], validation["token_pairs"]),
         )
+
+
+def _reason_to_wait(folder: Path) -> str | None:
+    """Return the end of an error message if another process trains the member in `folder`; None if none does."""
+    try:
+        Lease(folder).wait()
+    except RunError as error:
+        return f"trained by another process: {error}. When it has ended, give the same command again to continue"
+    return None
 
 
 def _error_for(failures: Sequence[str], statuses: Collection[int | None], is_busy: bool) -> StageError:

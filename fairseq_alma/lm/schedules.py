@@ -22,7 +22,7 @@ class StageRates:
 
 
 def rates_of_stage(
-    schedule: Schedule, lr: float, warmup_updates: int, stage: Stage, keeps_optimizer: bool
+    schedule: Schedule, lr: float, warmup_updates: int, stage: Stage | None, keeps_optimizer: bool
 ) -> StageRates:
     """Return the learning rates of a stage.
 
@@ -42,10 +42,11 @@ def rates_of_stage(
         schedule: the setting `schedule`.
         lr: the setting `lr`.
         warmup_updates: number of warm-up updates of a stage.
-        stage: the stage.
+        stage: the stage. None means the first stage, with one mega-batch.
         keeps_optimizer: whether the optimizer continues with its state from the previous stage.
     """
-    num_past, num_seen = len(stage.past), len(stage.past) + len(stage.new)
+    num_past = len(stage.past) if stage else 0
+    num_seen = num_past + (len(stage.new) if stage else 1)
     if schedule == "per_stage":
         return StageRates(lr, 0.0, warmup_updates)
     if schedule == "autoregressive":

@@ -12,7 +12,7 @@ from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.lm.batches import sequences_per_pass
 from fairseq_alma.lm.fairseq_train import member_config
-from fairseq_alma.lm.schedules import StageRates, rates_of_stage
+from fairseq_alma.lm.schedules import rates_of_stage
 from fairseq_alma.lm.settings import LanguageModelSettings
 
 MEMBER_SEED_STRIDE = 10_000_000
@@ -77,9 +77,7 @@ class TrainingConfigs:
         s = self.settings
         updates = updates_of_stage(s, stage) if stage else 1
         interval = max(1, -(-updates // s.validations))
-        rates = StageRates(s.lr, 0.0, s.warmup_of_stage(updates))
-        if stage:
-            rates = rates_of_stage(s.schedule, s.lr, rates.warmup_updates, stage, s.keeps_optimizer)
+        rates = rates_of_stage(s.schedule, s.lr, s.warmup_of_stage(updates), stage, s.keeps_optimizer)
         values = {
             "data": self.stream.path,
             **(data_of_stage(stage) if stage else {}),

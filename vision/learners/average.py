@@ -5,7 +5,9 @@ Shapes: M networks, b examples per batch.
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fairseq_alma.core.averaging import AverageSettings
+from vision.batches import Batches
 from vision.checkpoints import read_checkpoint
 from vision.learners.files import StackFiles
 from vision.networks import Stack
@@ -42,6 +45,8 @@ class AveragedPredictor:
         finished step, and the files of old steps do not exist any more, so they are read when they are needed."""
         self.count = 0
         """Number of parameters that were averaged so far: of stages, or of updates."""
+        self.num_examples = 0
+        """Number of examples that each network has processed after the last stage, to finish the average."""
         self._window: deque[Tensor] = deque(maxlen=settings.average_window)
         """With `average_window`: the parameters of the last stages."""
 
@@ -129,8 +134,8 @@ class AveragedPredictor:
         else:
             average.lerp_(newest, self._settings.weight_of_newest(self.count))
 
-    def end_stage(self, trained: Stack, batches: Iterable[tuple[Tensor, Tensor]]) -> int:
-        """Finish the predictor after a stage, and return the number of examples that each network has processed for it.
+    def end_stage(self, trained: Stack, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Finish the predictor after a stage. This sets `num_examples`.
 
         If the average is one over stages, the stage is added. Then the statistics of batch normalisation are computed
         for the averaged parameters; those of the trained networks do not fit them.
@@ -142,20 +147,35 @@ class AveragedPredictor:
         if not self.of_updates:
             self.add(trained)
         assert self.stack is not None
+        self.num_examples = 0
         if self.stack.statistics is None:
-            return 0
-        num_examples = 0
+            return
         for x, _ in islice(batches, STATISTICS_BATCHES):
             self.stack.logits(x, training=True)
-            num_examples += x.shape[1]
+            self.num_examples += x.shape[1]
         self.stack.free_activations()
-        return num_examples
 
-    def after_update(self, trained: Stack) -> Callable[[], None] | None:
-        """Return a function that must be called after each update of a stage, or None if stages are averaged."""
-        if not self.of_updates:
-            return None
-        return lambda: self.add(trained)
+
+@contextmanager
+def average_of(
+    average: AveragedPredictor | None, trained: Stack, batches: Batches
+) -> Iterator[Callable[[], None] | None]:
+    """Average the networks that are trained in the `with` block.
+
+    Args:
+        average: the average; None for no average.
+        trained: the networks.
+        batches: the batches of the stage.
+
+    Yields:
+        The function that must be called after each update; None if there is nothing to do.
+    """
+    if average is None:
+        yield None
+        return
+    average.begin_stage(trained)
+    yield partial(average.add, trained) if average.of_updates else None
+    average.end_stage(trained, batches.epoch())
 
 
 def copy_of(stack: Stack) -> Stack:

@@ -24,7 +24,7 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
-from vision.learners.average import AveragedPredictor
+from vision.learners.average import AveragedPredictor, average_of
 from vision.learners.files import PredictorFile, StackFiles
 from vision.networks import GatedStack, Stack
 from vision.optimizers import learning_rates, new_optimizer
@@ -232,16 +232,11 @@ class VisionLearner:
         epochs, average = recipe.epochs_at(stage.new[-1].t), self._average
         rates = learning_rates(recipe, optimizer.lr, epochs * batches.updates_per_epoch)
         patience = Patience(recipe.patience, recipe.patience_delta) if recipe.patience else None
-        num_averaged = 0
-        if average is not None:
-            average.begin_stage(stack)
-        with self._random_state(stage):
+        with self._random_state(stage), average_of(average, stack, batches) as after_update:
             trained = train_stage(
                 stack, batches, data.validation, loss, optimizer, epochs, recipe.select_by, self.watcher,
-                patience, rates, self.settings.cuda_graphs, average.after_update(stack) if average else None,
+                patience, rates, self.settings.cuda_graphs, after_update,
             )  # fmt: skip
-            if average is not None:
-                num_averaged = average.end_stage(stack, batches.epoch())
         trained.warn_if_diverged(stage.index)
         self.stage_index, self.stage_length = stage.index, len(stage.new)
         self.validated_on = (1 if stage.replay else stage.new[0].t, stage.new[-1].t)
@@ -249,10 +244,7 @@ class VisionLearner:
         if stage.replay:
             self.num_stored = num_kept_examples([*stage.past, *stage.new], stage.replay_memory)
         seconds = (time.perf_counter() - began) / len(self.seeds)
-        # The pass for the statistics of the averaged networks is training, too.
-        flops = stack.flops.forward * num_averaged * self.networks_per_seed
-        spent = [self._spent(stack, trained, number, seconds) for number in range(len(self.seeds))]
-        return [one + Spent(train_flops=flops) for one in spent]
+        return [self._spent(stack, trained, number, seconds) for number in range(len(self.seeds))]
 
     def _spent(self, stack: Stack, trained: TrainingCounts, number: int, seconds: float) -> Spent:
         """Return the cost of a stage for one seed.
@@ -268,8 +260,11 @@ class VisionLearner:
         num_epochs = sum(trained.epochs_U[number * units_per_seed :][:units_per_seed])
         of_networks = num_epochs * self.networks_per_seed // units_per_seed
         validations = self.networks_per_seed if trained.only_last_is_validated else of_networks
+        # The pass for the statistics of the averaged networks is training, too.
+        num_averaged = self._average.num_examples * self.networks_per_seed if self._average else 0
         return Spent(
-            train_flops=stack.flops.training * trained.examples_per_epoch * of_networks,
+            train_flops=stack.flops.training * trained.examples_per_epoch * of_networks
+            + stack.flops.forward * num_averaged,
             num_updates=trained.updates_per_epoch * num_epochs,
             train_seconds=seconds,
             validation_flops=stack.flops.forward * trained.validated_per_epoch * validations,

@@ -42,10 +42,10 @@ def test_waits_are_sorted():
 @pytest.mark.parametrize(
     ("wait", "ratio", "message"),
     [
-        (0, None, "wait=0 must lie between 1 and 4 mega-batches, or have the value geometric"),
+        (0, None, "wait=0 must be an integer of at least 1, or geometric"),
         (5, None, "wait=5 must lie between 1 and 4"),
-        (True, None, "wait=True must lie between"),
-        ("long", None, "wait='long' must lie between"),
+        (True, None, "wait=True must be an integer of at least 1"),
+        ("long", None, "wait='long' must be an integer of at least 1"),
         (2, 0.5, "wait_ratio=0.5 is for wait=geometric, but wait=2"),
         ("geometric", 0.0, "wait_ratio=0.0 must be above 0"),
         ("geometric", float("nan"), "wait_ratio=nan must be above 0"),
