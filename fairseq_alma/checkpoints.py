@@ -22,6 +22,10 @@ from fairseq_alma.core.files import unfinished_files, written_aside
 logger = logging.getLogger(__name__)
 
 LAST, BEST, CRASH = "checkpoint_last.pt", "checkpoint_best.pt", "crash.pt"
+TRAINED = "checkpoint_trained.pt"
+"""Checkpoint of a stage from which the next stage continues, if it is not BEST: the model after the last update."""
+AVERAGE = "average"
+"""Entry of `extra_state` in a checkpoint: {"count": number of averaged states, "model": name -> averaged weights}."""
 EXPERT_DIGESTS = "expert_digests"
 """Entry of `extra_state` in a checkpoint that was written while the experts were spread over ranks.
 

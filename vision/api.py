@@ -12,7 +12,8 @@ import numpy as np
 from fairseq_alma.app.plugins import function_name
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.ledger import LedgerRow, mean_and_standard_error
+from fairseq_alma.core.ledger import LedgerRow
+from fairseq_alma.core.metrics import mean_and_standard_error
 from vision.dataset_names import GIVEN, kind_of
 from vision.datasets import Dataset
 from vision.predictor import Predictor, load_predictor

@@ -21,6 +21,7 @@ from fairseq_alma.core.protocol import Replay, Stage
 from fairseq_alma.core.stream import MegaBatch
 from vision.datasets import Selection
 from vision.inputs import Inputs
+from vision.reservoir import kept_examples
 from vision.rows import LARGE_BYTES, LargeRows, Rows
 
 
@@ -31,11 +32,11 @@ class StageData:
     training: Rows
     """Training examples. With replay, the examples of earlier mega-batches come first, then the new examples."""
     num_past: int
-    """Number of training examples of earlier mega-batches, per seed, if the setting `replay` is a number; otherwise 0.
+    """Number of training examples of earlier mega-batches, per seed, if a fixed share of each batch comes from them
+    (`Stage.past_share`); otherwise 0.
 
-    If `replay` is a number, these examples are the first ones in `training`. Each epoch draws some of them at random,
-    and reads these instead of some of the new examples. If `replay` is False or "all", an epoch reads all examples in
-    `training`."""
+    These examples are the first ones in `training`. Each epoch draws some of them at random, and reads these instead of
+    some of the new examples. With replay=false and replay=all, an epoch reads all examples in `training`."""
     validation: Rows
     """Validation examples."""
 
@@ -43,9 +44,9 @@ class StageData:
     def num_new(self) -> int:
         """Number of examples that an epoch reads, per seed.
 
-        If the setting `replay` is False, these are the new examples. If `replay` is a number, the number of examples is
-        the same, because each example of an earlier mega-batch is read instead of a new example. If `replay` is "all",
-        an epoch reads the new examples and all examples of earlier mega-batches.
+        If the setting `replay` is False, these are the new examples. If `replay` is a number or "uniform", their number
+        is the same, because each example of an earlier mega-batch is read instead of a new example. If `replay` is
+        "all", an epoch reads the new examples and all examples of earlier mega-batches.
         """
         return self.training.num_examples - self.num_past
 
@@ -64,6 +65,8 @@ class Memory:
         num_classes: number of classes, C.
         num_seeds: number of seeds, S.
         device: device on which the examples are stored.
+        reservoir_seeds: for each seed, the seed of the random numbers that choose which examples a limited replay
+            memory keeps (see `vision.reservoir`). By default 0, 1, ...
         large_bytes: number of bytes of all stored examples of a stage above which they are copied batch by batch. By
             default LARGE_BYTES.
     """
@@ -75,14 +78,22 @@ class Memory:
         num_seeds: int,
         device: torch.device,
         large_bytes: int | None = None,
+        reservoir_seeds: Sequence[int] | None = None,
     ):
         self._inputs, self._num_classes, self._num_seeds, self._device = inputs, num_classes, num_seeds, device
         self._large_bytes = LARGE_BYTES if large_bytes is None else large_bytes
-        self._times: list[int] = []
-        """Numbers t of the mega-batches whose examples are stored, in order of arrival."""
+        self._reservoir_seeds = range(num_seeds) if reservoir_seeds is None else reservoir_seeds
+        self._digests: list[str] = []
+        """Digests of the mega-batches whose examples are stored, in order of arrival."""
         self._training, self._validation = _Table(num_classes), _Table(num_classes)
 
-    def stage_data(self, new: Sequence[MegaBatch], past: Sequence[MegaBatch], replay: Replay) -> StageData:
+    def stage_data(
+        self,
+        new: Sequence[MegaBatch],
+        past: Sequence[MegaBatch],
+        replay: Replay,
+        replay_memory: int | None = None,
+    ) -> StageData:
         """Return the training and validation data of one stage.
 
         Without replay, the data are the examples of the new mega-batches. With replay, the training examples and the
@@ -91,22 +102,25 @@ class Memory:
         Args:
             new: the mega-batches that have arrived since the previous stage.
             past: all earlier mega-batches.
-            replay: the setting `replay`: False, "all", or a number, which is the fraction of each batch that comes
-                from earlier mega-batches (see `StreamSettings.replay`).
+            replay: the setting `replay` (see `StreamSettings.replay`).
+            replay_memory: largest number of examples of earlier mega-batches that are kept for replay. By default, all
+                are kept.
         """
-        wanted = [*past, *new] if replay else list(new)
-        num_past = 0
-        if replay and replay != "all":
-            num_past = sum(len(mega_batch.data[0].training) for mega_batch in past)
+        if not replay:
+            past = ()
+        if past and replay_memory is not None:
+            past = kept_examples(past, replay_memory, self._reservoir_seeds)
+        wanted = [*past, *new]
+        num_past = 0 if replay == "all" else sum(len(mega_batch.data[0].training) for mega_batch in past)
         if large := self._large_rows(wanted):
             self._clear()
             return StageData(large[0], num_past, large[1])
-        if self._times != [mega_batch.t for mega_batch in wanted[: len(self._times)]]:
+        if self._digests != [mega_batch.digest for mega_batch in wanted[: len(self._digests)]]:
             self._clear()
-        if arrived := wanted[len(self._times) :]:
+        if arrived := wanted[len(self._digests) :]:
             self._training.append(*self._tensors(arrived, "training"))
             self._validation.append(*self._tensors(arrived, "validation"))
-            self._times = [mega_batch.t for mega_batch in wanted]
+            self._digests = [mega_batch.digest for mega_batch in wanted]
         return StageData(self._training.rows(self._inputs), num_past, self._validation.rows(self._inputs))
 
     def previous_stage_data(self, stage: Stage, num_mega_batches: int) -> StageData:
@@ -116,10 +130,11 @@ class Memory:
             stage: the stage that will be trained next.
             num_mega_batches: number of mega-batches that were new in the previous stage.
         """
-        return self.stage_data(stage.past[-num_mega_batches:], stage.past[:-num_mega_batches], stage.replay)
+        new, past = stage.past[-num_mega_batches:], stage.past[:-num_mega_batches]
+        return self.stage_data(new, past, stage.replay, stage.replay_memory)
 
     def _clear(self) -> None:
-        self._times = []
+        self._digests = []
         self._training, self._validation = _Table(self._num_classes), _Table(self._num_classes)
 
     def _large_rows(self, mega_batches: Sequence[MegaBatch]) -> tuple[LargeRows, LargeRows] | None:
@@ -206,8 +221,8 @@ class Batches:
             second seed, and so on.
         batch_size: number of examples per batch. The last batch of an epoch may be smaller. A last batch of one example
             is joined to the batch before, because batch normalisation needs at least two examples.
-        replay: the setting `replay`. If it is a number, each epoch replaces this fraction of the new examples by
-            examples of earlier mega-batches. The replaced examples are different in each epoch. The examples that
+        past_share: fraction of the new examples that each epoch replaces by examples of earlier mega-batches
+            (`Stage.past_share`). The replaced examples are different in each epoch. The examples that
             replace them are drawn at random, with replacement.
         bagging: if True, each order has a separate bootstrap sample: from the n examples of an epoch, n are drawn with
             replacement. The sample is drawn once per stage, and every epoch reads it instead of the n examples.
@@ -218,11 +233,11 @@ class Batches:
         data: StageData,
         generators: Sequence[torch.Generator],
         batch_size: int,
-        replay: Replay = False,
+        past_share: float = 0.0,
         bagging: bool = False,
     ):
         self._data, self._generators, self._batch_size = data, list(generators), batch_size
-        self._share = replay if data.num_past and replay != "all" else 0.0
+        self._share = past_share if data.num_past else 0.0
         rows, num_orders = data.training, len(self._generators)
         self._first_row_R1 = torch.arange(num_orders)[:, None] // (num_orders // rows.num_seeds) * rows.rows_per_seed
         self._starts = [*range(0, data.num_new, batch_size), data.num_new]

@@ -7,6 +7,7 @@ file, a new line is printed every few seconds.
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -33,8 +34,8 @@ class RunDisplay(Watcher):
     Args:
         title: text at the start of the progress line, for example the learner and its width.
         num_mega_batches: number of mega-batches that arrive.
-        wait: number of mega-batches that are gathered before each stage, w.
-        epochs: number of epochs per stage.
+        arrivals: the arrival at which each stage is trained.
+        epochs: number of epochs of each stage.
         console: console to print on; by default standard error.
         scalars: one TensorBoard writer per seed. Each writer gets the validation error of its seed every few seconds.
     """
@@ -43,15 +44,16 @@ class RunDisplay(Watcher):
         self,
         title: str,
         num_mega_batches: int,
-        wait: int,
-        epochs: int,
+        arrivals: Sequence[int],
+        epochs: Sequence[int],
         console: Console | None = None,
         scalars: Sequence[RunScalars] = (),
     ):
         self._scalars, self._next_scalars = scalars, 0.0
         self._console = console or Console(file=sys.stderr, highlight=False)
-        self._title, self._num_mega_batches, self._wait, self._epochs = title, num_mega_batches, wait, epochs
-        self._num_stages = -(-num_mega_batches // wait)
+        self._title, self._num_mega_batches, self._arrivals, self._epochs = title, num_mega_batches, arrivals, epochs
+        self._epochs_before = [0, *accumulate(epochs)]
+        """Number of epochs before each stage, and of all stages."""
         self._stage, self._first_epoch, self._began = 0, 0, time.monotonic()
         self._next = self._began + SECONDS_BETWEEN_REFRESHES
         self._progress = Progress(
@@ -63,7 +65,7 @@ class RunDisplay(Watcher):
             disable=not self._console.is_terminal,
             transient=True,
         )
-        self._task = self._progress.add_task(title, total=self._num_stages * epochs, state="")
+        self._task = self._progress.add_task(title, total=self._epochs_before[-1], state="")
 
     def __enter__(self) -> "RunDisplay":
         self._progress.start()
@@ -76,8 +78,10 @@ class RunDisplay(Watcher):
         if not self._stage:
             # An earlier process may have trained the first stages of the run. The epochs of these stages took no time
             # in this process, so the estimate of the remaining time must not count them.
-            self._first_epoch = (index - 1) * self._epochs
-        self._stage = index
+            self._first_epoch = self._epochs_before[min(index, len(self._epochs)) - 1]
+        # A continued run can have more stages than planned: an earlier call may have trained a group that was not
+        # complete, because it was the last one at that time.
+        self._stage = min(index, len(self._epochs))
 
     def epoch(self, epoch: int, error: Callable[[], Tensor]) -> None:
         now = time.monotonic()
@@ -89,19 +93,21 @@ class RunDisplay(Watcher):
                 # one error rate per seed.) Average over the networks of each seed, because each seed has one curve.
                 error_rates = error().view(len(self._scalars), -1).mean(dim=1).tolist()
                 for scalars, error_rate in zip(self._scalars, error_rates, strict=True):
-                    scalars.during_stage("validation_error_rate", error_rate, self._stage, epoch / self._epochs)
+                    scalars.during_stage(
+                        "validation_error_rate", error_rate, self._stage, epoch / self._epochs[self._stage - 1]
+                    )
             self._next_scalars = now + SECONDS_BETWEEN_SCALARS
         if now < self._next:
             return
         is_terminal = self._console.is_terminal
         self._next = now + (SECONDS_BETWEEN_REFRESHES if is_terminal else SECONDS_BETWEEN_LINES)
-        done = (self._stage - 1) * self._epochs + epoch
-        arrived = min(self._stage * self._wait, self._num_mega_batches)
+        done = self._epochs_before[self._stage - 1] + epoch
+        arrived = self._arrivals[self._stage - 1]
         state = (
-            f"mega-batch {arrived}/{self._num_mega_batches}  stage {self._stage}/{self._num_stages}  "
-            f"epoch {epoch}/{self._epochs}  validation error {error().mean().item():.2%}"
+            f"mega-batch {arrived}/{self._num_mega_batches}  stage {self._stage}/{len(self._epochs)}  "
+            f"epoch {epoch}/{self._epochs[self._stage - 1]}  validation error {error().mean().item():.2%}"
         )
         self._progress.update(self._task, completed=done, state=state)
         if not is_terminal and done > self._first_epoch:
-            left = (now - self._began) / (done - self._first_epoch) * (self._num_stages * self._epochs - done)
+            left = (now - self._began) / (done - self._first_epoch) * (self._epochs_before[-1] - done)
             self._console.print(f"{self._title}  {state}  {left:.0f} s left", soft_wrap=True)

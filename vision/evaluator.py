@@ -96,6 +96,7 @@ class ErrorRateEvaluator:
                     validation_error_rate=validation_error_rate,
                     num_experts=members[-1][1].num_experts,
                     num_members=learner.num_members,
+                    num_stored=learner.num_stored,
                     expert_load=None if learner.expert_load is None else learner.expert_load[number],
                 )
             )

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vision.settings import RecipeSettings
+from vision.recipe import RecipeSettings
 
 
 class Optimizer(Protocol):

@@ -129,7 +129,8 @@ def _run_stack(settings: VisionSettings, dataset: Dataset, device: torch.device)
         image_format = ImageFormat.of(dataset)
         for folder in folders:
             image_format.write(folder)
-        memory = Memory(inputs, dataset.num_classes, num_seeds, device)
+        first = settings.seeding.first("data")
+        memory = Memory(inputs, dataset.num_classes, num_seeds, device, reservoir_seeds=range(first, first + num_seeds))
         learner = LEARNERS[settings.learner](settings, backbone, memory, device, display)
         stages = [folder / "stages" for folder in folders]
         held_out = HeldOutEvaluator(streams, dataset.num_classes, inputs, device)
@@ -225,4 +226,6 @@ def _device(name: str) -> torch.device:
 
 def _display(settings: VisionSettings, scalars: Sequence[RunScalars]) -> RunDisplay:
     title = f"{settings.learner} wait {settings.wait} width {settings.width}"
-    return RunDisplay(title, settings.num_arrivals, settings.wait, settings.recipe.epochs, scalars=scalars)
+    arrivals = settings.stream_settings().arrivals_of_stages
+    epochs = [settings.recipe.epochs_at(t) for t in arrivals]
+    return RunDisplay(title, settings.num_arrivals, arrivals, epochs, scalars=scalars)

@@ -2,122 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from fairseq_alma.core.averaging import AverageSettings
 from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors, Settings
+from fairseq_alma.core.waiting import Wait
 from vision.dataset_names import check_order, default_backbone, default_mega_batches, is_function, kind_of
-
-SelectBy = Literal["validation_loss", "validation_accuracy"]
-"""The measure that selects the best epoch of a stage."""
-
-OptimizerName = Literal["adadelta", "sgd", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adamax"]
-"""Names of optimizers. Each computes every parameter separately, so it can update all networks as one tensor."""
-
-
-@dataclass(frozen=True)
-class RecipeSettings(Settings):
-    """Training settings of a stage."""
-
-    epochs: Count = 100
-    """Number of epochs in each stage."""
-    batch_size: Count = 128
-    """Number of examples in a batch."""
-    optimizer: OptimizerName | None = None
-    """Optimizer: `sgd`, `adadelta`, or another optimizer of torch.optim. By default `adadelta` for backbone=mlp and
-    `sgd` for all other networks, as in the paper. Each stage starts with a new optimizer state."""
-    lr: float | None = None
-    """Learning rate. By default 1 for adadelta, 0.01 for sgd, and torch's default for other optimizers."""
-    momentum: float | None = None
-    """Momentum of sgd. By default 0.9."""
-    nesterov: bool = False
-    """Whether sgd uses Nesterov momentum (the authors' code uses it for gMoE and Firefly on CIFAR)."""
-    weight_decay: float | None = None
-    """Weight decay. By default 1e-4 for sgd, and torch's default for other optimizers. adadelta has none."""
-    schedule: Literal["constant", "cosine", "linear", "step", "onecycle"] = "constant"
-    """How the learning rate changes within a stage: `constant`, `cosine` or `linear` decay to 0, `step` (a tenth after
-    half of the updates, a hundredth after three quarters), or `onecycle` (up to lr, then down; Smith 2018)."""
-    patience: Count | None = None
-    """Early stopping: a network's training ends after this number of epochs without an improvement of its validation
-    score. By default, all epochs are trained. The authors' code has this setting, too."""
-    patience_delta: float = 0.0
-    """Early stopping: an epoch counts as an improvement if its validation score is better than the best one so far by
-    more than this number."""
-    crop_padding: NonNegative = 4
-    """Networks for images: width in pixels of the border that is added to training images before they are cropped at
-    random. Images are also flipped at random. With 0, images are neither cropped nor flipped."""
-    crop_border: float | str = "black"
-    """Networks for images: value of the border pixels, either `black` or a number (a pixel value after normalisation).
-    The authors' code uses -1.9."""
-    select_by: SelectBy = "validation_loss"
-    """Measure that selects the best epoch of a stage: lowest `validation_loss` or highest `validation_accuracy`. The
-    stage ends with the parameters of the best epoch."""
-    from_scratch: bool = False
-    """Whether each stage starts from newly initialised parameters."""
-
-    def for_network(self, network: str) -> "RecipeSettings":
-        """Return a copy of these settings, in which values that are None are replaced by the defaults for a network.
-
-        The values of the copy are checked. Settings that remain None have the default value of torch's optimizer.
-
-        Args:
-            network: name of the architecture. The perceptron (mlp) and all other networks have different defaults.
-
-        Raises:
-            SettingError: if a value is out of range, or if the optimizer does not have one of the given settings.
-        """
-        optimizer = self.optimizer or ("adadelta" if network == "mlp" else "sgd")
-        defaults: dict[str, dict[str, float]] = {
-            "adadelta": {"lr": 1.0, "momentum": 0.0, "weight_decay": 0.0},
-            "sgd": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4},
-        }
-        missing = {
-            name: value
-            for name, value in defaults.get(optimizer, {"momentum": 0.0}).items()
-            if getattr(self, name) is None
-        }
-        recipe = replace(self, optimizer=optimizer, **missing)  # type: ignore[arg-type]
-        recipe._check()
-        return recipe
-
-    def _check(self) -> None:
-        assert self.momentum is not None
-        if self.lr is not None and not self.lr > 0:
-            raise SettingError(f"lr={self.lr} must be above 0")
-        if not 0 <= self.momentum < 1 or (self.weight_decay is not None and self.weight_decay < 0):
-            raise SettingError(
-                f"momentum={self.momentum} must be at least 0 and below 1, and weight_decay={self.weight_decay} must "
-                f"be at least 0"
-            )
-        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
-            raise SettingError(
-                f"momentum and nesterov can only be used with optimizer=sgd, not with optimizer={self.optimizer}: "
-                "remove these settings, or give optimizer=sgd"
-            )
-        if self.optimizer == "adadelta" and self.weight_decay:
-            raise SettingError(
-                "weight_decay cannot be used with optimizer=adadelta: remove it, or give another optimizer"
-            )
-        if not self.patience_delta >= 0 or (self.patience_delta and self.patience is None):
-            raise SettingError(
-                f"patience_delta={self.patience_delta} must be at least 0, and needs patience= (a number of epochs)"
-            )
-        if self.nesterov and not self.momentum:
-            raise SettingError(
-                f"nesterov=true needs a momentum above 0, but momentum={self.momentum}: give a larger momentum, or "
-                "nesterov=false"
-            )
-        is_number = isinstance(self.crop_border, int | float) and not isinstance(self.crop_border, bool)
-        if self.crop_border != "black" and not (is_number and isfinite(self.crop_border)):  # type: ignore[arg-type]
-            raise SettingError(
-                f"crop_border={self.crop_border!r} must be 'black' or a finite number (the value of a pixel after "
-                "normalisation)"
-            )
+from vision.recipe import RecipeSettings
 
 
 @dataclass(frozen=True)
@@ -204,11 +100,19 @@ class VisionSettings(RunSettings):
     """EMNIST: variant of the dataset, called split by EMNIST: balanced, letters, digits, mnist, byclass or bymerge."""
     learner: str = "sm"
     """Name of the learner."""
-    wait: Count = 1
-    """Wait, w: the number of mega-batches that are gathered before a stage is trained."""
+    wait: Wait = 1
+    """Wait, w: the number of mega-batches that are gathered before a stage is trained; or `geometric` (a stage waits
+    for `wait_ratio` times as many mega-batches as all earlier stages have trained on)."""
+    wait_ratio: float | None = None
+    """wait=geometric: the ratio. By default 0.5, so that stages are trained at arrivals 1, 2, 3, 5, 8, 12, 18, ..."""
     replay: Replay = False
-    """Whether a stage also trains on earlier mega-batches: `false` (no), `all` (on all of them), or a number between 0
-    and 1, which is the share of each batch that comes from earlier mega-batches."""
+    """Whether a stage also trains on earlier mega-batches: `false` (no), `all` (on all of them), `uniform`, or a number
+    between 0 and 1, which is the share of each batch that comes from earlier mega-batches. With `uniform`, the share
+    grows, so that all mega-batches that have arrived have an equal part in each batch. With `uniform` and a number, the
+    number of updates is the same as without replay."""
+    replay_memory: Count | None = None
+    """replay=uniform or a share: largest number of examples of earlier mega-batches that are kept, for training and
+    validation together. They are a random sample. By default, all are kept."""
     last_group: LastGroup | None = None
     """What happens to the last mega-batches if they are fewer than `wait`: `train` (a stage trains on them) or `wait`
     (they wait for the mega-batches that will arrive later). By default `train`, but `wait` if fewer
@@ -234,7 +138,8 @@ class VisionSettings(RunSettings):
     """Width of the network. For mlp, the number of units in each hidden layer, h; in a mixture, this is the number of
     hidden units of each expert. For vgg, the number of channels of each convolution, c. For resnet20, the number of
     channels of the first convolution. A function of yours gets it if it has an argument `width`."""
-    recipe: RecipeSettings = RecipeSettings()
+    recipe: RecipeSettings = field(default_factory=RecipeSettings)
+    average: AverageSettings = field(default_factory=AverageSettings)
     validation_share: float = 0.1
     """Share of each mega-batch that is held out for validation. These examples are never used for training."""
     cer_from: Literal[0, 1] = 1
@@ -302,6 +207,11 @@ class VisionSettings(RunSettings):
             raise SettingError("cuda_graphs=true cannot be used with backbone=mlp: give cuda_graphs=false")
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
+        if self.average.averages and self.average.average_every == "stage" and self.recipe.from_scratch:
+            raise SettingError(
+                "predict_with=average averages the parameters of stages, but with from_scratch=true each stage has a "
+                "new network: leave one of them out, or give average_every=update"
+            )
 
     @property
     def num_mega_batches(self) -> int:
@@ -337,7 +247,9 @@ class VisionSettings(RunSettings):
             SettingError: if wait is larger than the number of mega-batches that arrive, or if replay is invalid.
         """
         last_group = self.last_group or ("wait" if self.num_arrivals < self.num_mega_batches else "train")
-        return StreamSettings(self.num_arrivals, self.wait, self.replay, last_group)
+        return StreamSettings(
+            self.num_arrivals, self.wait, self.replay, last_group, self.wait_ratio, self.replay_memory
+        )
 
     def of_one_seed(self, number: int) -> "VisionSettings":
         """Return a copy of these settings for a run of only one of the seeds, in the subfolder seed_SEED of `out`.

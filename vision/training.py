@@ -22,7 +22,7 @@ from vision.batches import Batches, Rows
 from vision.networks.cuda import GraphedGradient
 from vision.networks.stack import Stack
 from vision.optimizers import Optimizer
-from vision.settings import SelectBy
+from vision.recipe import SelectBy
 
 logger = logging.getLogger(__name__)
 
@@ -153,9 +153,11 @@ class TrainingCounts:
     examples_per_epoch: int
     """Number of training examples that each network processes in an epoch."""
     validated_per_epoch: int
-    """Number of validation examples that each network processes after an epoch."""
+    """Number of validation examples that each network processes after an epoch that is validated."""
     num_diverged: int = 0
     """Number of units without any epoch whose validation loss was a finite number. They keep their old parameters."""
+    only_last_is_validated: bool = False
+    """Whether only the last epoch is validated, not each epoch."""
 
     def warn_if_diverged(self, stage_index: int) -> None:
         """Log a warning if the training of a unit diverged, so that the stage did not change its networks."""
@@ -181,6 +183,7 @@ def train_stage(
     patience: Patience | None = None,
     rates: Sequence[float] | None = None,
     cuda_graphs: bool = False,
+    after_update: Callable[[], None] | None = None,
 ) -> TrainingCounts:
     """Train a stack of networks in place. At the end, restore the parameters that were best on the validation data.
 
@@ -195,7 +198,8 @@ def train_stage(
         loss: the training loss. It also defines the units.
         optimizer: updates the stack's parameters.
         epochs: number of passes over the training data.
-        select_by: the best epoch has the lowest "validation_loss" or the highest "validation_accuracy".
+        select_by: the best epoch has the lowest "validation_loss" or the highest "validation_accuracy". With "last",
+            the last epoch counts as the best, and only this epoch is validated.
         watcher: object whose method `epoch` is called after each epoch, for example to show the progress.
         patience: early stopping. The networks of a unit that has ended are computed further as long as other units of
             the stack are trained, but their parameters of the best epoch do not change any more, and the further
@@ -203,22 +207,19 @@ def train_stage(
         rates: learning rate of each update. If None, the optimizer's learning rate does not change.
         cuda_graphs: whether to record the computation of the gradients as CUDA graphs. The stack must allow it
             (`Stack.can_be_graphed`).
+        after_update: function that is called after each update, for example to average the parameters.
     """
     y_valid_Un = loss.unit_labels(validation.labels)
     # Convert the validation examples only once, and not after each epoch.
     x_valid = None if validation.is_large else validation.examples
-    compute_gradient = GraphedGradient(stack) if cuda_graphs else stack.compute_gradient
+    updates = _Updates(stack, loss, optimizer, rates, cuda_graphs, after_update)
     best = _BestEpoch(stack, loss, len(y_valid_Un), patience)
-    epoch = num_updates = num_examples = 0
+    epoch = num_examples = 0
     for epoch in range(1, epochs + 1):
-        num_examples = 0
-        for x, one_hot in batches.epoch():
-            if rates is not None:
-                optimizer.lr = rates[num_updates]
-            compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
-            optimizer.step(stack.gradient.flat)
-            num_updates += 1
-            num_examples += x.shape[1]
+        num_examples = updates.epoch(batches)
+        if select_by == "last" and epoch < epochs:
+            best.epochs_U += 1
+            continue
         logits_UnC = loss.unit_logits(_validation_logits(stack, validation, x_valid))
         if watcher:
             watcher.epoch(epoch, partial(_error_rate, logits_UnC, y_valid_Un))
@@ -227,8 +228,41 @@ def train_stage(
             break
     best.restore()
     stack.free_activations()
-    sizes = (num_updates // max(epoch, 1), num_examples, validation.num_examples)
-    return TrainingCounts(best.epochs_U.tolist(), *sizes, best.num_diverged)
+    sizes = (updates.count // max(epoch, 1), num_examples, validation.num_examples)
+    return TrainingCounts(best.epochs_U.tolist(), *sizes, best.num_diverged, select_by == "last")
+
+
+class _Updates:
+    """Does the updates of a stage. For the arguments, see `train_stage`."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        loss: OwnLoss,
+        optimizer: Optimizer,
+        rates: Sequence[float] | None,
+        cuda_graphs: bool,
+        after_update: Callable[[], None] | None,
+    ):
+        self._stack, self._loss, self._optimizer, self._rates = stack, loss, optimizer, rates
+        self._compute_gradient = GraphedGradient(stack) if cuda_graphs else stack.compute_gradient
+        self._after_update = after_update
+        self.count = 0
+        """Number of updates that were done."""
+
+    def epoch(self, batches: Batches) -> int:
+        """Do the updates of one epoch, and return the number of examples that each network has processed."""
+        stack, loss, num_examples = self._stack, self._loss, 0
+        for x, one_hot in batches.epoch():
+            if self._rates is not None:
+                self._optimizer.lr = self._rates[self.count]
+            self._compute_gradient(x, one_hot, loss.gradient, loss.networks_per_unit)
+            self._optimizer.step(stack.gradient.flat)
+            if self._after_update is not None:
+                self._after_update()
+            self.count += 1
+            num_examples += x.shape[1]
+        return num_examples
 
 
 def _validation_logits(stack: Stack, validation: Rows, x_valid: Tensor | None) -> Tensor:

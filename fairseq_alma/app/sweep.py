@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fairseq_alma.app.tables import flops_unit, wide_console
 from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.ledger import PREQUENTIAL_KEYS
+from fairseq_alma.core.metrics import PREQUENTIAL_KEYS
 from fairseq_alma.core.run_record import find_runs
 
 ERROR_FILE = "error.txt"

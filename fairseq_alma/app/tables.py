@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fairseq_alma.core.ledger import Ledger, LedgerRow
+from fairseq_alma.core.protocol import StreamSettings
 from fairseq_alma.core.run_record import find_runs
+from fairseq_alma.core.waiting import DEFAULT_RATIO, num_missing
 
 NOTHING_TO_DO = "nothing was left to do: the run had been finished before"
 """What is printed if a command finds a finished run."""
@@ -88,12 +90,12 @@ def ledger_table(rows: Sequence[LedgerRow], title: str, at_most: int | None = No
     return table
 
 
-def waiting_message(rows: Sequence[LedgerRow], wait: int) -> str | None:
+def waiting_message(rows: Sequence[LedgerRow], settings: StreamSettings) -> str | None:
     """Return a sentence about the last mega-batches if no stage has trained on them yet, or None if there are none.
 
     Args:
         rows: all rows of the ledger.
-        wait: the setting `wait`.
+        settings: the stream settings of the run.
     """
     last_stage = max((row.t for row in rows if row.updated), default=0)
     count = rows[-1].t - last_stage
@@ -102,4 +104,5 @@ def waiting_message(rows: Sequence[LedgerRow], wait: int) -> str | None:
     which = (
         f"mega-batch {last_stage + 1} waits" if count == 1 else f"mega-batches {last_stage + 1} to {rows[-1].t} wait"
     )
-    return f"{which} for {wait - count} more (wait={wait}); to train now, give last_group=train"
+    missing = num_missing(count, last_stage, settings.wait, settings.wait_ratio or DEFAULT_RATIO)
+    return f"{which} for {missing} more (wait={settings.wait}); to train now, give last_group=train"

@@ -7,7 +7,10 @@ files.py             write files atomically, so that no reader sees an incomplet
 lease.py             lock a run folder, so that only one process writes to it
 stream.py            the stream of mega-batches (classes MegaBatch and MegaBatchStream)
 stream_folder.py     a stream folder on disk, which `alma-prep` writes and `alma-lm` reads
-ledger.py            the ledger, with one row for each mega-batch that arrives, and the paper's metrics
+ledger.py            the ledger, with one row for each mega-batch that arrives
+metrics.py           the paper's metrics, computed from a ledger
+averaging.py         settings of predictors that are averages of parameters
+waiting.py           when a stage is due
 protocol.py          Algorithm 1 (`run_stream`), and the interfaces of learners, evaluators and records
 run_record.py        read and write a run folder, so that an interrupted run can be continued
 stack_record.py      read and write the run folders of runs with different seeds that are trained together
@@ -17,11 +20,8 @@ catalogue.py         list of all learners, with name, label and settings
 datasets.py          list of the image datasets that have a name, with their defaults
 """
 
-from fairseq_alma.core.ledger import (
-    Ledger,
-    LedgerRow,
-    Scores,
-    Spent,
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
+from fairseq_alma.core.metrics import (
     average_perplexity,
     average_perplexity_after_first_stage,
     cumulative_error_rate,

@@ -59,7 +59,7 @@ GROWTH_SETTINGS = ("grow_every", "grow_experts")
 """Names of the settings that determine how often and by how much a learner grows. Suitable values depend on the number
 of stages, which depends on `wait`. So runs with different values of `wait` usually also differ in these settings."""
 
-WAIT_SETTINGS = ("wait", "updates", "updates_per_mega_batch", "grow_every")
+WAIT_SETTINGS = ("wait", "wait_ratio", "updates", "updates_per_mega_batch", "grow_every")
 """The setting `wait`, and the settings that are usually changed together with `wait`. To show the effect of `wait`, a
 report compares two runs that differ only in these settings."""
 

@@ -72,6 +72,11 @@ class GrowingEnsembleSettings(LearnerSettings):
                 "from_scratch=true initializes every network randomly, but new_members_from=copy copies a trained "
                 "network: set only one of them"
             )
+        if run.average.averages:
+            raise SettingError(
+                f"predict_with=average cannot be used with learner={run.learner}, whose stages train new networks and "
+                f"keep the others: leave it out"
+            )
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from typing import Literal, Protocol, TypeVar
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.stream import MegaBatch, MegaBatchStream
+from fairseq_alma.core.waiting import DEFAULT_RATIO, Wait, arrivals_of_stages, check_wait, group_is_complete
 
-Replay = Literal[False, "all"] | float
-"""Type of the setting `replay`: False, "all" or a fraction. `StreamSettings.replay` describes the meaning."""
+Replay = Literal[False, "all", "uniform"] | float
+"""Type of the setting `replay`: False, "all", "uniform" or a fraction. `StreamSettings.replay` describes the
+meaning."""
 
 LastGroup = Literal["train", "wait"]
 """Type of the setting `last_group`. `StreamSettings.last_group` describes the meaning."""
@@ -27,32 +29,50 @@ class StreamSettings:
 
     num_mega_batches: int
     """Total number of mega-batches that arrive (B in Algorithm 1)."""
-    wait: int = 1
-    """Number of mega-batches that the learner gathers before it trains a stage (w in Algorithm 1)."""
+    wait: Wait = 1
+    """Number of mega-batches that the learner gathers before it trains a stage (w in Algorithm 1), or a rule that
+    chooses it (see `fairseq_alma.core.waiting`)."""
     replay: Replay = False
-    """How a stage uses the mega-batches of earlier stages. There are three cases.
+    """How a stage uses the mega-batches of earlier stages. There are four cases.
 
     False: the stage does not use them.
     "all": the stage trains on all mega-batches that have arrived. So each stage costs more than the previous one.
     A number between 0 and 1: this fraction of every batch comes from the mega-batches of earlier stages. The number of
-    updates is the same as without replay."""
+    updates is the same as without replay.
+    "uniform": as with a number, but the fraction is the number of earlier mega-batches divided by the number of all
+    mega-batches that have arrived. So each mega-batch that has arrived makes up an equal part of every batch."""
     last_group: LastGroup = "train"
     """What happens to mega-batches at the end of the stream if they are fewer than `wait`. "train": a stage trains on
     them. "wait": they wait for the mega-batches that will arrive later."""
+    wait_ratio: float | None = None
+    """wait="geometric": the ratio (see `fairseq_alma.core.waiting.group_is_complete`). By default DEFAULT_RATIO."""
+    replay_memory: int | None = None
+    """Largest number of examples (vision) or tokens (language models) of earlier mega-batches that are kept for replay.
+    They are a random sample of all earlier ones. None: all of them are kept."""
+
+    @property
+    def arrivals_of_stages(self) -> list[int]:
+        """The arrivals t at which stages are trained, until the last mega-batch has arrived."""
+        return arrivals_of_stages(
+            self.num_mega_batches, self.wait, self.wait_ratio or DEFAULT_RATIO, self.last_group == "train"
+        )
 
     @property
     def num_stages(self) -> int:
         """Number of stages until the last mega-batch has arrived."""
-        complete, rest = divmod(self.num_mega_batches, self.wait)
-        return complete + (rest > 0 and self.last_group == "train")
+        return len(self.arrivals_of_stages)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.wait <= self.num_mega_batches:
-            raise SettingError(f"wait={self.wait} must lie between 1 and {self.num_mega_batches} mega-batches")
+        check_wait(self.wait, self.wait_ratio, self.num_mega_batches)
         is_number = isinstance(self.replay, int | float) and not isinstance(self.replay, bool)
         is_share = is_number and 0 < float(self.replay) < 1
-        if not (self.replay is False or self.replay == "all" or is_share):
-            raise SettingError(f"replay={self.replay!r} must be false, all, or a share between 0 and 1")
+        if not (self.replay is False or self.replay in ("all", "uniform") or is_share):
+            raise SettingError(f"replay={self.replay!r} must be false, all, uniform, or a share between 0 and 1")
+        if self.replay_memory is not None and self.replay in (False, "all"):
+            raise SettingError(
+                f"replay_memory={self.replay_memory} needs replay=uniform or a share between 0 and 1, but "
+                f"replay={self.replay}: replay=all trains on everything, and replay=false on nothing, that was kept"
+            )
 
 
 @dataclass(frozen=True)
@@ -73,6 +93,19 @@ class Stage:
     """How the stage uses the mega-batches in `past`; see `StreamSettings.replay`."""
     folder: Path
     """Folder of the stage. It contains logs, checkpoints and done marks (files that say which steps are finished)."""
+    replay_memory: int | None = None
+    """Largest number of examples or tokens of the mega-batches in `past` that are kept; see
+    `StreamSettings.replay_memory`."""
+
+    @property
+    def past_share(self) -> float:
+        """Fraction of every batch that comes from the mega-batches in `past`, at constant numbers of updates.
+
+        It is 0 if there are none, without replay, and with replay="all", which trains on them in addition.
+        """
+        if not self.past or self.replay in (False, "all"):
+            return 0.0
+        return len(self.past) / (len(self.past) + len(self.new)) if self.replay == "uniform" else float(self.replay)
 
 
 class Stored(Protocol):
@@ -213,11 +246,14 @@ class Record(Protocol[ScoresT_contra, RowsT_co, PrequentialT_contra, KnownT]):
         """Return the rows of the ledger so far, or a list with the rows of each seed if there are several seeds."""
 
 
-def stage_is_due(gathered: Sequence[MegaBatch], settings: StreamSettings, stream_ends: bool) -> bool:
+def stage_is_due(
+    gathered: Sequence[MegaBatch], past: Sequence[MegaBatch], settings: StreamSettings, stream_ends: bool
+) -> bool:
     """Return True if a stage must start now, False if the learner waits for more mega-batches.
 
-    A stage starts when w mega-batches have been gathered; w is the wait. With last_group="train", a stage also starts
-    at the end of the stream, even if fewer than w mega-batches have been gathered.
+    A stage starts when w mega-batches have been gathered; w is the wait (see `group_is_complete`). With
+    last_group="train", a stage also starts at the end of the stream, even if fewer than w mega-batches have been
+    gathered.
 
     This rule differs from Algorithm 1 of the paper, which leaves out some mega-batches. With w = 1, the loop condition
     `while t < B` of the paper skips the last mega-batch. With a larger w, Algorithm 1 skips the last mega-batches if
@@ -225,10 +261,13 @@ def stage_is_due(gathered: Sequence[MegaBatch], settings: StreamSettings, stream
 
     Args:
         gathered: mega-batches that have arrived since the previous stage.
+        past: mega-batches of all earlier stages.
         settings: the stream settings, which contain the wait.
         stream_ends: whether the last mega-batch of the stream has arrived.
     """
-    return len(gathered) == settings.wait or (stream_ends and settings.last_group == "train")
+    if stream_ends and settings.last_group == "train":
+        return True
+    return group_is_complete(len(gathered), len(past), settings.wait, settings.wait_ratio or DEFAULT_RATIO)
 
 
 def run_stream(
@@ -268,11 +307,12 @@ def run_stream(
         if prequential is not None:
             ahead = record.prequential(mega_batch.t, partial(prequential, learner, mega_batch))
         gathered.append(mega_batch)
-        due = record.decision(mega_batch.t, stage_is_due(gathered, settings, mega_batch.t == len(stream)))
+        due = record.decision(mega_batch.t, stage_is_due(gathered, past, settings, mega_batch.t == len(stream)))
         spent: list[Cost] = []
         if due:
             k += 1
-            stage = Stage(k, tuple(gathered), tuple(past), settings.replay, record.stage_folder(k))
+            folder = record.stage_folder(k)
+            stage = Stage(k, tuple(gathered), tuple(past), settings.replay, folder, settings.replay_memory)
             # Do not grow before the first stage, because growth extends a trained model. In all later stages, grow
             # before training, as in Algorithm 1 of the paper. Algorithm 2 grows after training, which gives the same
             # result. A learner that never grows needs no step, whose files would only repeat those of the stage before.

@@ -28,7 +28,8 @@ from fairseq_alma.core.error_matrix import read_errors, transfer_metrics
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import holder_of
-from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores, Spent, summarize
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores, Spent
+from fairseq_alma.core.metrics import summarize
 from fairseq_alma.core.protocol import Cost, Stored, T
 from fairseq_alma.core.provenance import provenance
 from fairseq_alma.core.recorded_settings import differing_settings, other_settings_message

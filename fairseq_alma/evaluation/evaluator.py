@@ -39,6 +39,9 @@ class Predictor(Protocol):
     def is_trained(self) -> bool:
         """Whether a stage has trained the models in `predictor`."""
 
+    num_stored: int | None
+    """Number of tokens of earlier mega-batches that are kept for replay. None without replay."""
+
 
 class PerplexityEvaluator:
     """Scores the predictor of a learner on the test and the validation set of a stream.
@@ -113,6 +116,7 @@ class PerplexityEvaluator:
             validation_perplexity=results["valid"].perplexity,
             num_experts=max(num_experts, default=None),
             num_members=len(facts),
+            num_stored=learner.num_stored,
             expert_load=[[round(share, 4) for share in layer] for one in facts for layer in one.load] or None,
             overflow=sum(one.overflow for one in facts) / len(facts),
             scored_tokens=max(num_scored.values()) if is_sample else None,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.checkpoints import EXPERT_DIGESTS, read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints import AVERAGE, EXPERT_DIGESTS, read_checkpoint, write_checkpoint
 from fairseq_alma.core.errors import AlmaError, SettingError
 from fairseq_alma.growth.experts import RouterGrowth, grow_experts
 from fairseq_alma.modules.expert_parallel import digests_of_experts
@@ -63,6 +63,8 @@ def grow_checkpoint(
         checkpoint["extra_state"]["ema"] = checkpoint["model"]
         checkpoint["extra_state"].pop("ema_fp32_params", None)
     checkpoint["extra_state"].pop(EXPERT_DIGESTS, None)
+    # The average of alma-lm (predict_with=average) begins again, for the same reason.
+    checkpoint["extra_state"].pop(AVERAGE, None)
     checkpoint.pop("last_optimizer_state", None)
     write_checkpoint(checkpoint, target)
 

@@ -39,6 +39,8 @@ class LanguageModelLearner:
         self._training = MemberTraining(settings, stream, processes)
         self._predictor: list[Path] = []
         self._trainees: dict[int, Path] = {}
+        self.num_stored: int | None = 0 if settings.replay else None
+        """With replay: number of tokens of earlier mega-batches that are kept for replay."""
         # Let fairseq check the training options now, so that an error is reported before anything is written.
         self._training.check(self._member(1, stage_index=1), self.num_members)
 
@@ -84,8 +86,9 @@ class LanguageModelLearner:
         trainees = self._trainees or self._untrained()
         starts = {self._member(number, stage.index): path for number, path in trainees.items()}
         trained = self._training.train(stage, starts)
-        self._set_trained([path for path, _ in trained.values()], list(trained))
-        return sum((spent for _, spent in trained.values()), Spent())
+        self._set_trained([path for path, _, _ in trained.values()], {n: path for n, (_, path, _) in trained.items()})
+        self._count_stored(stage)
+        return sum((spent for _, _, spent in trained.values()), Spent())
 
     def save(self, folder: Path) -> None:
         """Write the state of the learner to `folder`, and the checkpoints of the predictor to RUN/predictor.json.
@@ -94,7 +97,8 @@ class LanguageModelLearner:
         """
         predictor = [self._entry(path) for path in self.predictor]
         trainees = [{"member": number, **self._entry(path)} for number, path in self._trainees.items()]
-        write_json(folder / "learner.json", {"predictor": predictor, "trainees": trainees})
+        state = {"predictor": predictor, "trainees": trainees, "num_stored": self.num_stored}
+        write_json(folder / "learner.json", state)
         deployed = {"combine": "mean of probabilities", "checkpoints": predictor}
         write_json(self.run_folder / "predictor.json", deployed)
         if folder.name == "train":
@@ -115,20 +119,26 @@ class LanguageModelLearner:
                 )
         self._predictor = [self.run_folder / entry["path"] for entry in state["predictor"]]
         self._trainees = {entry["member"]: self.run_folder / entry["path"] for entry in state["trainees"]}
+        self.num_stored = state.get("num_stored")
 
     def num_experts(self, stage_index: int) -> int:
         """Return the number of experts in each mixture of the members that are trained in stage `stage_index`."""
         return self.settings.experts
 
-    def _set_trained(self, trained: list[Path], numbers: list[int]) -> None:
-        """Store the checkpoints that a stage has trained. They predict from now on, and training continues from them.
+    def _set_trained(self, predictor: list[Path], trainees: dict[int, Path]) -> None:
+        """Store the checkpoints of a stage.
 
         Args:
-            trained: the trained checkpoints.
-            numbers: the member number of each checkpoint, in the same order.
+            predictor: the checkpoints that predict from now on.
+            trainees: the checkpoint from which the next stage continues, by member number.
         """
-        self._predictor = trained
-        self._trainees = dict(zip(numbers, trained, strict=True))
+        self._predictor, self._trainees = predictor, trainees
+
+    def _count_stored(self, stage: Stage) -> None:
+        """Set `num_stored` after a stage."""
+        if stage.replay:
+            count = sum(one.counts["tokens"] for one in (*stage.past, *stage.new))
+            self.num_stored = count if stage.replay_memory is None else min(count, stage.replay_memory)
 
     def _untrained(self) -> dict[int, Path]:
         """Return the untrained checkpoint of each member, by member number. Missing checkpoints are written."""
@@ -176,8 +186,8 @@ class GrowingEnsemble(LanguageModelLearner):
         self._trainees = {number: untrained}
         return Spent()
 
-    def _set_trained(self, trained: list[Path], numbers: list[int]) -> None:
-        self._predictor = [*self._predictor, *trained]
+    def _set_trained(self, predictor: list[Path], trainees: dict[int, Path]) -> None:
+        self._predictor = [*self._predictor, *predictor]
         self._trainees = {}
 
 

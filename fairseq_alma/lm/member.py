@@ -1,5 +1,6 @@
 """Trains the members (networks) of a stage: starts a process for each member, and manages the member's files."""
 
+import json
 import logging
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +14,7 @@ from fairseq_alma.checkpoints import (
     BEST,
     CRASH,
     LAST,
+    TRAINED,
     drop_optimizer_state,
     link,
     num_updates,
@@ -27,6 +29,7 @@ from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_training_flops
+from fairseq_alma.lm.average import finish_stage
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import STOPPED, failure_message
 from fairseq_alma.lm.fairseq_train import (
@@ -122,7 +125,12 @@ class MemberTraining:
             write_untrained_checkpoint(self._configs.of(member, folder=path.parent), path)
         return path
 
-    def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Spent]]:
+    @property
+    def _keeps_trained(self) -> bool:
+        """Whether the next stage continues from another checkpoint than the one that predicts."""
+        return self.settings.average.averages or self.settings.keeps_optimizer
+
+    def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Path, Spent]]:
         """Train each member for one stage.
 
         If the stage was interrupted before, finished members are not trained again, and started members are resumed.
@@ -134,7 +142,8 @@ class MemberTraining:
             starts: the checkpoint from which each member starts.
 
         Returns:
-            For each member number, the checkpoint with the best validation perplexity and the cost of the training.
+            For each member number, the checkpoint that predicts (the one with the best validation perplexity, or that
+            of the averaged weights), the checkpoint from which the next stage continues, and the cost of the training.
 
         Raises:
             StageError: after all jobs have ended, if the training of a member failed (the message contains the last
@@ -151,14 +160,9 @@ class MemberTraining:
             folder = self._folder(stage, member)
             if (folder / DONE).exists():
                 continue
-            try:
-                Lease(folder).wait()
-            except RunError as error:
+            if reason := _reason_to_wait(folder):
                 busy.add(member.number)
-                failures.append(
-                    f"member {member.number} of stage {stage.index} is trained by another process: {error}. When it "
-                    f"has ended, give the same command again to continue"
-                )
+                failures.append(f"member {member.number} of stage {stage.index} is {reason}")
                 continue
             if (job := self._prepare(stage, member, start, num_devices, updates)) is not None:
                 jobs[member.number] = job
@@ -175,10 +179,12 @@ class MemberTraining:
                 if status != 0 or not self._is_trained(folder, updates):
                     failures.append(self._failure(folder, log_sizes.get(member.number, 0), status, len(starts)))
                     continue
+                finish_stage(folder, self.settings.average, self.settings.keeps_optimizer)
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
             _remove_leftovers(folder)
-            trained[member.number] = (folder / BEST, Spent(**read_json(done)))
+            trainee = folder / (TRAINED if self._keeps_trained else BEST)
+            trained[member.number] = (folder / BEST, trainee, Spent(**read_json(done)))
         if failures:
             raise _error_for(failures, statuses.values(), bool(busy))
         return trained
@@ -294,6 +300,8 @@ class MemberTraining:
             "dict": self._stream.dictionary_digest,
             "devices": [self._processes.kind, num_devices],
         }
+        if self._keeps_trained:
+            recipe |= {"average": asdict(self.settings.average), "optimizer_state": self.settings.optimizer_state}
         return key_of(recipe, start)
 
     def _command(self, stage: Stage, member: Member, folder: Path, start: Path, num_devices: int) -> list[str]:
@@ -310,7 +318,10 @@ class MemberTraining:
         with written_aside(folder / CONFIG) as temporary:
             OmegaConf.save(config, temporary)
         minutes = str(self.settings.checkpoint_minutes)
-        return [sys.executable, "-m", TRAIN_MEMBER, str(folder / CONFIG), "--checkpoint-minutes", minutes]
+        command = [sys.executable, "-m", TRAIN_MEMBER, str(folder / CONFIG), "--checkpoint-minutes", minutes]
+        if self.settings.average.averages:
+            command += ["--average", json.dumps(asdict(self.settings.average))]
+        return [*command, "--keep-optimizer"] if self.settings.keeps_optimizer else command
 
     def _spent(self, folder: Path, start: Path, member: Member) -> Spent:
         """Return the cost of a member's training.
@@ -341,6 +352,15 @@ class MemberTraining:
         )
 
 
+def _reason_to_wait(folder: Path) -> str | None:
+    """Return the end of an error message if another process trains the member in `folder`; None if none does."""
+    try:
+        Lease(folder).wait()
+    except RunError as error:
+        return f"trained by another process: {error}. When it has ended, give the same command again to continue"
+    return None
+
+
 def _error_for(failures: Sequence[str], statuses: Collection[int | None], is_busy: bool) -> StageError:
     """Return the error for the failed members of a stage.
 
@@ -359,7 +379,7 @@ def _remove_leftovers(folder: Path) -> None:
     leftovers = [*folder.glob("checkpoint*.pt*"), *unfinished_files(folder)]
     leftovers += [folder / name for name in (CRASH, STARTED, "lease.json")]
     for leftover in leftovers:
-        if leftover.name != BEST:
+        if leftover.name not in (BEST, TRAINED):
             leftover.unlink(missing_ok=True)
 
 

@@ -28,7 +28,8 @@ from fairseq_alma.app.tables import NOTHING_TO_DO, ledger_table, rows_in, waitin
 from fairseq_alma.core.catalogue import FORK_SETTINGS
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.ledger import LedgerRow, mean_and_standard_error
+from fairseq_alma.core.ledger import LedgerRow
+from fairseq_alma.core.metrics import mean_and_standard_error
 from fairseq_alma.core.protocol import run_stream
 from fairseq_alma.core.run_record import RunRecord
 from fairseq_alma.core.stream_folder import StreamFolder
@@ -99,14 +100,13 @@ def run(settings: LanguageModelSettings, chain: Chain | None = None) -> list[Led
             fork=settings.fork,
             on_rows=scalars.rows,
         )
-        # With wait=1, no metric includes the perplexity of the untrained learner, so the untrained learner is scored on
-        # a sample of tokens only. With a larger wait, the average perplexity includes the perplexity of the untrained
-        # learner, so the untrained learner is scored on all tokens.
+        # If the first stage is trained at arrival 1, no metric includes the perplexity of the untrained learner, so it
+        # is scored on a sample of tokens only. Otherwise the average perplexity includes it, and all tokens are scored.
         evaluator = PerplexityEvaluator(
             stream_folder,
             Path(settings.out) / "evaluated",
             shared=Path(settings.share) / "evaluated" if settings.share else None,
-            untrained_tokens=settings.untrained_tokens if settings.wait == 1 else None,
+            untrained_tokens=settings.untrained_tokens if stream_settings.arrivals_of_stages[:1] == [1] else None,
         )
         return run_stream(stream, learner, evaluator, stream_settings, record)
 
@@ -130,7 +130,7 @@ def run_seeds(settings: LanguageModelSettings, chain: Chain | None = None) -> fl
         before = rows_in(Path(settings.out))
         rows = run(settings, chain)
         console.print(ledger_table(rows, title=f"{settings.out}: learner={settings.learner} wait={settings.wait}"))
-        if message := waiting_message(rows, settings.wait):
+        if message := waiting_message(rows, settings.stream_settings(rows[-1].t)):
             console.print(message)
         if before == {Path(settings.out): rows}:
             console.print(NOTHING_TO_DO)

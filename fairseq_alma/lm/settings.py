@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from fairseq_alma.core.averaging import AverageSettings
 from fairseq_alma.core.catalogue import Half, RunSettings
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors
+from fairseq_alma.core.waiting import Wait
+from fairseq_alma.lm.schedules import Schedule
 
 Precision = Literal["auto", "float32", "bfloat16"]
 """Value of the setting `precision`."""
@@ -30,12 +33,19 @@ class LanguageModelSettings(RunSettings):
     """The run folder."""
     learner: str = "sm"
     """Name of the learner."""
-    wait: Count = 1
-    """Number of mega-batches that are gathered before each stage, w."""
+    wait: Wait = 1
+    """Number of mega-batches that are gathered before each stage, w; or `geometric` (a stage waits for `wait_ratio`
+    times as many mega-batches as all earlier stages have trained on)."""
+    wait_ratio: float | None = None
+    """wait=geometric: the ratio. By default 0.5, so that stages are trained at arrivals 1, 2, 3, 5, 8, 12, 18, ..."""
     replay: Replay = False
-    """Replay of earlier mega-batches: `false` (none), `all` (a stage also trains on all earlier mega-batches), or a
-    number between 0 and 1 (the share of each batch that comes from earlier mega-batches; the number of updates does
-    not change)."""
+    """Replay of earlier mega-batches: `false` (none), `all` (a stage also trains on all earlier mega-batches),
+    `uniform`, or a number between 0 and 1 (the share of each batch that comes from earlier mega-batches). With
+    `uniform`, the share grows, so that all mega-batches that have arrived have an equal part in each batch. With
+    `uniform` and a number, the number of updates is the same as without replay."""
+    replay_memory: Count | None = None
+    """replay=uniform or a share: largest number of tokens of earlier mega-batches that are kept for training. They are
+    a random sample of blocks. By default, all are kept."""
     last_group: LastGroup | None = None
     """What happens to the last mega-batches if they are fewer than `wait`: `train` (a stage trains on them) or `wait`
     (they wait for the mega-batches that will arrive later). By default `train`, but `wait` if the stream was
@@ -76,8 +86,17 @@ class LanguageModelSettings(RunSettings):
     """Number of sequences in one forward pass on one device. An update accumulates gradients over several passes if
     necessary. By default, on a GPU the largest number that fits into the memory, and on a CPU at most 4096 tokens."""
     lr: float = 5e-4
-    """Maximum learning rate. In each stage, the learning rate rises linearly from 0 to this value (warm-up) and then
-    falls linearly to 0."""
+    """Maximum learning rate. By default, the learning rate rises linearly from 0 to this value in each stage (warm-up)
+    and then falls linearly to 0."""
+    schedule: Schedule = "per_stage"
+    """Learning rate over the stream: `per_stage` (warm-up, then decay to 0 in each stage; the paper), `autoregressive`
+    (the same, with a lower peak in later stages: lr / sqrt(1 + number of earlier mega-batches)), `constant` (warm-up,
+    then constant), or `rsqrt` (lr / sqrt(number of mega-batches seen))."""
+    optimizer_state: Literal["reset", "keep"] = "reset"
+    """Whether each stage begins with a new state of the optimizer (`reset`; the paper) or goes on with that of the
+    previous stage (`keep`). With `keep`, a stage goes on from the last weights of the previous stage, not from its best
+    checkpoint, and with schedule=constant or rsqrt there is no warm-up after the first stage."""
+    average: AverageSettings = field(default_factory=AverageSettings)
     warmup_updates: NonNegative | None = None
     """Number of warm-up updates in each stage. By default 5% of the updates of the stage, but at most 4000."""
     dropout: float = 0.1
@@ -124,6 +143,7 @@ class LanguageModelSettings(RunSettings):
             self._check_updates,
             self._check_optimisation,
             self._check_values,
+            self._check_average,
             self._complete_and_check_own,
         ):
             errors.collect(check)
@@ -156,6 +176,30 @@ class LanguageModelSettings(RunSettings):
         if not 0 < self.checkpoint_minutes < math.inf:
             raise SettingError(f"checkpoint_minutes={self.checkpoint_minutes} must be a finite number above 0")
 
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether a stage goes on with the state of the optimizer of the previous stage."""
+        return self.optimizer_state == "keep"
+
+    def _check_average(self) -> None:
+        """Raise SettingError if the other settings do not allow the average of the weights."""
+        if not self.average.averages and not self.keeps_optimizer:
+            return
+        given = f"predict_with={self.average.predict_with} optimizer_state={self.optimizer_state}"
+        if self.average.average_window is not None:
+            raise SettingError(
+                f"average_window={self.average.average_window} is for alma-vision: give average_decay= instead"
+            )
+        if self.expert_parallel > 1:
+            raise SettingError(
+                f"{given} cannot be combined with expert_parallel={self.expert_parallel}: leave one of them out"
+            )
+        if self.learner == "gens":
+            raise SettingError(
+                f"{given} cannot be used with learner={self.learner}, whose stages train new members and keep the "
+                f"others: leave it out"
+            )
+
     def stream_settings(self, num_mega_batches: int, more_will_follow: bool = False) -> StreamSettings:
         """Return the stream settings: wait, replay, and what happens to the last mega-batches.
 
@@ -164,7 +208,7 @@ class LanguageModelSettings(RunSettings):
             more_will_follow: whether a later run will add more mega-batches.
         """
         last_group = self.last_group or ("wait" if more_will_follow else "train")
-        return StreamSettings(num_mega_batches, self.wait, self.replay, last_group)
+        return StreamSettings(num_mega_batches, self.wait, self.replay, last_group, self.wait_ratio, self.replay_memory)
 
     def updates_of_stage(self, num_mega_batches: int) -> int:
         """Return the number of updates in a stage that trains on `num_mega_batches` mega-batches."""

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fairseq_alma.checkpoints import BEST, digest_of_model, read_checkpoint
+from fairseq_alma.checkpoints import BEST, TRAINED, digest_of_model, read_checkpoint
 from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.files import digest_of_code, written_aside
 
@@ -37,9 +37,9 @@ class SharedStages:
             the same time. It is created if it is missing.
     """
 
-    FILES = (BEST, "log.txt", "done.json")
-    """The files that are copied for a member, in this order. If done.json exists, the other files are complete,
-because done.json is copied last."""
+    FILES = (BEST, TRAINED, "log.txt", "done.json")
+    """The files that are copied for a member, in this order, if they exist. If done.json exists, the other files are
+    complete, because done.json is copied last."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -52,7 +52,7 @@ because done.json is copied last."""
         source = self.folder / key
         if not (source / "done.json").exists() or read_checkpoint(source / BEST) is None:
             return False
-        for name in self.FILES:
+        for name in self._files_in(source):
             # Durable, because the done marks of the run, which rely on these files, are durable too.
             with written_aside(member_folder / name) as temporary:
                 shutil.copyfile(source / name, temporary)
@@ -60,6 +60,10 @@ because done.json is copied last."""
                     with open(temporary, "a", encoding="utf-8") as log:
                         log.write(f"copied from {source}, not trained here\n")
         return True
+
+    def _files_in(self, folder: Path) -> list[str]:
+        """Return the names of the files to copy. Only some members have a checkpoint TRAINED."""
+        return [name for name in self.FILES if name != TRAINED or (folder / name).exists()]
 
     def check(self) -> None:
         """Raise SettingError if no file can be written in the shared folder."""
@@ -88,7 +92,7 @@ because done.json is copied last."""
         try:
             with written_aside(target, durable=False) as temporary:
                 temporary.mkdir()
-                for name in self.FILES:
+                for name in self._files_in(member_folder):
                     shutil.copyfile(member_folder / name, temporary / name)
         except OSError:
             # If the target exists now, another run has just copied the same member to it, so there is no error.

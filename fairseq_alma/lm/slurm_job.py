@@ -25,7 +25,7 @@ from fairseq_alma.app.sweep import is_finished
 from fairseq_alma.core.errors import AlmaError, StageError
 from fairseq_alma.core.files import read_json, write_json
 from fairseq_alma.core.lease import Lease
-from fairseq_alma.core.ledger import mean_and_standard_error
+from fairseq_alma.core.metrics import mean_and_standard_error
 from fairseq_alma.lm.failures import failure_message
 from fairseq_alma.lm.jobs import RUN_STEP, JobRecord, JobState
 from fairseq_alma.lm.run import WHEN_STOPPED, hide_messages_of_libraries, run_seeds

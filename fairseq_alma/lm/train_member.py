@@ -14,6 +14,7 @@ member. The training is that of fairseq-train, with these changes that fairseq h
 import argparse
 import atexit
 import gc
+import json
 import multiprocessing
 import os
 import signal
@@ -36,10 +37,12 @@ from fairseq.distributed import utils as distributed_utils
 from omegaconf import DictConfig, OmegaConf
 
 import fairseq_alma
-from fairseq_alma.checkpoints import BEST, EXPERT_DIGESTS, LAST, link, require_checkpoint
+from fairseq_alma.checkpoints import AVERAGE, BEST, EXPERT_DIGESTS, LAST, link, require_checkpoint
 from fairseq_alma.core.allocator import keep_freed_memory
+from fairseq_alma.core.averaging import AverageSettings
 from fairseq_alma.core.errors import RunError, StageError
 from fairseq_alma.core.lease import Lease
+from fairseq_alma.lm.average import Average
 from fairseq_alma.modules.expert_parallel import digests_of_experts
 from launch.local import killed_with
 
@@ -62,17 +65,21 @@ class Checkpoints:
 
     Args:
         minutes: time between two checkpoints if there is no validation in between.
+        average: whether and how the weights are averaged. By default they are not.
     """
 
-    def __init__(self, minutes: float):
+    def __init__(self, minutes: float, average: AverageSettings | None = None):
         self._seconds = 60 * minutes
+        self._average_settings = average or AverageSettings()
+        self._average: Average | None = None
+        self._averaged_at = 0
         self._saved = time.monotonic()
         self._saved_at = 0
         self._must_stop = False
         # With several processes: the number of updates at the next broadcast, and the time and the number of updates at
         # the last one.
         self._next_check, self._checked, self._checked_at = 0, time.monotonic(), 0
-        self._validate_and_save = fairseq_train.validate_and_save
+        self._validate_and_save, self._validate = fairseq_train.validate_and_save, fairseq_train.validate
 
     def validate_and_save(
         self, cfg: DictConfig, trainer: Any, task: Any, epoch_itr: Any, valid_subsets: list[str], end_of_epoch: bool
@@ -101,6 +108,7 @@ class Checkpoints:
             gc.disable()
             # Undo gc.freeze at exit. Otherwise, the triton library would report the frozen objects as memory leaks.
             atexit.register(gc.unfreeze)
+        self._add_to_average(trainer.get_num_updates(), cfg.optimization.max_update)
         losses, should_stop = self._validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
         if end_of_epoch:
             # fairseq makes a new iterator for each epoch. The old one refers to itself (through a bound method), so it
@@ -117,6 +125,29 @@ class Checkpoints:
                 torch.distributed.barrier()
             sys.exit(STOPPED)
         return losses, should_stop
+
+    def begin(self, model: torch.nn.Module, entry: Mapping[str, Any] | None, num_updates: int) -> None:
+        """Begin to average the weights, if the settings say so.
+
+        Args:
+            model: the model, with the weights from which the training continues.
+            entry: the entry AVERAGE of the checkpoint from which it continues, or None.
+            num_updates: number of updates of this stage in that checkpoint.
+        """
+        if self._average_settings.averages:
+            self._average, self._averaged_at = Average(model, self._average_settings, entry), num_updates
+
+    def _add_to_average(self, num_updates: int, max_update: int) -> None:
+        """Add the weights to the average if an update, or the stage, has ended since the last call."""
+        is_due = self._average_settings.average_every == "update" or num_updates >= max_update
+        if self._average is not None and is_due and num_updates > self._averaged_at:
+            self._average.add()
+            self._averaged_at = num_updates
+
+    def validate(self, *arguments: Any) -> Any:
+        """Validate like fairseq, but the averaged weights if weights are averaged."""
+        with self._average.used() if self._average is not None else nullcontext():
+            return self._validate(*arguments)
 
     def _stop_soon(self, *_: object) -> None:
         self._must_stop = True
@@ -175,6 +206,8 @@ class Checkpoints:
         }
         if best is not None:
             extra_state["best"] = best
+        if self._average is not None:
+            extra_state[AVERAGE] = self._average.entry()
         if digests := _digests_of_collected_experts(trainer.get_model()):
             extra_state[EXPERT_DIGESTS] = digests
         # Replace checkpoint_last.pt. This does not change checkpoint_best.pt, even if both names are hard links to one
@@ -212,6 +245,17 @@ def _check_experts(model: torch.nn.Module, digests: Mapping[str, list[str]], pat
             raise StageError(f"{path} is damaged: the experts in {name} are not those that were saved. {advice}")
 
 
+def _continue_optimizer(trainer: Any, path: Path) -> None:
+    """Load the state of the optimizer from the checkpoint `path`; fairseq starts a stage with a new state.
+
+    A grown checkpoint, and that of an untrained model, has no state. Then the optimizer begins a new one.
+    """
+    state = require_checkpoint(path).get("last_optimizer_state")
+    if state is not None:
+        trainer.optimizer.load_state_dict(state)
+        trainer.lr_step_update()
+
+
 def _load_mapped(path: str, arg_overrides: None = None, load_on_all_ranks: bool = False) -> dict[str, Any]:
     """Return a checkpoint, with tensors memory-mapped. Replaces `fairseq.checkpoint_utils.load_checkpoint_to_cpu`.
 
@@ -220,19 +264,26 @@ def _load_mapped(path: str, arg_overrides: None = None, load_on_all_ranks: bool 
     return require_checkpoint(Path(path))
 
 
-def train(config: DictConfig, checkpoint_minutes: float) -> None:
+def train(
+    config: DictConfig,
+    checkpoint_minutes: float,
+    average: AverageSettings | None = None,
+    keeps_optimizer: bool = False,
+) -> None:
     """Train a member in this process. If several processes train the member, each of them calls this function.
 
     Args:
         config: fairseq's configuration of the training.
         checkpoint_minutes: time in minutes between two checkpoints if there is no validation in between.
+        average: whether and how the weights are averaged. By default they are not.
+        keeps_optimizer: whether the optimizer continues with its state in the checkpoint from which the stage starts.
     """
     if multiprocessing.parent_process() is not None and sys.platform == "linux":
         # This is one of several processes, which the main process has started. If the main process is killed, the
         # others must end too. torch sends them SIGINT, which does not end a process that waits for another process.
         killed_with(os.getppid())()
     fairseq_alma.register()
-    checkpoints = Checkpoints(checkpoint_minutes)
+    checkpoints = Checkpoints(checkpoint_minutes, average)
 
     def save_checkpoint(cfg: DictConfig, trainer: Any, epoch_itr: Any, val_loss: float | None) -> str | None:
         return checkpoints.save(cfg, trainer, epoch_itr, val_loss)
@@ -241,17 +292,21 @@ def train(config: DictConfig, checkpoint_minutes: float) -> None:
 
     def load_and_check(cfg: DictConfig, trainer: Any, **arguments: Any) -> tuple[dict[str, Any] | None, Any]:
         path, advice = Path(cfg.save_dir) / LAST, f"Remove {cfg.save_dir} to restart this stage"
-        if not path.exists():
+        begins = not path.exists()
+        if begins:
             path, advice = cfg.finetune_from_model, "Remove the folder of the stage that wrote it to train it again"
         extra_state, epoch_itr = load_checkpoint(cfg, trainer, **arguments)
         _check_experts(trainer.get_model(), (extra_state or {}).get(EXPERT_DIGESTS, {}), path, advice)
+        if begins and keeps_optimizer and path is not None:
+            _continue_optimizer(trainer, Path(path))
+        checkpoints.begin(trainer.get_model(), (extra_state or {}).get(AVERAGE), trainer.get_num_updates())
         return extra_state, epoch_itr
 
     if config.model.get("expert_parallel", 1) > 1:
         checkpoint_utils.load_checkpoint_to_cpu = _load_mapped
     checkpoint_utils.save_checkpoint = save_checkpoint
     checkpoint_utils.load_checkpoint = load_and_check
-    fairseq_train.validate_and_save = checkpoints.validate_and_save
+    fairseq_train.validate_and_save, fairseq_train.validate = checkpoints.validate_and_save, checkpoints.validate
     fairseq_train.main(config)
 
 
@@ -261,6 +316,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("config", type=Path, help="file with fairseq's configuration")
     parser.add_argument(
         "--checkpoint-minutes", type=float, default=10.0, help="time between two checkpoints (default: 10 minutes)"
+    )
+    parser.add_argument(
+        "--average", type=json.loads, default={}, help="settings of AverageSettings, as JSON (default: no average)"
+    )
+    parser.add_argument(
+        "--keep-optimizer", action="store_true", help="continue the state of the optimizer from the previous stage"
     )
     parser.add_argument(
         "--address",
@@ -281,7 +342,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         is_first = config.distributed_training.distributed_rank == 0
         with Lease(config.checkpoint.save_dir) if is_first else nullcontext():
-            distributed_utils.call_main(config, train, checkpoint_minutes=arguments.checkpoint_minutes)
+            distributed_utils.call_main(
+                config, train, checkpoint_minutes=arguments.checkpoint_minutes,
+                average=AverageSettings(**arguments.average), keeps_optimizer=arguments.keep_optimizer,
+            )  # fmt: skip
     except RunError as error:
         print(f"RunError: {error}", file=sys.stderr)
         return 2

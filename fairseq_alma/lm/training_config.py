@@ -12,6 +12,7 @@ from fairseq_alma.core.stream_folder import TrainingView
 from fairseq_alma.data.mega_batch_set import format_mega_batches
 from fairseq_alma.lm.batches import sequences_per_pass
 from fairseq_alma.lm.fairseq_train import member_config
+from fairseq_alma.lm.schedules import rates_of_stage
 from fairseq_alma.lm.settings import LanguageModelSettings
 
 MEMBER_SEED_STRIDE = 10_000_000
@@ -76,6 +77,7 @@ class TrainingConfigs:
         s = self.settings
         updates = updates_of_stage(s, stage) if stage else 1
         interval = max(1, -(-updates // s.validations))
+        rates = rates_of_stage(s.schedule, s.lr, s.warmup_of_stage(updates), stage, s.keeps_optimizer)
         values = {
             "data": self.stream.path,
             **(data_of_stage(stage) if stage else {}),
@@ -86,10 +88,10 @@ class TrainingConfigs:
             "dropout": s.dropout,
             "precision": s.precision,
             "clip_norm": s.clip_norm,
-            "lr": [s.lr],
-            "warmup_updates": s.warmup_of_stage(updates),
+            "lr": [rates.peak],
+            "warmup_updates": rates.warmup_updates,
             "total_num_update": updates,
-            "end_learning_rate": 0.0,
+            "end_learning_rate": rates.end,
             "max_update": updates,
             "seed": member.seed,
             "save_dir": folder,
@@ -169,7 +171,7 @@ def updates_of_stage(settings: LanguageModelSettings, stage: Stage) -> int:
 def data_of_stage(stage: Stage) -> dict[str, Any]:
     """Return the options of the fairseq task that select the mega-batches on which a stage trains.
 
-    If `stage.replay` is a number, this fraction of each batch comes from mega-batches of earlier stages.
+    If a share of each batch comes from mega-batches of earlier stages, `stage.past_share` is this share.
     """
     new, past = [m.t for m in stage.new], [m.t for m in stage.past]
     if not stage.replay or not past:
@@ -179,5 +181,6 @@ def data_of_stage(stage: Stage) -> dict[str, Any]:
     return {
         "mega_batches": format_mega_batches(new),
         "replay_mega_batches": format_mega_batches(past),
-        "replay_share": stage.replay,
+        "replay_share": stage.past_share,
+        "replay_memory": stage.replay_memory or 0,
     }

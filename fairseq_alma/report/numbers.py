@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fairseq_alma.core.ledger import PREQUENTIAL_KEYS, mean_and_standard_error
+from fairseq_alma.core.metrics import PREQUENTIAL_KEYS, mean_and_standard_error
 from fairseq_alma.report.runs import Array, Comparison, Run, RunGroup
 
 Rule = Literal["prequential", "validation"]

@@ -21,7 +21,8 @@ from fairseq_alma.core.error_matrix import TRANSFER_METRICS
 from fairseq_alma.core.errors import RunError
 from fairseq_alma.core.files import read_json
 from fairseq_alma.core.lease import is_held
-from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent, summarize
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Scores, Spent
+from fairseq_alma.core.metrics import summarize
 from fairseq_alma.core.run_record import find_runs
 from fairseq_alma.report.grouping import first_charged_arrival, group_runs, runs_to_shorten, without_beginnings
 from fairseq_alma.report.runs import Array, ReportData, Run

@@ -66,7 +66,7 @@ class Run:
     The keys t are the arrivals at which the learner was updated. Only mixture layers are counted in `layer`.
     """
     summary: Mapping[str, Any]
-    """Results over the stream, such as `mem` and `comp`. core.ledger.summarize computes them from the ledger.
+    """Results over the stream, such as `mem` and `comp`. core.metrics.summarize computes them from the ledger.
 
     If the file summary.json contains the wall time `wall_seconds`, this dictionary contains it too.
     """

@@ -54,6 +54,10 @@ class AlmaLanguageModelingConfig(LanguageModelingConfig):
         default=0.0,
         metadata={"help": "share of every batch that comes from --replay-mega-batches, between 0 and 1"},
     )
+    replay_memory: int = field(
+        default=0,
+        metadata={"help": "largest number of tokens of --replay-mega-batches that are kept, in blocks; 0 for all"},
+    )
     train_subset: str = II("dataset.train_subset")
     valid_subset: str = II("dataset.valid_subset")
 
@@ -156,7 +160,8 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             dataset = self._blocks(self._mega_batch_splits(self.args.mega_batches), shuffle=True)
             if self.args.replay_share > 0:
                 past = self._blocks(self._mega_batch_splits(self.args.replay_mega_batches), shuffle=True)
-                dataset = ReplayShareDataset(dataset, past, self.args.replay_share, self.args.seed)
+                kept = self.args.replay_memory // self.args.tokens_per_sample if self.args.replay_memory else None
+                dataset = ReplayShareDataset(dataset, past, self.args.replay_share, self.args.seed, kept)
         elif split in ("valid", "test"):
             dataset = self._blocks([split], shuffle=False)
         else:

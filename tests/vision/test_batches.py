@@ -71,9 +71,9 @@ def test_the_orders_of_a_seed_read_its_data_only():
     assert epoch[0] != epoch[1]
 
 
-@pytest.mark.parametrize("settings", [{}, {"bagging": True}, {"replay": 0.5}, {"replay": 0.5, "bagging": True}])
+@pytest.mark.parametrize("settings", [{}, {"bagging": True}, {"past_share": 0.5}, {"past_share": 0.5, "bagging": True}])
 def test_a_seed_has_the_same_order_in_a_stack_and_alone(settings):
-    num_past = 20 if settings.get("replay") else 0
+    num_past = 20 if settings.get("past_share") else 0
     together = Batches(numbered(3, 33, num_past), orders(3), batch_size=8, **settings)
     alone = Batches(numbered(1, 33, num_past), orders(1, first=1), batch_size=8, **settings)
     for _ in range(3):
@@ -89,7 +89,7 @@ def test_a_seed_has_the_same_order_in_a_stack_and_alone(settings):
 )
 def test_each_batch_has_exactly_its_share_of_replayed_examples(share, batch_size):
     num_past, num_new = 30, 4 * batch_size
-    batches = Batches(numbered(2, num_past + num_new, num_past), orders(2), batch_size, replay=share)
+    batches = Batches(numbered(2, num_past + num_new, num_past), orders(2), batch_size, past_share=share)
     assert batches.updates_per_epoch == 4
     for _ in range(3):
         epoch = epoch_pixels(batches)
@@ -102,14 +102,14 @@ def test_each_batch_has_exactly_its_share_of_replayed_examples(share, batch_size
 
 def test_a_share_that_does_not_divide_a_batch_is_right_over_the_epoch():
     # A third of 30 examples is 10. Each batch of 4 has 1 or 2 of them.
-    batches = Batches(numbered(1, 12 + 30, 12), orders(1), batch_size=4, replay=1 / 3)
+    batches = Batches(numbered(1, 12 + 30, 12), orders(1), batch_size=4, past_share=1 / 3)
     counts = [sum(pixel < 12 for pixel in batch[0]) for batch in epoch_pixels(batches)]
     assert set(counts[:-1]) == {1, 2}
     assert sum(counts) == 10
 
 
 def test_no_new_example_comes_twice_in_an_epoch_and_all_come_in_the_end():
-    batches = Batches(numbered(1, 5 + 40, 5), orders(1), batch_size=8, replay=0.5)
+    batches = Batches(numbered(1, 5 + 40, 5), orders(1), batch_size=8, past_share=0.5)
     seen = set()
     for _ in range(20):
         new = [pixel for pixel in joined(epoch_pixels(batches))[0] if pixel >= 5]
@@ -119,16 +119,16 @@ def test_no_new_example_comes_twice_in_an_epoch_and_all_come_in_the_end():
 
 
 def test_replayed_examples_are_drawn_uniformly():
-    batches = Batches(numbered(1, 10 + 1000, 10), orders(1), batch_size=100, replay=0.5)
+    batches = Batches(numbered(1, 10 + 1000, 10), orders(1), batch_size=100, past_share=0.5)
     counts = Counter(pixel for _ in range(20) for pixel in joined(epoch_pixels(batches))[0] if pixel < 10)
     # 10000 draws of 10 examples: 1000 each, with a standard deviation of 30. The band is five deviations.
     assert sum(counts.values()) == 10_000
     assert all(abs(counts[pixel] - 1000) < 150 for pixel in range(10))
 
 
-@pytest.mark.parametrize("replay", [False, "all", 0.5])
-def test_without_past_examples_every_example_comes_once(replay):
-    batches = Batches(numbered(1, 10), orders(1), batch_size=4, replay=replay)
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_without_past_examples_every_example_comes_once(share):
+    batches = Batches(numbered(1, 10), orders(1), batch_size=4, past_share=share)
     assert sorted(joined(epoch_pixels(batches))[0]) == list(range(10))
 
 
@@ -147,7 +147,7 @@ def test_bagging_draws_n_examples_with_replacement_once():
 
 
 def test_bagging_with_replay_by_share_samples_the_new_examples():
-    batches = Batches(numbered(1, 20 + 60, 20), orders(1), batch_size=20, replay=0.25, bagging=True)
+    batches = Batches(numbered(1, 20 + 60, 20), orders(1), batch_size=20, past_share=0.25, bagging=True)
     new = set()
     for _ in range(30):
         epoch = epoch_pixels(batches)
@@ -216,7 +216,8 @@ def test_a_memory_that_was_appended_to_equals_a_new_one(replay, num_seeds):
             assert torch.equal(rows.labels, expected.labels)
         # The table has unused rows between two seeds. No batch reads them.
         pixels, expected = (
-            joined(epoch_pixels(Batches(stage_data, orders(num_seeds), 4, replay))) for stage_data in (data, fresh)
+            joined(epoch_pixels(Batches(stage_data, orders(num_seeds), 4, 0.0 if replay == "all" else replay)))
+            for stage_data in (data, fresh)
         )
         assert pixels == expected
 

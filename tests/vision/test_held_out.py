@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fairseq_alma.core.error_matrix import TRANSFER_METRICS, read_errors, transfer_metrics
-from fairseq_alma.core.ledger import Prequential, prequential_error_rate
+from fairseq_alma.core.ledger import Prequential
+from fairseq_alma.core.metrics import prequential_error_rate
 from tests.vision.rows import UNCHANGED
 from tests.vision.test_evaluator import met  # noqa: F401 (a fixture)
 from tests.vision.tiny_runs import TESTED_ON, VALIDATED_ON, B, flat, ledger, networks, small_run, summary, taken

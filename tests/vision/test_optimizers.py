@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vision.optimizers import SGD, AdaDelta, learning_rates, new_optimizer
-from vision.settings import RecipeSettings
+from vision.recipe import RecipeSettings
 
 
 def gradients(num_steps, size=200):

@@ -49,7 +49,7 @@ def test_a_large_stage_has_the_same_batches_as_a_small_one(colours, kind, num_se
         epochs = []
         for data in both:
             orders = [generator(number, "order") for number in range(num_seeds)]
-            found = Batches(data, orders, 16, replay, bagging)
+            found = Batches(data, orders, 16, replay if isinstance(replay, float) else 0.0, bagging)
             epochs.append([*found.epoch(), *found.epoch(augmented=False)])
         assert len(epochs[0]) == len(epochs[1]) > 2
         for (x, one_hot), (other_x, other_one_hot) in zip(*epochs, strict=True):

@@ -1,4 +1,4 @@
-"""Base class of all vision learners, and the registry of the learners.
+"""Base class of all vision learners.
 
 A learner has a stack of networks. It trains the stack in stages, saves it to files, and predicts with it.
 
@@ -9,7 +9,7 @@ networks grow to different shapes.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,17 +18,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fairseq_alma.core.catalogue import LearnerEntry, add_learner, learners
 from fairseq_alma.core.files import read_json, write_json
-from fairseq_alma.core.learner_settings import Combine, LearnerSettings
+from fairseq_alma.core.learner_settings import Combine
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
-from fairseq_alma.core.settings import describe
 from vision.backbones import Backbone
 from vision.batches import Batches, Memory, StageData
+from vision.learners.average import AveragedPredictor, average_of
 from vision.learners.files import PredictorFile, StackFiles
 from vision.networks import GatedStack, Stack
 from vision.optimizers import learning_rates, new_optimizer
+from vision.reservoir import num_kept_examples
 from vision.seeds import generator
 from vision.settings import VisionSettings
 from vision.training import OwnLoss, Patience, TrainingCounts, Watcher, train_stage
@@ -75,6 +75,8 @@ class VisionLearner:
         None before stage 1. Also None if the evaluator computes these scores, as for growing ensembles."""
         self.validated_on = (0, 0)
         """First and last mega-batch, counted from 1, whose validation data the most recent stage used."""
+        self.num_stored: int | None = None if not settings.replay else 0
+        """With replay: number of examples per seed that are kept for replay, for training and validation together."""
         self.expert_load: list[list[list[float]]] | None = None
         """Mean weight of each expert over the validation examples, indexed by seed, mixture and expert.
 
@@ -84,6 +86,10 @@ class VisionLearner:
         out = Path(settings.out)
         folders = [out] if len(self.seeds) == 1 else [out / f"seed_{seed}" for seed in self.seeds]
         self._predictor_file = PredictorFile(folders, self.networks_per_seed, settings.keep_stages)
+        self._average: AveragedPredictor | None = None
+        """The networks of the predictor, if their parameters are an average."""
+        if settings.average.averages:
+            self._average = AveragedPredictor(settings.average, out, settings.keep_stages)
         self._stack: Stack | None = self._prepared(self.new_stack(stage_index=1))
 
     # ---- Subclasses may override the following methods and properties.
@@ -115,7 +121,7 @@ class VisionLearner:
         them has a unique name, under which the evaluator can cache the outputs of the stack. A stack that may still
         change comes last and has the name None.
         """
-        return [(None, self.stack)]
+        return [(None, self.predictor)]
 
     def new_network(self, generators: Sequence[torch.Generator]) -> Stack:
         """Return untrained networks, one for each random generator."""
@@ -156,7 +162,8 @@ class VisionLearner:
 
     def predictor_files(self) -> list[Path]:
         """Return the files that contain the networks in `members`, ordered by stage."""
-        return [self._files.current] if self._files.current else []
+        file = self._average.file if self._average else self._files.current
+        return [file] if file else []
 
     # ---- Most subclasses do not override the following methods and properties.
 
@@ -170,6 +177,11 @@ class VisionLearner:
     @stack.setter
     def stack(self, stack: Stack) -> None:
         self._stack, self._files.current = self._prepared(stack), None
+
+    @property
+    def predictor(self) -> Stack:
+        """The networks that predict: `stack`, or with predict_with=average, networks with averaged parameters."""
+        return (self._average and self._average.stack) or self.stack
 
     def new_stack(self, stage_index: int) -> Stack:
         """Return untrained networks, N for each of the S seeds. The networks of the first seed come first.
@@ -207,27 +219,30 @@ class VisionLearner:
         self.watcher.begin_stage(stage.index)
         if recipe.from_scratch and stage.index > 1:
             self.stack.reset_parameters(self.generators("initialisation", stage.index))
-        data = self.memory.stage_data(stage.new, stage.past, stage.replay)
+        data = self.memory.stage_data(stage.new, stage.past, stage.replay, stage.replay_memory)
         loss, stack = self.loss(), self.stack
         orders = self.generators("order", stage.index, loss.num_orders // len(self.seeds))
-        batches = Batches(data, orders, recipe.batch_size, stage.replay, self.bagging)
+        batches = Batches(data, orders, recipe.batch_size, stage.past_share, self.bagging)
         if isinstance(stack, GatedStack) and stack.gates[0].hard:
             stack.set_gate_noise(partial(_uniform, self.generators("gates", stage.index)))
         # Assign to `self.stack`, because the setter records that no file contains the current networks. The training
         # changes the networks in place, so the file written before the training becomes out of date.
         self.stack = stack
         optimizer = new_optimizer(stack.parameters.flat, recipe)
-        rates = learning_rates(recipe, optimizer.lr, recipe.epochs * batches.updates_per_epoch)
+        epochs, average = recipe.epochs_at(stage.new[-1].t), self._average
+        rates = learning_rates(recipe, optimizer.lr, epochs * batches.updates_per_epoch)
         patience = Patience(recipe.patience, recipe.patience_delta) if recipe.patience else None
-        with self._random_state(stage):
+        with self._random_state(stage), average_of(average, stack, batches) as after_update:
             trained = train_stage(
-                stack, batches, data.validation, loss, optimizer, recipe.epochs, recipe.select_by, self.watcher,
-                patience, rates, self.settings.cuda_graphs,
+                stack, batches, data.validation, loss, optimizer, epochs, recipe.select_by, self.watcher,
+                patience, rates, self.settings.cuda_graphs, after_update,
             )  # fmt: skip
         trained.warn_if_diverged(stage.index)
         self.stage_index, self.stage_length = stage.index, len(stage.new)
         self.validated_on = (1 if stage.replay else stage.new[0].t, stage.new[-1].t)
         self.validation = list(self._validate(data))
+        if stage.replay:
+            self.num_stored = num_kept_examples([*stage.past, *stage.new], stage.replay_memory)
         seconds = (time.perf_counter() - began) / len(self.seeds)
         return [self._spent(stack, trained, number, seconds) for number in range(len(self.seeds))]
 
@@ -244,11 +259,15 @@ class VisionLearner:
         units_per_seed = len(trained.epochs_U) // len(self.seeds)
         num_epochs = sum(trained.epochs_U[number * units_per_seed :][:units_per_seed])
         of_networks = num_epochs * self.networks_per_seed // units_per_seed
+        validations = self.networks_per_seed if trained.only_last_is_validated else of_networks
+        # The pass for the statistics of the averaged networks is training, too.
+        num_averaged = self._average.num_examples * self.networks_per_seed if self._average else 0
         return Spent(
-            train_flops=stack.flops.training * trained.examples_per_epoch * of_networks,
+            train_flops=stack.flops.training * trained.examples_per_epoch * of_networks
+            + stack.flops.forward * num_averaged,
             num_updates=trained.updates_per_epoch * num_epochs,
             train_seconds=seconds,
-            validation_flops=stack.flops.forward * trained.validated_per_epoch * of_networks,
+            validation_flops=stack.flops.forward * trained.validated_per_epoch * validations,
         )
 
     @contextmanager
@@ -303,17 +322,19 @@ class VisionLearner:
         assert self._files.current is not None
         state = {
             "networks": os.path.relpath(self._files.current, self.settings.out),
+            **(self._average.save(folder) if self._average else {}),
             "stage": self.stage_index,
             "stage_length": self.stage_length,
             "validation": self.validation,
             "validated_on": self.validated_on,
+            "num_stored": self.num_stored,
             **self.extra_state(),
         }
         write_json(folder / "learner.json", state, durable=False)
         needed = self.predictor_files()
         if folder.name == "train":
             self._predictor_file.write(needed, self.predictor_combine, self.settings.dataset, folder.parent.name)
-        self._files.delete_unneeded(needed)
+        self._files.delete_unneeded([*needed, *(self._average.window_files(self.stage_index) if self._average else [])])
 
     def load(self, folder: Path) -> None:
         """Restore the state that `save` wrote to `folder`. The networks are read from a file when they are first used.
@@ -327,6 +348,9 @@ class VisionLearner:
         self.stage_index, self.stage_length = state["stage"], state.get("stage_length", self.settings.wait)
         self.validation = [None if scores is None else tuple(scores) for scores in state["validation"]]
         self.validated_on = tuple(state.get("validated_on", (0, 0)))
+        self.num_stored = state.get("num_stored")
+        if self._average is not None:
+            self._average.load(state, self.device, self._prepared)
         self.set_extra_state(state)
 
     def _prepared(self, stack: Stack) -> Stack:
@@ -350,47 +374,3 @@ class VisionLearner:
 def _uniform(generators: Sequence[torch.Generator], shape: tuple[int, ...]) -> Tensor:
     """Return uniform random numbers between 0 and 1, [number of generators, *shape], one row per generator."""
     return torch.stack([torch.rand(shape, generator=generator) for generator in generators])
-
-
-LEARNERS: dict[str, type[VisionLearner]] = {}
-"""The class of each vision learner, by name of the learner. `register_learner` adds entries."""
-
-
-def register_learner(
-    name: str,
-    *,
-    label: str | None = None,
-    summary: str = "",
-    settings: type[LearnerSettings] | None = None,
-    grows: bool = False,
-) -> Callable[[type[VisionLearner]], type[VisionLearner]]:
-    """Return a class decorator that makes a learner available as `learner=NAME`.
-
-    Args:
-        name: the value of `learner=`.
-        label: name of the learner in figures and tables. By default it is `name`, or the label in
-            `fairseq_alma.core.catalogue` if the learner is listed there.
-        summary: one sentence for `--help`. By default it is the first line of the learner class's docstring.
-        settings: class of the settings that only this learner has. By default there are no such settings.
-        grows: whether the learner adds capacity between stages.
-
-    Raises:
-        ValueError: if a setting of the learner has the same name as a setting that all runs have.
-    """
-    in_catalogue = name in {entry.name for entry in learners("vision")}
-    has_new_entry = not in_catalogue or label is not None or settings is not None
-    own = settings or LearnerSettings
-    if taken := {one.name for one in describe(own)} & {one.name for one in describe(VisionSettings)}:
-        raise ValueError(
-            f"learner {name!r} declares settings with names that alma-vision already uses: "
-            f"{', '.join(sorted(taken))}. Give these settings other names in the learner"
-        )
-
-    def register(cls: type[VisionLearner]) -> type[VisionLearner]:
-        LEARNERS[name] = cls
-        if has_new_entry:
-            first_line = (cls.__doc__ or "").strip().partition("\n")[0]
-            add_learner(LearnerEntry(name, label or name, summary or first_line, grows, vision=own))
-        return cls
-
-    return register

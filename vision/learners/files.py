@@ -60,10 +60,11 @@ class StackFiles:
 
         A step is the growth or the training of the learner in one stage. If `keep_all` is True, no file is deleted.
         """
-        while len(self._recent) > 2:
-            path = self._recent.pop(0)
-            if not self._keep_all and path not in needed:
+        old, newest = self._recent[:-2], self._recent[-2:]
+        for path in set(old).difference(needed):
+            if not self._keep_all:
                 path.unlink(missing_ok=True)
+        self._recent = [*(path for path in old if path in needed), *newest]
 
 
 class PredictorFile:

@@ -21,7 +21,8 @@ from vision.firefly import (
     grow_width,
     stack_from_chain,
 )
-from vision.learners.base import VisionLearner, register_learner
+from vision.learners.base import VisionLearner
+from vision.learners.registry import register_learner
 
 
 @register_learner("ff")
@@ -54,9 +55,9 @@ class Firefly(VisionLearner):
         if (stage.index - 1) % own.grow_every:
             return super().grow(stage)
         began, stack = time.perf_counter(), self.stack
-        data = self.memory.stage_data(stage.new, stage.past, stage.replay)
+        data = self.memory.stage_data(stage.new, stage.past, stage.replay, stage.replay_memory)
         order = self.generators("order of growth", stage.index)
-        batches = partial(_chain_batches, Batches(data, order, self.settings.recipe.batch_size, stage.replay))
+        batches = partial(_chain_batches, Batches(data, order, self.settings.recipe.batch_size, stage.past_share))
         (noise,) = self.generators("growth", stage.index)
         chain, flops = chain_from_stack(stack), 0
         if own.grow_depth:

@@ -16,8 +16,9 @@ from fairseq_alma.core.learner_settings import (
 from fairseq_alma.core.ledger import Spent
 from fairseq_alma.core.protocol import Stage
 from vision.batches import StageData
-from vision.learners.base import VisionLearner, register_learner
+from vision.learners.base import VisionLearner
 from vision.learners.ensembles import GrowingEnsemble
+from vision.learners.registry import register_learner
 from vision.networks import GatedStack, Stack
 
 # Shapes: S seeds, M networks (one per seed, so M = S), E experts, b examples per batch, n examples, C classes.
@@ -38,8 +39,9 @@ class _MixtureLearner(VisionLearner):
     def _validate(self, data: StageData) -> Sequence[tuple[float, float] | None]:
         scores = super()._validate(data)
         # This needs no further forward pass: super()._validate() has computed the networks' outputs for the validation
-        # examples, and the stack still stores the weights that its experts had for these examples.
-        self.expert_load = expert_load(self.stack, len(self.seeds))
+        # examples, and the networks still store the weights that their experts had for these examples.
+        assert isinstance(self.predictor, GatedStack)
+        self.expert_load = expert_load(self.predictor, len(self.seeds))
         return scores
 
     def extra_state(self) -> dict[str, Any]:

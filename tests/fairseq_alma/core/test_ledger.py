@@ -4,12 +4,8 @@ from dataclasses import replace
 import pytest
 
 from fairseq_alma.core.errors import RunError
-from fairseq_alma.core.ledger import (
-    Ledger,
-    LedgerRow,
-    Prequential,
-    Scores,
-    Spent,
+from fairseq_alma.core.ledger import Ledger, LedgerRow, Prequential, Scores, Spent
+from fairseq_alma.core.metrics import (
     average_perplexity,
     average_perplexity_after_first_stage,
     cumulative_error_rate,

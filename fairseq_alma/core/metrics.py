@@ -1,0 +1,178 @@
+"""The paper's metrics, and further ones, computed from the rows of a ledger. `summarize` makes summary.json of them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fairseq_alma.core.ledger import LedgerRow
+
+
+def cumulative_error_rate(rows: Sequence[LedgerRow], first: int = 1) -> float:
+    """Return CER, the cumulative error rate (equation 1 of the paper): the sum of the error rates over t = 1..B.
+
+    Args:
+        rows: rows of the ledger.
+        first: first arrival whose error rate is added. The default, 1, leaves out the untrained learner (t = 0). With
+            0, the untrained learner is included, as in the first version of the paper.
+    """
+    return sum(_measured(row.scores.error_rate) for row in rows if row.t >= first)
+
+
+def average_perplexity(rows: Sequence[LedgerRow]) -> float:
+    """Return the mean test perplexity over t = 1..B.
+
+    The mean includes the arrivals before the first stage, with the perplexity of the untrained learner.
+    """
+    return _mean([_measured(row.scores.perplexity) for row in rows if row.t >= 1])
+
+
+def average_perplexity_after_first_stage(rows: Sequence[LedgerRow]) -> float | None:
+    """Return the mean test perplexity over all arrivals from the first trained stage on; None if there is no stage."""
+    perplexities = [_measured(row.scores.perplexity) for row in rows if row.t >= 1 and row.stage >= 1]
+    return _mean(perplexities) if perplexities else None
+
+
+def prequential_error_rate(rows: Sequence[LedgerRow]) -> float | None:
+    """Return the prequential validation error: the mean of `LedgerRow.prequential.error_rate` over t = 2..B.
+
+    The row of arrival t scores the predictor from before this arrival. So the mean is over the predictors after the
+    arrivals 1..B-1, each scored on the validation data of the next mega-batch. An untrained predictor is scored too.
+
+    Returns:
+        The mean, a fraction between 0 and 1. None if B = 1, or if the score of an arrival is missing.
+    """
+    scores = [row.prequential for row in rows if row.t >= 2]
+    known = [score.error_rate for score in scores if score is not None]
+    return _mean(known) if known and len(known) == len(scores) else None
+
+
+def prequential_perplexity(rows: Sequence[LedgerRow]) -> float | None:
+    """Return the prequential validation perplexity of a language model: the geometric mean over t = 1..B.
+
+    The geometric mean is exp of the mean loss per token. With the arithmetic mean, an untrained model, whose perplexity
+    is about the size of the vocabulary, would count hundreds of times as much as a trained one.
+
+    Returns:
+        The perplexity. None if the validation perplexity of an arrival is missing or is not a number.
+    """
+    values = [row.scores.validation_perplexity for row in rows if row.t >= 1]
+    known = [math.log(value) for value in values if value is not None and value > 0]
+    return math.exp(_mean(known)) if known and len(known) == len(values) else None
+
+
+def period_averages(rows: Sequence[LedgerRow]) -> dict[str, float]:
+    """Return averages of the matrix of perplexities, with one row per arrival and one column per period.
+
+    Row t of the matrix belongs to the predictor after arrival t, for t = 1..B. An average is a geometric mean, that is,
+    exp of the mean loss, over one part of the matrix:
+
+    backward_perplexity         below the diagonal: periods that arrived before the last one
+    in_distribution_perplexity  the diagonal: the period that has just arrived
+    forward_perplexity          above the diagonal: periods that arrive later
+
+    TiC-LM calls them backward transfer, in-distribution and forward transfer (Li et al. 2025), and subtracts from each
+    loss that of a model trained on all periods.
+
+    An average without values is left out.
+    """
+    logs: dict[str, list[float]] = {}
+    for row in rows:
+        for j, value in enumerate(row.scores.period_perplexities or [], start=1):
+            name = "in_distribution" if j == row.t else "backward" if j < row.t else "forward"
+            if row.t >= 1:
+                logs.setdefault(name, []).append(math.log(value))
+    order = ("backward", "in_distribution", "forward")
+    return {f"{name}_perplexity": math.exp(_mean(logs[name])) for name in order if name in logs}
+
+
+def cumulative_params(rows: Sequence[LedgerRow]) -> int:
+    """Return the paper's metric Mem: the number of parameters of the predictor, summed over t = 0..B."""
+    return sum(row.scores.num_params for row in rows)
+
+
+def cumulative_flops(rows: Sequence[LedgerRow]) -> int:
+    """Return the paper's metric Comp: the number of training FLOPs, summed over all arrivals."""
+    return sum(row.spent.train_flops for row in rows)
+
+
+PREQUENTIAL_KEYS = ("prequential_error_rate", "prequential_perplexity")
+"""Names of the prequential score in summary.json: of vision runs, and of language models."""
+
+
+def summarize(rows: Sequence[LedgerRow], cer_from: int = 1) -> dict[str, Any]:
+    """Return the content of summary.json for one run: the metrics of the run, and its numbers of arrivals and stages.
+
+    The prequential score is left out if the ledger does not have it for all arrivals.
+
+    Args:
+        rows: all rows of the ledger.
+        cer_from: first arrival whose error rate is added to CER, 0 or 1.
+
+    Raises:
+        ValueError: if the ledger has no arrival after t = 0.
+    """
+    if len(rows) < 2:
+        raise ValueError(
+            "the ledger has no arrival yet after t = 0, so there is nothing to summarize: continue the run"
+        )
+    last = rows[-1]
+    quality: dict[str, float | None]
+    if last.scores.error_rate is not None:
+        quality = {"cer": cumulative_error_rate(rows, cer_from), "final": last.scores.error_rate}
+    else:
+        quality = {
+            "average_perplexity": average_perplexity(rows),
+            "average_perplexity_after_first_stage": average_perplexity_after_first_stage(rows),
+            "final": last.scores.perplexity,
+        }
+    is_vision = last.scores.error_rate is not None
+    quality |= period_averages(rows)
+    ahead = prequential_error_rate(rows) if is_vision else prequential_perplexity(rows)
+    if ahead is not None:
+        quality[PREQUENTIAL_KEYS[0 if is_vision else 1]] = ahead
+    validation = last.scores.validation_perplexity or last.scores.validation_error_rate
+    return {
+        **quality,
+        "final_validation": validation,
+        "mem": cumulative_params(rows),
+        "comp": cumulative_flops(rows),
+        "num_arrivals": last.t,
+        "num_stages": last.stage,
+    }
+
+
+def mean_and_standard_error(per_seed: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the content of summary.json for the runs of several seeds: mean and standard error of each metric.
+
+    A metric is left out if the summary of at least one seed does not contain it. The standard error is the sample
+    standard deviation divided by sqrt(number of seeds). It is None if there is only one seed.
+
+    Args:
+        per_seed: the summary of each run, as returned by `summarize`.
+    """
+    mean: dict[str, float] = {}
+    stderr: dict[str, float | None] = {}
+    for key in per_seed[0]:
+        values = [value for summary in per_seed if isinstance(value := summary.get(key), int | float)]
+        if len(values) < len(per_seed):
+            continue
+        mean[key] = _mean(values)
+        if len(values) > 1:
+            variance = sum((value - mean[key]) ** 2 for value in values) / (len(values) - 1)
+            stderr[key] = (variance / len(values)) ** 0.5
+        else:
+            stderr[key] = None
+    return {"mean": mean, "stderr": stderr, "per_seed": list(per_seed)}
+
+
+def _measured(value: float | None) -> float:
+    if value is None:
+        raise ValueError(
+            "this ledger lacks the requested metric: a ledger contains either error rates (vision) or perplexities "
+            "(language models), so request the metric that it contains"
+        )
+    return value
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

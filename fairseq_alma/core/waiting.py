@@ -1,0 +1,80 @@
+"""When a stage is due: the settings `wait` and `wait_ratio`, and the arrivals at which stages are trained."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from fairseq_alma.core.errors import SettingError
+
+Wait = Literal["geometric"] | int
+"""Type of the setting `wait`: a number of mega-batches, or "geometric" (see `group_is_complete`)."""
+
+DEFAULT_RATIO = 0.5
+"""Value of the setting `wait_ratio` if it is not given."""
+
+
+def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float = DEFAULT_RATIO) -> bool:
+    """Return True if enough mega-batches have been gathered for a stage.
+
+    With a number w, a stage needs w mega-batches. With "geometric", it needs `ratio` times as many as all stages before
+    have trained on, so the waits grow with the stream: a new mega-batch changes the model less the more data it has
+    seen. The first stage needs one mega-batch.
+
+    Args:
+        num_gathered: number of mega-batches since the previous stage, at least 1.
+        num_past: number of mega-batches of all earlier stages.
+        wait: the setting `wait`.
+        ratio: the setting `wait_ratio`.
+    """
+    return num_gathered >= (ratio * num_past if wait == "geometric" else wait)
+
+
+def arrivals_of_stages(
+    num_mega_batches: int, wait: Wait, ratio: float = DEFAULT_RATIO, trains_last_group: bool = True
+) -> list[int]:
+    """Return the arrivals t at which the stages of a stream are trained, in order.
+
+    Args:
+        num_mega_batches: number of mega-batches that arrive.
+        wait: the setting `wait`.
+        ratio: the setting `wait_ratio`.
+        trains_last_group: whether a stage trains on mega-batches at the end that are fewer than a stage needs.
+    """
+    arrivals: list[int] = []
+    for t in range(1, num_mega_batches + 1):
+        num_past = arrivals[-1] if arrivals else 0
+        is_last = trains_last_group and t == num_mega_batches
+        if is_last or group_is_complete(t - num_past, num_past, wait, ratio):
+            arrivals.append(t)
+    return arrivals
+
+
+def num_missing(num_gathered: int, num_past: int, wait: Wait, ratio: float = DEFAULT_RATIO) -> int:
+    """Return how many mega-batches must still arrive until a stage is due (for the arguments, see above)."""
+    missing = 0
+    while not group_is_complete(num_gathered + missing, num_past, wait, ratio):
+        missing += 1
+    return missing
+
+
+def check_wait(wait: object, ratio: float | None, num_mega_batches: int) -> None:
+    """Raise SettingError if the settings `wait` and `wait_ratio` are invalid.
+
+    Args:
+        wait: the setting `wait`.
+        ratio: the setting `wait_ratio`; None if it is not given.
+        num_mega_batches: number of mega-batches that arrive.
+    """
+    is_number = isinstance(wait, int) and not isinstance(wait, bool) and wait >= 1
+    if not is_number and wait != "geometric":
+        raise SettingError(f"wait={wait!r} must be an integer of at least 1, or geometric")
+    if is_number and wait > num_mega_batches:  # type: ignore[operator]
+        raise SettingError(f"wait={wait} must lie between 1 and {num_mega_batches} mega-batches")
+    if ratio is not None and wait != "geometric":
+        raise SettingError(f"wait_ratio={ratio} is for wait=geometric, but wait={wait}: leave out wait_ratio")
+    if ratio is not None and not ratio > 0:
+        raise SettingError(f"wait_ratio={ratio} must be above 0")
+
+
+def sorted_waits(waits: Sequence[Wait]) -> list[Wait]:
+    """Return different waits in order: first the numbers, then "geometric"."""
+    return sorted(set(waits), key=lambda wait: (isinstance(wait, str), wait))

@@ -1,0 +1,98 @@
+"""Average the weights of a language model over updates or stages (`fairseq_alma.core.averaging`).
+
+A checkpoint of the trained model carries the average in `extra_state`, under the key AVERAGE, so that a training that
+continues from the checkpoint continues the average, too.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_alma.checkpoints import AVERAGE, BEST, LAST, TRAINED, link, require_checkpoint, write_checkpoint
+from fairseq_alma.core.averaging import AverageSettings
+
+
+class Average:
+    """The average of a model's weights.
+
+    Args:
+        model: the model in training.
+        settings: the weights of the average.
+        entry: the entry AVERAGE of the checkpoint from which the training continues; None to begin a new average. An
+            average of another shape, from before a growth, is not continued.
+    """
+
+    def __init__(self, model: nn.Module, settings: AverageSettings, entry: Mapping[str, Any] | None):
+        self._settings = settings
+        self._weights = dict(model.named_parameters())
+        # A tied weight has several names in a checkpoint, and only one in `_weights`.
+        first = {id(weight): name for name, weight in self._weights.items()}
+        self._names = {name: first[id(weight)] for name, weight in model.named_parameters(remove_duplicate=False)}
+        entry = entry if entry is not None and _fits(entry["model"], self._weights) else None
+        self._count: int = entry["count"] if entry else 0
+        self._average = {
+            name: (entry["model"][name].to(weight.device, copy=True) if entry else weight.detach().clone())
+            for name, weight in self._weights.items()
+        }
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Add the current weights to the average."""
+        self._count += 1
+        names = list(self._weights)
+        torch._foreach_lerp_(
+            [self._average[name] for name in names],
+            [self._weights[name].detach() for name in names],
+            self._settings.weight_of_newest(self._count),
+        )
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Give the model the averaged weights within the `with` block, for example to validate them."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for name, weight in self._weights.items():
+            weight.data, self._average[name] = self._average[name], weight.data
+
+    def entry(self) -> dict[str, Any]:
+        """Return the entry AVERAGE of a checkpoint."""
+        model = {name: self._average[first].cpu() for name, first in self._names.items()}
+        return {"count": self._count, "model": model}
+
+
+def finish_stage(folder: Path, settings: AverageSettings, keeps_optimizer: bool) -> None:
+    """Write the checkpoints TRAINED and BEST of a finished training, from its last checkpoint.
+
+    TRAINED has the weights after the last update. The next stage continues from it. BEST is the predictor; with
+    predict_with=average, it has the averaged weights.
+
+    Args:
+        folder: the folder of the member.
+        settings: whether and how weights are averaged.
+        keeps_optimizer: whether TRAINED has the state of the optimizer.
+    """
+    last = require_checkpoint(folder / LAST)
+    if settings.averages:
+        average = last["extra_state"].pop(AVERAGE)
+        optimizer = last.pop("last_optimizer_state")
+        write_checkpoint({**last, "model": {**last["model"], **average["model"]}}, folder / BEST)
+        last["extra_state"][AVERAGE] = average
+        if keeps_optimizer:
+            last["last_optimizer_state"] = optimizer
+        write_checkpoint(last, folder / TRAINED)
+    elif keeps_optimizer:
+        link(folder / LAST, folder / TRAINED)
+
+
+def _fits(average: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
+    """Return True if an average has all weights of a model, with the same shapes."""
+    return all(name in average and average[name].shape == weight.shape for name, weight in weights.items())

@@ -1,0 +1,161 @@
+"""Language models: predictors that are averages, kept optimizer states, schedules over the stream, limited replay."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_alma.checkpoints import AVERAGE, BEST, TRAINED, read_checkpoint
+from fairseq_alma.core.averaging import AverageSettings
+from fairseq_alma.core.errors import SettingError
+from fairseq_alma.core.ledger import Ledger
+from fairseq_alma.core.protocol import Stage
+from fairseq_alma.core.stream import MegaBatch
+from fairseq_alma.lm.average import Average
+from fairseq_alma.lm.schedules import StageRates, rates_of_stage
+from fairseq_alma.lm.settings import LanguageModelSettings
+from tests.commands import RUN, run_command
+from tests.fairseq_alma.killing import KilledRun, Reference, end_all, same_run
+
+SHORT = (*RUN, "dropout=0.1", "validations=3", "updates=12", "mega_batches=2", "tensorboard=false")
+EMA = ("predict_with=average", "average_every=update", "average_decay=0.8")
+
+
+def succeed(*command: object) -> None:
+    result = run_command(*map(str, command))
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def checkpoint(out: Path, k: int, name: str) -> dict:
+    found = read_checkpoint(out / "stages" / f"stage_{k:03d}" / "member_1" / name)
+    assert found is not None
+    return found
+
+
+def rates_in_log(out: Path, k: int) -> list[float]:
+    """Return the learning rates that fairseq logged in a stage."""
+    log = (out / "stages" / f"stage_{k:03d}" / "member_1" / "log.txt").read_text()
+    lines = [line[line.index("{") :] for line in log.splitlines() if '"lr"' in line and "{" in line]
+    return [float(json.loads(line)["lr"]) for line in lines]
+
+
+def test_the_predictor_is_the_mean_of_the_models_after_each_stage(stream, tmp_path):
+    succeed("alma-lm", f"stream={stream}", f"out={tmp_path}", *SHORT, "predict_with=average", "replay=uniform")
+    models = [checkpoint(tmp_path, k, TRAINED)["model"] for k in (1, 2)]
+    predictor = checkpoint(tmp_path, 2, BEST)["model"]
+    for name, weight in predictor.items():
+        if weight.is_floating_point() and "valid" not in name and "split" not in name and name != "decoder.version":
+            torch.testing.assert_close(weight, (models[0][name] + models[1][name]) / 2)
+    assert not torch.equal(predictor["decoder.embed_tokens.weight"], models[1]["decoder.embed_tokens.weight"])
+    assert "last_optimizer_state" not in checkpoint(tmp_path, 2, TRAINED)
+    deployed = json.loads((tmp_path / "predictor.json").read_text())["checkpoints"]
+    assert [entry["path"] for entry in deployed] == ["stages/stage_002/member_1/checkpoint_best.pt"]
+    rows = Ledger(tmp_path / "ledger.jsonl").rows()
+    counts = json.loads((stream / "stream.json").read_text())["splits"]
+    tokens = [counts[f"mega_batch_{t}"]["tokens"] for t in (1, 2)]
+    assert [row.scores.num_stored for row in rows] == [0, tokens[0], sum(tokens)]
+
+
+def test_the_average_of_updates_and_the_state_of_the_optimizer_go_on(stream, tmp_path):
+    more = (*EMA, "optimizer_state=keep", "schedule=constant", "replay=0.5", "replay_memory=3200")
+    succeed("alma-lm", f"stream={stream}", f"out={tmp_path}", *SHORT, *more)
+    first, second = (checkpoint(tmp_path, k, TRAINED) for k in (1, 2))
+    assert [one["extra_state"][AVERAGE]["count"] for one in (first, second)] == [12, 24]
+    steps = [{int(state["step"]) for state in one["last_optimizer_state"]["state"].values()} for one in (first, second)]
+    assert steps == [{12}, {24}]
+    predictor = checkpoint(tmp_path, 2, BEST)
+    assert AVERAGE not in predictor["extra_state"]
+    average = second["extra_state"][AVERAGE]["model"]
+    for name, weight in average.items():
+        assert torch.equal(predictor["model"][name], weight)
+    rates = [rates_in_log(tmp_path, k) for k in (1, 2)]
+    assert rates[0][-1] == pytest.approx(0.005)
+    assert rates[1] == pytest.approx([0.005] * len(rates[1]))
+    assert Ledger(tmp_path / "ledger.jsonl").rows()[-1].scores.num_stored == 3200
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "more",
+    [
+        (*EMA, "optimizer_state=keep", "schedule=constant", "replay=uniform"),
+        ("predict_with=average", "average_power=2", "learner=gmoe", "grow_experts=1", "replay=uniform"),
+    ],
+)
+def test_a_killed_run_has_the_same_average(stream, tmp_path, more):
+    settings = (*SHORT, *more)
+    try:
+        reference = Reference.of(stream, tmp_path / "whole", settings)
+        run = KilledRun(stream, tmp_path / "run", (*settings, "checkpoint_minutes=0.001"))
+        run.kill_at_random(3, reference, random.Random(2))
+        run.report()
+        run.finish()
+        same_run(run.out, reference.out)
+    finally:
+        end_all()
+
+
+def test_a_tied_weight_is_averaged_once_and_saved_under_all_its_names():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Linear(2, 2, bias=False)
+            self.second = torch.nn.Linear(2, 2, bias=False)
+            self.second.weight = self.first.weight
+
+    model = Tied()
+    average = Average(model, AverageSettings("average", "update"), None)
+    values = []
+    for value in (2.0, 4.0, 9.0):
+        model.first.weight.data.fill_(value)
+        average.add()
+        with average.used():
+            values.append(float(model.second.weight[0, 0]))
+        assert float(model.first.weight[0, 0]) == value
+    assert values == pytest.approx([2.0, 3.0, 5.0])
+    entry = average.entry()
+    assert entry["count"] == 3
+    assert sorted(entry["model"]) == ["first.weight", "second.weight"]
+    continued = Average(model, AverageSettings("average", "update"), entry)
+    continued.add()  # a fourth state, 9
+    assert float(continued.entry()["model"]["second.weight"][0, 0]) == pytest.approx(6.0)
+
+
+def stage_of(num_past: int, num_new: int) -> Stage:
+    mega_batches = [MegaBatch(t, str(t)) for t in range(1, num_past + num_new + 1)]
+    return Stage(2, tuple(mega_batches[num_past:]), tuple(mega_batches[:num_past]), False, Path())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_past", "num_new", "keeps", "expected"),
+    [
+        ("per_stage", 3, 1, True, StageRates(0.1, 0.0, 5)),
+        ("autoregressive", 0, 1, False, StageRates(0.1, 0.0, 5)),
+        ("autoregressive", 3, 1, False, StageRates(0.05, 0.0, 5)),
+        ("constant", 0, 1, True, StageRates(0.1, 0.1, 5)),
+        ("constant", 3, 1, True, StageRates(0.1, 0.1, 0)),
+        ("constant", 3, 1, False, StageRates(0.1, 0.1, 5)),
+        ("rsqrt", 0, 1, True, StageRates(0.1, 0.1, 5)),
+        ("rsqrt", 0, 4, True, StageRates(0.1, 0.05, 5)),
+        ("rsqrt", 4, 12, True, StageRates(0.05, 0.025, 0)),
+    ],
+)
+def test_the_learning_rates_of_a_stage(schedule, num_past, num_new, keeps, expected):
+    assert rates_of_stage(schedule, 0.1, 5, stage_of(num_past, num_new), keeps) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learner": "gens", "optimizer_state": "keep"}, "cannot be used with learner=gens"),
+        ({"average": AverageSettings("average", average_window=2)}, "average_window=2 is for alma-vision"),
+        ({"average": AverageSettings("average"), "expert_parallel": 2}, "cannot be combined with expert_parallel=2"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
+        LanguageModelSettings(stream="s", out="o", updates=1, **settings)

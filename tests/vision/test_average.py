@@ -1,0 +1,161 @@
+"""predict_with=average: the averaged networks predict, are evaluated and deployed; the training is unaveraged."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_alma.core.errors import SettingError
+from tests.vision.tiny_runs import FORWARD, UPDATES, flat, ledger, networks, small_run, small_settings
+from vision.checkpoints import read_checkpoint
+from vision.datasets import load_dataset
+from vision.evaluator import ErrorRateEvaluator
+from vision.learners import LEARNERS
+from vision.predictor import load_predictor
+
+KEPT = {"keep_stages": True}
+
+
+def predictor(out, stage):
+    """Return the averaged networks that a stage wrote, as one flat tensor."""
+    return flat(read_checkpoint(out / "stages" / f"stage_{stage:03d}" / "train" / "predictor.pt", torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights"),
+    [
+        ({}, [0.25, 0.25, 0.25, 0.25]),
+        ({"average_window": 2}, [0.0, 0.0, 0.5, 0.5]),
+        ({"average_decay": 0.6}, [0.18, 0.18, 0.24, 0.4]),
+    ],
+)
+def test_the_predictor_is_the_average_of_the_networks_after_each_stage(tmp_path, settings, weights):
+    small_run(tmp_path, predict_with="average", **settings, **KEPT)
+    expected = sum(w * flat(networks(tmp_path, k)) for k, w in enumerate(weights, start=1))
+    torch.testing.assert_close(predictor(tmp_path, 4), expected)
+    small_run(tmp_path / "last", **KEPT)
+    for stage in range(1, 5):  # the training itself does not change
+        assert torch.equal(flat(networks(tmp_path, stage)), flat(networks(tmp_path / "last", stage)))
+
+
+def test_the_average_of_updates_goes_on_over_stages(tmp_path):
+    small_run(tmp_path, predict_with="average", average_every="update", average_decay=0.9, **KEPT)
+    trained, averaged = flat(networks(tmp_path, 4)), predictor(tmp_path, 4)
+    assert not torch.equal(trained, averaged)
+    # With a decay near 0, the average is the network after the last update: that of the last epoch.
+    small_run(tmp_path / "new", predict_with="average", average_every="update", average_decay=1e-9, select_by="last",
+              **KEPT)  # fmt: skip
+    torch.testing.assert_close(predictor(tmp_path / "new", 3), flat(networks(tmp_path / "new", 3)))
+
+
+def test_the_averaged_networks_are_evaluated_and_deployed(tmp_path):
+    (rows,) = small_run(tmp_path, predict_with="average")
+    predict, dataset = load_predictor(tmp_path), load_dataset("digits", ".")
+    wrong = predict(dataset.test.images).argmax(-1) != dataset.test.labels.numpy()
+    assert rows[-1].scores.error_rate == pytest.approx(float(np.mean(wrong)), abs=1e-6)
+    (of_last,) = small_run(tmp_path / "last")
+    assert rows[1].scores == of_last[1].scores  # the average of one stage
+    assert [row.scores.error_rate for row in rows[2:]] != [row.scores.error_rate for row in of_last[2:]]
+    assert [row.spent.train_flops for row in rows] == [row.spent.train_flops for row in of_last]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"average_window": 2},
+        {"average_every": "update", "average_decay": 0.95},
+        {"learner": "ens", "members": 2, "seeds": 2, "average_decay": 0.5},
+        {"learner": "gmoe", "grow_every": 2, "replay": "uniform", "replay_memory": 100},
+    ],
+)
+def test_a_run_that_is_stopped_after_each_step_is_the_same(tmp_path, changes, monkeypatch):
+    changes = {"predict_with": "average", **changes}
+    whole = small_run(tmp_path / "whole", **changes)
+    calls = []
+
+    def stopping(self, learner):
+        calls.append(learner.stage_index)
+        if calls.count(learner.stage_index) == 1:
+            raise KeyboardInterrupt
+        return evaluate(self, learner)
+
+    evaluate = ErrorRateEvaluator.__call__
+    monkeypatch.setattr(ErrorRateEvaluator, "__call__", stopping)
+    rows = None
+    while rows is None:
+        try:
+            rows = small_run(tmp_path / "stopped", **changes)
+        except KeyboardInterrupt:
+            continue
+    assert sorted(set(calls)) == [0, 1, 2, 3, 4]
+    folders = [""] if len(whole) == 1 else ["seed_0", "seed_1"]
+    assert [ledger(tmp_path / "stopped" / one) for one in folders] == [
+        ledger(tmp_path / "whole" / one) for one in folders
+    ]
+    assert torch.equal(predictor(tmp_path / "stopped", 4), predictor(tmp_path / "whole", 4))
+
+
+def test_a_network_that_grows_begins_a_new_average(tmp_path):
+    small_run(tmp_path, learner="gmoe", grow_every=2, predict_with="average", **KEPT)
+    # Growth is before stage 3, so the average is over stages 3 and 4.
+    expected = (flat(networks(tmp_path, 3)) + flat(networks(tmp_path, 4))) / 2
+    torch.testing.assert_close(predictor(tmp_path, 4), expected)
+
+
+def test_old_files_are_deleted(tmp_path):
+    small_run(tmp_path / "all", predict_with="average")
+    small_run(tmp_path / "window", predict_with="average", average_window=3)
+    written = [[path.stem for path in (tmp_path / one).rglob("*.pt")] for one in ("all", "window")]
+    assert [names.count("predictor") for names in written] == [2, 2]
+    assert [names.count("networks") for names in written] == [2, 3]
+
+
+def test_statistics_of_batch_normalisation_are_computed_again(tmp_path):
+    settings = {"dataset": "digits", "backbone": "resnet20", "width": 2, "epochs": 1, "mega_batches": 2}
+    (rows,) = small_run(tmp_path, predict_with="average", **{**settings, "crop_padding": 0}, **KEPT)
+    stack = read_checkpoint(tmp_path / "stages/stage_002/train/predictor.pt", torch.device("cpu"))
+    trained = networks(tmp_path, 2)
+    assert stack.statistics is not None
+    assert not torch.equal(stack.statistics.flat, trained.statistics.flat)
+    (of_last,) = small_run(tmp_path / "last", **{**settings, "crop_padding": 0})
+    extra = rows[2].spent.train_flops - of_last[2].spent.train_flops
+    assert extra == stack.flops.forward * 648  # one pass over the training examples of the mega-batch
+
+
+def test_the_last_epoch_can_be_selected(tmp_path):
+    (rows,) = small_run(tmp_path, select_by="last", lr=0.1)
+    (all_rows,) = small_run(tmp_path / "loss", lr=0.1)
+    assert [row.spent.num_updates for row in rows] == [0, UPDATES, UPDATES, UPDATES, UPDATES]
+    assert [row.spent.train_flops for row in rows] == [row.spent.train_flops for row in all_rows]
+    assert [row.spent.validation_flops for row in rows] == [0, 36 * FORWARD, 36 * FORWARD, 35 * FORWARD, 35 * FORWARD]
+
+
+def test_early_stages_can_have_more_epochs(tmp_path):
+    (rows,) = small_run(tmp_path, epochs=1, extra_epochs=6)
+    # 1 + 6 / t epochs of 6 updates
+    assert [row.spent.num_updates for row in rows] == [0, 42, 24, 18, 18]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learner": "gens", "predict_with": "average"}, "predict_with=average cannot be used with learner=gens"),
+        ({"from_scratch": True, "predict_with": "average"}, "with from_scratch=true each stage has a new network"),
+        ({"select_by": "last", "patience": 2}, "patience=2 needs the validation score of each epoch"),
+        ({"replay_memory": 10}, "replay_memory=10 needs replay=uniform or a share"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tmp_path, settings, message):
+    with pytest.raises(SettingError, match=message):
+        small_settings(tmp_path, **settings)
+
+
+def test_every_learner_of_one_network_takes_an_average(tmp_path):
+    for name in LEARNERS:
+        if name not in ("gens", "ens_moe") and ":" not in name:
+            experts = {"experts": 2} if name == "moe" else {}
+            small_run(tmp_path / name, learner=name, predict_with="average", mega_batches=2, epochs=1, **experts)
+            load_predictor(tmp_path / name)
+            shutil.rmtree(tmp_path / name)
