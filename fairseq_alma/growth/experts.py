@@ -56,7 +56,9 @@ def grow_experts(
       if the copy has the larger logit. Output and loss change, because each gate probability p falls to about
       p / (1 + q), where q is the sum of the gate probabilities of all parents before the growth.
     - "tree" (the gates of the paper's appendix A): only noise. The copy has no logit in the softmax. Instead, its row
-      decides which tokens of the parent move to the copy (see `Router`). Output and loss do not change.
+      decides which tokens of the parent move to the copy (see `Router`). Output and loss do not change. The noise is
+      orthogonal to the mean input of the parent's tokens in the last validation. The inputs of a router share a large
+      mean, so without this, most rows would send all tokens of the parent the same way.
 
     The optimizer state has no entries for the new experts, so the optimizer must start from scratch.
 
@@ -94,7 +96,9 @@ def grow_experts(
         for name in EXPERT_WEIGHTS:
             weight = state[prefix + name]
             grown[prefix + name] = torch.cat([weight, weight[parents]])
-        grown[prefix + "router.weight"] = _grow_rows(rows_ED, parents, router, noise, random)
+        input_ED = state.get(prefix + "valid_input_ED", torch.zeros_like(rows_ED))
+        grown[prefix + "router.weight"] = _grow_rows(rows_ED, input_ED[parents], parents, router, noise, random)
+        grown[prefix + "valid_input_ED"] = torch.zeros(len(split_E) + num_new, rows_ED.shape[1])
         new_split = parents if router == "tree" else [-1] * num_new
         grown[prefix + "router.split_E"] = torch.cat([split_E, torch.tensor(new_split).to(split_E)])
         # Set the validation losses and token counts to 0, because the grown model has not been validated yet.
@@ -122,7 +126,12 @@ def num_params_of_expert(model_dim: int, ffn_dim: int) -> int:
 
 
 def _grow_rows(
-    rows_ED: Tensor, parents: list[int], router: RouterGrowth, noise: float, random: torch.Generator
+    rows_ED: Tensor,
+    input_KD: Tensor,
+    parents: list[int],
+    router: RouterGrowth,
+    noise: float,
+    random: torch.Generator,
 ) -> Tensor:
     """Return the router rows [E + K, D] of a mixture after growth.
 
@@ -130,6 +139,7 @@ def _grow_rows(
 
     Args:
         rows_ED: router rows before the growth.
+        input_KD: sum of the inputs of the tokens of each parent in the last validation; 0 if it is not known.
         parents: indices of the K experts that are copied.
         router, noise: see grow_experts.
         random: random number generator for the noise.
@@ -139,5 +149,19 @@ def _grow_rows(
     # itself have been added by an earlier growth with router="tree". Its router row then contains only small noise, so
     # a scale that is computed from this row would be too small.
     scale = rows_ED.float().square().mean().sqrt()
-    noise_KD = noise * scale * torch.randn(parent_KD.shape, generator=random)
+    noise_KD = torch.randn(parent_KD.shape, generator=random)
+    if router == "tree":
+        noise_KD = _orthogonal(noise_KD, input_KD.float())
+    noise_KD *= noise * scale
     return torch.cat([rows_ED, (noise_KD + (parent_KD if router == "copy" else 0)).to(rows_ED.dtype)])
+
+
+def _orthogonal(noise_KD: Tensor, input_KD: Tensor) -> Tensor:
+    """Return noise without its component along the inputs, row by row. A row does not change if its input is 0.
+
+    Args:
+        noise_KD: the noise, [K, D].
+        input_KD: inputs of any length, [K, D].
+    """
+    direction_KD = torch.nn.functional.normalize(input_KD, dim=1)
+    return noise_KD - (noise_KD * direction_KD).sum(1, keepdim=True) * direction_KD

@@ -130,10 +130,11 @@ class SwitchLanguageModel(FairseqLanguageModel):
         super().upgrade_state_dict_named(state_dict, name)
         own = shapes_of(self)
         for key, buffer in self.named_buffers():
-            # Add the entry `version` if the state dict lacks it, because refuse_other_sizes would otherwise report it
-            # as missing. fairseq leaves this entry out of a moving average of the weights (option --store-ema). Compare
-            # only the end of the key, because the key starts with names of modules, as in "decoder.version".
-            if key.endswith("version"):
+            # Add entries that the state dict lacks, because refuse_other_sizes would otherwise report them as missing.
+            # fairseq leaves `version` out of a moving average of the weights (option --store-ema). Checkpoints of
+            # earlier versions have no `valid_input_ED`. Compare only the end of the key, because the key starts with
+            # names of modules, as in "decoder.version".
+            if key.endswith(("version", "valid_input_ED")):
                 state_dict.setdefault(key, buffer)
         refuse_other_sizes(state_dict, own)
 

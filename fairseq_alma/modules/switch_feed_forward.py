@@ -29,6 +29,8 @@ class MixtureOutput:
     """The output of the router: the expert and the gate probability of each token, and the balancing losses."""
     plan: Plan
     """The assignment of the tokens to experts."""
+    x_TD: Tensor
+    """The inputs of the tokens, [T, D]."""
 
     @property
     def num_dropped(self) -> Tensor:
@@ -61,6 +63,7 @@ class SwitchFeedForward(nn.Module):
 
     valid_loss_E: Tensor
     valid_tokens_E: Tensor
+    valid_input_ED: Tensor
 
     def __init__(
         self,
@@ -97,6 +100,9 @@ class SwitchFeedForward(nn.Module):
         # The counts are stored as floating point numbers, because fairseq's option --store-ema averages every entry of
         # a state dict, and the average of integers need not be an integer.
         self.register_buffer("valid_tokens_E", torch.zeros(num_experts, dtype=torch.float64))
+        # The sum of the inputs of the tokens that the router has sent to each expert since the last validation began.
+        # Growth needs their mean to divide these tokens evenly between an expert and its copy.
+        self.register_buffer("valid_input_ED", torch.zeros(num_experts, model_dim))
         self.capacity_factor = capacity_factor
         self.eval_capacity_factor = eval_capacity_factor
         self.activation_dropout = activation_dropout
@@ -136,12 +142,13 @@ class SwitchFeedForward(nn.Module):
         else:
             y_SD = run_experts(x_SD, plan, weights, dropout)
         y_TD = from_rows(y_SD, plan) * routing.probability_T.unsqueeze(1).to(dtype)
-        return MixtureOutput(y_TD, routing, plan)
+        return MixtureOutput(y_TD, routing, plan, x_TD)
 
     def charge_validation_loss(self, output: MixtureOutput, loss_T: Tensor) -> None:
         """Add the loss of each token to the total of the expert that processed the token, and count the token.
 
-        The totals are `valid_loss_E`, the counts are `valid_tokens_E`. Dropped tokens are ignored.
+        The totals are `valid_loss_E`, the counts are `valid_tokens_E`. Dropped tokens are ignored. The inputs of all
+        tokens are added to `valid_input_ED`.
 
         Args:
             output: the output of `forward` for these tokens.
@@ -153,13 +160,15 @@ class SwitchFeedForward(nn.Module):
             loss_T = loss_T.where(plan.kept_T, 0)
         self.valid_loss_E.index_add_(0, output.routing.expert_T, loss_T)
         self.valid_tokens_E += (plan.load_E - plan.dropped_E).to(self.valid_tokens_E.dtype)
+        self.valid_input_ED.index_add_(0, output.routing.expert_T, output.x_TD.to(self.valid_input_ED.dtype))
 
     def reset_validation_loss(self) -> None:
-        """Set the validation losses and token counts of all experts to 0."""
+        """Set the validation losses, token counts and summed inputs of all experts to 0."""
         # Make new float64 tensors. In a model that was cast to bf16, the buffers are bf16 too, which is not precise
         # enough for sums over a validation set.
         self.valid_loss_E = torch.zeros_like(self.valid_loss_E, dtype=torch.float64)
         self.valid_tokens_E = torch.zeros_like(self.valid_tokens_E, dtype=torch.float64)
+        self.valid_input_ED = torch.zeros_like(self.valid_input_ED, dtype=torch.float32)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Write the weights of all experts to a state dict, also if they are spread over ranks.

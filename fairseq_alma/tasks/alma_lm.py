@@ -263,6 +263,7 @@ class AlmaLanguageModelingTask(LanguageModelingTask):
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 torch.distributed.all_reduce(mixture.valid_loss_E)
                 torch.distributed.all_reduce(mixture.valid_tokens_E)
+                torch.distributed.all_reduce(mixture.valid_input_ED)
             logger.info(
                 "mixture layer %d, one number per expert: validation tokens %s, summed loss of these tokens in nats %s",
                 layer,

@@ -119,7 +119,8 @@ def test_in_each_mixture_the_experts_with_the_largest_loss_are_copied_and_all_el
             assert grown[prefix + name].tolist() == [0.0] * 5
             assert grown[prefix + name].dtype == torch.float64
         touched |= {prefix + name for name in (*EXPERT_WEIGHTS, "router.weight", "router.split_E")}
-        touched |= {prefix + name for name in ("valid_loss_E", "valid_tokens_E")}
+        assert grown[prefix + "valid_input_ED"].shape == (5, before[prefix + "router.weight"].shape[1])
+        touched |= {prefix + name for name in ("valid_loss_E", "valid_tokens_E", "valid_input_ED")}
     assert list(grown) == list(before)
     for name in before.keys() - touched:
         assert torch.equal(grown[name], before[name]), name
