@@ -9,7 +9,7 @@ wait_less    a shorter wait; with wait 1, the learner does not wait
 replay       another value of replay
 growth       a learner that grows if this one does not, and the reverse, with about the same number of training FLOPs
 same_size    one network that does not grow, with about as many parameters as this run has on average
-members      more networks in an ensemble
+more_members more networks in an ensemble
 
 In all other settings, the two runs are equal. There are exceptions, because a decision can change several settings:
 with the wait, users change the number of updates and the growth interval; other learners have other settings; and to
@@ -66,7 +66,7 @@ def alternatives(comparison: Comparison, numbers: Sequence[Numbers]) -> list[dic
         "replay": {"replay"},
         "growth": free,
         "same_size": free,
-        "members": own,
+        "more_members": own,
     }
     keys = {change: [_key_without(group, names) for group in groups] for change, names in may_differ.items()}
     families: dict[Change, dict[tuple, list[int]]] = {change: {} for change in CHANGES}
@@ -129,7 +129,7 @@ IS_ALTERNATIVE: dict[Change, Callable[[RunGroup, Numbers, RunGroup, Numbers], bo
         is_single_network(other.learner)
         and _about_equal(mean_params(result, group.num_arrivals), mean_params(its, group.num_arrivals))
     ),
-    "members": lambda group, _, other, __: _has_more_members(group, other),
+    "more_members": lambda group, _, other, __: _has_more_members(group, other),
 }
 """Functions that say whether a group is an alternative to another one, if their other settings are equal."""
 

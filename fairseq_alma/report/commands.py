@@ -25,9 +25,9 @@ from fairseq_alma.core.datasets import entry_of
 from fairseq_alma.report.numbers import Numbers
 from fairseq_alma.report.runs import Comparison, RunGroup
 
-Change = Literal["wait_longer", "wait_less", "replay", "growth", "same_size", "members"]
+Change = Literal["wait_longer", "wait_less", "replay", "growth", "same_size", "more_members"]
 """The decision in which two groups of runs differ. alternatives.py describes the decisions."""
-CHANGES: tuple[Change, ...] = ("wait_longer", "wait_less", "replay", "growth", "same_size", "members")
+CHANGES: tuple[Change, ...] = ("wait_longer", "wait_less", "replay", "growth", "same_size", "more_members")
 
 PROGRAMS = {"vision": "alma-vision", "language model": "alma-lm"}
 GROWING = {"sm": "gens", "ens": "gens", "umix": "gens", "moe": "ens_moe"}
@@ -61,7 +61,7 @@ def proposed_command(change: Change, comparison: Comparison, index: int, numbers
     elif change == "same_size":
         size = size_of_one_network(comparison, group, mean_params(result, group.num_arrivals))
         changed = {"learner": "sm"} | ({SCALED_SETTING[group.half]: size} if size else {})
-    elif change == "members":
+    elif change == "more_members":
         changed = _more_members(group)
     else:
         changed = _fixed_at_equal_cost(group, result) if grows(group.learner) else _growing_at_equal_cost(group)
@@ -91,7 +91,7 @@ def command_with(group: RunGroup, changed: Mapping[str, Any]) -> str:
     if learner != group.learner:
         required = REQUIRED_SETTINGS.get((group.half, learner), {})
         settings |= {name: _text(value) for name, value in required.items() if name not in settings}
-    settings |= {name: _text(value) for name, value in changed.items()}
+    settings |= {"learner": learner} | {name: _text(value) for name, value in changed.items()}
     settings["out"] = _new_folder(group, settings.get("out"), changed)
     return shlex.join([PROGRAMS[group.half], *(f"{name}={value}" for name, value in settings.items())])
 

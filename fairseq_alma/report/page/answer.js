@@ -4,7 +4,7 @@
 const DECISIONS = {
   wait_longer: ["wait longer", "wait"], wait_less: ["do not wait, or wait less", "wait"], replay: ["replay", "replay"],
   growth: ["grow, or do not grow, at equal cost", "growth"], same_size: ["one fixed model of the same size", "SM"],
-  members: ["more members", "member"],
+  more_members: ["more members", "member"],
 };
 
 // Show the answer and its alternatives. Return the index of the best group, or null.

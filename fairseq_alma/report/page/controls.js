@@ -86,6 +86,9 @@ const buildObjectives = () => {
   });
   const legend = element("legend", {}, termed("Best by", "objective"));
   byId("objectives").replaceChildren(legend, ...choices);
+};
+
+const showObjective = () => {
   const untrained = comparison.vision ? "the error of the untrained network" : "the perplexity of the untrained model";
   byId("objective-note").textContent = {
     all: `Arrivals before the first stage count, with ${untrained}, so waiting costs something.`,
@@ -99,7 +102,7 @@ const buildObjectives = () => {
 const openObjective = () => {
   createdRows = new Map();
   drawnCurves = "";
-  buildObjectives();
+  showObjective();
   buildAxisMenu(byId("x-axis"), AXES, "x");
   buildAxisMenu(byId("y-axis"), QUALITIES, "y");
   buildSliders();
@@ -175,6 +178,7 @@ const buildAxisMenu = (menu, axes, key) => {
 const openComparison = (number) => {
   comparison = data.comparisons[number];
   state.c = number;
+  buildObjectives();
   openObjective();
   buildFilters();
   showDetail();
