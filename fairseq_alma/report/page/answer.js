@@ -73,6 +73,9 @@ const doubts = (best) => {
   if (objective().noise === null && candidates().length > 1 && state.target === null) {
     add("The data cannot tell how much of the differences is noise: all runs have one seed.");
   }
+  if (group.seeds.length === 1 && objective().noise !== null && state.target === null) {
+    add("This run has one seed. How much its score varies is estimated from the other runs.");
+  }
   const better = Object.values(group.alternatives).flatMap(({ runs }) => runs ?? [])
     .filter((index) => difference(group, comparison.groups[index], "test")?.verdict === "better")
     .filter((index) => isWithinBudget(comparison.groups[index]));
