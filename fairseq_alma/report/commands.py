@@ -211,10 +211,12 @@ def size_of_one_network(comparison: Comparison, group: RunGroup, params: float) 
     known: dict[int, float] = {}
     for other in comparison.groups:
         size = other.settings.get(name)
+        if not isinstance(size, int) or size in known or other.learner not in ("sm", *MEMBER_SETTINGS):
+            continue
         is_same_kind = all(other.settings.get(kind) == group.settings.get(kind) for kind in ("arch", "backbone"))
-        if isinstance(size, int) and is_same_kind and other.learner in ("sm", *MEMBER_SETTINGS):
+        if is_same_kind:
             members = num_networks(other) if other.learner != "gens" or group.half == "vision" else 1
-            known[size] = float(other.mean_column("num_params")[0]) / members
+            known[size] = float(other.counted_runs[0].num_params[0]) / members
     if not known:
         return None
     nearest = sorted(known, key=lambda size: abs(np.log(known[size] / params)))[:3]
