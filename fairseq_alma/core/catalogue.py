@@ -55,13 +55,32 @@ experiment."""
 SIZE_SETTINGS = ("arch", "width", "experts", "members")
 """Names of the settings that determine the size of a learner (its number of parameters)."""
 
-GROWTH_SETTINGS = ("grow_every", "grow_experts")
+GROWTH_INTERVAL = "grow_every"
+"""Name of the setting with the number of stages from one growth to the next."""
+
+GROWTH_SETTINGS = (GROWTH_INTERVAL, "grow_experts")
 """Names of the settings that determine how often and by how much a learner grows. Suitable values depend on the number
 of stages, which depends on `wait`. So runs with different values of `wait` usually also differ in these settings."""
 
 WAIT_SETTINGS = ("wait", "wait_ratio", "updates", "updates_per_mega_batch", "grow_every")
 """The setting `wait`, and the settings that are usually changed together with `wait`. To show the effect of `wait`, a
 report compares two runs that differ only in these settings."""
+
+MEMBER_SETTINGS: Mapping[str, str] = {"ens": "members", "umix": "members", "gens": "new_members"}
+"""Learner -> name of the setting with the number of networks that each stage trains. All other learners train one
+network."""
+
+SCALED_SETTING: Mapping[Half, str] = {"vision": "width", "language model": "experts"}
+"""For each half of the project: name of the setting that changes the number of parameters of one network."""
+
+REQUIRED_SETTINGS: Mapping[tuple[Half, str], Mapping[str, Any]] = {
+    ("vision", "moe"): {"experts": 4},
+    ("vision", "ens_moe"): {"experts": 4},
+    ("language model", "ens"): {"members": 2},
+    ("language model", "gmoe"): {"grow_experts": 2},
+}
+"""(half of the project, learner) -> settings that the learner needs, each with an example of a value. Commands that the
+report proposes have these values."""
 
 NOT_COMPARED = (
     *dict.fromkeys(name for names in FREE_SETTINGS.values() for name in names),

@@ -1,16 +1,22 @@
 """Results of a group of runs: the paper's metrics, each with its mean and standard error over the seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from fairseq_alma.core.metrics import PREQUENTIAL_KEYS, mean_and_standard_error
+from fairseq_alma.report.objectives import (
+    DEFAULT,
+    OBJECTIVES,
+    Objective,
+    Rule,
+    rule_of,
+    validation_score,
+    value_on_test,
+)
 from fairseq_alma.report.runs import Array, Comparison, Run, RunGroup
-
-Rule = Literal["prequential", "validation"]
-"""By which score the best group of a comparison is chosen. `rule_of` describes the two rules."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,30 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Score:
+    """Results of a finished group of runs under one objective. All values are error rates (fractions) or perplexities.
+
+    The lists have one entry for each run of `RunGroup.counted_runs`. If the value of a run does not exist, the list is
+    empty, and so is the result that is computed from it.
+    """
+
+    test: tuple[float, ...] = ()
+    """Values on test data, which the report shows."""
+    validation: tuple[float, ...] = ()
+    """Scores on validation data, by which the report chooses."""
+
+    @property
+    def value(self) -> Estimate | None:
+        """Mean and standard error of the values on test data."""
+        return _estimate_of(self.test)
+
+    @property
+    def score(self) -> float | None:
+        """Mean of the scores on validation data. The group with the lowest score is the best."""
+        return _mean(self.validation) if self.validation else None
+
+
+@dataclass(frozen=True)
 class Numbers:
     """Results of a group of runs that differ only in the seed. A result that does not exist yet is None.
 
@@ -39,24 +69,20 @@ class Numbers:
     """
 
     quality: Estimate | None
-    """Quality over the complete stream, on test data.
+    """The paper's measure of quality over the complete stream, on test data.
 
     In vision, the cumulative error rate CER (equation 1 of the paper). For language models, the mean perplexity over
-    the arrivals t = 1..B.
+    the arrivals t = 1..B (arithmetic mean; the objectives have the geometric mean).
     """
     after_first_stage: Estimate | None
-    """Mean test perplexity over the arrivals from the first stage on; None in vision."""
+    """Arithmetic mean of the test perplexity over the arrivals from the first stage on; None in vision."""
     final: Estimate
     """Test error rate or perplexity after the last arrival."""
     final_validation: Estimate | None
-    """Validation error rate or perplexity after the last arrival."""
-    validation_score: float | None
-    """Score on validation data by the rule of the comparison. The group with the lowest score is the best.
-
-    With the rule "prequential": the prequential error rate, a fraction, or the prequential perplexity. With the rule
-    "validation": CER or average perplexity on validation data. None if the group is unfinished, or if values are
-    missing in its ledgers.
-    """
+    """Validation perplexity after the last arrival. In vision, the validation error of the last mega-batches (see
+    `objectives.validation_score`); for an unfinished run, the validation error of the last stage."""
+    scores: Mapping[Objective, Score]
+    """Results under each objective. They are empty if the group is unfinished."""
     num_params: float
     """Number of parameters of the predictor after the last arrival."""
     forward_flops: float
@@ -77,42 +103,30 @@ class Numbers:
     """Backward transfer, a difference of accuracies; see `forgetting`."""
     forward_transfer: Estimate | None = None
     """Forward transfer, a difference of accuracies; see `forgetting`."""
+    train_seconds: float = 0.0
+    """Seconds of training that the ledger of a run records, all members together."""
+
+    @property
+    def validation_score(self) -> float | None:
+        """Score on validation data under the default objective; None if the group is unfinished or has no score."""
+        return self.scores[DEFAULT].score
 
 
 def all_numbers(comparison: Comparison) -> list[Numbers]:
     """Return the results of every group of runs in a comparison, in the order of `comparison.groups`."""
-    untrained, rule = untrained_value(comparison), rule_of(comparison)
-    return [numbers_of(group, untrained, rule) for group in comparison.groups]
+    untrained = untrained_value(comparison)
+    rules = {objective: rule_of(comparison, objective) for objective in OBJECTIVES}
+    return [numbers_of(group, untrained, rules) for group in comparison.groups]
 
 
-def rule_of(comparison: Comparison) -> Rule:
-    """Return the rule by which the best group of a comparison is chosen.
-
-    "prequential": the prequential score. It is used if all runs have it that could be chosen by the other rule.
-    "validation": CER or average perplexity on the data that also chose the epoch or checkpoint of each stage. In
-        vision, this score is too low for small waits.
-    """
-    return "validation" if runs_without_prequential(comparison) else "prequential"
-
-
-def runs_without_prequential(comparison: Comparison) -> list[Run]:
-    """Return the finished runs that have validation values for all arrivals, but no prequential score."""
-    runs = [run for group in comparison.finished_groups for run in group.counted_runs]
-    return [run for run in runs if _prequential(run) is None and not np.isnan(validation_score(run, untrained=1.0))]
-
-
-def _prequential(run: Run) -> float | None:
-    return next((run.summary[key] for key in PREQUENTIAL_KEYS if key in run.summary), None)
-
-
-def numbers_of(group: RunGroup, untrained: float, rule: Rule) -> Numbers:
+def numbers_of(group: RunGroup, untrained: float, rules: Mapping[Objective, Rule]) -> Numbers:
     """Return the results of one group of runs. The group may be unfinished.
 
     Args:
         group: runs with equal settings.
-        untrained: error rate or perplexity before the first stage, used where the ledger contains no validation value.
-            See the function `validation_score`.
-        rule: the rule by which groups are chosen, as returned by `rule_of`.
+        untrained: error rate before the first stage, used where the ledger contains no validation value. See the
+            function `objectives.validation_score`.
+        rules: the rule by which groups are chosen under each objective, as returned by `objectives.rule_of`.
     """
     runs = group.counted_runs
     summaries = [dict(run.summary) for run in runs if run.summary]
@@ -130,17 +144,15 @@ def numbers_of(group: RunGroup, untrained: float, rule: Rule) -> Numbers:
 
     final = estimate("final")
     assert final is not None
-    scores: list[float | None] = []
-    if is_complete:
-        scores = [_prequential(run) if rule == "prequential" else validation_score(run, untrained) for run in runs]
-    is_scored = bool(scores) and not any(score is None or np.isnan(score) for score in scores)
+    scores = {name: _score(runs, name, rules[name], untrained) if is_complete else Score() for name in OBJECTIVES}
+    final_validation = _estimate_of(scores["final"].validation) or estimate("final_validation")
     wall_seconds = means.get("wall_seconds")
     return Numbers(
         quality=(estimate("cer") or estimate("average_perplexity")) if is_complete else None,
         after_first_stage=estimate("average_perplexity_after_first_stage") if is_complete else None,
         final=final,
-        final_validation=estimate("final_validation"),
-        validation_score=_mean(scores) if is_scored else None,
+        final_validation=final_validation,
+        scores=scores,
         num_params=_mean([run.num_params[t] for run, t in zip(runs, last, strict=True)]),
         forward_flops=_mean([run.forward_flops[t] for run, t in zip(runs, last, strict=True)]),
         mem=means.get("mem") or 0.0,
@@ -151,7 +163,30 @@ def numbers_of(group: RunGroup, untrained: float, rule: Rule) -> Numbers:
         forgetting=estimate("forgetting") if is_complete else None,
         backward_transfer=estimate("backward_transfer") if is_complete else None,
         forward_transfer=estimate("forward_transfer") if is_complete else None,
+        train_seconds=_mean([run.train_seconds[: t + 1].sum() for run, t in zip(runs, last, strict=True)]),
     )
+
+
+def _score(runs: Sequence[Run], objective: Objective, rule: Rule, untrained: float) -> Score:
+    """Return the results of finished runs under one objective."""
+    values = [value_on_test(run, objective) for run in runs]
+    scores = [validation_score(run, objective, rule, untrained) for run in runs]
+    return Score(_if_complete(values), _if_complete(scores))
+
+
+def _if_complete(values: Sequence[float | None]) -> tuple[float, ...]:
+    """Return the values as a tuple, or an empty tuple if one of them is None or is not a number."""
+    known = tuple(value for value in values if value is not None and not np.isnan(value))
+    return known if len(known) == len(values) else ()
+
+
+def _estimate_of(values: Sequence[float]) -> Estimate | None:
+    """Return the mean and the standard error of values, one for each seed; None if there are none."""
+    if not values:
+        return None
+    if len(values) == 1 or not np.isfinite(values).all():
+        return Estimate(_mean(values))
+    return Estimate(_mean(values), float(np.std(values, ddof=1) / len(values) ** 0.5))
 
 
 def _summary_until(run: Run, t: int) -> dict[str, Any]:
@@ -168,25 +203,6 @@ def _summary_until(run: Run, t: int) -> dict[str, Any]:
     if not np.isnan(run.validation[t]):
         summary["final_validation"] = float(run.validation[t])
     return summary
-
-
-def validation_score(run: Run, untrained: float) -> float:
-    """Return CER or average perplexity, computed from validation data over t = 1..B.
-
-    The report uses this score to choose between groups by the rule "validation" (see `rule_of`).
-
-    Args:
-        run: a finished run.
-        untrained: error rate or perplexity of the untrained learner. It is used for arrivals before the first stage,
-            because a vision ledger contains no validation values for them. Give the same number for all runs of a
-            comparison, so that no run has an advantage.
-
-    Returns:
-        The sum of the error rates, or the mean of the perplexities. NaN if the ledger has no validation value for an
-        arrival after the first stage.
-    """
-    values = np.where(np.isnan(run.validation) & (run.stage == 0), untrained, run.validation)[1:]
-    return float(values.sum() if "cer" in run.summary else values.mean())
 
 
 def untrained_value(comparison: Comparison) -> float:

@@ -267,6 +267,8 @@ def _columns(path: Path, rows: Sequence[LedgerRow], quality: str) -> dict[str, A
             t = int(np.flatnonzero(~np.isfinite(values))[0])
             raise RunError(f"{path}, line {t + 1}: {name} is {values[t]}, expected a finite number: restore the file")
         columns[column] = values
+    ahead = [None if row.prequential is None else row.prequential.error_rate for row in rows]
+    columns["prequential"] = _column(path, "prequential_error_rate", ahead, may_be_missing=True)
     return columns
 
 

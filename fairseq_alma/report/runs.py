@@ -42,6 +42,9 @@ class Run:
     """Vision: test error rate, a fraction between 0 and 1. Language models: test perplexity."""
     validation: Array
     """Validation error rate or perplexity; NaN where the ledger has no value, for example in vision before stage 1."""
+    prequential: Array
+    """Vision: error rate on the validation data of mega-batch t, of the predictor from before its arrival. NaN where
+    the ledger has no value, and for language models."""
     num_params: Array
     """Number of parameters of the predictor: all networks that are used for a prediction."""
     forward_flops: Array

@@ -14,9 +14,10 @@ from tabulate import tabulate
 
 from fairseq_alma.core import catalogue
 from fairseq_alma.report import paper
-from fairseq_alma.report.choice import Budget, best_within, explanation, score_name, score_scale
+from fairseq_alma.report.choice import Budget, best_within
 from fairseq_alma.report.labels import group_label
 from fairseq_alma.report.numbers import Numbers
+from fairseq_alma.report.objectives import explanation, score_name, score_scale
 from fairseq_alma.report.runs import Comparison, RunGroup
 
 UNTRAINED = "*"
@@ -91,23 +92,26 @@ def tables_of(comparison: Comparison, numbers: Sequence[Numbers]) -> list[Table]
 def summary(comparison: Comparison, numbers: Sequence[Numbers]) -> Table:
     """Return the table of all groups of runs and their results, one row per group.
 
-    The row of the group with the best validation score contains the word `best`.
+    The row of the group with the best score on validation data, under the default objective, contains the word `best`.
+    The columns have the same names as on the page. "Average perplexity" is the paper's arithmetic mean.
     """
     best = best_within(numbers, Budget())
     is_vision = comparison.is_vision
     quality_columns = (
-        ["CER", "final error, %"] if is_vision else ["average perplexity", "after first stage", "final perplexity"]
-    )
+        ["CER", "error after first stage, %", "final error, %"] if is_vision
+        else ["geometric mean perplexity", "geometric mean after first stage", "final perplexity", "average perplexity"]
+    )  # fmt: skip
     columns = ("run", "by validation", "seeds", *quality_columns, "final validation" + (", %" if is_vision else ""),
                *score_columns(comparison), "params, last", "Mem", "Comp, TFLOP", "wall time", "state")  # fmt: skip
     rows = []
     scale, digits = (100.0, 2) if is_vision else (1.0, 2)
     for index, (group, result) in enumerate(zip(comparison.groups, numbers, strict=True)):
-        cells = [result.quality.text() if result.quality else ""]
-        if not is_vision:
-            cells.append(result.after_first_stage.text() if result.after_first_stage else "")
         is_trained = group.counted_runs[0].stage[-1] > 0
-        cells.append(result.final.text(digits, scale) if is_trained else UNTRAINED)
+        final = result.final.text(digits, scale) if is_trained else UNTRAINED
+        after, mean = result.scores["after"].value, result.scores["all"].value
+        paper_mean = result.quality.text() if result.quality else ""
+        cells = [paper_mean] if is_vision else [mean.text() if mean else ""]
+        cells += [after.text(digits, scale) if after else "", final, *([] if is_vision else [paper_mean])]
         cells.append(result.final_validation.text(digits, scale) if is_trained and result.final_validation else "")
         estimates = (result.prequential, result.forgetting, result.backward_transfer, result.forward_transfer)
         cells += [one.text(digits, scale) if one else "" for one in estimates]

@@ -44,6 +44,7 @@ def write_report(data: ReportData, out: Path, page_only: bool = False, reload_se
         raise RunError(f"{out} is a file: give a folder for the report")
     out.mkdir(parents=True, exist_ok=True)
     count = 1
+    figures: dict[str, list[str]] = {}
     for comparison in [] if page_only else data.comparisons:
         numbers = all_numbers(comparison)
         for table in tables_of(comparison, numbers):
@@ -54,9 +55,10 @@ def write_report(data: ReportData, out: Path, page_only: bool = False, reload_se
                 data.errors.append(str(figure))
                 continue
             save(figure, out / "figures" / comparison.slug / name)
+            figures.setdefault(comparison.slug, []).append(name)
             count += 2
-    # Write the page last, because it shows the errors of the figures that could not be drawn.
-    write_whole(out / "index.html", printable(page(data, reload_seconds)), durable=False)
+    # Write the page last, because it links to the figures, and shows the errors of those that could not be drawn.
+    write_whole(out / "index.html", printable(page(data, reload_seconds, figures)), durable=False)
     return count
 
 

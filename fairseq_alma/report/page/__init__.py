@@ -15,15 +15,28 @@ import jinja2
 import numpy as np
 
 from fairseq_alma.core import catalogue
+from fairseq_alma.report.alternatives import Alternatives, alternatives
 from fairseq_alma.report.appearance import FEW_ARRIVALS, appearance_of, plotly_dashes
-from fairseq_alma.report.choice import Change, alternatives, difference, explanation, score_name, score_scale
+from fairseq_alma.report.choice import SAME_STEP, T_95, noise_of
+from fairseq_alma.report.commands import Change
+from fairseq_alma.report.glossary import glossary
 from fairseq_alma.report.labels import group_label, learner_position
 from fairseq_alma.report.numbers import Estimate, Numbers, all_numbers, standard_error
+from fairseq_alma.report.objectives import (
+    BIAS,
+    DEFAULT,
+    OBJECTIVES,
+    explanation,
+    objective_name,
+    rule_of,
+    score_name,
+    score_scale,
+)
 from fairseq_alma.report.runs import Comparison, ReportData, RunGroup
 from fairseq_alma.report.tables import duration, state
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("data.js", "choice.js", "plots.js", "tables.js", "controls.js")
+SCRIPTS = ("data.js", "choice.js", "terms.js", "marks.js", "plots.js", "tables.js", "answer.js", "controls.js")
 """JavaScript files of the page, in the order in which they are joined.
 
 A file can use functions and variables that are defined in the files before it in this list."""
@@ -34,31 +47,38 @@ If a comparison has n curves, each curve may have MAX_POINTS / n points.
 """
 MIN_POINTS = 40
 """Each curve may have at least this many points, even if all curves together then have more than MAX_POINTS."""
-MAX_ALTERNATIVES = 12
-"""Maximum number of alternatives that the page shows for each group of runs and each decision.
-
-An alternative to a group is a finished group that differs from it in one decision, such as the wait. The function
-choice.alternatives finds the alternatives.
-"""
+MAX_ALTERNATIVES = 4
+"""Maximum number of alternatives that the page shows for each group of runs, decision and objective."""
 MAX_FILTER_VALUES = 20
 """The page has a filter for a setting only if the setting has at most this many different values."""
 INFINITE = "\0infinite"
 """Text that stands for infinity in JSON, because JSON has no such number. data.js converts this text to Infinity."""
 
 
-def page(data: ReportData, reload_seconds: float | None = None) -> str:
+def page(
+    data: ReportData, reload_seconds: float | None = None, figures: Mapping[str, Sequence[str]] | None = None
+) -> str:
     """Return the text of index.html.
 
     Args:
         data: the runs that were read, and an error message for each run that was skipped.
         reload_seconds: time in seconds after which the browser loads index.html again; None: it never does.
+        figures: the printed figures of each comparison, slug -> names, to which the page links.
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(_file("template.html.j2"))
+    content = {
+        "comparisons": [
+            comparison_data(comparison) | {"figures": list((figures or {}).get(comparison.slug, []))}
+            for comparison in data.comparisons
+        ],
+        "terms": glossary(),
+        "constants": {"t95": T_95, "bias": BIAS, "same_step": SAME_STEP, "max_alternatives": MAX_ALTERNATIVES},
+        "default_objective": DEFAULT,
+    }
     return template.render(
         style=_file("page.css"), script="\n".join(map(_file, SCRIPTS)), plotly=plotly_script(),
-        data=json_in_script({"comparisons": [comparison_data(comparison) for comparison in data.comparisons]}),
-        errors=data.errors, notes=data.notes, reload_seconds=reload_seconds,
+        data=json_in_script(content), errors=data.errors, notes=data.notes, reload_seconds=reload_seconds,
         names=[comparison.name for comparison in data.comparisons],
     )  # fmt: skip
 
@@ -71,6 +91,8 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     groups, numbers = comparison.groups, all_numbers(comparison)
     num_points = max(MIN_POINTS, MAX_POINTS // max(1, len(groups)))
     waits = sorted({group.wait for group in groups})
+    series_numbers = _series_numbers(comparison)
+    series_settings = [name for name in comparison.varied_settings if name not in catalogue.WAIT_SETTINGS]
     common_settings = {
         name: value
         for name, value in groups[0].settings.items()
@@ -80,10 +102,17 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "name": comparison.name,
         "vision": comparison.is_vision,
         "B": comparison.num_arrivals,
-        "rule": {
-            "name": score_name(comparison),
-            "scale": score_scale(comparison),
-            "explanation": explanation(comparison),
+        "slug": comparison.slug,
+        "scale": score_scale(comparison),
+        "objectives": {
+            objective: {
+                "name": objective_name(objective, comparison.is_vision),
+                "score": score_name(comparison, objective),
+                "explanation": explanation(comparison, objective),
+                "biased": comparison.is_vision and rule_of(comparison, objective) == "validation",
+                "noise": _exact(noise_of(numbers, objective)),
+            }
+            for objective in OBJECTIVES
         },
         "has_transfer": any(result.forgetting for result in numbers),
         "common_settings": {name: setting_text(value) for name, value in sorted(common_settings.items())},
@@ -94,12 +123,13 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
                 **_results(group, result),
                 **_curve_data(group, num_points),
                 "dash": plotly_dashes(group.wait, waits),
-                "alternatives": [
-                    [change, other, _difference(group, groups[other])]
-                    for change, other in _best_alternatives(numbers, others)
-                ],
+                "series": series_numbers[index],
+                "series_label": group_label(group, series_settings),
+                "alternatives": _alternatives(numbers, others),
             }
-            for group, result, others in zip(groups, numbers, alternatives(comparison), strict=True)
+            for index, (group, result, others) in enumerate(
+                zip(groups, numbers, alternatives(comparison, numbers), strict=True)
+            )
         ],
     }
 
@@ -120,6 +150,7 @@ def _description(comparison: Comparison, group: RunGroup, common_settings: Mappi
         "folder": str(group.folder),
         "command": group.command,
         "commit": str(group.runs[0].provenance.get("commit", "")),
+        "wait": group.wait,
         "settings": {name: setting_text(group.settings.get(name)) for name in comparison.varied_settings},
         "own_settings": own_settings,
         "state": state(group),
@@ -133,10 +164,12 @@ def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
     trained = np.flatnonzero(group.counted_runs[0].stage > 0)
     return {
         "quality": _estimate(numbers.quality),
-        "after_first_stage": _estimate(numbers.after_first_stage),
+        "value": {name: _estimate(numbers.scores[name].value) for name in OBJECTIVES},
+        "score": {name: _exact(numbers.scores[name].score) for name in OBJECTIVES},
+        "test": {name: list(map(_exact, numbers.scores[name].test)) for name in OBJECTIVES},
+        "validation": {name: list(map(_exact, numbers.scores[name].validation)) for name in OBJECTIVES},
         "final": _estimate(numbers.final),
         "final_validation": _estimate(numbers.final_validation),
-        "score": _exact(numbers.validation_score),
         "forgetting": _estimate(numbers.forgetting),
         "backward_transfer": _estimate(numbers.backward_transfer),
         "forward_transfer": _estimate(numbers.forward_transfer),
@@ -147,7 +180,19 @@ def _results(group: RunGroup, numbers: Numbers) -> dict[str, Any]:
         "comp": numbers.comp,
         "wall_seconds": _rounded(numbers.wall_seconds),
         "wall_text": duration(numbers.wall_seconds),
+        "train_seconds": _rounded(numbers.train_seconds),
+        "machine": _machine(group),
     }
+
+
+def _machine(group: RunGroup) -> str:
+    """Return a description of the machine that made the first run, such as "2 CPU cores, x86_64"; "" if unknown."""
+    machine = group.runs[0].provenance.get("machine")
+    if not isinstance(machine, Mapping):
+        return ""
+    words = [f"{machine['cpus']} CPU cores"] if machine.get("cpus") else []
+    words += [str(machine[name]) for name in ("gpu", "processor") if machine.get(name)]
+    return ", ".join(words)
 
 
 def _curve_data(group: RunGroup, num_points: int) -> dict[str, Any]:
@@ -207,37 +252,38 @@ def _sort_key(value: Any) -> tuple:
     return (1, learner_position(value) if isinstance(value, str) else 0, str(value))
 
 
-def _difference(group: RunGroup, other: RunGroup) -> dict[str, Any] | None:
-    """Return how much worse the group `other` is on test data, as JSON values."""
-    found = difference(group, other)
-    if found is None:
-        return None
-    return {"mean": _exact(found.mean, 6), "margin": _rounded(found.margin), "verdict": found.verdict}
+def _series_numbers(comparison: Comparison) -> list[int]:
+    """Return a number for each group. Groups with equal numbers differ only in the wait and in what follows from it."""
+    names = sorted({name for group in comparison.groups for name in group.settings} - set(catalogue.WAIT_SETTINGS))
+    keys = [(group.repeat, *(setting_text(group.settings.get(name)) for name in names)) for group in comparison.groups]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
 
 
-def _best_alternatives(numbers: Sequence[Numbers], others: Sequence[tuple[Change, int]]) -> list[list[Any]]:
-    """Return the alternatives to a group with the best validation scores, at most MAX_ALTERNATIVES for each decision.
+def _alternatives(numbers: Sequence[Numbers], others: Mapping[Change, Alternatives]) -> dict[str, dict[str, Any]]:
+    """Return the alternatives to a group as JSON values: decision -> runs, or a reason, or a command.
 
-    An alternative is a finished group that differs in one decision: the wait, replay, or whether the learner grows.
+    Of many runs, those with the best scores under each objective are kept.
 
     Args:
         numbers: the results of each group of the comparison.
-        others: the alternatives to one group, as (decision, index of the alternative in the comparison).
-
-    Returns:
-        The chosen entries of `others`, each as a list [decision, index].
+        others: the alternatives to one group.
     """
-
-    def score(index: int) -> tuple[bool, float]:
-        value = numbers[index].validation_score
-        # Sort alternatives without a score last, because the page shows the best alternatives.
-        return (value is None, value or 0.0)
-
-    best: list[list[Any]] = []
-    for change in dict.fromkeys(change for change, _ in others):
-        indices = sorted((index for other_change, index in others if other_change == change), key=score)
-        best += [[change, index] for index in indices[:MAX_ALTERNATIVES]]
-    return best
+    found: dict[str, dict[str, Any]] = {}
+    for change, alternative in others.items():
+        if alternative.reason:
+            found[change] = {"reason": alternative.reason}
+        elif alternative.command:
+            found[change] = {"command": alternative.command}
+        else:
+            kept: set[int] = set()
+            for objective in OBJECTIVES:
+                scores = {index: numbers[index].scores[objective].score for index in alternative.runs}
+                # Sort alternatives without a score last, because the page shows the best alternatives.
+                order = sorted(scores, key=lambda index: (scores[index] is None, scores[index] or 0.0))
+                kept |= set(order[:MAX_ALTERNATIVES])
+            found[change] = {"runs": sorted(kept), "number": len(alternative.runs)}
+    return found
 
 
 def json_in_script(value: Any) -> str:

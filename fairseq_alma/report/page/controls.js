@@ -10,6 +10,7 @@ const draw = (withPlots = true) => {
   clearTimeout(plotTimer);
   const drawPlots = () => {
     drawTradeoff(best);
+    drawWaits(best);
     drawCurves(best);
     remember();
   };
@@ -50,8 +51,7 @@ const stepsOf = (name) => {
 };
 
 const buildSliders = () => {
-  byId("final-label").textContent =
-    comparison.vision ? "Target: final error (validation), at most" : "Target: final perplexity (validation), at most";
+  byId("target-label").textContent = `Target: ${objective().score}, at most`;
   for (const name of Object.keys(LIMITS)) {
     const steps = stepsOf(name), input = byId(name), output = byId(`${name}-value`);
     // The slider has one step for each value of a finished group; values within 2% are one step. The last step means
@@ -71,6 +71,62 @@ const buildSliders = () => {
     };
     showLimit();
   }
+};
+
+// ---- the objective
+const buildObjectives = () => {
+  const choices = OBJECTIVES.map((name) => {
+    const input = element("input", { type: "radio", name: "objective", value: name, checked: name === state.objective });
+    input.onchange = () => {
+      Object.assign(state, { objective: name, target: null });
+      openObjective();
+      applyFilters();
+    };
+    return element("label", {}, input, comparison.objectives[name].name);
+  });
+  const legend = element("legend", {}, termed("Best by", "objective"));
+  byId("objectives").replaceChildren(legend, ...choices);
+};
+
+const showObjective = () => {
+  const untrained = comparison.vision ? "the error of the untrained network" : "the perplexity of the untrained model";
+  byId("objective-note").textContent = {
+    all: `Arrivals before the first stage count, with ${untrained}, so waiting costs something.`,
+    after: "Arrivals before the first stage do not count, so waiting costs nothing.",
+    final: "Only the result after the last arrival counts.",
+  }[state.objective] + (comparison.vision ? "" : " Perplexities are averaged as logarithms (geometric mean). The paper's " +
+    "arithmetic mean is the column \"average perplexity\".");
+};
+
+// Build what depends on the objective.
+const openObjective = () => {
+  createdRows = new Map();
+  drawnCurves = "";
+  showObjective();
+  buildAxisMenu(byId("x-axis"), AXES, "x");
+  buildAxisMenu(byId("y-axis"), QUALITIES, "y");
+  buildSliders();
+};
+
+// ---- inputs of the cost panel
+const startInputs = () => {
+  for (const name of ["price", "speed"]) {
+    byId(name).value = state[name];
+    byId(name).oninput = () => {
+      state[name] = byId(name).value;
+      drawSoon();
+    };
+  }
+  byId("all-columns").onchange = () => byId("table-section").classList.toggle("all", byId("all-columns").checked);
+};
+
+// Link to the printed figures, which alma-report wrote beside the page.
+const showFigures = () => {
+  const link = (name, suffix, text) =>
+    element("a", { href: `figures/${encodeURIComponent(comparison.slug)}/${encodeURIComponent(name)}.${suffix}`, textContent: text });
+  byId("figures-section").hidden = comparison.figures.length === 0;
+  byId("figures").replaceChildren(...comparison.figures.map((name) =>
+    element("li", {}, link(name, "png", name.replace(/_/g, " ")), " ", link(name, "pdf", "PDF"))));
 };
 
 // Show the groups with this value of a setting if they are hidden; otherwise hide them.
@@ -93,12 +149,13 @@ const buildFilters = () => {
     const chips = values.map((value) => {
       const onclick = () => toggleFilter(name, value, values);
       const chip = element("button", { className: "chip", type: "button", textContent: value, onclick });
+      if (name === "learner") explain(chip, value);
       chip.dataset.filter = name;
       chip.dataset.value = value;
       chip.setAttribute("aria-pressed", String(!hidden.has(value)));
       return chip;
     });
-    return element("fieldset", {}, element("legend", { textContent: name }), ...chips);
+    return element("fieldset", {}, element("legend", {}, termed(name)), ...chips);
   });
   const showAll = element("button", {
     className: "chip", type: "button", textContent: "show all", id: "show-all",
@@ -109,8 +166,7 @@ const buildFilters = () => {
 
 // Fill the menu for one axis of the trade-off plot. `key` is "x" or "y".
 const buildAxisMenu = (menu, axes, key) => {
-  const available = Object.entries(axes).filter(([, choice]) => !choice.only || choice.only());
-  menu.replaceChildren(...available.map(([value, choice]) =>
+  menu.replaceChildren(...Object.entries(axes).map(([value, choice]) =>
     element("option", { value, textContent: choice.name(), selected: state[key] === value })));
   menu.onchange = () => {
     state[key] = menu.value;
@@ -121,18 +177,16 @@ const buildAxisMenu = (menu, axes, key) => {
 // ---- open a comparison, and store the state in the URL
 const openComparison = (number) => {
   comparison = data.comparisons[number];
-  createdRows = new Map();
   state.c = number;
-  if (QUALITIES[state.y].only && !QUALITIES[state.y].only()) state.y = "quality";
-  buildAxisMenu(byId("x-axis"), AXES, "x");
-  buildAxisMenu(byId("y-axis"), QUALITIES, "y");
-  buildSliders();
+  buildObjectives();
+  openObjective();
   buildFilters();
   showDetail();
+  showFigures();
   applyFilters();
-  for (const id of ["tradeoff", "curves"]) {
+  for (const id of ["tradeoff", "waits", "curves"]) {
     byId(id).removeAllListeners?.("plotly_click");
-    byId(id).on("plotly_click", (event) => {
+    byId(id).on?.("plotly_click", (event) => {
       const index = event.points[0].customdata;
       if (Number.isInteger(index)) choose(index);
     });
@@ -154,12 +208,15 @@ const restore = () => {
     const { groups, filters } = data.comparisons[state.c];
     const chosen = groups.findIndex((group) => group.folder === kept.chosen);
     state.chosen = chosen < 0 ? null : chosen;
+    if (OBJECTIVES.includes(kept.objective)) state.objective = kept.objective;
     if (Object.hasOwn(AXES, kept.x)) state.x = kept.x;
     if (Object.hasOwn(QUALITIES, kept.y)) state.y = kept.y;
     for (const name of Object.keys(LIMITS)) if (Number.isFinite(kept[name])) state[name] = kept[name];
     for (const { name } of filters) if (Array.isArray(kept.off?.[name])) state.off[name] = kept.off[name].map(String);
     if (typeof kept.sort === "string") state.sort = kept.sort;
     state.down = kept.down === true;
+    state.more = kept.more === true;
+    for (const name of ["price", "speed"]) if (typeof kept[name] === "string") state[name] = kept[name];
   } catch { /* the URL contains no valid state: keep the default state */ }
 };
 
@@ -177,9 +234,11 @@ const menu = byId("comparison");
 menu.replaceChildren(...data.comparisons.map(({ name }, number) =>
   element("option", { value: String(number), textContent: name, selected: number === state.c })));
 menu.onchange = () => {
-  Object.assign(state, { off: {}, comp: null, params: null, final: null, chosen: null });
+  Object.assign(state, { off: {}, comp: null, params: null, target: null, chosen: null });
   openComparison(Number(menu.value));
 };
+startTips();
+startInputs();
 openComparison(state.c);
 const reloadSeconds = Number(document.body.dataset.reload);
 if (reloadSeconds > 0) reloadEvery(reloadSeconds);

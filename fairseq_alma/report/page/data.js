@@ -7,19 +7,23 @@ const byId = (id) => document.getElementById(id);
 const INFINITE = "\0infinite";
 const data = JSON.parse(byId("data").textContent, (_, value) => (value === INFINITE ? Infinity : value));
 
-// Maximum number of curves in the plot over the stream.
-const MAX_CURVES = 30;
+// Maximum number of curves in a plot: at first, and after the user asked for more.
+const MAX_CURVES = 8, MORE_CURVES = 30;
 // If there are at most this many points, the plots have error bars and are redrawn while a slider is moved.
 const FEW_POINTS = 200;
-// If a stream has at most this many arrivals, its curves have markers.
+// If a stream has at most this many arrivals, its curves have markers at each arrival.
 const FEW_ARRIVALS = 12;
+const OBJECTIVES = ["all", "after", "final"];
 
 const state = {
   c: 0,                                        // index of the comparison; the URL contains the name instead
+  objective: data.default_objective,           // what "best" means: one of OBJECTIVES
   off: {},                                     // setting -> values; groups with these values are hidden
-  comp: null, params: null, final: null,       // limits of the budget; null: no limit
-  x: "comp", y: "quality",                     // axes of the trade-off plot: keys of AXES and QUALITIES
+  comp: null, params: null, target: null,      // limits of the budget; null: no limit
+  x: "comp", y: "value",                       // axes of the trade-off plot: keys of AXES and QUALITIES
   sort: "score", down: false,                  // column that sorts the table; true: in descending order
+  more: false,                                 // true: plots may have MORE_CURVES curves
+  price: "", speed: "",                        // texts of the inputs: price of an hour, TFLOP per second of a machine
   chosen: null,                                // index of the group shown in detail; the URL contains its folder
 };
 let comparison;                                // data.comparisons[state.c]
@@ -50,17 +54,27 @@ const withError = (estimate, scale = 1, digits = 2) => {
   const [mean, error] = estimate;
   return fixed(scale * mean, digits) + (error === null ? "" : ` ± ${fixed(scale * error, digits)}`);
 };
+const hoursText = (hours) => {
+  if (hours >= 1) return `${+hours.toPrecision(3)} h`;
+  return hours >= 1 / 60 ? `${+(60 * hours).toPrecision(3)} min` : `${+(3600 * hours).toPrecision(3)} s`;
+};
 
 // ---- values of a group
-const percent = () => (comparison.vision ? 100 : 1);
-const qualityName = () => (comparison.vision ? "CER" : "average perplexity");
-const finalName = () => (comparison.vision ? "final error" : "final perplexity");
-// The score by which the best group is chosen. Prequential errors are shown in percent.
-const scoreUnit = () => (comparison.rule.scale === 100 ? " %" : "");
-const scoreName = () => comparison.rule.name + (comparison.rule.scale === 100 ? ", %" : "");
-const scoreOf = (group) => group.score === null ? null : group.score * comparison.rule.scale;
+// Error rates are fractions in `data` and percent on the page.
+const scale = () => comparison.scale;
+const unit = () => (comparison.vision ? " %" : "");
+const inPercent = (name) => name + (comparison.vision ? ", %" : "");
+const objective = () => comparison.objectives[state.objective];
+// The value of a group under the chosen objective, on test data: [mean, standard error], or null.
+const valueOf = (group) => group.value[state.objective];
+// The score of a group under the chosen objective, on validation data, or null. The lowest score is the best.
+const scoreOf = (group) => group.score[state.objective];
+const scaled = (value) => (value === null || value === undefined ? null : value * scale());
 const meanOf = (estimate) => estimate && estimate[0];
 const errorOf = (estimate) => estimate && estimate[1];
+// The paper's measure: the sum of the error rates, or the arithmetic mean of the perplexities.
+const paperName = () => (comparison.vision ? "CER" : "average perplexity");
+const hoursOf = (group) => (group.train_seconds > 0 ? group.train_seconds / 3600 : null);
 
 // Values that the x axis of the trade-off plot can show.
 const AXES = {
@@ -69,35 +83,29 @@ const AXES = {
   mem: { of: (group) => group.mem, name: () => "Mem (sum of parameters)" },
   forward: { of: (group) => group.forward_flops, name: () => "FLOPs of one prediction" },
   wall: { of: (group) => group.wall_seconds, name: () => "wall time, s" },
+  hours: { of: hoursOf, name: () => "training time, h" },
 };
-// Values that the y axis of the trade-off plot can show. A value is not available if it has a function `only` and this
-// function returns false.
+// Values that the y axes of the plots can show.
 const QUALITIES = {
+  value: {
+    of: (group) => scaled(meanOf(valueOf(group))),
+    error: (group) => scaled(errorOf(valueOf(group))),
+    name: () => `${inPercent(objective().name)} (test)`,
+  },
+  score: { of: (group) => scaled(scoreOf(group)), error: () => null, name: () => inPercent(objective().score) },
   quality: {
     of: (group) => meanOf(group.quality),
     error: (group) => errorOf(group.quality),
-    name: () => `${qualityName()}, test`,
+    name: () => (comparison.vision ? "CER (test)" : "average perplexity: arithmetic mean, as in the paper (test)"),
   },
-  after: {
-    of: (group) => meanOf(group.after_first_stage),
-    error: (group) => errorOf(group.after_first_stage),
-    name: () => "average perplexity after the first stage, test",
-    only: () => !comparison.vision,
-  },
-  final: {
-    of: (group) => group.final && group.final[0] * percent(),
-    error: (group) => (group.final && group.final[1] !== null ? group.final[1] * percent() : null),
-    name: () => `${finalName()}, test${comparison.vision ? ", %" : ""}`,
-  },
-  score: { of: scoreOf, error: () => null, name: scoreName },
 };
 // The limits of the budget. Each limit has a slider.
 const LIMITS = {
   comp: { of: (group) => group.comp, text: (value) => `${withUnit(value)}FLOP`, smallest: () => "the least training is" },
   params: { of: (group) => group.params, text: withUnit, smallest: () => "the fewest parameters are" },
-  final: {
-    of: (group) => meanOf(group.final_validation),
-    smallest: () => `the lowest ${finalName()} on validation data is`,
-    text: (value) => (comparison.vision ? `${fixed(100 * value, 2)} %` : fixed(value, 2)),
+  target: {
+    of: scoreOf,
+    smallest: () => `the lowest ${objective().score} is`,
+    text: (value) => fixed(scaled(value), 2) + unit(),
   },
 };

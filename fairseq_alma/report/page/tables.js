@@ -1,84 +1,9 @@
-// Show the texts and tables of the page: the best group within the budget, its alternatives, the details of the chosen
-// group, and the table of all groups.
+// Show the details of the chosen group, and the table of all groups.
 
-// ---- the best group
-// Show the best group within the budget and its alternatives. Return the index of the best group, or null.
-const showAnswer = () => {
-  const box = byId("answer"), best = bestWithinBudget();
-  box.dataset.best = best === null ? "" : String(best);
-  if (best === null) {
-    const closest = closestToBudget();
-    const reason = candidates().length
-      ? `No run keeps to this budget${closest.length ? `: within the other limits, ${closest.join("; ")}` : ""}. ` +
-        "Move a slider to the right."
-      : "No run shown here is finished and has validation numbers, so none can be chosen.";
-    box.replaceChildren(element("p", { className: "best", textContent: reason }));
-    byId("alternatives").replaceChildren();
-    return best;
-  }
-  const group = comparison.groups[best], numSeeds = group.seeds.length;
-  const numWithin = candidates().filter((index) => isWithinBudget(comparison.groups[index])).length;
-  const facts = `On test data: ${qualityName()} ${withError(group.quality)}, ` +
-    `${finalName()} ${withError(group.final, percent())}${comparison.vision ? " %" : ""}; ` +
-    `${withUnit(group.params)} parameters, ${withUnit(group.comp)}FLOP of training, ${group.wall_text} ` +
-    `(${numSeeds} seed${numSeeds > 1 ? "s" : ""}).`;
-  const score = `${comparison.rule.name} (${fixed(scoreOf(group), 2)}${scoreUnit()})`;
-  const rule = (state.final === null ? `Lowest ${score} of ${numWithin} runs within the budget. `
-    : `The cheapest of ${numWithin} runs that reach the target within the budget; its ${score}. `) +
-    comparison.rule.explanation;
-  const name = element("button", { textContent: group.label, onclick: () => choose(best) });
-  box.replaceChildren(element("p", { className: "best" }, name), element("p", { textContent: facts }), small(rule));
-  showAlternatives(group);
-  return best;
-};
-
-// Show the alternatives to a group: the groups that differ from it in a single decision, such as the wait.
-const showAlternatives = (group) => {
-  const table = byId("alternatives");
-  if (!group.alternatives.length) {
-    table.replaceChildren();
-    return;
-  }
-  const names = ["decision", "run", qualityName(), `difference in ${qualityName()}`, "verdict",
-    `difference in ${finalName()}`,
-    "training FLOPs", "parameters"];
-  const head = element("tr", {}, ...names.map((name, i) =>
-    element("th", { textContent: name, className: i < 2 ? "text" : "" })));
-  const ratio = (a, b) => (b > 0 ? `× ${+(a / b).toPrecision(3)}` : "");
-  const rows = group.alternatives.map(([change, index, difference]) => {
-    const other = comparison.groups[index];
-    const gap = difference === null ? NaN : difference.mean;
-    const verdict = difference === null ? "" : difference.verdict;
-    const finalGap = percent() * (other.final[0] - group.final[0]);
-    const cells = [
-      { textContent: change, className: "text" },
-      { textContent: other.label, className: "text" },
-      { textContent: withError(other.quality) },
-      {
-        textContent: difference === null ? "" : signed(gap, withError([gap, difference.margin])), title: verdict,
-        className: verdict === "worse" || verdict === "better" ? verdict : "",
-      },
-      { textContent: verdict, className: "text" },
-      { textContent: signed(finalGap, fixed(finalGap, 2)) },
-      { textContent: ratio(other.comp, group.comp) },
-      { textContent: ratio(other.params, group.params) },
-    ];
-    const row = element("tr", {}, ...cells.map((cell) => element("td", cell)));
-    row.dataset.run = String(index);
-    return row;
-  });
-  const caption = element("caption", {
-    textContent: "Runs that differ in one decision (test data). The difference is paired over the seeds that both runs " +
-      "have, ± its 95% interval; the verdict says whether it is larger than that.", className: "small", style: "text-align:left",
-  });
-  table.replaceChildren(caption, element("thead", {}, head), element("tbody", {}, ...rows));
-};
-
-// ---- the details of the chosen group
 const settingsList = (settings) => element("dl", { className: "settings" },
   ...Object.entries(settings).map(([name, value]) =>
-    element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value }))));
-const quotedForShell = (word) => (/^[\w@%+=:,./\-[\]]+$/.test(word) ? word : `'${word.replace(/'/g, "'\\''")}'`);
+    element("div", {}, explain(element("dt", { textContent: name }), name), element("dd", { textContent: value }))));
+const quotedForShell = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replace(/'/g, "'\\''")}'`);
 
 const showDetail = () => {
   const box = byId("detail");
@@ -109,38 +34,44 @@ const TRANSFER = [
   ["forgetting", "forgetting"], ["backward_transfer", "backward transfer"], ["forward_transfer", "forward transfer"],
 ];
 
-// Columns of the table. `of` returns the value that sorts the rows, `text` the text of the cell.
+// Columns of the table. `of` returns the value that sorts the rows, `text` the text of the cell. `term` is the entry of
+// the glossary. On a narrow screen, minor columns are hidden.
 const COLUMNS = () => [
   { key: "label", name: "run", of: (group) => group.label, text: (group) => group.label, left: true },
-  { key: "seeds", name: "seeds", of: (group) => group.seeds.length, text: (group) => String(group.seeds.length) },
   {
-    key: "quality", name: qualityName(),
+    key: "value", name: inPercent(objective().name), term: "objective",
+    of: (group) => meanOf(valueOf(group)), text: (group) => withError(valueOf(group), scale()),
+  },
+  {
+    key: "score", name: inPercent(objective().score), term: "score",
+    of: scoreOf, text: (group) => (scoreOf(group) === null ? "" : fixed(scaled(scoreOf(group)), 2)),
+  },
+  { key: "comp", name: "training FLOPs", term: "comp", of: (group) => group.comp, text: (group) => withUnit(group.comp) },
+  { key: "seeds", name: "seeds", minor: true, of: (group) => group.seeds.length, text: (group) => String(group.seeds.length) },
+  ...OBJECTIVES.filter((name) => name !== state.objective).map((name) => ({
+    key: name, name: inPercent(comparison.objectives[name].name), term: "objective", minor: true,
+    of: (group) => meanOf(group.value[name]), text: (group) => withError(group.value[name], scale()),
+  })),
+  {
+    key: "quality", name: comparison.vision ? "CER" : "average perplexity", term: paperName(), minor: true,
     of: (group) => meanOf(group.quality), text: (group) => withError(group.quality),
   },
   {
-    key: "final", name: finalName() + (comparison.vision ? ", %" : ""),
-    of: (group) => meanOf(group.final), text: (group) => withError(group.final, percent()),
-  },
-  {
-    key: "final_validation", name: "final validation",
-    of: (group) => meanOf(group.final_validation), text: (group) => withError(group.final_validation, percent()),
-  },
-  {
-    key: "score", name: scoreName(),
-    of: scoreOf, text: (group) => (group.score === null ? "" : fixed(scoreOf(group), 2)),
+    key: "final_validation", name: inPercent("final validation"), term: "final validation error", minor: true,
+    of: (group) => meanOf(group.final_validation), text: (group) => withError(group.final_validation, scale()),
   },
   ...(comparison.has_transfer ? TRANSFER : []).map(([key, name]) => ({
-    key, name: `${name}, %`, of: (group) => meanOf(group[key]), text: (group) => withError(group[key], 100),
+    key, name: `${name}, %`, minor: true, of: (group) => meanOf(group[key]), text: (group) => withError(group[key], 100),
   })),
   {
-    key: "params", name: "parameters",
+    key: "params", name: "parameters", minor: true,
     of: (group) => group.params, text: (group) => Math.round(group.params).toLocaleString("en"),
   },
-  { key: "mem", name: "Mem", of: (group) => group.mem, text: (group) => withUnit(group.mem) },
-  { key: "comp", name: "training FLOPs", of: (group) => group.comp, text: (group) => withUnit(group.comp) },
-  { key: "wall", name: "wall time", of: (group) => group.wall_seconds, text: (group) => group.wall_text },
-  { key: "state", name: "state", of: (group) => group.state, text: (group) => group.state, left: true },
+  { key: "mem", name: "Mem", minor: true, of: (group) => group.mem, text: (group) => withUnit(group.mem) },
+  { key: "wall", name: "wall time", minor: true, of: (group) => group.wall_seconds, text: (group) => group.wall_text },
+  { key: "state", name: "state", minor: true, of: (group) => group.state, text: (group) => group.state, left: true },
 ];
+const classOf = (column) => [column.left ? "text" : "", column.minor ? "minor" : ""].join(" ").trim();
 
 const sortBy = (key) => {
   state.down = state.sort === key && !state.down;
@@ -154,7 +85,7 @@ const headCell = (column) => {
   const isSorted = column.key === state.sort;
   const arrow = isSorted ? (state.down ? " ↓" : " ↑") : "";
   const button = element("button", { textContent: column.name + arrow, onclick: () => sortBy(column.key) });
-  const cell = element("th", { className: column.left ? "text" : "" }, button);
+  const cell = element("th", { className: classOf(column), scope: "col" }, explain(button, column.term ?? column.name));
   cell.setAttribute("aria-sort", isSorted ? (state.down ? "descending" : "ascending") : "none");
   return cell;
 };
@@ -170,7 +101,9 @@ const buildTable = () => {
   });
   rowByIndex = new Map(order.map((index) => [index, createdRows.get(index) ?? createRow(columns, index)]));
   const head = element("tr", {}, ...columns.map(headCell));
-  byId("runs").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rowByIndex.values()));
+  byId("runs").replaceChildren(
+    element("caption", { className: "hidden", textContent: "All runs. Each column head sorts the table." }),
+    element("thead", {}, head), element("tbody", {}, ...rowByIndex.values()));
 };
 
 const createRow = (columns, index) => {
@@ -178,7 +111,7 @@ const createRow = (columns, index) => {
   const swatch = element("span", { className: "swatch" });
   swatch.style.background = group.colour;
   const cells = columns.map((column, i) =>
-    element("td", { className: column.left ? "text" : "" }, ...(i === 0 ? [swatch] : []), column.text(group)));
+    element("td", { className: classOf(column) }, ...(i === 0 ? [swatch] : []), column.text(group)));
   const onkeydown = (event) => { if (event.key === "Enter") choose(index); };
   const row = element("tr", { tabIndex: 0, onclick: () => choose(index), onkeydown }, ...cells);
   row.dataset.run = String(index);

@@ -5,17 +5,17 @@ import pytest
 
 from fairseq_alma.report.choice import (
     Budget,
-    alternatives,
     best_within,
     difference,
-    explanation,
+    noise_of,
     pareto_front,
-    score_name,
-    score_scale,
+    rivals,
     slider_steps,
+    values_by_seed,
 )
 from fairseq_alma.report.labels import group_label
-from fairseq_alma.report.numbers import all_numbers, rule_of
+from fairseq_alma.report.numbers import all_numbers
+from fairseq_alma.report.objectives import BIAS, explanation, rule_of, score_name, score_scale
 from fairseq_alma.report.reading import read_runs
 from fairseq_alma.report.tables import summary
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
@@ -43,7 +43,7 @@ def test_every_point_that_is_not_on_the_front_is_beaten_by_one_that_is():
 
 @pytest.fixture
 def comparison(tmp_path):
-    """Runs with validation scores 1.0, 1.1, 0.5, 0.6 and none; the order of their test scores is another."""
+    """Runs with validation scores 0.5, 0.55, 0.25, 0.3 and none; the order of their test scores is another."""
     write_vision(tmp_path / "a", [0.9, 0.1, 0.1], validations=[0, 0.5, 0.5], flops=10, params=10)
     write_vision(tmp_path / "b", [0.9, 0.9, 0.2], validations=[0, 0.0, 0.2], wait=2, flops=10, params=10)
     write_vision(
@@ -62,10 +62,10 @@ def labels_of(comparison):
 def test_the_best_is_chosen_by_validation_within_the_budget(comparison):
     numbers, labels = all_numbers(comparison), labels_of(comparison)
     scores = {label: result.validation_score for label, result in zip(labels, numbers, strict=True)}
-    assert scores["SM, wait 1, width 4"] == pytest.approx(1.0)
-    assert scores["SM, wait 2, width 4"] == pytest.approx(1.1)  # 0.9 while it waits, and 0.2
-    assert scores["gMoE, wait 1, width 4"] == pytest.approx(0.5)
-    assert scores["SM, wait 1, replay, width 4"] == pytest.approx(0.6)
+    assert scores["SM, wait 1, width 4"] == pytest.approx(0.5)
+    assert scores["SM, wait 2, width 4"] == pytest.approx(0.55)  # the mean of 0.9 while it waits, and 0.2
+    assert scores["gMoE, wait 1, width 4"] == pytest.approx(0.25)
+    assert scores["SM, wait 1, replay, width 4"] == pytest.approx(0.3)
     assert scores["SM, wait 1, width 8"] is None  # not finished
 
     def best(**budget):
@@ -75,12 +75,12 @@ def test_the_best_is_chosen_by_validation_within_the_budget(comparison):
     assert best() == "gMoE, wait 1, width 4"
     assert best(num_params=10) == "SM, wait 1, replay, width 4"
     assert best(comp=20) == "SM, wait 1, width 4"
-    assert best(final=0.2) == "SM, wait 2, width 4"
-    assert best(final=0.1) is None
-    # A limit of the final error is a target, which the cheapest run reaches.
-    assert best(final=0.5) == "SM, wait 1, width 4"
-    assert best(num_params=30, final=0.3) == "SM, wait 2, width 4"
-    assert best(comp=80, num_params=30) == "gMoE, wait 1, width 4"
+    # A target is a limit of the score, which the cheapest run reaches.
+    assert best(target=0.2) is None
+    assert best(target=0.29) == "gMoE, wait 1, width 4"
+    assert best(target=0.35) == "SM, wait 1, replay, width 4"
+    assert best(target=0.5) == "SM, wait 1, width 4"
+    assert best(comp=20, target=0.52) == "SM, wait 1, width 4"
 
 
 def test_budgets_that_are_almost_equal_are_one_step():
@@ -98,7 +98,11 @@ def test_differences_are_paired_over_the_seeds_that_both_runs_have(tmp_path):
         for seed, error in enumerate(of_seeds):
             write_vision(tmp_path / f"{learner}_{seed}", [0.9, error], learner=learner, seed=seed)
     [comparison] = read_runs([tmp_path]).comparisons
-    groups = {group.learner: group for group in comparison.groups}
+    numbers = all_numbers(comparison)
+    groups = {
+        group.learner: values_by_seed(group, result)
+        for group, result in zip(comparison.groups, numbers, strict=True)
+    }  # fmt: skip
     found = difference(groups["sm"], groups["ens"])
     gaps = [-0.02, -0.02, -0.019]
     assert (found.num_pairs, found.mean) == (3, pytest.approx(statistics.mean(gaps)))
@@ -126,29 +130,6 @@ def test_the_summary_marks_the_run_that_is_chosen(tmp_path):
     assert marked == [("SM, width 4", ""), ("SM, width 8", "best")]
 
 
-def test_a_growing_learner_is_compared_with_others_of_its_initial_size(tmp_path):
-    write_text(tmp_path / "a", [900.0, 50.0], experts=4)
-    write_text(tmp_path / "b", [900.0, 50.0], experts=12, row_experts=12)
-    write_text(tmp_path / "c", [900.0, 50.0], experts=4, learner="gmoe", grow_experts=[2])
-    [comparison] = read_runs([tmp_path]).comparisons
-    assert alternatives(comparison) == [[("growth", 2)], [], [("growth", 0)]]
-
-
-def test_alternatives_differ_in_one_decision(comparison):
-    labels = labels_of(comparison)
-    others = {
-        labels[i]: [(change, labels[j]) for change, j in pairs] for i, pairs in enumerate(alternatives(comparison))
-    }
-    assert others["SM, wait 1, width 4"] == [
-        ("wait", "SM, wait 2, width 4"),
-        ("replay", "SM, wait 1, replay, width 4"),
-        ("growth", "gMoE, wait 1, width 4"),
-    ]
-    assert others["gMoE, wait 1, width 4"] == [("growth", "SM, wait 1, width 4")]
-    assert others["SM, wait 1, replay, width 4"] == [("replay", "SM, wait 1, width 4")]
-    assert others["SM, wait 1, width 8"] == []
-
-
 @pytest.fixture
 def biased(tmp_path):
     """The validation error chooses wait 1, the prequential error wait 2."""
@@ -173,9 +154,9 @@ def test_one_run_without_the_prequential_error_brings_back_the_validation_error(
     [comparison] = read_runs([biased]).comparisons
     numbers = all_numbers(comparison)
     assert rule_of(comparison) == "validation"
-    assert [result.validation_score for result in numbers] == pytest.approx([0.2, 0.9 + 0.2, 1.2])
+    assert [result.validation_score for result in numbers] == pytest.approx([0.1, (0.9 + 0.2) / 2, 0.6])
     assert comparison.groups[best_within(numbers, Budget())].wait == 1
-    assert (score_name(comparison), score_scale(comparison)) == ("CER on validation data", 1)
+    assert (score_name(comparison), score_scale(comparison)) == ("average validation error", 100)
     assert "1 of 3 finished runs have no prequential score" in explanation(comparison)
     assert "too low for small waits" in explanation(comparison)
 
@@ -198,3 +179,54 @@ def test_language_models_are_chosen_by_the_geometric_mean_and_a_diverged_one_nev
     assert sorted(score for score in scores if score) == pytest.approx([12000**0.5, 200])
     assert scores.count(None) == 1
     assert score_name(comparison) == "prequential perplexity"
+
+
+def write_seeds(folder, scores, **settings):
+    """Write a run for each score: the prequential error, which is also the test error."""
+    for seed, score in enumerate(scores):
+        write_vision(
+            folder / f"{settings}_{seed}", [0.9, score, score], prequential=[None, 0.9, score], seed=seed, **settings
+        )
+
+
+def rivals_in(folder, **budget):
+    comparison = read_runs([folder]).comparisons[0]
+    numbers = all_numbers(comparison)
+    return [comparison.groups[i].settings["width"] for i in rivals(comparison, numbers, Budget(**budget))]
+
+
+def test_rivals_are_the_runs_whose_score_differs_by_no_more_than_the_seeds(tmp_path):
+    write_seeds(tmp_path, (0.30, 0.40), width=4)
+    write_seeds(tmp_path, (0.31, 0.42), width=8)  # 0.015 worse, with a margin of 12.71 * 0.005
+    write_seeds(tmp_path, (0.401, 0.5), width=16)  # 0.1005 worse, with a margin of 12.71 * 0.0005
+    assert rivals_in(tmp_path) == [8]
+    assert rivals_in(tmp_path, target=0.9) == []
+
+
+def test_a_single_seed_is_judged_by_the_noise_of_the_others(tmp_path):
+    write_seeds(tmp_path, (0.30, 0.34), width=4)  # variance 0.0008, mean 0.32
+    write_seeds(tmp_path, (0.36,), width=8)  # 0.06 worse than seed 0
+    write_seeds(tmp_path, (0.40,), width=16)
+    comparison = read_runs([tmp_path]).comparisons[0]
+    noise = noise_of(all_numbers(comparison), "all")
+    assert noise == pytest.approx(0.0008**0.5 / 0.32)
+    assert 0.06 < 2 * 2**0.5 * noise * 0.32 < 0.10
+    assert rivals_in(tmp_path) == [8]
+
+
+def test_with_one_seed_everywhere_the_noise_is_unknown(tmp_path):
+    write_seeds(tmp_path, (0.30,), width=4)
+    write_seeds(tmp_path, (0.30001,), width=8)
+    comparison = read_runs([tmp_path]).comparisons[0]
+    assert noise_of(all_numbers(comparison), "all") is None
+    assert rivals_in(tmp_path) == []
+
+
+def test_by_the_validation_error_a_longer_wait_is_a_rival_until_the_bias_is_exceeded(tmp_path):
+    for wait, score in ((1, 0.4), (2, 0.4 / (1 - BIAS) - 0.001), (3, 0.4 / (1 - BIAS) + 0.001)):
+        write_vision(tmp_path / str(wait), [0.9] + [score] * 6, wait=wait, validations=[0] + [score] * 6)
+    # The untrained arrivals of longer waits are charged, so compare after the first stage.
+    comparison = read_runs([tmp_path]).comparisons[0]
+    numbers = all_numbers(comparison)
+    found = rivals(comparison, numbers, Budget(), "after")
+    assert [comparison.groups[i].wait for i in found] == [2]

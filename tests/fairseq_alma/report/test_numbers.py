@@ -30,7 +30,7 @@ def test_the_scalars_of_one_seed(tmp_path):
     assert result.num_updates == 8
     assert result.wall_seconds == 12.5
     # Validation: nothing before the first stage, where all learners are charged the untrained 0.9.
-    assert result.validation_score == pytest.approx(0.9 + 0.4 + 0.4 + 0.1)
+    assert result.validation_score == pytest.approx((0.9 + 0.4 + 0.4 + 0.1) / 4)
 
 
 def test_mean_and_standard_error_over_seeds(tmp_path):
@@ -48,7 +48,7 @@ def test_all_untrained_learners_are_charged_the_same_validation_score(tmp_path):
     write_vision(tmp_path / "a", [0.8, 0.8, 0.1], wait=2, width=4)
     write_vision(tmp_path / "b", [1.0, 1.0, 0.1], wait=2, width=8)
     a, b = numbers_in(tmp_path)
-    assert a.validation_score == b.validation_score == pytest.approx(0.9 + 0.1)
+    assert a.validation_score == b.validation_score == pytest.approx((0.9 + 0.1) / 2)
     assert (a.quality.mean, b.quality.mean) == (pytest.approx(0.9), pytest.approx(1.1))
 
 

@@ -25,7 +25,9 @@ def test_the_page_holds_all_that_it_needs(tmp_path):
     [comparison] = data_of(text)["comparisons"]
     [group] = comparison["groups"]
     assert (comparison["name"], comparison["vision"], comparison["B"]) == ("mnist, B = 2", True, 2)
-    assert (group["quality"], group["final"], group["score"]) == ([0.75, None], [0.25, None], 1.15)
+    assert (group["quality"], group["final"]) == ([0.75, None], [0.25, None])
+    assert group["score"] == {"all": (0.9 + 0.25) / 2, "after": 0.25, "final": 0.25}
+    assert group["value"] == {"all": [0.375, None], "after": [0.25, None], "final": [0.25, None]}
     assert (group["comp"], group["params"], group["mem"], group["wall_text"]) == (200, 10, 30, "1 min 30 s")
     assert group["command"] == ["alma-vision", "lr=0.1"]
     assert (group["t"], group["mean"]) == ([0, 1, 2], [0.9, 0.5, 0.25])
@@ -46,7 +48,7 @@ def test_values_without_a_number_in_json_are_null(tmp_path):
     write_text(tmp_path / "a", [900.0, float("inf"), 50.0], validations=[900.0, float("nan"), 60.0])
     [group] = data_of(page(read_runs([tmp_path])))["comparisons"][0]["groups"]
     assert group["mean"] == [900.0, None, 50.0]
-    assert group["score"] is None
+    assert group["score"] == {"all": None, "after": None, "final": 60.0}
     assert group["quality"] == ["\0infinite", None]  # the script turns it into infinity
 
 
@@ -66,7 +68,7 @@ def test_a_short_curve_has_every_arrival_because_it_is_drawn_with_straight_lines
 def test_scores_are_not_rounded_because_runs_are_chosen_by_them(tmp_path):
     write_vision(tmp_path / "a", [0.9, 0.5734491])
     [group] = data_of(page(read_runs([tmp_path])))["comparisons"][0]["groups"]
-    assert group["score"] == 0.5734491
+    assert group["score"]["all"] == 0.5734491
 
 
 def test_a_setting_that_only_one_learner_takes_is_shown_with_its_run(tmp_path):
@@ -107,11 +109,13 @@ def test_the_data_of_a_comparison(tmp_path):
     data = comparison_data(comparison)
     assert data["filters"] == [{"name": "wait", "values": ["1", "2"]}]
     assert [group["settings"] for group in data["groups"]] == [{"wait": "1"}, {"wait": "2"}]
-    gaps = [group["alternatives"][0].pop() for group in data["groups"]]
-    assert [group["alternatives"] for group in data["groups"]] == [[["wait", 1]], [["wait", 0]]]
-    assert [gap["mean"] for gap in gaps] == pytest.approx([0.35, -0.35])
-    assert [gap["verdict"] for gap in gaps] == ["one seed"] * 2
-    assert [group["score"] for group in data["groups"]] == [
+    waits = [[group["alternatives"][change] for change in ("wait_less", "wait_longer")] for group in data["groups"]]
+    assert waits == [
+        [{"reason": "this run does not wait"}, {"runs": [1], "number": 1}],
+        [{"runs": [0], "number": 1}, {"reason": "this run waits for the whole stream"}],
+    ]
+    assert data["groups"][0]["alternatives"]["replay"]["command"].startswith("alma-vision dataset=mnist ")
+    assert [group["score"]["all"] for group in data["groups"]] == [
         numbers.validation_score for numbers in all_numbers(comparison)
     ]
 

@@ -31,6 +31,7 @@ def test_the_summary_of_vision_runs(tmp_path):
     first, unfinished, waited = sorted(cells(table), key=lambda row: row["wait"] if "wait" in row else row["run"])[0:3]
     assert first == {
         "run": "SM, wait 1, width 4", "by validation": "best", "seeds": "2", "CER": "0.80 ± 0.10",
+        "error after first stage, %": "40.00 ± 5.00",
         "final error, %": "30.00 ± 10.00", "final validation, %": "50.00 ± 0.00", "params, last": "1,234",
         "Mem": "3702", "Comp, TFLOP": "0.01", "wall time": "1 min 40 s", "state": "finished",
     }  # fmt: skip
@@ -38,15 +39,17 @@ def test_the_summary_of_vision_runs(tmp_path):
     # 0.9 of the untrained learner and 0.5: worse than 0.75, whatever its test error.
     assert (waited["by validation"], waited["CER"], waited["wall time"]) == ("", "0.95", "1 h 07 min")
     assert table.note.startswith(
-        "Best by CER on validation data (0.75), never by test data: SM, wait 1, width 4. Here "
+        "Best by average validation error (37.50 %), never by test data: SM, wait 1, width 4. Here "
     )
 
 
 def test_the_summary_of_language_models(tmp_path):
     write_text(tmp_path / "a", [900.0, 900.0, 50.0], wait=2, validations=[800.0, 800.0, 60.0], flops=10**12)
     [row] = cells(summary(*compare(tmp_path)))
+    # The geometric mean of 900 and 50, and their arithmetic mean, which is the paper's.
+    assert row["geometric mean perplexity"] == "212.13"
     assert row["average perplexity"] == "475.00"
-    assert row["after first stage"] == "50.00"
+    assert row["geometric mean after first stage"] == "50.00"
     assert (row["final perplexity"], row["final validation"]) == ("50.00", "60.00")
     assert (row["params, last"], row["Mem"], row["Comp, TFLOP"]) == ("1,000", "3000", "2")
 

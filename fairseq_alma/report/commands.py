@@ -1,0 +1,234 @@
+"""Command lines of runs that the report proposes, because no such run exists.
+
+A proposed command is the command of an existing run with some settings changed. It can be pasted into a shell as it is.
+Its run folder (out=) is a new one.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fairseq_alma.core.catalogue import (
+    GROWTH_INTERVAL,
+    MEMBER_SETTINGS,
+    NOT_COMPARED,
+    REQUIRED_SETTINGS,
+    SCALED_SETTING,
+    grows,
+    takes,
+)
+from fairseq_alma.core.datasets import entry_of
+from fairseq_alma.report.numbers import Numbers
+from fairseq_alma.report.runs import Comparison, RunGroup
+
+Change = Literal["wait_longer", "wait_less", "replay", "growth", "same_size", "more_members"]
+"""The decision in which two groups of runs differ. alternatives.py describes the decisions."""
+CHANGES: tuple[Change, ...] = ("wait_longer", "wait_less", "replay", "growth", "same_size", "more_members")
+
+PROGRAMS = {"vision": "alma-vision", "language model": "alma-lm"}
+GROWING = {"sm": "gens", "ens": "gens", "umix": "gens", "moe": "ens_moe"}
+"""Learner that does not grow -> growing learner with the same training FLOPs if each of its stages trains as many
+networks. In vision only; for language models, a mixture of experts also grows without further FLOPs."""
+FIXED = {"ens_moe": "moe"}
+"""Growing learner -> learner that does not grow and has the same training FLOPs. See `_fixed_at_equal_cost`."""
+COMPOSED = ("stream", "data_root", "mega_batches", "arrivals", "seeds", "seed")
+"""Settings that a command needs besides those that affect the results, if provenance.json has no command."""
+MAX_SIZE = 4096
+"""Largest width or number of experts that is proposed."""
+
+Settings = dict[str, Any]
+"""Settings of a command that differ from those of an existing run; None removes a setting from the command."""
+
+
+def proposed_command(change: Change, comparison: Comparison, index: int, numbers: Sequence[Numbers]) -> str:
+    """Return a command line for an alternative that was not run.
+
+    Args:
+        change: the decision in which the alternative differs.
+        comparison: the groups of runs.
+        index: index of the group to which the alternative is proposed, in `comparison.groups`.
+        numbers: the results of each group.
+    """
+    group, result = comparison.groups[index], numbers[index]
+    if change in ("wait_longer", "wait_less"):
+        changed = _other_wait(group, comparison, change == "wait_longer")
+    elif change == "replay":
+        changed = {"replay": "false" if group.replay else "all"}
+    elif change == "same_size":
+        size = size_of_one_network(comparison, group, mean_params(result, group.num_arrivals))
+        changed = {"learner": "sm"} | ({SCALED_SETTING[group.half]: size} if size else {})
+    elif change == "more_members":
+        changed = _more_members(group)
+    else:
+        changed = _fixed_at_equal_cost(group, result) if grows(group.learner) else _growing_at_equal_cost(group)
+    return command_with(group, changed)
+
+
+def mean_params(result: Numbers, num_arrivals: int) -> float:
+    """Return the number of parameters of the predictor, averaged over the arrivals t = 0..B."""
+    return result.mem / (num_arrivals + 1)
+
+
+def num_networks(group: RunGroup) -> int:
+    """Return the number of networks that each stage of a run trains."""
+    number = group.settings.get(MEMBER_SETTINGS.get(group.learner, ""))
+    return number if isinstance(number, int) else 1
+
+
+def command_with(group: RunGroup, changed: Mapping[str, Any]) -> str:
+    """Return the command of a group of runs with some settings changed, quoted for a shell.
+
+    If the learner changes, settings that the new learner does not have are left out, and those that it requires are
+    added.
+    """
+    settings = _settings_of_command(group)
+    learner = str(changed.get("learner", group.learner))
+    settings = {name: value for name, value in settings.items() if takes(group.half, learner, name.lstrip("+"))}
+    if learner != group.learner:
+        required = REQUIRED_SETTINGS.get((group.half, learner), {})
+        settings |= {name: _text(value) for name, value in required.items() if name not in settings}
+    settings |= {"learner": learner} | {name: _text(value) for name, value in changed.items()}
+    settings["out"] = _new_folder(group, settings.get("out"), changed)
+    return shlex.join([PROGRAMS[group.half], *(f"{name}={value}" for name, value in settings.items())])
+
+
+def _settings_of_command(group: RunGroup) -> dict[str, str]:
+    """Return the settings that the command of a group gives, name -> text, in the order of the command.
+
+    A command that starts a sweep (-m) has several values of a setting. They are replaced by the value of this run. If
+    provenance.json has no command, the settings of the run are returned.
+    """
+    run = group.runs[0].settings
+    words = [word for word in group.command[1:] if "=" in word and not word.startswith("-")]
+    if not words:
+        names = [name for name in run if name in COMPOSED or name not in NOT_COMPARED]
+        given = {name: run[name] for name in names if takes(group.half, group.learner, name)}
+        return {name: _text(value) for name, value in given.items() if value is not None}
+    is_sweep = any(word in ("-m", "--multirun") for word in group.command)
+    settings = dict(word.split("=", 1) for word in words)
+    if is_sweep:
+        settings |= {name: _text(run[name]) for name in settings if name in run and name != "out"}
+        settings = {name: value for name, value in settings.items() if not name.startswith("hydra.")}
+    return settings
+
+
+def _text(value: Any) -> str:
+    """Return the value of a setting as text for the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _new_folder(group: RunGroup, out: str | None, changed: Mapping[str, Any]) -> str:
+    """Return a run folder for a proposed command: the name of the existing one, with the changed settings."""
+    folder = Path(out) if out else Path("runs", group.folder.name)
+    if re.fullmatch(r"seed_\d+", folder.name):
+        folder = folder.parent
+    suffix = "_".join(f"{name}_{_text(value)}" for name, value in changed.items() if value is not None)
+    return f"{folder}_{re.sub(r'[^A-Za-z0-9_.]+', '_', suffix)}"
+
+
+def _other_wait(group: RunGroup, comparison: Comparison, is_longer: bool) -> Settings:
+    """Return the settings of a longer wait, or of wait 1. The number of updates for each mega-batch stays the same."""
+    wait = 1
+    if is_longer:
+        used = sorted({other.wait for other in comparison.groups if other.wait > group.wait})
+        wait = min(comparison.num_arrivals, used[0] if used else 2 * group.wait)
+    changed: Settings = {"wait": wait}
+    updates = group.settings.get("updates")
+    if isinstance(updates, int):
+        changed |= {"updates": None, "updates_per_mega_batch": max(1, round(updates / group.wait))}
+    interval = group.settings.get(GROWTH_INTERVAL)
+    if isinstance(interval, int):
+        changed[GROWTH_INTERVAL] = max(1, round(interval * group.wait / wait))
+    return changed
+
+
+def _ensemble(group: RunGroup, number: int) -> Settings:
+    """Return the settings of `number` networks that are trained on the same data: SM or Ens."""
+    return {"learner": "sm"} if number < 2 else {"learner": "ens", MEMBER_SETTINGS["ens"]: number}
+
+
+def _more_members(group: RunGroup) -> Settings:
+    """Return the settings of an ensemble of more networks: twice as many, or of a first ensemble."""
+    setting = MEMBER_SETTINGS.get(group.learner)
+    if setting is not None and takes(group.half, group.learner, setting) and setting in group.settings:
+        return {setting: 2 * num_networks(group)}
+    if group.half == "vision":
+        return _ensemble(group, 5)  # the paper's number
+    members = group.mean_column("num_members")[-1]
+    return _ensemble(group, max(2, round(float(members))) if np.isfinite(members) else 2)
+
+
+def _growing_at_equal_cost(group: RunGroup) -> Settings:
+    """Return the settings of a growing learner with the same training FLOPs as a learner that does not grow."""
+    number = num_networks(group)
+    if group.half == "vision":
+        learner = GROWING.get(group.learner, "gens")
+        return {"learner": learner, MEMBER_SETTINGS["gens"]: number}
+    if number == 1:
+        return {"learner": "gmoe"}
+    return {"learner": "gmoe"} | {
+        name: number * updates
+        for name in ("updates", "updates_per_mega_batch")
+        if isinstance(updates := group.settings.get(name), int)
+    }
+
+
+def _fixed_at_equal_cost(group: RunGroup, result: Numbers) -> Settings:
+    """Return the settings of a learner that does not grow, with the training FLOPs of a growing learner.
+
+    The cost of the first stage is that of the learner before it grows. An ensemble of N such networks costs N times as
+    much.
+    """
+    if group.learner in FIXED:
+        return {"learner": FIXED[group.learner]}
+    first = np.flatnonzero(group.counted_runs[0].stage > 0)
+    flops = group.mean_column("train_flops")
+    unchanged = float(flops[first[0]]) / int(first[0]) * group.num_arrivals if len(first) else 0.0
+    return _ensemble(group, max(1, round(result.comp / unchanged)) if unchanged else 1)
+
+
+def size_of_one_network(comparison: Comparison, group: RunGroup, params: float) -> int | None:
+    """Return the width, or the number of experts, at which one network has about `params` parameters.
+
+    It is computed from the networks of the runs in the comparison: by a polynomial through at most three sizes. If one
+    size is known, the parameters of a perceptron and of a mixture are proportional to it, and those of a convolutional
+    network to its square.
+
+    Returns:
+        The size; None if the comparison has no network whose size is known.
+    """
+    name = SCALED_SETTING[group.half]
+    known: dict[int, float] = {}
+    for other in comparison.groups:
+        size = other.settings.get(name)
+        if not isinstance(size, int) or size in known or other.learner not in ("sm", *MEMBER_SETTINGS):
+            continue
+        is_same_kind = all(other.settings.get(kind) == group.settings.get(kind) for kind in ("arch", "backbone"))
+        if is_same_kind:
+            members = num_networks(other) if other.learner != "gens" or group.half == "vision" else 1
+            known[size] = float(other.counted_runs[0].num_params[0]) / members
+    if not known:
+        return None
+    nearest = sorted(known, key=lambda size: abs(np.log(known[size] / params)))[:3]
+    sizes, values = list(nearest), [known[size] for size in nearest]
+    degree = len(sizes) - 1
+    if group.half == "vision" and len(sizes) < 3:
+        sizes, values, degree = [0, *sizes], [0.0, *values], len(sizes)
+    if len(nearest) == 1:
+        entry = entry_of(str(group.settings.get("dataset")))
+        backbone = group.settings.get("backbone") or (entry.backbone if entry else None)
+        power = 1 if group.half == "language model" or backbone == "mlp" else 2
+        return max(1, min(MAX_SIZE, round(nearest[0] * (params / known[nearest[0]]) ** (1 / power))))
+    candidates = np.arange(1, MAX_SIZE + 1)
+    found = np.polyval(np.polyfit(sizes, values, degree), candidates)
+    return int(candidates[np.abs(found - params).argmin()])

@@ -1,0 +1,195 @@
+"""The alternatives to each run, and the commands of runs that are missing."""
+
+import shlex
+
+import pytest
+import yaml
+
+from fairseq_alma.lm.settings import LanguageModelSettings
+from fairseq_alma.report.alternatives import ABOUT_EQUAL, CHANGES, alternatives
+from fairseq_alma.report.commands import size_of_one_network
+from fairseq_alma.report.labels import group_label
+from fairseq_alma.report.numbers import all_numbers
+from tests.fairseq_alma.report.ledgers import only_comparison, vision_rows, write_run, write_text, write_vision
+from vision.settings import VisionSettings
+
+COMMAND = ("alma-vision", "dataset=mnist", "learner=sm", "width=4", "data_root=my data", "out=runs/mnist/a")
+MLP = {4: 3210, 8: 6442, 16: 13002, 64: 55050}  # width -> parameters of one perceptron for MNIST
+
+
+def found_in(folder):
+    """Return label of a run -> decision -> labels of the alternatives, or the reason, or the command."""
+    comparison = only_comparison(folder)
+    labels = [group_label(group, comparison.varied_settings) for group in comparison.groups]
+    return {
+        label: {change: [labels[i] for i in one.runs] or one.reason or one.command for change, one in of_group.items()}
+        for label, of_group in zip(labels, alternatives(comparison, all_numbers(comparison)), strict=True)
+    }
+
+
+def settings_of(command):
+    """Check a proposed command, as alma-vision and alma-lm check it, and return its settings."""
+    program, *words = shlex.split(command)
+    values = {name: yaml.safe_load(value) for name, value in (word.split("=", 1) for word in words)}
+    if program == "alma-vision":
+        assert VisionSettings.from_mapping(values).learner == values["learner"]
+    else:
+        preset = {"updates": 99} if "updates" not in values and "updates_per_mega_batch" not in values else {}
+        assert LanguageModelSettings.from_mapping({**preset, **values}).learner == values["learner"]
+    return values
+
+
+def test_every_finished_run_has_every_alternative_or_a_reason_or_a_command(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=COMMAND)
+    write_vision(tmp_path / "b", [0.9, 0.9, 0.3], wait=2)
+    write_vision(tmp_path / "c", [0.9, 0.4], mega_batches=2, width=8)
+    found = found_in(tmp_path)
+    assert found["SM, wait 1, width 8"] == {}  # unfinished
+    first = found["SM, wait 1, width 4"]
+    assert list(first) == list(CHANGES)
+    assert first["wait_longer"] == ["SM, wait 2, width 4"]
+    assert first["wait_less"] == "this run does not wait"
+    assert first["same_size"] == "this run is one network that does not grow"
+    second = found["SM, wait 2, width 4"]
+    assert second["wait_less"] == ["SM, wait 1, width 4"]
+    assert second["wait_longer"] == "this run waits for the whole stream"
+    assert second["growth"] == "with one stage, nothing grows"
+    assert second["replay"] == "with one stage, there is nothing to replay"
+
+
+def test_growing_is_compared_with_not_growing_at_equal_cost_whatever_the_width(tmp_path):
+    write_vision(tmp_path / "sm", [0.9, 0.5, 0.4], flops=100, width=16)
+    write_vision(tmp_path / "same width, twice the cost", [0.9, 0.4, 0.3], flops=200, width=16, learner="gmoe")
+    write_vision(tmp_path / "equal cost", [0.9, 0.45, 0.4], flops=round(100 * ABOUT_EQUAL), width=8, learner="gmoe")
+    write_vision(tmp_path / "too dear", [0.9, 0.4, 0.3], flops=round(100 * ABOUT_EQUAL) + 1, width=64, learner="gmoe")
+    write_vision(tmp_path / "too cheap", [0.9, 0.4, 0.3], flops=79, width=4, learner="gens")
+    write_vision(tmp_path / "other wait", [0.9, 0.9, 0.3], flops=100, width=4, learner="gens", wait=2)
+    found = found_in(tmp_path)
+    assert found["SM, wait 1, width 16"]["growth"] == ["gMoE, wait 1, width 8"]
+    assert found["gMoE, wait 1, width 8"]["growth"] == ["SM, wait 1, width 16"]
+    # No fixed run costs 400. The first stage, of one network, costs 200: one network costs 400 in two stages.
+    assert settings_of(found["gMoE, wait 1, width 16"]["growth"])["learner"] == "sm"
+
+
+def test_the_fixed_model_of_the_same_size_has_as_many_parameters_on_average(tmp_path):
+    write_vision(tmp_path / "grows", [0.9, 0.5, 0.4], params=[100, 100, 400], learner="gmoe")  # 200 on average
+    write_vision(tmp_path / "sm", [0.9, 0.5, 0.4], params=230, width=16)
+    write_vision(tmp_path / "small", [0.9, 0.5, 0.4], params=100, width=8)
+    write_vision(tmp_path / "of the last size", [0.9, 0.5, 0.4], params=400, width=64)
+    write_vision(tmp_path / "ens", [0.9, 0.5, 0.4], params=200, learner="ens")  # not one network
+    assert found_in(tmp_path)["gMoE, width 4"]["same_size"] == ["SM, width 16"]
+
+
+def test_more_members_are_of_the_same_kind_or_a_first_ensemble(tmp_path):
+    write_vision(tmp_path / "sm", [0.9, 0.5], learner="sm")
+    write_vision(tmp_path / "ens2", [0.9, 0.5], learner="ens", members=2)
+    write_vision(tmp_path / "ens5", [0.9, 0.5], learner="ens", members=5)
+    write_vision(tmp_path / "umix5", [0.9, 0.5], learner="umix", members=5)
+    found = found_in(tmp_path)
+    assert found["SM"]["more_members"] == ["Ens, members 2", "Ens, members 5", "UMix, members 5"]
+    assert found["Ens, members 2"]["more_members"] == ["Ens, members 5", "UMix, members 5"]
+    command = settings_of(found["UMix, members 5"]["more_members"])
+    assert (command["learner"], command["members"]) == ("umix", 10)
+
+
+def test_a_replay_of_another_share_is_an_alternative(tmp_path):
+    for replay in (False, "all", 0.25):
+        write_vision(tmp_path / str(replay), [0.9, 0.5, 0.4], replay=replay)
+    found = found_in(tmp_path)
+    assert found["SM"]["replay"] == ["SM, replay", "SM, replay 0.25"]
+    assert found["SM, replay"]["replay"] == ["SM", "SM, replay 0.25"]
+
+
+@pytest.mark.parametrize("learner", ["sm", "ens", "umix", "gens", "gmoe", "ff", "moe", "ens_moe", "gmoe_flat"])
+def test_commands_of_vision_are_accepted_and_do_what_they_should(tmp_path, learner):
+    more = {"moe": ["experts=4"], "ens_moe": ["experts=4"], "gmoe": ["grow_every=4"]}.get(learner, [])
+    values = {name: int(value) for name, value in (word.split("=") for word in more)}
+    command = [word.replace("learner=sm", f"learner={learner}") for word in COMMAND] + more
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4, 0.3, 0.2], learner=learner, wait=1, command=command, **values)
+    [found] = found_in(tmp_path).values()
+    commands = {change: settings_of(text) for change, text in found.items() if text.startswith("alma-vision ")}
+    single = learner in ("sm", "moe")
+    assert set(commands) == set(CHANGES) - {"wait_less"} - ({"same_size"} if single else set())
+    for change, settings in commands.items():
+        assert (settings["dataset"], settings["data_root"]) == ("mnist", "my data")  # quoted for a shell
+        assert settings["out"].startswith("runs/mnist/a_"), change
+    assert (commands["wait_longer"]["wait"], commands["replay"]["replay"]) == (2, "all")
+    if learner == "gmoe":
+        assert commands["wait_longer"]["grow_every"] == 2  # after as many mega-batches as before
+    expected = {"sm": "gens", "ens": "gens", "umix": "gens", "gens": "sm", "moe": "ens_moe", "ens_moe": "moe"}
+    assert commands["growth"]["learner"] == expected.get(learner, "sm")
+
+
+@pytest.mark.parametrize(
+    ("learner", "given", "growth", "more"),
+    [
+        ("sm", {}, {"learner": "gmoe", "grow_experts": 2, "updates": 100}, {"learner": "ens", "members": 2}),
+        ("ens", {"members": 3}, {"learner": "gmoe", "grow_experts": 2, "updates": 300}, {"members": 6}),
+        ("gmoe", {"grow_experts": 2}, {"learner": "sm"}, {"learner": "ens", "members": 2}),
+        ("gens", {}, {"learner": "sm"}, {"learner": "ens", "members": 2}),
+    ],
+)
+def test_commands_of_language_models_keep_the_cost(tmp_path, learner, given, growth, more):
+    words = [f"{name}={value}" for name, value in given.items()]
+    command = ("alma-lm", "stream=S", f"learner={learner}", "updates=100", "seed=0", "out=runs/a/seed_0", *words)
+    members = [1, 1, 2] if learner == "gens" else given.get("members", 1)
+    write_text(tmp_path / "a", [900.0, 60.0, 50.0], learner=learner, command=command, row_members=members, **given)
+    [found] = found_in(tmp_path).values()
+    commands = {change: settings_of(text) for change, text in found.items() if text.startswith("alma-lm ")}
+    assert growth.items() <= commands["growth"].items()
+    assert more.items() <= commands["more_members"].items()
+    waits = commands["wait_longer"]  # as many updates for each mega-batch
+    assert (waits["wait"], waits["updates"], waits["updates_per_mega_batch"]) == (2, None, 100)
+    assert waits["out"].startswith("runs/a_wait_2")
+
+
+def test_without_a_recorded_command_it_is_composed_from_the_settings(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=(), lr=0.5, select_by="validation_loss")
+    [found] = found_in(tmp_path).values()
+    settings = settings_of(found["replay"])
+    assert (settings["dataset"], settings["lr"], settings["replay"], settings["mega_batches"]) == (
+        "mnist",
+        0.5,
+        "all",
+        2,
+    )
+    assert settings["out"] == "runs/a_replay_all"
+
+
+def test_the_command_of_a_sweep_gives_one_run(tmp_path):
+    command = ("alma-vision", "-m", "dataset=mnist", "learner=sm,ens", "width=4,8", "out=runs/x", "hydra.job.num=1")
+    write_vision(tmp_path / "a", [0.9, 0.5, 0.4], command=command, width=8, learner="ens")
+    [found] = found_in(tmp_path).values()
+    settings = settings_of(found["replay"])
+    assert (settings["learner"], settings["width"], "hydra.job.num" in settings) == ("ens", 8, False)
+
+
+def test_the_size_of_one_network_is_computed_from_the_sizes_that_are_known(tmp_path):
+    for width in (4, 8, 16):
+        write_vision(tmp_path / str(width), [0.9, 0.5], width=width, params=MLP[width])
+    write_vision(tmp_path / "ens", [0.9, 0.5], learner="ens", width=8, params=5 * MLP[8])
+    comparison = only_comparison(tmp_path)
+    [ens] = [group for group in comparison.groups if group.learner == "ens"]
+    # A polynomial through three widths is exact for a perceptron with two hidden layers.
+    assert size_of_one_network(comparison, ens, MLP[64]) == 64
+    assert (
+        settings_of(found_in(tmp_path)["Ens, width 8"]["same_size"])["width"] == 39
+    )  # 32,575 parameters; five have 32,210
+
+
+def test_from_one_known_size_the_others_are_estimated(tmp_path):
+    write_vision(tmp_path / "a", [0.9, 0.5], width=10, params=100)
+    write_vision(tmp_path / "b", [0.9, 0.5], width=10, params=100, dataset="cifar10")
+    write_text(tmp_path / "c", [900.0, 50.0], experts=4, params=1000)
+    for name, params, size in (("a", 300, 30), ("b", 900, 30), ("c", 2000, 8)):
+        comparison = only_comparison(tmp_path / name)
+        assert size_of_one_network(comparison, comparison.groups[0], params) == size
+
+
+def test_a_learner_of_a_plugin_gets_commands_too(tmp_path):
+    write_run(
+        tmp_path / "a", vision_rows([0.9, 0.5, 0.4]), command=("alma-vision", "dataset=mnist", "learner=mine", "out=r"),
+        learner="mine", mega_batches=2,
+    )  # fmt: skip
+    [found] = found_in(tmp_path).values()
+    assert found["replay"] == "alma-vision dataset=mnist learner=mine out=r_replay_all replay=all"
