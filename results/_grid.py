@@ -75,26 +75,31 @@ class Study:
         if result.returncode:
             print(f"{job.name} failed:\n{result.stderr[-2000:]}", file=sys.stderr, flush=True)
             return
-        copy_results(out, self.folder / "ledgers" / job.name)
+        copy_results(out, self.folder / "ledgers" / job.name, data_root)
         summary = json.loads((out / "summary.json").read_text())
         cer = summary.get("mean", summary)["cer"]
         print(f"{job.name}: CER {cer:.2f}, {time.monotonic() - start:.0f} s", flush=True)
 
 
-def copy_results(run: Path, target: Path) -> None:
+def copy_results(run: Path, target: Path, data_root: str = "data") -> None:
     """Copy the files of a run that a report reads.
+
+    Paths of the machine are left out: those in the repository become relative, and the folder of the data becomes
+    `data`. So a command in provenance.json can be given on another machine as it is.
 
     Ledgers are compressed, because many of their rows are nearly equal: the scores change only after a stage.
 
     Args:
         run: the run folder. With several seeds, it contains one run folder per seed.
         target: the folder to copy to.
+        data_root: the folder of the dataset's files.
     """
     for settings in sorted(run.rglob("settings.json")):
         folder = target / settings.parent.relative_to(run)
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("settings.json", "provenance.json", "summary.json"):
-            shutil.copyfile(settings.parent / name, folder / name)
+            text = (settings.parent / name).read_text(encoding="utf-8")
+            (folder / name).write_text(text.replace(f"{ROOT}/", "").replace(data_root, "data"), encoding="utf-8")
         # Store no file name and no time in the compressed file, so that equal ledgers give equal files.
         ledger = gzip.compress((settings.parent / "ledger.jsonl").read_bytes(), mtime=0)
         (folder / "ledger.jsonl.gz").write_bytes(ledger)

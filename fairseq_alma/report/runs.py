@@ -154,9 +154,15 @@ class RunGroup:
 
     @property
     def wait(self) -> int:
-        """The setting `wait`: the number of mega-batches that the learner gathers before it trains a stage on them."""
+        """The setting `wait`: the number of mega-batches that the learner gathers before it trains a stage on them.
+
+        With wait=geometric, the mean number of mega-batches of a stage, rounded.
+        """
         wait = self.settings.get("wait", 1)
-        return wait if isinstance(wait, int) else 1
+        if isinstance(wait, int):
+            return wait
+        num_stages = max((run.summary.get("num_stages") or 1 for run in self.counted_runs), default=1)
+        return max(1, round(self.last_t / num_stages))
 
     @property
     def replay(self) -> Any:
