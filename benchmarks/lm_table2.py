@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -24,7 +25,6 @@ from hydra import compose, initialize_config_dir
 
 from fairseq_alma.app.command import setting_values
 from fairseq_alma.core.ledger import Ledger
-from fairseq_alma.core.protocol import stage_is_due
 from fairseq_alma.lm.run import CONFIGS, OTHER_KEYS
 from fairseq_alma.lm.settings import LanguageModelSettings
 
@@ -93,12 +93,8 @@ def _tokens_of_row(row: str, arch: str) -> int:
         config = compose("alma_lm", ["stream=S", "out=O", f"preset=table2/{row}", f"arch={arch}"])
     settings = LanguageModelSettings.from_mapping(setting_values(config, OTHER_KEYS), given=[])
     arrivals = settings.stream_settings(min(MEGA_BATCHES, settings.mega_batches or MEGA_BATCHES))
-    updates, gathered = 0, []
-    for t in range(1, arrivals.num_mega_batches + 1):
-        gathered.append(t)
-        if stage_is_due(gathered, arrivals, stream_ends=t == arrivals.num_mega_batches):
-            updates += settings.updates_of_stage(len(gathered))
-            gathered = []
+    sizes = [end - start for start, end in pairwise([0, *arrivals.arrivals_of_stages])]
+    updates = sum(settings.updates_of_stage(size) for size in sizes)
     members = getattr(settings.own, "members", None) or 1
     return updates * members * settings.sequences_per_update * settings.tokens_per_sample
 

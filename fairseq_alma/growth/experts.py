@@ -73,12 +73,7 @@ def grow_experts(
         SettingError: if K is negative or larger than E, a mixture has no validation loss, `noise` is not positive, the
             state dict has no mixture, or `router` is "copy" but experts were added with "tree" before.
     """
-    if num_new < 0:
-        raise SettingError(f"cannot add {num_new} experts: give 0 or more, because growth never removes experts")
-    if not noise > 0:
-        raise SettingError(f"noise={noise} must be above 0: without noise, a new expert never gets a token")
-    if router not in ("copy", "tree"):
-        raise SettingError(f"router={router!r} is not one of copy, tree")
+    _check_options(num_new, router, noise)
     prefixes = mixture_prefixes(state)
     if not prefixes:
         raise SettingError("cannot add experts, because this model has no mixture: use a model with mixtures")
@@ -105,6 +100,16 @@ def grow_experts(
         for name in ("valid_loss_E", "valid_tokens_E"):
             grown[prefix + name] = torch.zeros(len(split_E) + num_new, dtype=state[prefix + name].dtype)
     return grown
+
+
+def _check_options(num_new: int, router: str, noise: float) -> None:
+    """Raise SettingError if an argument of `grow_experts` is invalid."""
+    if num_new < 0:
+        raise SettingError(f"cannot add {num_new} experts: give 0 or more, because growth never removes experts")
+    if not noise > 0:
+        raise SettingError(f"noise={noise} must be above 0: without noise, a new expert never gets a token")
+    if router not in ("copy", "tree"):
+        raise SettingError(f"router={router!r} is not one of copy, tree")
 
 
 def mixture_prefixes(state: Mapping[str, Tensor]) -> list[str]:

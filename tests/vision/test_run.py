@@ -226,7 +226,7 @@ def test_a_damaged_file_of_a_stage_is_told(tmp_path, alma_vision, name):
         (("mega_batches=1000",), "mega_batches=1000 is too many for 1438 training examples"),
         (("width=0",), "width=0 must be an integer of at least 1"),
         (("learner=nobody",), "learner='nobody' is not one of sm, ens, umix, gens, gmoe"),
-        (("replay=2",), "replay=2 must be false, all, or a share between 0 and 1"),
+        (("replay=2",), "replay=2 must be false, all, uniform, or a share between 0 and 1"),
         (("learner=moe",), "experts=1 must be at least 2, because learner=moe"),
         (("dataset=cifar",), "dataset='cifar' is not one of digits, mnist, emnist"),
         (("lr=fast",), "lr='fast' must be a number"),
@@ -450,13 +450,13 @@ def test_all_errors_of_a_command_line_are_reported_together(alma_vision, tmp_pat
     lines = said.err.splitlines()
     assert lines[0] == "alma-vision: 5 errors:"
     assert [line[:20] for line in lines[1:]] == [
-        "- unknown settings d", "- out=/proc/x cannot", "- learner='ans' is n", "- wait=0 must be an ",
-        "- lr=-1 must be abov",
+        "- unknown settings d", "- out=/proc/x cannot", "- learner='ans' is n", "- lr=-1 must be abov",
+        "- wait=0 must be an ",
     ]  # fmt: skip
     assert "did you mean dataset? --help" in said.err
     # Without a mistyped name, Hydra reads the command line, and the values are checked together all the same.
     said = alma_vision("wait=0", "lr=-1", "momentum=2", "seeds=0", "out=run")
-    assert [line.partition("=")[0] for line in said.err.splitlines()[1:]] == ["- seeds", "- wait", "- lr"]
+    assert [line.partition("=")[0] for line in said.err.splitlines()[1:]] == ["- seeds", "- lr", "- wait"]
     assert not any(tmp_path.iterdir())
 
 

@@ -1,12 +1,12 @@
 """The presets for the paper's Tables 1 and 2, composed as alma-lm composes them; nothing is trained."""
 
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hydra import compose, initialize_config_dir
 
 from fairseq_alma.app.command import setting_values
-from fairseq_alma.core.protocol import stage_is_due
 from fairseq_alma.lm.learners import LEARNERS
 from fairseq_alma.lm.run import CONFIGS, OTHER_KEYS
 from fairseq_alma.lm.settings import LanguageModelSettings
@@ -44,13 +44,7 @@ def settings_of(*overrides: str) -> LanguageModelSettings:
 def mega_batches_of_stages(settings: LanguageModelSettings, num_mega_batches: int) -> list[int]:
     """How many mega-batches each stage trains on, over a stream of so many."""
     stream = settings.stream_settings(min(num_mega_batches, settings.mega_batches or num_mega_batches))
-    stages, gathered = [], []
-    for t in range(1, stream.num_mega_batches + 1):
-        gathered.append(t)
-        if stage_is_due(gathered, stream, stream_ends=t == stream.num_mega_batches):
-            stages.append(len(gathered))
-            gathered = []
-    return stages
+    return [end - start for start, end in pairwise([0, *stream.arrivals_of_stages])]
 
 
 def experts_of_stages(settings: LanguageModelSettings, num_stages: int) -> list[int]:

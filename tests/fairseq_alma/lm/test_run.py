@@ -351,7 +351,7 @@ def test_a_sweep_is_ordered_by_validation(stream, tmp_path):
         (("wait=4", "updates=5"), "wait=4 must lie between 1 and 3"),
         ((), "exactly one of updates= "),
         (("updates=5", "updates_per_mega_batch=5"), "exactly one of updates= "),
-        (("updates=5", "replay=1.5"), "replay=1.5 must be false, all, or a share"),
+        (("updates=5", "replay=1.5"), "replay=1.5 must be false, all, uniform, or a share"),
         (("updates=5", "mega_batches=9"), "9 mega-batches are requested"),
         (("updates=5", "batch_size=3"), "must be a multiple of batch_size=3"),
         (("updates=5", "fairseq='--no-such-option 1'"), "no-such-option"),
