@@ -9,9 +9,11 @@ are placed between the lines `<!-- table: FILE -->` and `<!-- end -->`. If the f
 """
 
 import argparse
+import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -22,7 +24,7 @@ from fairseq_alma.report.tables import tables_of
 
 RESULTS = Path(__file__).resolve().parent
 STUDIES = ("demo", "books", "mnist", "cifar10")
-TEXTS = ("README.md", *(f"results/{study}/README.md" for study in STUDIES))
+TEXTS = ("README.md", *(f"results/{study}/README.md" for study in (*STUDIES, "frontier")))
 COPY = re.compile(r"(<!-- table: (\S+)(?: without: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 DPI = 110
 """Resolution of the committed pictures, in dots per inch."""
@@ -45,14 +47,22 @@ def rebuild(out: Path) -> list[str]:
                 figure.set_dpi(DPI)
                 FigureCanvasAgg(figure).print_png(out / folder / f"{name}.png", metadata={"Software": None})
                 written.append((folder / f"{name}.png").as_posix())
-    sys.path.insert(0, str(RESULTS / "books"))
-    from study import claims
-
-    written.append(_write(out, Path("results/books/claims.md"), claims()))
+    written.append(_write(out, Path("results/books/claims.md"), _study("books").claims()))
+    for name, text in _study("frontier").tables().items():
+        written.append(_write(out, Path("results/frontier") / name, text))
     for name in TEXTS:
         text = (RESULTS.parent / name).read_text(encoding="utf-8")
         written.append(_write(out, Path(name), COPY.sub(lambda match: _table_copy(out, match), text)))
     return written
+
+
+def _study(name: str) -> ModuleType:
+    """Import results/NAME/study.py. All studies have this file name, so they cannot be imported by name."""
+    spec = importlib.util.spec_from_file_location(f"{name}_study", RESULTS / name / "study.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _table_copy(out: Path, match: re.Match) -> str:

@@ -210,18 +210,6 @@ def untrained_value(comparison: Comparison) -> float:
     return _mean([run.quality[0] for group in comparison.groups for run in group.counted_runs])
 
 
-def running_average(quality: Array, stage: Array) -> Array:
-    """Return, for each arrival, the mean of `quality` from the first stage to this arrival; NaN before the first stage.
-
-    Args:
-        quality: error rate or perplexity at each of T arrivals, an array [T].
-        stage: number of the stage that finished last, at each arrival, an array [T]; 0 before the first stage.
-    """
-    trained = (stage > 0) & (np.arange(len(quality)) >= 1)
-    total, count = np.cumsum(np.where(trained, quality, 0.0)), np.cumsum(trained)
-    return np.where(trained, total / np.maximum(count, 1), np.nan)
-
-
 def standard_error(values_ST: Array) -> Array | None:
     """Return the standard error over seeds at each of T arrivals, as an array [T]; None for a single seed.
 

@@ -3,7 +3,7 @@
 .venv/bin/python results/frontier/study.py run --data-root DATA       runs what is missing, two runs at a time
 
 The settings of preset=anytime were chosen on other streams: seed 100, width 32. The study reports seeds 0 to 4.
-results/rebuild.py makes results/frontier/mnist.md of the ledgers.
+results/rebuild.py makes results/frontier/mnist_hWIDTH.md of the ledgers.
 """
 
 import json
@@ -64,29 +64,28 @@ def jobs() -> Iterator[Job]:
 STUDY = Study(HERE, "mnist", list(jobs()))
 
 
-def table() -> str:
-    """Return the table of the study as Markdown, with the rows whose ledgers are committed."""
-    lines = []
-    for width in sorted(WIDE):
-        found = {name: _summary(name, width) for name in ROWS}
-        fixed = {name: row for name, row in found.items() if name.startswith("sm_w") and row}
-        if not fixed:
-            continue
-        best = min(fixed, key=lambda name: statistics.mean(one["cer"] for one in fixed[name]))
-        base = fixed[best]
-        lines += [
-            f"## Width {width}",
-            "",
-            f"Compared with {TEXTS[best]}, the best SM among the waits {', '.join(sorted(n[4:] for n in fixed))}.",
-            "",
-            "| learner | CER | against the best SM | final error | training FLOPs | of the best SM |",
-            "|:---|---:|---:|---:|---:|---:|",
-        ]
-        for name, row in sorted(found.items(), key=lambda one: _mean(one[1], "cer")):
-            if row:
-                lines.append(_line(TEXTS[name], row, base))
-        lines.append("")
-    return "\n".join(lines)
+def tables() -> dict[str, str]:
+    """Return file name -> table of one width as Markdown, with the rows whose ledgers are committed."""
+    return {f"mnist_h{width}.md": table for width in sorted(WIDE) if (table := _table(width))}
+
+
+def _table(width: int) -> str:
+    found = {name: _summary(name, width) for name in ROWS}
+    fixed = {name: row for name, row in found.items() if name.startswith("sm_w") and row}
+    if not fixed:
+        return ""
+    best = min(fixed, key=lambda name: _mean(fixed[name], "cer"))
+    lines = [
+        f"# MNIST, width {width}",
+        "",
+        "| learner | CER | against the best SM | final error | training FLOPs | of the best SM |",
+        "|:---|---:|---:|---:|---:|---:|",
+    ]
+    for name, row in sorted(found.items(), key=lambda one: _mean(one[1], "cer")):
+        if row:
+            lines.append(_line(TEXTS[name], row, fixed[best]))
+    waits = ", ".join(name[4:] for name in sorted(fixed, key=lambda name: int(name[4:])))
+    return "\n".join([*lines, "", f"The best SM is {TEXTS[best]}, of the waits {waits}.", ""])
 
 
 def _summary(name: str, width: int) -> list[dict]:

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fairseq_alma.report.numbers import all_numbers, running_average, standard_error
+from fairseq_alma.report.numbers import all_numbers, standard_error
 from fairseq_alma.report.reading import read_runs
 from tests.fairseq_alma.report.ledgers import write_text, write_vision
 
@@ -89,12 +89,6 @@ def test_a_diverged_run_has_infinite_results_and_is_no_error(tmp_path):
     [result] = numbers_in(tmp_path)
     assert result.final.mean == math.inf
     assert result.validation_score is None
-
-
-def test_running_averages_begin_with_the_first_stage():
-    average = running_average(np.array([900.0, 900.0, 50.0, 40.0]), np.array([0, 0, 1, 2]))
-    assert np.isnan(average[:2]).all()
-    assert average[2:].tolist() == [50.0, 45.0]
 
 
 def test_the_band_is_the_standard_error():
