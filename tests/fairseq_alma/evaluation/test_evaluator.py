@@ -61,7 +61,7 @@ def loaded(monkeypatch) -> list[Path]:
 
 def learner(checkpoints: list[Path], frozen: bool, is_trained: bool = True):
     kept = list(checkpoints) if frozen else []
-    return SimpleNamespace(predictor=list(checkpoints), frozen=kept, is_trained=is_trained)
+    return SimpleNamespace(predictor=list(checkpoints), frozen=kept, is_trained=is_trained, num_stored=None)
 
 
 def test_members_are_scored_together_and_their_sizes_added_up(stream, members, tmp_path):
@@ -173,7 +173,10 @@ def test_outputs_of_a_frozen_member_are_kept_and_not_computed_again(stream, memb
 
 
 def test_only_outputs_of_frozen_members_are_kept(stream, members, tmp_path, loaded):
-    folder, half = StreamFolder.open(stream), SimpleNamespace(predictor=members, frozen=members[1:], is_trained=True)
+    folder, half = (
+        StreamFolder.open(stream),
+        SimpleNamespace(predictor=members, frozen=members[1:], is_trained=True, num_stored=None),
+    )
     scores = [PerplexityEvaluator(folder, tmp_path / "kept", [CPU])(half) for _ in range(2)]
     assert scores[0] == scores[1]
     assert loaded == [*members, members[0]]
