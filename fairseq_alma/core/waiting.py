@@ -56,18 +56,18 @@ def num_missing(num_gathered: int, num_past: int, wait: Wait, ratio: float = DEF
     return missing
 
 
-def check_wait(wait: object, ratio: float | None, num_mega_batches: int) -> None:
+def check_wait(wait: object, ratio: float | None, num_mega_batches: int | None = None) -> None:
     """Raise SettingError if the settings `wait` and `wait_ratio` are invalid.
 
     Args:
         wait: the setting `wait`.
         ratio: the setting `wait_ratio`; None if it is not given.
-        num_mega_batches: number of mega-batches that arrive.
+        num_mega_batches: number of mega-batches that arrive. By default, it is not known yet.
     """
     is_number = isinstance(wait, int) and not isinstance(wait, bool) and wait >= 1
     if not is_number and wait != "geometric":
         raise SettingError(f"wait={wait!r} must be an integer of at least 1, or geometric")
-    if is_number and wait > num_mega_batches:  # type: ignore[operator]
+    if is_number and num_mega_batches is not None and wait > num_mega_batches:  # type: ignore[operator]
         raise SettingError(f"wait={wait} must lie between 1 and {num_mega_batches} mega-batches")
     if ratio is not None and wait != "geometric":
         raise SettingError(f"wait_ratio={ratio} is for wait=geometric, but wait={wait}: leave out wait_ratio")

@@ -14,7 +14,7 @@ from fairseq_alma.core.errors import SettingError
 from fairseq_alma.core.learner_settings import LearnerSettings
 from fairseq_alma.core.protocol import LastGroup, Replay, StreamSettings
 from fairseq_alma.core.settings import MAX_SEED, Count, NonNegative, SettingErrors
-from fairseq_alma.core.waiting import Wait
+from fairseq_alma.core.waiting import Wait, check_wait
 from fairseq_alma.lm.schedules import Schedule
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -166,6 +166,7 @@ class LanguageModelSettings(RunSettings):
             raise SettingError(f"clip_norm={self.clip_norm} must be a finite number, and not negative")
 
     def _check_values(self) -> None:
+        check_wait(self.wait, self.wait_ratio)
         if self.seed >= MAX_SEED:
             raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
         if self.expert_parallel > self.experts:

@@ -97,5 +97,5 @@ def test_several_errors_are_one_message():
         LanguageModelSettings.from_mapping({"stream": None, "out": "", "lr": -1, "wait": "x", "experts": 2.5})
     assert str(error.value).splitlines()[0] == "6 errors:"
     assert [line.partition("=")[0] for line in str(error.value).splitlines()[1:]] == [
-        "- stream", "- out", "- wait", "- experts", "- give exactly one of updates", "- lr",
+        "- stream", "- out", "- experts", "- give exactly one of updates", "- lr", "- wait",
     ]  # fmt: skip

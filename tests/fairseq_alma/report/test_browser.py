@@ -102,7 +102,7 @@ def test_a_run_that_is_clicked_shows_its_settings_and_its_command(opened):
     view, comparison, _ = opened
     view.page.click("#runs tr[data-run='7']")
     group = comparison.groups[7]
-    assert view.page.inner_text("#command") == "alma-vision dataset=mnist"
+    assert view.page.inner_text("#command") == "alma-vision dataset=mnist out=runs/runs"
     detail = view.page.inner_text("#detail")
     assert group_label(group, comparison.varied_settings) in detail
     assert str(group.folder) in detail
