@@ -29,7 +29,7 @@ def test_the_page_holds_all_that_it_needs(tmp_path):
     assert group["score"] == {"all": (0.9 + 0.25) / 2, "after": 0.25, "final": 0.25}
     assert group["value"] == {"all": [0.375, None], "after": [0.25, None], "final": [0.25, None]}
     assert (group["comp"], group["params"], group["mem"], group["wall_text"]) == (200, 10, 30, "1 min 30 s")
-    assert group["command"] == ["alma-vision", "lr=0.1"]
+    assert group["command"] == ["alma-vision", "lr=0.1", "out=runs/a"]
     assert (group["t"], group["mean"]) == ([0, 1, 2], [0.9, 0.5, 0.25])
 
 
