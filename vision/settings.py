@@ -207,6 +207,12 @@ class VisionSettings(RunSettings):
             raise SettingError("cuda_graphs=true cannot be used with backbone=mlp: give cuda_graphs=false")
         if self.num_arrivals > self.num_mega_batches:
             raise SettingError(f"arrivals={self.arrivals} must be at most mega_batches={self.num_mega_batches}")
+        if self.replay_memory is not None and self.replay_memory < 2:
+            raise SettingError(
+                f"replay_memory={self.replay_memory} must be at least 2: one for training, one for validation"
+            )
+        if self.average.averages and self.average.average_every == "update" and self.recipe.patience is not None:
+            raise SettingError("average_every=update cannot be combined with patience=: leave one of them out")
         if self.average.averages and self.average.average_every == "stage" and self.recipe.from_scratch:
             raise SettingError(
                 "predict_with=average averages the parameters of stages, but with from_scratch=true each stage has a "

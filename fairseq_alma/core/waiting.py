@@ -1,5 +1,6 @@
 """When a stage is due: the settings `wait` and `wait_ratio`, and the arrivals at which stages are trained."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -25,7 +26,8 @@ def group_is_complete(num_gathered: int, num_past: int, wait: Wait, ratio: float
         wait: the setting `wait`.
         ratio: the setting `wait_ratio`.
     """
-    return num_gathered >= (ratio * num_past if wait == "geometric" else wait)
+    # Subtract 1e-9, because rounding errors may make the product slightly larger than an integer.
+    return num_gathered >= (ratio * num_past - 1e-9 if wait == "geometric" else wait)
 
 
 def arrivals_of_stages(
@@ -71,8 +73,8 @@ def check_wait(wait: object, ratio: float | None, num_mega_batches: int | None =
         raise SettingError(f"wait={wait} must lie between 1 and {num_mega_batches} mega-batches")
     if ratio is not None and wait != "geometric":
         raise SettingError(f"wait_ratio={ratio} is for wait=geometric, but wait={wait}: leave out wait_ratio")
-    if ratio is not None and not ratio > 0:
-        raise SettingError(f"wait_ratio={ratio} must be above 0")
+    if ratio is not None and not 0 < ratio < math.inf:
+        raise SettingError(f"wait_ratio={ratio} must be above 0, and finite")
 
 
 def sorted_waits(waits: Sequence[Wait]) -> list[Wait]:

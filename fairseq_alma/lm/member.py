@@ -32,11 +32,7 @@ from fairseq_alma.evaluation.flops import RowFlops, count_forward_flops, count_t
 from fairseq_alma.lm.average import finish_stage
 from fairseq_alma.lm.batches import usable_devices
 from fairseq_alma.lm.failures import STOPPED, failure_message
-from fairseq_alma.lm.fairseq_train import (
-    build_model,
-    identity_of_config,
-    write_untrained_checkpoint,
-)
+from fairseq_alma.lm.fairseq_train import build_model, identity_of_config, write_untrained_checkpoint
 from fairseq_alma.lm.settings import LanguageModelSettings
 from fairseq_alma.lm.shared_stages import SharedStages, key_of
 from fairseq_alma.lm.stage_processes import TRAIN_MEMBER
@@ -130,6 +126,11 @@ class MemberTraining:
         """Whether the next stage continues from another checkpoint than the one that predicts."""
         return self.settings.average.averages or self.settings.keeps_optimizer
 
+    @property
+    def _trainee(self) -> str:
+        """Name of the checkpoint from which the next stage continues."""
+        return TRAINED if self._keeps_trained else BEST
+
     def train(self, stage: Stage, starts: Mapping[Member, Path]) -> dict[int, tuple[Path, Path, Spent]]:
         """Train each member for one stage.
 
@@ -160,9 +161,12 @@ class MemberTraining:
             folder = self._folder(stage, member)
             if (folder / DONE).exists():
                 continue
-            if reason := _reason_to_wait(folder):
+            if (error := _lease_error(folder)) is not None:
                 busy.add(member.number)
-                failures.append(f"member {member.number} of stage {stage.index} is {reason}")
+                failures.append(
+                    f"member {member.number} of stage {stage.index} is trained by another process: {error}. When it "
+                    f"has ended, give the same command again to continue"
+                )
                 continue
             if (job := self._prepare(stage, member, start, num_devices, updates)) is not None:
                 jobs[member.number] = job
@@ -183,8 +187,7 @@ class MemberTraining:
                 write_json(done, asdict(self._spent(folder, start, member)))
             self._publish(folder)
             _remove_leftovers(folder)
-            trainee = folder / (TRAINED if self._keeps_trained else BEST)
-            trained[member.number] = (folder / BEST, trainee, Spent(**read_json(done)))
+            trained[member.number] = (folder / BEST, folder / self._trainee, Spent(**read_json(done)))
         if failures:
             raise _error_for(failures, statuses.values(), bool(busy))
         return trained
@@ -352,12 +355,12 @@ class MemberTraining:
         )
 
 
-def _reason_to_wait(folder: Path) -> str | None:
-    """Return the end of an error message if another process trains the member in `folder`; None if none does."""
+def _lease_error(folder: Path) -> RunError | None:
+    """Return an error that says which other process trains the member in `folder`; None if none does."""
     try:
         Lease(folder).wait()
     except RunError as error:
-        return f"trained by another process: {error}. When it has ended, give the same command again to continue"
+        return error
     return None
 
 

@@ -167,6 +167,11 @@ class LanguageModelSettings(RunSettings):
 
     def _check_values(self) -> None:
         check_wait(self.wait, self.wait_ratio)
+        if self.replay_memory is not None and self.replay_memory < self.tokens_per_sample:
+            raise SettingError(
+                f"replay_memory={self.replay_memory} must be at least tokens_per_sample="
+                f"{self.tokens_per_sample}, the size of a block"
+            )
         if self.seed >= MAX_SEED:
             raise SettingError(f"seed={self.seed} must be below {MAX_SEED}")
         if self.expert_parallel > self.experts:

@@ -50,7 +50,7 @@ class SharedStages:
         If the shared folder does not contain this member, or if its checkpoint is damaged, return False.
         """
         source = self.folder / key
-        if not (source / "done.json").exists() or read_checkpoint(source / BEST) is None:
+        if not (source / "done.json").exists() or not self._is_whole(source):
             return False
         for name in self._files_in(source):
             # Durable, because the done marks of the run, which rely on these files, are durable too.
@@ -60,6 +60,11 @@ class SharedStages:
                     with open(temporary, "a", encoding="utf-8") as log:
                         log.write(f"copied from {source}, not trained here\n")
         return True
+
+    def _is_whole(self, folder: Path) -> bool:
+        """Return whether the checkpoints of a shared member can be read."""
+        names = [name for name in self._files_in(folder) if name in (BEST, TRAINED)]
+        return all(read_checkpoint(folder / name) is not None for name in names)
 
     def _files_in(self, folder: Path) -> list[str]:
         """Return the names of the files to copy. Only some members have a checkpoint TRAINED."""
@@ -86,7 +91,7 @@ class SharedStages:
         """
         target = self.folder / key
         if target.exists():
-            if read_checkpoint(target / BEST) is not None:
+            if self._is_whole(target):
                 return
             shutil.rmtree(target)  # the checkpoint is damaged, so delete the member and copy it again below
         try:

@@ -252,7 +252,7 @@ def _continue_optimizer(trainer: Any, path: Path) -> None:
     """
     state = require_checkpoint(path).get("last_optimizer_state")
     if state is not None:
-        trainer.optimizer.load_state_dict(state)
+        trainer.optimizer.load_state_dict(state, trainer.optimizer.optimizer_config)
         trainer.lr_step_update()
 
 

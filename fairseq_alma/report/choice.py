@@ -73,7 +73,7 @@ def best_within(numbers: Sequence[Numbers], budget: Budget, objective: Objective
     is chosen, and then the first group.
 
     Who gives a target wants to know the cheapest way to reach it. So with a target, the group with the fewest training
-    FLOPs is chosen; if they are equal, the one with the fewest parameters, and then the one with the lowest score.
+    FLOPs is chosen; if they are equal, the one with the lowest score, and then the one with the fewest parameters.
 
     Args:
         numbers: the results of each group.
@@ -85,8 +85,9 @@ def best_within(numbers: Sequence[Numbers], budget: Budget, objective: Objective
     """
     candidates: list[tuple[float, float, float, int]] = []
     for index in _candidates(numbers, budget, objective):
-        score, cost = _score(numbers[index], objective), (numbers[index].comp, numbers[index].num_params)
-        candidates.append((score, *cost, index) if budget.target is None else (*cost, score, index))
+        score, comp, num_params = _score(numbers[index], objective), numbers[index].comp, numbers[index].num_params
+        key = (score, comp, num_params) if budget.target is None else (comp, score, num_params)
+        candidates.append((*key, index))
     return min(candidates)[-1] if candidates else None
 
 

@@ -1,11 +1,13 @@
 """predict_with=average: the averaged networks predict, are evaluated and deployed; the training is unaveraged."""
 
+import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
 
+from fairseq_alma.core import run_record
 from fairseq_alma.core.errors import SettingError
 from tests.vision.tiny_runs import FORWARD, UPDATES, flat, ledger, networks, small_run, small_settings
 from vision.checkpoints import read_checkpoint
@@ -159,3 +161,31 @@ def test_every_learner_of_one_network_takes_an_average(tmp_path):
             small_run(tmp_path / name, learner=name, predict_with="average", mega_batches=2, epochs=1, **experts)
             load_predictor(tmp_path / name)
             shutil.rmtree(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"average_window": 2}, {"learner": "gmoe", "grow_every": 2, "average_window": 2}]
+)
+def test_a_run_that_is_killed_before_a_done_mark_is_the_same(tmp_path, changes, monkeypatch):
+    """The learner of stage 3 has been saved, and files of old stages deleted, but the stage is not marked as done."""
+    small_run(tmp_path / "whole", predict_with="average", **changes)
+    write = run_record.write_json
+
+    def killed(path, *values, **more):
+        if str(path).endswith("stage_003/train.done.json"):
+            monkeypatch.setattr(run_record, "write_json", write)
+            raise KeyboardInterrupt
+        return write(path, *values, **more)
+
+    monkeypatch.setattr(run_record, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        small_run(tmp_path / "killed", predict_with="average", **changes)
+    small_run(tmp_path / "killed", predict_with="average", **changes)
+    assert ledger(tmp_path / "killed") == ledger(tmp_path / "whole")
+
+
+def test_networks_from_scratch_begin_a_new_average(tmp_path):
+    settings = {"predict_with": "average", "average_every": "update", "from_scratch": True, **KEPT}
+    small_run(tmp_path, **settings)
+    state = json.loads((tmp_path / "stages/stage_004/train/learner.json").read_text())
+    assert state["num_averaged"] == UPDATES

@@ -19,7 +19,7 @@ from fairseq_alma.core.averaging import AverageSettings
 from vision.batches import Batches
 from vision.checkpoints import read_checkpoint
 from vision.learners.files import StackFiles
-from vision.networks import Stack
+from vision.networks import GatedStack, Stack
 
 STATISTICS_BATCHES = 60
 """Largest number of batches from which the statistics of batch normalisation are computed. Their running mean forgets
@@ -100,7 +100,10 @@ class AveragedPredictor:
 
         def read() -> None:
             self._stack = prepared(self._files.read(device))
-            for path in self.window_files(state["stage"]):
+            files = self.window_files(state["stage"])
+            if len(files) == self.window:
+                files = files[1:]  # it leaves the window with the next stage, and its file may be deleted
+            for path in files:
                 trained = read_checkpoint(path, device)
                 if have_same_shape(trained, self._stack):
                     self._window.append(trained.parameters.flat)
@@ -117,10 +120,10 @@ class AveragedPredictor:
         stages = range(first, last + 1) if self.window else []
         return [self._out / "stages" / f"stage_{index:03d}" / "train" / "networks.pt" for index in stages]
 
-    def begin_stage(self, trained: Stack) -> None:
+    def begin_stage(self, trained: Stack, prepared: Callable[[Stack], Stack], is_new: bool = False) -> None:
         """Take note of the networks that will be trained next. If they have a new shape, begin a new average."""
-        if self.stack is None or not have_same_shape(self.stack, trained):
-            self._stack, self.count = copy_of(trained), 0
+        if is_new or self.stack is None or not have_same_shape(self.stack, trained):
+            self._read, self._stack, self.count = None, prepared(copy_of(trained)), 0
             self._window.clear()
 
     def add(self, trained: Stack) -> None:
@@ -150,6 +153,12 @@ class AveragedPredictor:
         self.num_examples = 0
         if self.stack.statistics is None:
             return
+        if (
+            isinstance(self.stack, GatedStack)
+            and isinstance(trained, GatedStack)
+            and trained.gates[0].noise is not None
+        ):
+            self.stack.set_gate_noise(trained.gates[0].noise)
         for x, _ in islice(batches, STATISTICS_BATCHES):
             self.stack.logits(x, training=True)
             self.num_examples += x.shape[1]
@@ -158,7 +167,11 @@ class AveragedPredictor:
 
 @contextmanager
 def average_of(
-    average: AveragedPredictor | None, trained: Stack, batches: Batches
+    average: AveragedPredictor | None,
+    trained: Stack,
+    batches: Batches,
+    prepared: Callable[[Stack], Stack],
+    is_new: bool,
 ) -> Iterator[Callable[[], None] | None]:
     """Average the networks that are trained in the `with` block.
 
@@ -173,7 +186,7 @@ def average_of(
     if average is None:
         yield None
         return
-    average.begin_stage(trained)
+    average.begin_stage(trained, prepared, is_new)
     yield partial(average.add, trained) if average.of_updates else None
     average.end_stage(trained, batches.epoch())
 

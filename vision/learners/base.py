@@ -232,7 +232,10 @@ class VisionLearner:
         epochs, average = recipe.epochs_at(stage.new[-1].t), self._average
         rates = learning_rates(recipe, optimizer.lr, epochs * batches.updates_per_epoch)
         patience = Patience(recipe.patience, recipe.patience_delta) if recipe.patience else None
-        with self._random_state(stage), average_of(average, stack, batches) as after_update:
+        with (
+            self._random_state(stage),
+            average_of(average, stack, batches, self._prepared, recipe.from_scratch) as after_update,
+        ):
             trained = train_stage(
                 stack, batches, data.validation, loss, optimizer, epochs, recipe.select_by, self.watcher,
                 patience, rates, self.settings.cuda_graphs, after_update,

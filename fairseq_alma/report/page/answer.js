@@ -49,7 +49,8 @@ const ruleOf = (group) => {
   const score = `${objective().score} (${fixed(scaled(scoreOf(group)), 2)}${unit()})`;
   const numWithin = candidates().filter((index) => isWithinBudget(comparison.groups[index])).length;
   return (state.target === null ? `Lowest ${score} of ${numWithin} runs within the budget. `
-    : `The cheapest of ${numWithin} runs that reach the target within the budget; its ${score}. `) + objective().explanation;
+    : `The cheapest of ${numWithin} runs within the budget whose ${objective().score} reaches the target; that of this ` +
+      `run is ${fixed(scaled(scoreOf(group)), 2)}${unit()}. `) + objective().explanation;
 };
 
 const listed = (indices) => indices.slice(0, 3).map((index) => comparison.groups[index].label).join("; ") +
@@ -63,15 +64,19 @@ const doubts = (best) => {
   const of = (reason) => rivals.filter((rival) => rival.reason === reason).map(({ index }) => index);
   const noisy = of("noise"), biased = of("bias");
   if (noisy.length) {
-    add(`The data cannot tell: the ${objective().score} of ${noisy.length} other run${noisy.length > 1 ? "s" : ""} within ` +
+    add(`The validation data cannot tell: the ${objective().score} of ${noisy.length} other run${noisy.length > 1 ? "s" : ""} within ` +
       `the budget differs from that of this run by no more than the seeds do: ${listed(noisy)}.`);
   }
   if (biased.length) {
-    add(`The data cannot tell whether a longer wait is better: ${listed(biased)}. The score of a short wait can be up to ` +
+    add(`The validation data cannot tell whether a longer wait is better: ${listed(biased)}. The score of a short wait can be up to ` +
       `${Math.round(100 * data.constants.bias)} % too low here, because the same data chose the epochs.`);
   }
   if (objective().noise === null && candidates().length > 1 && state.target === null) {
-    add("The data cannot tell how much of the differences is noise: all runs have one seed.");
+    add("The validation data cannot tell how much of the differences is noise: all runs have one seed.");
+  }
+  const tested = meanOf(group.value[state.objective]);
+  if (state.target !== null && tested !== null && tested > state.target) {
+    add(`On test data, this run misses the target: ${fixed(scaled(tested), 2)}${unit()}. Give a lower target to be sure.`);
   }
   if (group.seeds.length === 1 && objective().noise !== null && state.target === null) {
     add("This run has one seed. How much its score varies is estimated from the other runs.");

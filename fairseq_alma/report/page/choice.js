@@ -28,7 +28,7 @@ const bestWithinBudget = () => {
     const group = comparison.groups[index];
     if (!isWithinBudget(group)) continue;
     const score = scoreOf(group), cost = [group.comp, group.params];
-    const key = state.target === null ? [score, ...cost, index] : [...cost, score, index];
+    const key = state.target === null ? [score, ...cost, index] : [group.comp, score, group.params, index];
     if (best === null || isLess(key, best)) best = key;
   }
   return best === null ? null : best[3];
