@@ -1,7 +1,7 @@
 """Settings of the predictor: the parameters that were trained last, or an average over the training.
 
-A learner that predicts with an average goes on training the parameters themselves. Only the predictor is averaged. It
-is what is evaluated, reported and deployed. Averages at a constant learning rate replace the decay of the rate at the
+Only the predictor is an average: it is evaluated, reported and deployed. The training continues from the parameters
+themselves, not from the average. Averages at a constant learning rate replace the decay of the rate at the
 end of a training (Izmailov et al. 2018, "Averaging weights leads to wider optima and better generalization").
 """
 
@@ -17,8 +17,8 @@ class AverageSettings(Settings):
     """Which parameters a learner predicts with."""
 
     predict_with: Literal["last", "average"] = "last"
-    """Parameters of the predictor: the `last` ones, or an `average` over the training so far. The training itself goes
-    on from the last parameters."""
+    """Parameters of the predictor: the `last` ones, or an `average` over the training so far. The training continues
+    from the last parameters."""
     average_every: Literal["stage", "update"] = "stage"
     """What predict_with=average averages: the parameters after each `stage`, or after each `update`."""
     average_window: Count | None = None
