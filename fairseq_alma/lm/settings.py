@@ -93,8 +93,8 @@ class LanguageModelSettings(RunSettings):
     (the same, with a lower peak in later stages: lr / sqrt(1 + number of earlier mega-batches)), `constant` (warm-up,
     then constant), or `rsqrt` (lr / sqrt(number of mega-batches seen))."""
     optimizer_state: Literal["reset", "keep"] = "reset"
-    """Whether each stage begins with a new state of the optimizer (`reset`; the paper) or continues that of the previous
-    stage (`keep`). With `keep`, a stage starts from the last weights of the previous stage, not from its best
+    """Whether each stage begins with a new state of the optimizer (`reset`; the paper) or continues that of the
+    previous stage (`keep`). With `keep`, a stage starts from the last weights of the previous stage, not from its best
     checkpoint, and with schedule=constant or rsqrt there is no warm-up after the first stage."""
     average: AverageSettings = field(default_factory=AverageSettings)
     warmup_updates: NonNegative | None = None
