@@ -189,3 +189,10 @@ def test_networks_from_scratch_begin_a_new_average(tmp_path):
     small_run(tmp_path, **settings)
     state = json.loads((tmp_path / "stages/stage_004/train/learner.json").read_text())
     assert state["num_averaged"] == UPDATES
+
+
+def test_a_stage_that_diverges_does_not_stay_in_the_average(tmp_path):
+    settings = {"predict_with": "average", "average_every": "update", "optimizer": "sgd", "lr": 1e18, **KEPT}
+    small_run(tmp_path, mega_batches=2, **settings)
+    assert torch.equal(predictor(tmp_path, 2), flat(networks(tmp_path, 2)))
+    assert bool(predictor(tmp_path, 2).isfinite().all())

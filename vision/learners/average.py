@@ -121,7 +121,13 @@ class AveragedPredictor:
         return [self._out / "stages" / f"stage_{index:03d}" / "train" / "networks.pt" for index in stages]
 
     def begin_stage(self, trained: Stack, prepared: Callable[[Stack], Stack], is_new: bool = False) -> None:
-        """Take note of the networks that will be trained next. If they have a new shape, begin a new average."""
+        """Take note of the networks that will be trained next. If they have a new shape, begin a new average.
+
+        Args:
+            trained: the networks before the stage.
+            prepared: function that is called with the networks of a new average, and returns them.
+            is_new: whether the networks have new random parameters, so that a new average begins in any case.
+        """
         if is_new or self.stack is None or not have_same_shape(self.stack, trained):
             self._read, self._stack, self.count = None, prepared(copy_of(trained)), 0
             self._window.clear()
@@ -150,6 +156,7 @@ class AveragedPredictor:
         if not self.of_updates:
             self.add(trained)
         assert self.stack is not None
+        self._replace_infinite(self.stack, trained)
         self.num_examples = 0
         if self.stack.statistics is None:
             return
@@ -163,6 +170,17 @@ class AveragedPredictor:
             self.stack.logits(x, training=True)
             self.num_examples += x.shape[1]
         self.stack.free_activations()
+
+    @staticmethod
+    def _replace_infinite(average: Stack, trained: Stack) -> None:
+        """Begin the average of a network again if it is not finite, because the training of the network diverged.
+
+        The trained network has then the parameters from before the stage (see `train_stage`).
+        """
+        tensors = [average.parameters[name].flatten(1) for name in average.parameters.shapes]
+        is_finite_M = torch.stack([tensor.isfinite().all(1) for tensor in tensors]).all(0)
+        if not bool(is_finite_M.all()):
+            average.parameters.copy_networks(trained.parameters, ~is_finite_M)
 
 
 @contextmanager
@@ -179,6 +197,7 @@ def average_of(
         average: the average; None for no average.
         trained: the networks.
         batches: the batches of the stage.
+        prepared, is_new: see `AveragedPredictor.begin_stage`.
 
     Yields:
         The function that must be called after each update; None if there is nothing to do.
