@@ -166,5 +166,5 @@ def test_doubts_are_said(browser, tmp_path):
     with PageView(browser, tmp_path / "report/index.html") as view:
         said = view.page.locator("#answer .doubt").all_inner_texts()
         assert view.page.inner_text("#answer .best") == "SM"
-        assert any(text.startswith("The data cannot tell: ") and "SM, replay" in text for text in said)
+        assert any(text.startswith("The validation data cannot tell: ") and "SM, replay" in text for text in said)
         assert any(text.startswith("On test data, which do not choose, this run is better") for text in said)
