@@ -50,15 +50,17 @@ def rebuild(out: Path) -> list[str]:
     written.append(_write(out, Path("results/books/claims.md"), _study("books").claims()))
     for name, text in _study("frontier").tables().items():
         written.append(_write(out, Path("results/frontier") / name, text))
+    if text := _study("frontier", "books").table():
+        written.append(_write(out, Path("results/frontier/books.md"), text))
     for name in TEXTS:
         text = (RESULTS.parent / name).read_text(encoding="utf-8")
         written.append(_write(out, Path(name), COPY.sub(lambda match: _table_copy(out, match), text)))
     return written
 
 
-def _study(name: str) -> ModuleType:
-    """Import results/NAME/study.py. All studies have this file name, so they cannot be imported by name."""
-    spec = importlib.util.spec_from_file_location(f"{name}_study", RESULTS / name / "study.py")
+def _study(name: str, file: str = "study") -> ModuleType:
+    """Import results/NAME/FILE.py. Several studies have the same file name, so they cannot be imported by name."""
+    spec = importlib.util.spec_from_file_location(f"{name}_{file}", RESULTS / name / f"{file}.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

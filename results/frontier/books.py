@@ -1,0 +1,94 @@
+"""Compare one averaged model that replays with the paper's learners on nine books, in the setting of results/books.
+
+python results/frontier/books.py run --books FOLDER --out runs/books      train, two runs at a time; call again to continue
+python results/frontier/books.py collect --out runs/books                 copy the ledgers into results/frontier/ledgers
+
+The settings were chosen with seed 100. results/rebuild.py makes results/frontier/books.md of the ledgers.
+"""  # noqa: E501
+
+import statistics
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from _books import BookStudy, Row, last_perplexity, mean_and_stderr  # noqa: E402
+
+from fairseq_alma.core.ledger import LedgerRow  # noqa: E402
+
+SM = ("learner=sm", "experts=4", "wait=1")
+IID = ("learner=sm", "experts=4", "wait=4")
+CONSTANT = ("schedule=constant", "optimizer_state=keep")
+AVERAGE = ("predict_with=average", "average_every=update", "average_decay=0.99")
+UNIFORM = "replay=uniform"
+SEEDS = (0, 1, 2, 3, 4)
+
+ROWS = (
+    Row("books_anytime", (*SM, *CONSTANT, *AVERAGE, UNIFORM), seeds=SEEDS),
+    Row("books_iid_average", (*IID, "schedule=constant", *AVERAGE), "updates_per_mega_batch", seeds=SEEDS),
+    Row("books_replay", (*SM, UNIFORM), seeds=SEEDS),
+    Row("books_no_replay", (*SM, *CONSTANT, *AVERAGE), seeds=SEEDS),
+    Row("books_no_average", (*SM, *CONSTANT, UNIFORM), seeds=SEEDS),
+    Row("books_decay_average", (*SM, *AVERAGE, UNIFORM), seeds=SEEDS),
+)
+"""The rows in the order in which they run."""
+TEXTS = {
+    "sm_w1_4": "SM, wait 1",
+    "ens_w1_4at2": "Ens of 2, wait 1",
+    "sm_w4_4_4x": "SM on all data at once (i.i.d.)",
+    "books_anytime": "**constant rate, average, `replay=uniform`**",
+    "books_iid_average": "constant rate and average on all data at once (i.i.d.)",
+    "books_replay": "SM, wait 1, `replay=uniform`",
+    "books_no_replay": "constant rate, average, no replay",
+    "books_no_average": "constant rate, `replay=uniform`, no average",
+    "books_decay_average": "decay in each stage, average, `replay=uniform`",
+}
+"""How the table names each row, also the rows of results/books."""
+
+STUDY = BookStudy(ROWS, HERE / "ledgers")
+PAPER = BookStudy((), HERE.parent / "books" / "ledgers")
+
+
+def table() -> str:
+    """Return the text of books.md: the perplexity after each arrival, with the rows whose ledgers are committed."""
+    found = {name: (STUDY if name.startswith("books_") else PAPER).rows_by_seed(name) for name in TEXTS}
+    if not any(found[row.name] for row in ROWS):
+        return ""
+    base = _flops(found["sm_w1_4"])
+    arrivals = range(1, len(next(iter(found["sm_w1_4"].values()))))
+    lines = [
+        "# Nine books, four mega-batches",
+        "",
+        f"| learner |{''.join(f' t = {t} |' for t in arrivals)} seeds | training FLOPs |",
+        f"|:---|{'---:|' * (len(arrivals) + 2)}",
+    ]
+    for name, runs in sorted(found.items(), key=lambda one: _order(one[1])):
+        if runs:
+            lines.append(f"| {TEXTS[name]} |{_perplexities(runs)} {len(runs)} | {_flops(runs) / base:.2f} |")
+    return "\n".join([*lines, "", "Test perplexity, mean over seeds. FLOPs are relative to SM at wait 1.", ""])
+
+
+def _order(runs: dict[int, list[LedgerRow]]) -> float:
+    """Return the perplexity after the last arrival, by which the lines are sorted."""
+    return statistics.mean(last_perplexity(rows) for rows in runs.values()) if runs else 0
+
+
+def _flops(runs: dict[int, list[LedgerRow]]) -> float:
+    """Return the training FLOPs of a run, averaged over the seeds."""
+    return statistics.mean(sum(row.spent.train_flops for row in rows) for rows in runs.values())
+
+
+def _perplexities(runs: dict[int, list[LedgerRow]]) -> str:
+    """Return the cells of the perplexities. Before the first training, there is none."""
+    cells = []
+    for t in range(1, len(next(iter(runs.values())))):
+        rows = [rows[t] for rows in runs.values()]
+        mean, stderr = mean_and_stderr([last_perplexity([row]) for row in rows])
+        is_trained = rows[0].stage > 0
+        cells.append(f" {mean:.1f}{'' if stderr is None else f' ± {stderr:.1f}'} |" if is_trained else "  |")
+    return "".join(cells)
+
+
+if __name__ == "__main__":
+    STUDY.main(__doc__)
